@@ -1,0 +1,116 @@
+# `make help` lists what there is. PYTHON=... chooses the interpreter of the environment.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+OLDEST := .cache/mlx-lm-oldest
+UV := .cache/uv
+
+# The folder of a module is never on the path: `import http` is the standard library's.
+export PYTHONSAFEPATH := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help env serve test oldest lint format lock clean FORCE
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile \
+	| while IFS='|' read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+env: $(STAMP) ## make .venv from requirements.lock, with OpenBLAS on Linux
+	@:
+
+# Another interpreter than the environment's was asked for: make it anew.
+VERSION_OF = -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
+ifneq ($(PYTHON),)
+ifneq ($(shell $(PYTHON) $(VERSION_OF)),$(shell $(BIN)/python $(VERSION_OF)))
+$(STAMP): FORCE
+endif
+endif
+FORCE:
+
+# A name on the path may be a shim that does not run, so each is tried.
+$(STAMP): pyproject.toml requirements.lock
+	@set -e; \
+	usable='import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; \
+	wanted=''; \
+	for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+		if "$$python" -c "$$usable" 2>/dev/null; then wanted=$$python; break; fi; \
+	done; \
+	if [ -z "$$wanted" ]; then \
+		echo "No Python 3.11, 3.12 or 3.13 with venv$(if $(PYTHON), at $(PYTHON)); make env PYTHON=/path/to/python" >&2; \
+		exit 1; \
+	fi; \
+	if [ -n "$(PYTHON)" ] || ! $(BIN)/python -c "$$usable" 2>/dev/null; then \
+		echo "env: $$("$$wanted" -V) in $(VENV)"; \
+		rm -rf $(VENV); "$$wanted" -m venv $(VENV); \
+	fi; \
+	echo "env: packages of requirements.lock"; \
+	$(BIN)/python -m pip install -qq --require-hashes -r requirements.lock; \
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@if [ "$$(uname)" = Linux ]; then \
+		blas=$$($(BIN)/python -P -m cairn.engine.blas) && echo "env: BLAS $${blas##*/}" || true; \
+	fi
+	@touch $@
+
+serve: env ## run the server; ARGS="..." go to `ops serve`
+	@$(BIN)/ops serve $(ARGS)
+
+# Sets LD_PRELOAD to a BLAS whose bits depend on shape, unless it is set (LD_PRELOAD= : without),
+# and `why` to the reason when there is none: then the tests of bit-identity prove nothing.
+define with_blas
+	why=''; \
+	if [ "$$(uname)" = Linux ]; then \
+		if [ -z "$${LD_PRELOAD+set}" ] && found=$$($(BIN)/python -P -m cairn.engine.blas 2>/dev/null); then \
+			LD_PRELOAD=$$found; export LD_PRELOAD; \
+		fi; \
+		if [ "$${LD_PRELOAD-unset}" = "" ]; then why='LD_PRELOAD is set to nothing'; \
+		else why=$$($(BIN)/python -P -m cairn.engine.blas --check) && why=''; fi; \
+	fi; \
+	gate() { [ -z "$$why" ] || printf '\033[31mgate NOT RUN: %s\033[0m\n' "$$why"; }; \
+	gate; \
+	if [ -n "$$why" ] && [ "$${CAIRN_GATE_REQUIRED:-}" = 1 ]; then exit 1; fi
+endef
+
+test: env ## run the tests, on Linux with OpenBLAS preloaded; ARGS="..." go to pytest
+	@$(with_blas); \
+	$(BIN)/python -P -m pytest -q $(ARGS); status=$$?; gate; exit $$status
+
+oldest: env ## test the caches with the oldest mlx-lm that pyproject.toml admits
+	@set -e; $(with_blas); \
+	version=$$(sed -n 's/.*"mlx-lm>=\([0-9.]*\),.*/\1/p' pyproject.toml); \
+	echo "oldest: mlx-lm $$version"; \
+	if [ ! -d "$(OLDEST)/mlx_lm-$$version.dist-info" ]; then \
+		rm -rf $(OLDEST); \
+		env -u LD_PRELOAD $(BIN)/python -m pip install -qq --no-deps --target $(OLDEST) "mlx-lm==$$version"; \
+	fi; \
+	PYTHONPATH=$(OLDEST); export PYTHONPATH; \
+	$(BIN)/python -P -c "import mlx_lm; used = mlx_lm.__version__; \
+	assert used == '$$version', f'mlx-lm {used} in use, not $$version'"; \
+	$(BIN)/python -P -m pytest -q tests/engine/test_cache_against_mlx_lm.py
+
+lint: env ## ruff, mypy, and the direction of imports
+	@status=0; \
+	$(BIN)/ruff check -q . || status=1; \
+	$(BIN)/ruff format -q --check . || { $(BIN)/ruff format --check . || true; status=1; }; \
+	$(BIN)/mypy --no-error-summary || status=1; \
+	report=$$($(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter 2>&1) \
+		|| { echo "$$report"; status=1; }; \
+	if [ $$status = 0 ]; then echo 'lint: ok'; fi; exit $$status
+
+format: env ## format the code, and fix what ruff can fix
+	@$(BIN)/ruff check -q --fix . || true
+	@$(BIN)/ruff format -q .
+
+# uv stays out of the environment: only this target needs it. No index address goes into the file.
+lock: $(STAMP) ## write requirements.lock anew from pyproject.toml; ARGS=--upgrade for newer versions
+	@test -x $(UV)/bin/uv || { $(BIN)/python -m venv $(UV) && $(UV)/bin/python -m pip install -qq 'uv>=0.13,<0.14'; }
+	@$(UV)/bin/uv pip compile -q pyproject.toml --extra blas --group dev --universal \
+		--python-version 3.11 --generate-hashes --no-annotate --no-header \
+		--no-emit-index-url --no-emit-find-links $(ARGS) -o requirements.lock
+	@! grep -nE '://|^-|@ ' requirements.lock
+	@echo "lock: $$(grep -c '==' requirements.lock) packages"
+
+clean: ## remove the environment and all caches
+	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache dist
