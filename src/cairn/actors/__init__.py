@@ -1,0 +1,1 @@
+"""The actors: supervisor, sequencer, sessions, block store and journal writer, on trio."""

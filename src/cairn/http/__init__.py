@@ -1,0 +1,1 @@
+"""The HTTP border: one adapter for each protocol, one place for errors."""

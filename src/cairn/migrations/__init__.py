@@ -1,0 +1,1 @@
+"""The migrations of the journal: Alembic runs them, nobody imports them."""
