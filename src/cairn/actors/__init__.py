@@ -1,1 +1,7 @@
-"""The actors: supervisor, sequencer, sessions, block store and journal writer, on trio."""
+"""
+What changes, and who owns it: trio actors around the pure core.
+
+``server`` wires the room and is what the HTTP layer holds; ``messages`` is what the two say to each
+other. ``sequencer`` decides and appends, ``writer`` commits, ``engine`` runs the thread that owns
+MLX, ``session`` owns one conversation's cache, ``blocks`` keeps the sealed blocks.
+"""

@@ -1,1 +1,8 @@
-"""The journal: events, the fold, decisions and invariants. Pure but for store_sql."""
+"""
+What happened, what follows from it, and what must hold: the pure core.
+
+Read in this order: ``events`` (what can happen), ``lifecycle`` (what may follow what), ``state``
+(what it implies), ``paths`` (what is decided), ``invariants`` (what must hold), ``ledger`` (how
+events come in), ``codec`` and ``store`` (how they are kept), ``replay`` (how they are read again).
+``store_sql`` alone knows a database.
+"""

@@ -1,0 +1,164 @@
+"""
+From a conversation to token ids, and to the chain of parts by which conversations are compared.
+
+A conversation is in canonical form here: adapters have brought their wire form into it, so that
+what clients move about (string or block list, cache hints) is gone. A prompt's token ids are a
+function of the request alone: the template renders the whole, the tokenizer takes it as a whole.
+
+The tokenizer comes in from outside; nothing here knows MLX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import msgspec
+
+from cairn.journal.keys import part_hash
+from cairn.journal.state import Part
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """
+    One message in canonical form.
+
+    Attributes:
+        role: ``system``, ``user``, ``assistant``, ``tool``, ...
+        content: its text.
+        reasoning: the thinking that a client sends back with an assistant's message.
+        tool_calls: ``{"id", "type": "function", "function": {"name", "arguments"}}``, arguments as
+            an object where they are JSON.
+        tool_call_id: for a tool's result, the call that it answers.
+        name: of the speaker or the tool.
+    """
+
+    role: str
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Conversation:
+    """
+    What a chat request says, in canonical form.
+
+    Attributes:
+        tools: as the template takes them.
+        template: further arguments of the template, such as ``enable_thinking``.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+class Tokenizer(Protocol):
+    """
+    What is needed of mlx-lm's tokenizer wrapper.
+    """
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """
+        Text to token ids.
+        """
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """
+        Token ids to text.
+        """
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> Any:
+        """
+        A conversation to text.
+        """
+
+
+class TemplateError(Exception):
+    """
+    The chat template refuses the conversation, or there is none. The client's fault.
+    """
+
+
+def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
+    """
+    The prompt of a conversation, as text. Changes nothing.
+
+    Raises:
+        TemplateError: the template raised, or the model has none.
+    """
+    messages = [_template_message(message) for message in conversation.messages]
+    try:
+        text = tokenizer.apply_chat_template(
+            messages,
+            tools=[dict(tool) for tool in conversation.tools] or None,
+            add_generation_prompt=True,
+            tokenize=False,
+            **conversation.template,
+        )
+    except Exception as error:  # the template is the model's code: anything may come out of it
+        raise TemplateError(
+            f"the chat template cannot render this conversation: {error}"
+        ) from error
+    return str(text)
+
+
+def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> tuple[int, ...]:
+    """
+    The token ids of a prompt.
+
+    Args:
+        special: whether the tokenizer adds its special tokens; a rendered template has them.
+    """
+    return tuple(tokenizer.encode(text, add_special_tokens=special))
+
+
+def conversation_parts(conversation: Conversation) -> tuple[tuple[str, bytes], ...]:
+    """
+    The parts of a conversation in order: (label, canonical bytes).
+
+    Tools come first, then template settings where there are any, then the messages: what stands
+    in front of everything else changes everything behind it.
+    """
+    parts: list[tuple[str, bytes]] = []
+    if conversation.tools:
+        parts.append(("tools", _encoder.encode(conversation.tools)))
+    if conversation.template:
+        parts.append(("settings", _encoder.encode(conversation.template)))
+    for message in conversation.messages:
+        parts.append((message.role, _encoder.encode(attrs.asdict(message))))
+    return tuple(parts)
+
+
+def chain_of(parts: Sequence[tuple[str, bytes]], *, secret: bytes, tenant: str) -> tuple[Part, ...]:
+    """
+    The chain of parts: each part's hash goes over the one before.
+    """
+    chain: list[Part] = []
+    parent = ""
+    for label, content in parts:
+        parent = part_hash(
+            secret=secret, tenant=tenant, parent=parent, label=label, content=content
+        )
+        chain.append((label, parent))
+    return tuple(chain)
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        rendered["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        rendered["tool_calls"] = [dict(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        rendered["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        rendered["name"] = message.name
+    return rendered

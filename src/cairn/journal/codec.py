@@ -1,0 +1,164 @@
+"""
+Events to stored rows and back, and the hash chain that ties rows together.
+
+A row's payload is two JSON texts: what may be shown, and what is private. Its hash goes over the
+stored bytes of all its columns and the hash of the row before; of the private payload only a
+digest goes in, so that the payload can be encrypted or forgotten and the chain still holds.
+
+Rows of an older version are brought up step by step by ``UPCASTS`` and never rewritten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import msgspec
+
+from cairn.journal import events as ev
+from cairn.journal.errors import DamagedRow, UnknownEvent
+
+GENESIS = "0" * 64
+"""
+The hash before the first row.
+"""
+
+Payload = dict[str, Any]
+UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {}
+"""
+(kind, version) to the function that makes a payload of version + 1 of it.
+"""
+
+_KINDS = {event.kind: event for event in ev.ALL_EVENTS}
+_PRIVATE = {
+    event.kind: tuple(f.name for f in attrs.fields(event) if f.metadata.get("private"))
+    for event in ev.ALL_EVENTS
+}
+_encoder = msgspec.json.Encoder()
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """
+    A row as it is stored.
+
+    Attributes:
+        public: JSON, UTF-8.
+        private: JSON, UTF-8; None where the event has no private fields, or where they were
+            forgotten (``private_digest`` is then left).
+        private_digest: SHA-256 of ``private``, or empty.
+        previous_hash: the hash of the row before, ``GENESIS`` for the first.
+    """
+
+    position: int
+    stream: str
+    seq: int
+    event_id: str
+    kind: str
+    version: int
+    time_us: int
+    public: bytes
+    private: bytes | None
+    private_digest: str
+    previous_hash: str
+    hash: str
+
+
+def encode(recorded: ev.Recorded, previous_hash: str) -> Row:
+    """
+    The row of an event. Changes nothing.
+    """
+    event = recorded.event
+    payload = msgspec.to_builtins(event)
+    names = _PRIVATE[event.kind]
+    hidden = {name: payload.pop(name) for name in names}
+    private = _encoder.encode(hidden) if hidden else None
+    row = Row(
+        position=recorded.position,
+        stream=recorded.stream,
+        seq=recorded.seq,
+        event_id=recorded.event_id,
+        kind=event.kind,
+        version=event.version,
+        time_us=recorded.time_us,
+        public=_encoder.encode(payload),
+        private=private,
+        private_digest=hashlib.sha256(private).hexdigest() if private is not None else "",
+        previous_hash=previous_hash,
+        hash="",
+    )
+    return attrs.evolve(row, hash=row_hash(row))
+
+
+def row_hash(row: Row) -> str:
+    """
+    The hash that a row must carry.
+    """
+    fields = (
+        row.previous_hash.encode(),
+        row.position.to_bytes(8, "big"),
+        row.stream.encode(),
+        row.seq.to_bytes(8, "big"),
+        row.event_id.encode(),
+        row.kind.encode(),
+        row.version.to_bytes(4, "big"),
+        row.time_us.to_bytes(8, "big"),
+        row.public,
+        row.private_digest.encode(),
+    )
+    digest = hashlib.sha256()
+    for field in fields:
+        digest.update(len(field).to_bytes(8, "big"))
+        digest.update(field)
+    return digest.hexdigest()
+
+
+def chain_fault(row: Row, previous_hash: str) -> tuple[str, str, str] | None:
+    """
+    How a row breaks the chain (INV-8): (fact, expected, actual), or None where it holds.
+    """
+    if row.previous_hash != previous_hash:
+        return "the row is not chained to the one before", previous_hash, row.previous_hash
+    if row.private is not None:
+        digest = hashlib.sha256(row.private).hexdigest()
+        if digest != row.private_digest:
+            return "the private payload was changed", row.private_digest, digest
+    due = row_hash(row)
+    if row.hash != due:
+        return "the row was changed", due, row.hash
+    return None
+
+
+def decode(row: Row) -> ev.Recorded:
+    """
+    The event of a row, brought up to today's version.
+
+    Raises:
+        UnknownEvent: the kind or version is newer than this Cairn.
+        DamagedRow: the payload does not make an event, or its private part was forgotten.
+    """
+    event_type = _KINDS.get(row.kind)
+    if event_type is None or row.version > event_type.version:
+        raise UnknownEvent(
+            f"row {row.position} is {row.kind} version {row.version}, which this Cairn does not "
+            "know; use the version that wrote the journal, or a newer one"
+        )
+    try:
+        payload = msgspec.json.decode(row.public)
+        if row.private is not None:
+            payload |= msgspec.json.decode(row.private)
+        for version in range(row.version, event_type.version):
+            payload = UPCASTS[row.kind, version](payload)
+        event = msgspec.convert(payload, event_type)
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise DamagedRow(row.position, f"{row.kind} cannot be decoded: {error}") from error
+    return ev.Recorded(
+        position=row.position,
+        stream=row.stream,
+        seq=row.seq,
+        event_id=row.event_id,
+        time_us=row.time_us,
+        event=event,
+    )

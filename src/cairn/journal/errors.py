@@ -1,0 +1,64 @@
+"""
+The errors of the journal, by whose fault they are::
+
+    JournalError
+      |- DamagedRow        the world's: a stored row cannot be decoded, or the hash chain is cut
+      |- UnknownEvent      the operator's: the journal was written by a newer Cairn
+      |- StoreError        the world's: the database cannot be opened, read or written
+      |    |- HeadMoved    somebody else's: another writer appended, so this one must stop
+      |- BugError          ours: an invariant is broken; carries the bug id that replay takes
+"""
+
+from __future__ import annotations
+
+
+class JournalError(Exception):
+    """
+    Anything that the journal reports.
+    """
+
+
+class DamagedRow(JournalError):
+    """
+    A stored row cannot be decoded or does not belong to the chain. Nothing was changed.
+    """
+
+    def __init__(self, position: int, fact: str) -> None:
+        super().__init__(f"row {position}: {fact}")
+        self.position = position
+        self.fact = fact
+
+
+class UnknownEvent(JournalError):
+    """
+    A row has a kind or a version that this Cairn does not know. Nothing was changed.
+    """
+
+
+class StoreError(JournalError):
+    """
+    The store could not do what was asked; the rows of the failed append are not in it.
+    """
+
+
+class HeadMoved(StoreError):
+    """
+    The store's last row is not the one that this writer wrote. The rows were not appended.
+    """
+
+
+class BugError(JournalError):
+    """
+    An invariant is broken. The event that broke it and the violation are in the journal; the
+    state after it has the broken scope quarantined.
+
+    Attributes:
+        bug_id: what ``ops replay`` takes.
+        invariant: its name, ``INV-1`` to ``INV-8``, or ``CRASH``.
+    """
+
+    def __init__(self, bug_id: str, invariant: str, message: str) -> None:
+        super().__init__(f"{invariant} broken, bug id {bug_id}: {message}")
+        self.bug_id = bug_id
+        self.invariant = invariant
+        self.message = message

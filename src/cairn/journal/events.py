@@ -1,0 +1,622 @@
+"""
+What can happen. Every path decision and every cache mutation is one of these.
+
+Rules of this module:
+
+1. An event that exists is legal in itself: its constructor validates. Whether it may happen *now*
+   is asked in ``invariants.py``.
+2. Fields are plain values: text, numbers, booleans, tuples of them. No array, no clock, no default
+   id. What engine and store **measured** stands beside what was asked for, since a check that
+   reads the same number twice checks nothing.
+3. ``kind`` names an event for ever; a class may be renamed, a kind may not. A change of shape
+   raises ``version`` and adds a step to ``codec.UPCASTS``.
+4. A field marked ``private()`` (text, token ids) is stored apart from the rest of its row, so that
+   it can be encrypted or forgotten while the hash chain stays valid.
+
+Token positions are half-open ranges ``[start, end)``, counted from the first token of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import attrs
+
+#: For each run of equal layers: (number of layers, first token held, one past the last token held).
+Coverage = tuple[tuple[int, int, int], ...]
+
+Step = Literal["prefill", "decode", "settle"]
+Path = Literal["continuation", "new_session"]
+FinishReason = Literal["stop", "length"]
+CancelStage = Literal["queued", "prefill", "decode", "finished", "server_lost"]
+
+
+def private(**kwargs: Any) -> Any:
+    """
+    A field that is stored in the private payload of its row.
+    """
+    return attrs.field(metadata={"private": True}, **kwargs)
+
+
+def _range(instance: Any, attribute: Any, value: int) -> None:
+    if not 0 <= instance.start <= value:
+        raise ValueError(f"[{instance.start}, {value}) is no range of tokens")
+
+
+def _natural(instance: Any, attribute: Any, value: int) -> None:
+    if value < 0:
+        raise ValueError(f"{attribute.name} is {value}; it counts something and cannot be negative")
+
+
+def natural(**kwargs: Any) -> Any:
+    """
+    A count: an integer that is not negative.
+    """
+    return attrs.field(validator=_natural, **kwargs)
+
+
+@attrs.frozen(kw_only=True)
+class Event:
+    """
+    What all events have in common.
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[int] = 1
+
+    @property
+    def stream(self) -> str:
+        """
+        The stream that the event belongs to: one for each session, one for the server.
+        """
+        session = getattr(self, "session", None)
+        return f"session/{session}" if session else "server"
+
+
+# --- the server ------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class ServerStarted(Event):
+    """
+    A server took hold of the journal. ``boot`` names this run of it.
+    """
+
+    kind: ClassVar[str] = "server_started"
+    boot: str
+    cairn_version: str
+    settings: Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class ServerStopped(Event):
+    """
+    The server drained and let go of the journal; what was in memory only is gone.
+    """
+
+    kind: ClassVar[str] = "server_stopped"
+    boot: str
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class ServerLost(Event):
+    """
+    Found at the next start: the run ``boot`` never stopped. Its open requests have ended and what
+    it held in memory is gone.
+    """
+
+    kind: ClassVar[str] = "server_lost"
+    boot: str
+
+
+@attrs.frozen(kw_only=True)
+class ModelLoaded(Event):
+    """
+    A model is ready. All that may change a bit of an answer is in ``fingerprint``.
+
+    Attributes:
+        name: the name that clients see.
+        fingerprint: the hash that names ``fields``.
+        fields: the fingerprint as a whole.
+        layers: the number of layers that keep KV.
+        chunk_tokens: C, the rows of a canonical pass.
+        decode_rows: W, the rows of a decode pass.
+        context_tokens: the longest sequence that the model serves.
+        reusable: whether sealed blocks can be made of this model's cache.
+        pool_slabs: the number of slabs that may be held.
+        pool_bytes: the budget of all slabs.
+        blocks_bytes: the budget of the sealed blocks in memory.
+    """
+
+    kind: ClassVar[str] = "model_loaded"
+    name: str
+    fingerprint: str
+    fields: Mapping[str, Any]
+    layers: int = natural()
+    chunk_tokens: int = natural()
+    decode_rows: int = natural()
+    context_tokens: int = natural()
+    reusable: bool
+    pool_slabs: int = natural()
+    pool_bytes: int = natural()
+    blocks_bytes: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class SelfTestFinished(Event):
+    """
+    The engine's own measurement of its promises on the model that it loaded.
+
+    Attributes:
+        findings: name of the check to what was found, true where it holds. ``naive_differs`` tells
+            whether the naive way would have changed bits on this device.
+        passed: whether all that the promises need holds.
+        error_max: the largest relative difference from mlx-lm's plain pass.
+        remembered: whether the findings come from an earlier start with this fingerprint.
+    """
+
+    kind: ClassVar[str] = "self_test_finished"
+    fingerprint: str
+    findings: Mapping[str, bool]
+    passed: bool
+    error_max: float
+    duration_us: int = natural()
+    remembered: bool
+
+
+@attrs.frozen(kw_only=True)
+class ModelUnloaded(Event):
+    """
+    The model left memory, and with it every slab and every block in memory.
+    """
+
+    kind: ClassVar[str] = "model_unloaded"
+    fingerprint: str
+
+
+@attrs.frozen(kw_only=True)
+class OperatorActed(Event):
+    """
+    An operator decided something that the rules leave to a person.
+    """
+
+    kind: ClassVar[str] = "operator_acted"
+    action: str
+    detail: str
+
+
+@attrs.frozen(kw_only=True)
+class RequestRejected(Event):
+    """
+    A request was turned away before a session took it.
+    """
+
+    kind: ClassVar[str] = "request_rejected"
+    request: str
+    status: int
+    code: str
+
+
+# --- a session and its requests ---------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class SessionOpened(Event):
+    """
+    A session exists. ``named`` says that the client gave it its id.
+    """
+
+    kind: ClassVar[str] = "session_opened"
+    session: str
+    tenant: str
+    fingerprint: str
+    group: str | None
+    named: bool
+
+
+@attrs.frozen(kw_only=True)
+class RequestReceived(Event):
+    """
+    A session takes a request in hand.
+
+    The prompt is the first ``kept_tokens`` of the prompt of ``base_request`` and then ``new_ids``;
+    its block keys likewise. So the journal grows with what is new.
+
+    Attributes:
+        chain: (name of the part, its hash over all before it) from the first part on. Parts that
+            the session's last request had at the same place are only counted, in ``kept_parts``.
+        sampling: the sampling parameters as they are used, defaults filled in.
+        seed: the seed in use; ``seed_given`` says whether the client chose it.
+    """
+
+    kind: ClassVar[str] = "request_received"
+    session: str
+    request: str
+    protocol: str
+    tenant: str
+    fingerprint: str
+    session_name: str | None
+    group: str | None
+    cache_prompt: bool
+    base_request: str | None
+    kept_parts: int = natural()
+    new_parts: tuple[tuple[str, str], ...]
+    kept_tokens: int = natural()
+    new_ids: tuple[int, ...] = private()
+    kept_keys: int = natural()
+    new_keys: tuple[str, ...]
+    prompt_tokens: int = natural()
+    max_tokens: int = natural()
+    sampling: Mapping[str, Any]
+    seed: int
+    seed_given: bool
+    asked_model: str
+
+
+@attrs.frozen(kw_only=True)
+class PathSelected(Event):
+    """
+    The decision of ``paths.select``: which path, why, and what is reused. From here on the session
+    is claimed by the request and the reused blocks are pinned.
+
+    Attributes:
+        decided_at: the position of the journal that the decision was made on.
+        kept_blocks: sealed blocks that lie in the session's own slab already.
+        shared_blocks: sealed blocks that are copied in from the store.
+        reused_tokens: (kept_blocks + shared_blocks) * C.
+        rerendered_tokens: tokens that the session held and the template now renders differently.
+        nearest: the session that the request was compared with, if any.
+        diverged_part: for ``diverged``: which part changed, by Anthropic's names.
+        diverged_token: the first token that differs from the nearest session's.
+        diverged_text: the text around it.
+    """
+
+    kind: ClassVar[str] = "path_selected"
+    session: str
+    request: str
+    rules_version: int
+    decided_at: int = natural()
+    path: Path
+    reason: str | None
+    kept_blocks: int = natural()
+    shared_blocks: int = natural()
+    reused_tokens: int = natural()
+    rerendered_tokens: int = natural()
+    nearest: str | None
+    diverged_part: str | None
+    diverged_token: int | None
+    diverged_text: str | None = private()
+
+
+@attrs.frozen(kw_only=True)
+class SlabAcquired(Event):
+    """
+    A session holds a slab: KV arrays of a fixed capacity.
+
+    Attributes:
+        bytes: measured: the size of the slab's arrays.
+        pool_slabs: measured: the slabs held by all sessions after this.
+        pool_bytes: measured: the bytes of all slabs held after this.
+    """
+
+    kind: ClassVar[str] = "slab_acquired"
+    session: str
+    slab: int
+    capacity_tokens: int = natural()
+    bytes: int = natural()
+    pool_slabs: int = natural()
+    pool_bytes: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class SlabReleased(Event):
+    """
+    A session gave up its slab, and with it all KV that it held. Figures as in ``SlabAcquired``.
+    """
+
+    kind: ClassVar[str] = "slab_released"
+    session: str
+    slab: int
+    bytes: int = natural()
+    pool_slabs: int = natural()
+    pool_bytes: int = natural()
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class BlocksShared(Event):
+    """
+    Sealed blocks were copied into a session's slab, which now covers ``[0, end)``.
+
+    Attributes:
+        keys: the blocks, in order of their tokens.
+        digests: measured: of the bytes that were copied.
+        coverage: measured: what each layer holds after it.
+    """
+
+    kind: ClassVar[str] = "blocks_shared"
+    session: str
+    request: str
+    start: int = natural()
+    end: int = attrs.field(validator=_range)
+    keys: tuple[str, ...]
+    digests: tuple[str, ...]
+    coverage: Coverage
+    duration_us: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class CacheExtended(Event):
+    """
+    Passes of the model added KV for the tokens ``[start, end)``.
+
+    A prefill or settling pass is one event. Decode steps that follow each other within one commit
+    are one event: a step for each token of ``sampled``.
+
+    Attributes:
+        ran_hash: measured: ``keys.ids_hash`` of the token ids that the passes were given.
+        coverage: measured: what each layer holds after it.
+        sampled: measured: the tokens drawn from the logits of these passes, if any were.
+        logprobs: measured: the log-probability of each token of ``sampled``.
+    """
+
+    kind: ClassVar[str] = "cache_extended"
+    session: str
+    request: str | None
+    step: Step
+    start: int = natural()
+    end: int = attrs.field(validator=_range)
+    ran_hash: str
+    coverage: Coverage
+    sampled: tuple[int, ...] = private()
+    logprobs: tuple[float, ...] = private()
+    duration_us: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class CacheTrimmed(Event):
+    """
+    A session's KV was cut back to ``[0, end)``; ``start`` is where it ended before.
+    """
+
+    kind: ClassVar[str] = "cache_trimmed"
+    session: str
+    held_tokens: int = natural()
+    end: int = natural()
+    coverage: Coverage
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class BlockSealed(Event):
+    """
+    A full chunk of canonical KV became a block that never changes.
+
+    Attributes:
+        digest: measured: a hash over the bytes of its KV.
+        again: whether the key was sealed before; the digest must then be the same.
+        stored: whether the block is kept in memory; false where nothing could make room for it.
+        store_blocks: measured: blocks in memory after this.
+        store_bytes: measured: their bytes.
+    """
+
+    kind: ClassVar[str] = "block_sealed"
+    session: str
+    key: str
+    parent: str | None
+    digest: str
+    start: int = natural()
+    end: int = attrs.field(validator=_range)
+    bytes: int = natural()
+    again: bool
+    stored: bool
+    store_blocks: int = natural()
+    store_bytes: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class BlockEvicted(Event):
+    """
+    A block left memory to make room. Figures as in ``BlockSealed``.
+    """
+
+    kind: ClassVar[str] = "block_evicted"
+    key: str
+    bytes: int = natural()
+    store_blocks: int = natural()
+    store_bytes: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class TokensEmitted(Event):
+    """
+    Tokens were released for delivery. Whether they arrive is not known.
+
+    Attributes:
+        first: how many tokens of the answer were released before.
+        text: what the client sees of them.
+    """
+
+    kind: ClassVar[str] = "tokens_emitted"
+    session: str
+    request: str
+    first: int = natural()
+    ids: tuple[int, ...] = private()
+    text: str = private()
+
+
+@attrs.frozen(kw_only=True)
+class RequestFinished(Event):
+    """
+    The answer is complete.
+
+    Attributes:
+        answer_tokens: how many of the sampled tokens belong to the answer, its end token included.
+        completion_tokens: how many the client is told.
+    """
+
+    kind: ClassVar[str] = "request_finished"
+    session: str
+    request: str
+    finish_reason: FinishReason
+    prompt_tokens: int = natural()
+    cached_tokens: int = natural()
+    answer_tokens: int = natural()
+    completion_tokens: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class RequestCancelled(Event):
+    """
+    The client went away, or the server ended. What was computed stays.
+    """
+
+    kind: ClassVar[str] = "request_cancelled"
+    session: str
+    request: str
+    stage: CancelStage
+
+
+@attrs.frozen(kw_only=True)
+class SessionSettled(Event):
+    """
+    The session is at rest: its KV is canonical up to its last sealed block.
+
+    Attributes:
+        complete: false where a request came before settling was done.
+    """
+
+    kind: ClassVar[str] = "session_settled"
+    session: str
+    canonical_tokens: int = natural()
+    complete: bool
+
+
+@attrs.frozen(kw_only=True)
+class SessionClosed(Event):
+    """
+    The session is forgotten. It held no slab any more.
+    """
+
+    kind: ClassVar[str] = "session_closed"
+    session: str
+    reason: str
+
+
+# --- faults -----------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class InvariantViolated(Event):
+    """
+    The event at ``at_position`` broke an invariant. It stands in the journal and has no effect.
+
+    Attributes:
+        invariant: its name; ``CRASH`` where a session's own code failed.
+        expected: what the fold of the journal gives.
+        actual: what the event says.
+        trace: the stack at the time.
+    """
+
+    kind: ClassVar[str] = "invariant_violated"
+    bug_id: str
+    invariant: str
+    at_position: int = natural()
+    session: str | None
+    request: str | None
+    fingerprint: str | None
+    cairn_version: str
+    message: str
+    expected: str
+    actual: str
+    trace: str = private()
+
+
+@attrs.frozen(kw_only=True)
+class SessionQuarantined(Event):
+    """
+    A broken session serves no more. Requests that name it get its bug id.
+    """
+
+    kind: ClassVar[str] = "session_quarantined"
+    session: str
+    bug_id: str
+
+
+@attrs.frozen(kw_only=True)
+class BlocksQuarantined(Event):
+    """
+    A broken block and all that were built on it are reused no more.
+    """
+
+    kind: ClassVar[str] = "blocks_quarantined"
+    session: str
+    bug_id: str
+    keys: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class AdmissionClosed(Event):
+    """
+    Memory does not add up: no request is admitted until the server starts anew.
+    """
+
+    kind: ClassVar[str] = "admission_closed"
+    session: str
+    bug_id: str
+
+
+ALL_EVENTS: tuple[type[Event], ...] = (
+    ServerStarted,
+    ServerStopped,
+    ServerLost,
+    ModelLoaded,
+    SelfTestFinished,
+    ModelUnloaded,
+    OperatorActed,
+    RequestRejected,
+    SessionOpened,
+    RequestReceived,
+    PathSelected,
+    SlabAcquired,
+    SlabReleased,
+    BlocksShared,
+    CacheExtended,
+    CacheTrimmed,
+    BlockSealed,
+    BlockEvicted,
+    TokensEmitted,
+    RequestFinished,
+    RequestCancelled,
+    SessionSettled,
+    SessionClosed,
+    InvariantViolated,
+    SessionQuarantined,
+    BlocksQuarantined,
+    AdmissionClosed,
+)
+"""
+Every event, in the order in which they are told in docs/architecture.md.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Recorded:
+    """
+    An event with its place in the journal.
+
+    Attributes:
+        position: place among all events, from 1, without gaps.
+        seq: place within its stream, from 1, without gaps.
+        event_id: makes an append idempotent.
+        time_us: microseconds since 1970, for people; no decision reads it.
+    """
+
+    position: int
+    stream: str
+    seq: int
+    event_id: str
+    time_us: int
+    event: Event

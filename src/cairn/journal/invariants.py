@@ -1,0 +1,479 @@
+"""
+What must hold, as pure functions over the state before an event and the event.
+
+Rules of this module:
+
+1. A check compares what the fold of the journal gives with what engine, store or session *say* in
+   the event. It never compares a number with itself.
+2. A check returns violations and raises nothing; it reads, and changes nothing.
+3. The same code runs before an event is committed and again on replay.
+
+``check`` runs all of them. Legality (INV-6) comes first: an event that may not happen now is not
+looked at further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import attrs
+
+from cairn.journal import events as ev
+from cairn.journal import paths
+from cairn.journal.keys import ids_hash
+from cairn.journal.lifecycle import Life, next_life
+from cairn.journal.state import Session, SessionId, State, opened_request, trigger
+
+Scope = Literal["session", "blocks", "admission", "server"]
+
+SENTENCES: dict[str, tuple[str, Scope]] = {
+    "INV-1": (
+        "after every mutation each layer's measured coverage ends at the session's token count, "
+        "and the passes that were run are those of the canonical schedule over its tokens",
+        "session",
+    ),
+    "INV-2": (
+        "the start of the cached window is what the policy gives, and it never moves back",
+        "session",
+    ),
+    "INV-3": ("a block key has one digest, for ever", "blocks"),
+    "INV-4": (
+        "the decision recorded is what the rules give on the state that replay has reached",
+        "session",
+    ),
+    "INV-5": (
+        "slabs, blocks and bytes acquired less those released equal what is measured, references "
+        "are never negative, and the budgets are kept",
+        "admission",
+    ),
+    "INV-6": (
+        "a session follows its table of legal steps, one command at a time, without gaps in its "
+        "sequence",
+        "session",
+    ),
+    "INV-7": (
+        "a token emitted is explained: the pass that made it is committed at a lower position",
+        "session",
+    ),
+    "INV-8": ("the hash chain holds", "server"),
+}
+"""
+Each invariant: what holds, and what its violation takes out of service besides the request.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Violation:
+    """
+    A broken invariant.
+
+    Attributes:
+        expected: what the fold gives, in words or figures.
+        actual: what the event says.
+    """
+
+    invariant: str
+    message: str
+    expected: str
+    actual: str
+
+    @property
+    def scope(self) -> Scope:
+        """
+        What it takes out of service.
+        """
+        return SENTENCES[self.invariant][1]
+
+
+def _broken(invariant: str, message: str, expected: object, actual: object) -> Violation:
+    return Violation(
+        invariant=invariant, message=message, expected=str(expected), actual=str(actual)
+    )
+
+
+def check(state: State, recorded: ev.Recorded) -> list[Violation]:
+    """
+    The violations that an event would be on ``state``; empty where all holds.
+    """
+    illegal = list(_legal(state, recorded))
+    if illegal:
+        return illegal
+    event = recorded.event
+    return [found for one in _CHECKS.get(type(event), ()) for found in one(state, event)]
+
+
+# --- INV-6 -------------------------------------------------------------------------------------
+
+
+def _legal(state: State, recorded: ev.Recorded) -> Iterator[Violation]:
+    event = recorded.event
+    if recorded.position != state.position + 1:
+        yield _broken("INV-6", "gap in the journal", state.position + 1, recorded.position)
+    expected = state.streams.get(recorded.stream, 0) + 1
+    if recorded.seq != expected:
+        yield _broken("INV-6", f"gap in the stream {recorded.stream}", expected, recorded.seq)
+    session_id = getattr(event, "session", None)
+    if session_id is None:
+        yield from _server_legal(state, event)
+        return
+    session = state.sessions.get(SessionId(session_id))
+    if isinstance(event, ev.SessionOpened):
+        if session is not None:
+            yield _broken("INV-6", "a session was opened twice", "a new id", session_id)
+        return
+    if session is None:
+        yield _broken("INV-6", f"{event.kind} on a session that is not open", "one", session_id)
+        return
+    if next_life(session.life, trigger(event)) is None:
+        yield _broken(
+            "INV-6",
+            f"{trigger(event)} is no legal step of a {session.life} session",
+            f"one of those that follow {session.life}",
+            trigger(event),
+        )
+        return
+    yield from _one_command(session, event)
+
+
+def _server_legal(state: State, event: ev.Event) -> Iterator[Violation]:
+    if isinstance(event, ev.ServerStarted) and state.boot is not None:
+        yield _broken("INV-6", "a server started while another runs", None, state.boot)
+    if isinstance(event, ev.ServerStopped | ev.ServerLost) and state.boot != event.boot:
+        yield _broken("INV-6", "a run ended that had not begun", state.boot, event.boot)
+    if isinstance(event, ev.BlockEvicted) and event.key not in state.blocks:
+        yield _broken("INV-6", "a block was evicted that was never sealed", "a key", event.key)
+
+
+def _one_command(session: Session, event: ev.Event) -> Iterator[Violation]:
+    """
+    Events of a request belong to the request in hand.
+    """
+    if isinstance(event, ev.RequestReceived | ev.InvariantViolated):
+        return
+    named = getattr(event, "request", None)
+    held = session.request.ask.request if session.request is not None else None
+    needs = isinstance(event, ev.CacheExtended) and event.step != "settle"
+    if (named is not None or needs) and named != held:
+        yield _broken("INV-6", f"{event.kind} for another request", held, named)
+        return
+    if session.request is None or isinstance(event, ev.RequestCancelled):
+        return
+    chosen = session.request.path is not None
+    if isinstance(event, ev.PathSelected) and chosen:
+        yield _broken("INV-6", "a path was selected twice", "one decision", event.path)
+    if not isinstance(event, ev.PathSelected | ev.SessionQuarantined) and not chosen:
+        yield _broken("INV-6", f"{event.kind} before a path was selected", "path_selected", None)
+
+
+# --- INV-1, INV-2 --------------------------------------------------------------------------------
+
+
+def _coverage(
+    state: State, session: Session, coverage: ev.Coverage, end: int
+) -> Iterator[Violation]:
+    layers = state.model.layers if state.model else 0
+    counted = sum(run[0] for run in coverage)
+    if counted != layers:
+        yield _broken("INV-1", "not every layer was measured", layers, counted)
+    for _, _start, stop in coverage:
+        if stop != end:
+            yield _broken("INV-1", "a layer's KV does not end where it should", end, coverage)
+            break
+    for _, start, _stop in coverage:
+        if start != 0:
+            yield _broken("INV-2", "the cached window does not start where it should", 0, coverage)
+            break
+    if coverage and coverage[0][1] < session.window_start:
+        yield _broken("INV-2", "the window moved back", session.window_start, coverage[0][1])
+    capacity = session.slab.capacity_tokens if session.slab else 0
+    if end > capacity:
+        yield _broken("INV-5", "KV past the end of the slab", capacity, end)
+
+
+def _extended(state: State, event: ev.CacheExtended) -> Iterator[Violation]:
+    session = state.session(event.session)
+    if event.start != session.cached_tokens:
+        yield _broken("INV-1", "a pass left a gap", session.cached_tokens, event.start)
+    yield from _coverage(state, session, event.coverage, event.end)
+    sequence = _sequence(session, event)
+    ran = ids_hash(sequence[event.start : event.end])
+    if event.end > len(sequence):
+        yield _broken("INV-1", "a pass ran past the tokens", len(sequence), event.end)
+    elif ran != event.ran_hash:
+        yield _broken("INV-1", "a pass ran over other tokens", ran, event.ran_hash)
+    yield from _schedule(state, session, event)
+    if len(event.logprobs) != len(event.sampled):
+        yield _broken("INV-1", "not a log-probability a token", len(event.sampled), event.logprobs)
+
+
+def _sequence(session: Session, event: ev.CacheExtended) -> tuple[int, ...]:
+    if session.request is not None:
+        return session.request.sequence + event.sampled
+    return session.last.sequence if session.last is not None else ()
+
+
+def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterator[Violation]:
+    """
+    Which passes are run, and their shapes, follow from the number of tokens alone.
+    """
+    chunk = state.model.chunk_tokens if state.model else 0
+    prompt = session.request.ask.prompt_tokens if session.request else 0
+    rows = event.end - event.start
+    match event.step:
+        case "prefill":
+            due = min(chunk, prompt - event.start)
+            drawn = 1 if event.end == prompt else 0
+        case "settle":
+            due, drawn = chunk, 0
+        case "decode":
+            due, drawn = rows, rows
+            if event.start < prompt or rows == 0:
+                yield _broken("INV-1", "a decode step inside the prompt", prompt, event.start)
+    if event.step != "decode" and event.start % chunk:
+        yield _broken("INV-1", "a pass off the canonical schedule", f"k * {chunk}", event.start)
+    if rows != due:
+        yield _broken("INV-1", "a pass of another shape than the schedule's", due, rows)
+    if len(event.sampled) != drawn:
+        yield _broken("INV-1", "tokens drawn from other passes", drawn, len(event.sampled))
+
+
+def _shared(state: State, event: ev.BlocksShared) -> Iterator[Violation]:
+    session = state.session(event.session)
+    if event.start != session.cached_tokens:
+        yield _broken("INV-1", "blocks left a gap", session.cached_tokens, event.start)
+    yield from _coverage(state, session, event.coverage, event.end)
+    assert session.request is not None and session.request.path is not None
+    path = session.request.path
+    due = session.request.prompt_keys[path.kept_blocks :][: path.shared_blocks]
+    if event.keys != due:
+        yield _broken("INV-4", "other blocks were shared than decided", due, event.keys)
+    if len(event.digests) != len(event.keys):
+        yield _broken("INV-3", "not a digest a block", len(event.keys), len(event.digests))
+    for key, digest in zip(event.keys, event.digests, strict=False):
+        block = state.blocks.get(key)
+        if block is None or block.digest != digest:
+            known = block.digest if block else "a sealed block"
+            yield _broken("INV-3", f"block {key} does not have its digest", known, digest)
+            return
+
+
+def _trimmed(state: State, event: ev.CacheTrimmed) -> Iterator[Violation]:
+    session = state.session(event.session)
+    if event.held_tokens != session.cached_tokens or event.end > event.held_tokens:
+        yield _broken("INV-1", "a trim of something else", session.cached_tokens, event.held_tokens)
+    yield from _coverage(state, session, event.coverage, event.end)
+
+
+def _settled(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
+    session = state.session(event.session)
+    if event.canonical_tokens != session.cached_tokens:
+        yield _broken("INV-1", "settled elsewhere", session.cached_tokens, event.canonical_tokens)
+    chunk = state.model.chunk_tokens if state.model else 1
+    if len(session.slab_keys) * chunk != event.canonical_tokens:
+        yield _broken(
+            "INV-1",
+            "at rest with KV that is not canonical",
+            len(session.slab_keys) * chunk,
+            event.canonical_tokens,
+        )
+
+
+# --- INV-3 ---------------------------------------------------------------------------------------
+
+
+def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
+    session = state.session(event.session)
+    chunk = state.model.chunk_tokens if state.model else 0
+    if event.end != session.cached_tokens or event.end - event.start != chunk:
+        yield _broken(
+            "INV-1", "a block of something else than the last chunk", session.cached_tokens, event
+        )
+    parent = session.slab_keys[-1] if session.slab_keys else None
+    if event.parent != parent or event.start != len(session.slab_keys) * chunk:
+        yield _broken("INV-3", "a block sealed on another one", parent, event.parent)
+    if session.request is not None:
+        keys = session.request.prompt_keys
+        place = event.start // chunk if chunk else 0
+        due = keys[place] if place < len(keys) else None
+        if due != event.key:
+            yield _broken("INV-3", "a block under another key", due, event.key)
+    known = state.blocks.get(event.key)
+    if event.again != (known is not None):
+        yield _broken("INV-3", "a block sealed again, or not", known is not None, event.again)
+    if known is not None and known.digest != event.digest:
+        yield _broken("INV-3", f"block {event.key} has a second digest", known.digest, event.digest)
+    present = known is not None and known.present
+    if present and not event.stored:
+        yield _broken("INV-5", "a block in memory vanished", "stored", "not stored")
+    added = event.stored and not present
+    yield from _store_measured(
+        state,
+        blocks=state.pool.blocks + added,
+        size=state.pool.block_bytes + (event.bytes if added else 0),
+        event=event,
+    )
+
+
+# --- INV-4 ---------------------------------------------------------------------------------------
+
+
+def _received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
+    session = state.session(event.session)
+    last = session.last
+    base = last.request if last is not None else None
+    if event.base_request not in (None, base):
+        yield _broken("INV-4", "a prompt built on another request", base, event.base_request)
+    if event.base_request is None and (event.kept_tokens or event.kept_parts or event.kept_keys):
+        yield _broken("INV-4", "a prompt built on nothing", 0, event.kept_tokens)
+    request = opened_request(session, event)
+    if len(request.prompt_ids) != event.prompt_tokens:
+        yield _broken("INV-4", "another prompt", event.prompt_tokens, len(request.prompt_ids))
+    chunk = state.model.chunk_tokens if state.model else 1
+    if len(request.prompt_keys) != event.prompt_tokens // chunk:
+        keys = event.prompt_tokens // chunk
+        yield _broken("INV-4", "not a key a chunk", keys, len(request.prompt_keys))
+    if state.admission_bug is not None:
+        yield _broken("INV-5", "admission is closed", state.admission_bug, event.request)
+    chosen = paths.choose_session(state, paths.ask_of(event, request.chain))
+    fresh = session.last is None and session.life is Life.COLD
+    if chosen != session.id and not (chosen is None and fresh):
+        yield _broken("INV-4", "another session serves than the rules choose", chosen, session.id)
+
+
+def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
+    session = state.session(event.session)
+    assert session.request is not None
+    if event.rules_version != paths.RULES_VERSION:
+        yield _broken("INV-4", "rules unknown", paths.RULES_VERSION, event.rules_version)
+        return
+    if event.decided_at != state.position:
+        yield _broken("INV-4", "decided on another state", state.position, event.decided_at)
+    decided = paths.select(state, session, session.request)
+    recorded = {field.name: getattr(event, field.name) for field in attrs.fields(paths.Decision)}
+    if attrs.asdict(decided) != recorded:
+        yield _broken("INV-4", "another decision", attrs.asdict(decided), recorded)
+
+
+# --- INV-5 ---------------------------------------------------------------------------------------
+
+
+def _acquired(state: State, event: ev.SlabAcquired) -> Iterator[Violation]:
+    session = state.session(event.session)
+    if session.slab is not None:
+        yield _broken("INV-5", "a second slab for one session", session.slab.id, event.slab)
+    yield from _pool_measured(event, state.pool.slabs + 1, state.pool.slab_bytes + event.bytes)
+    model = state.model
+    if model is not None and event.pool_slabs > model.pool_slabs:
+        yield _broken("INV-5", "more slabs than the pool has", model.pool_slabs, event.pool_slabs)
+    if model is not None and event.pool_bytes > model.pool_bytes:
+        yield _broken("INV-5", "slabs over the budget", model.pool_bytes, event.pool_bytes)
+
+
+def _released(state: State, event: ev.SlabReleased) -> Iterator[Violation]:
+    slab = state.session(event.session).slab
+    if slab is None or slab.id != event.slab:
+        yield _broken("INV-5", "a slab released that is not held", slab, event.slab)
+        return
+    if slab.bytes != event.bytes:
+        yield _broken("INV-5", "a slab of another size", slab.bytes, event.bytes)
+    yield from _pool_measured(event, state.pool.slabs - 1, state.pool.slab_bytes - slab.bytes)
+
+
+def _pool_measured(
+    event: ev.SlabAcquired | ev.SlabReleased, slabs: int, size: int
+) -> Iterator[Violation]:
+    if event.pool_slabs != slabs:
+        yield _broken("INV-5", "slabs held do not add up", slabs, event.pool_slabs)
+    if event.pool_bytes != size:
+        yield _broken("INV-5", "bytes of slabs do not add up", size, event.pool_bytes)
+
+
+def _evicted(state: State, event: ev.BlockEvicted) -> Iterator[Violation]:
+    block = state.blocks[event.key]
+    if not block.present:
+        yield _broken("INV-5", "a block evicted twice", "in memory", "gone")
+        return
+    if block.pins:
+        yield _broken("INV-5", "a pinned block evicted", 0, block.pins)
+    if block.bytes != event.bytes:
+        yield _broken("INV-5", "a block of another size", block.bytes, event.bytes)
+    yield from _store_measured(
+        state, blocks=state.pool.blocks - 1, size=state.pool.block_bytes - block.bytes, event=event
+    )
+
+
+def _store_measured(
+    state: State, *, blocks: int, size: int, event: ev.BlockSealed | ev.BlockEvicted
+) -> Iterator[Violation]:
+    if event.store_blocks != blocks:
+        yield _broken("INV-5", "blocks in memory do not add up", blocks, event.store_blocks)
+    if event.store_bytes != size:
+        yield _broken("INV-5", "bytes of blocks do not add up", size, event.store_bytes)
+    budget = state.model.blocks_bytes if state.model else 0
+    if event.store_bytes > budget:
+        yield _broken("INV-5", "blocks over the budget", budget, event.store_bytes)
+
+
+def _unpinned(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
+    for key in state.session(event.session).pins:
+        if state.blocks[key].pins < 1:
+            yield _broken("INV-5", f"block {key} released twice", ">= 1", 0)
+            return
+
+
+def _closed(state: State, event: ev.SessionClosed) -> Iterator[Violation]:
+    slab = state.session(event.session).slab
+    if slab is not None:
+        yield _broken("INV-5", "a session closed with its slab", None, slab)
+
+
+# --- INV-7 ---------------------------------------------------------------------------------------
+
+
+def _emitted(state: State, event: ev.TokensEmitted) -> Iterator[Violation]:
+    request = state.session(event.session).request
+    assert request is not None
+    if event.first != request.emitted:
+        yield _broken("INV-7", "tokens emitted out of order", request.emitted, event.first)
+        return
+    made = request.sampled[event.first : event.first + len(event.ids)]
+    if made != event.ids:
+        yield _broken("INV-7", "tokens emitted that no pass made", made, event.ids)
+
+
+def _finished(state: State, event: ev.RequestFinished) -> Iterator[Violation]:
+    request = state.session(event.session).request
+    assert request is not None and request.path is not None
+    if not request.emitted <= event.answer_tokens <= len(request.sampled):
+        yield _broken(
+            "INV-7",
+            "an answer of other tokens",
+            f"{request.emitted} to {len(request.sampled)}",
+            event.answer_tokens,
+        )
+    if event.prompt_tokens != len(request.prompt_ids):
+        yield _broken(
+            "INV-7", "another prompt is billed", len(request.prompt_ids), event.prompt_tokens
+        )
+    if event.cached_tokens != request.path.reused_tokens:
+        yield _broken(
+            "INV-7", "other reuse is reported", request.path.reused_tokens, event.cached_tokens
+        )
+
+
+_CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]], ...]] = {
+    ev.RequestReceived: (_received,),  # type: ignore[dict-item]  # each takes the key's type
+    ev.PathSelected: (_selected,),  # type: ignore[dict-item]  # likewise, down to the end
+    ev.SlabAcquired: (_acquired,),  # type: ignore[dict-item]
+    ev.SlabReleased: (_released,),  # type: ignore[dict-item]
+    ev.BlocksShared: (_shared,),  # type: ignore[dict-item]
+    ev.CacheExtended: (_extended,),  # type: ignore[dict-item]
+    ev.CacheTrimmed: (_trimmed,),  # type: ignore[dict-item]
+    ev.BlockSealed: (_sealed,),  # type: ignore[dict-item]
+    ev.BlockEvicted: (_evicted,),  # type: ignore[dict-item]
+    ev.TokensEmitted: (_emitted,),  # type: ignore[dict-item]
+    ev.RequestFinished: (_finished,),  # type: ignore[dict-item]
+    ev.SessionSettled: (_settled, _unpinned),  # type: ignore[dict-item]
+    ev.SessionClosed: (_closed,),  # type: ignore[dict-item]
+}

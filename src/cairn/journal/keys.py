@@ -1,0 +1,77 @@
+"""
+Names that follow from content: parts of a conversation, sealed blocks, token ids.
+
+Every name that is made of a client's words is a MAC under the tenant's secret, so that who reads
+the journal cannot confirm a guess about a text. Inputs are structured: each field goes in with its
+length, so no two lists of fields give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from array import array
+from collections.abc import Iterable, Sequence
+
+
+def _frame(fields: Iterable[bytes]) -> bytes:
+    return b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+
+
+def ids_bytes(ids: Sequence[int]) -> bytes:
+    """
+    Token ids as little-endian 32-bit integers.
+    """
+    packed = array("i", ids)
+    if packed.itemsize != 4:  # pragma: no cover - no platform of ours
+        raise RuntimeError("array('i') is not 32 bits wide here")
+    return packed.tobytes()
+
+
+def ids_hash(ids: Sequence[int]) -> str:
+    """
+    A short name of a run of token ids, for comparing what ran with what should have run.
+    """
+    return hashlib.sha256(ids_bytes(ids)).hexdigest()[:32]
+
+
+def block_keys(
+    *,
+    secret: bytes,
+    fingerprint: str,
+    tenant: str,
+    ids: Sequence[int],
+    chunk_tokens: int,
+    known: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """
+    The keys of all full chunks of a sequence. Each key covers all that came before it.
+
+    Args:
+        secret: the tenant's secret.
+        ids: the token ids from position 0 on.
+        chunk_tokens: C.
+        known: keys of the first ``len(known)`` chunks, taken as they are.
+    """
+    keys = list(known)
+    parent = keys[-1] if keys else ""
+    head = _frame((b"cairn block", fingerprint.encode(), tenant.encode()))
+    for start in range(len(keys) * chunk_tokens, len(ids) - chunk_tokens + 1, chunk_tokens):
+        chunk = ids_bytes(ids[start : start + chunk_tokens])
+        parent = hmac.new(
+            secret, head + _frame((parent.encode(), chunk)), hashlib.sha256
+        ).hexdigest()
+        keys.append(parent)
+    return tuple(keys)
+
+
+def part_hash(*, secret: bytes, tenant: str, parent: str, label: str, content: bytes) -> str:
+    """
+    The name of one part of a conversation, which covers all parts before it.
+
+    Args:
+        label: ``tools``, ``system``, ``user``, ``assistant``, ``tool``, ...
+        content: the part in its canonical form.
+    """
+    fields = (b"cairn part", tenant.encode(), parent.encode(), label.encode(), content)
+    return hmac.new(secret, _frame(fields), hashlib.sha256).hexdigest()[:32]

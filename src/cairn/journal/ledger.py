@@ -1,0 +1,238 @@
+"""
+The one way in which events come into the journal: checked, numbered, chained, folded.
+
+``Ledger.propose`` takes events and gives rows that are ready to be stored. Where an event breaks
+an invariant, it is recorded without effect and followed by the violation and by what the
+violation takes out of service; what was proposed after it is dropped.
+
+A ledger is used by one task of the server, and never waits. Ids and time come in from outside.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from cairn.journal import events as ev
+from cairn.journal.codec import GENESIS, Row, encode
+from cairn.journal.errors import BugError
+from cairn.journal.invariants import Violation, check
+from cairn.journal.lifecycle import Life
+from cairn.journal.state import EMPTY, Session, SessionId, State, apply, lengthened
+
+
+@attrs.frozen(kw_only=True)
+class Outside:
+    """
+    What the ledger needs from outside the pure core.
+
+    Attributes:
+        new_id: a fresh unique id.
+        now_us: microseconds since 1970.
+        version: Cairn's version, for bug records.
+    """
+
+    new_id: Callable[[], str]
+    now_us: Callable[[], int]
+    version: str
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """
+    What became of a proposal.
+
+    Attributes:
+        rows: to be stored, all or none.
+        recorded: the events in them.
+        bug: set where an invariant broke.
+    """
+
+    rows: tuple[Row, ...]
+    recorded: tuple[ev.Recorded, ...]
+    bug: BugError | None
+
+
+class Ledger:
+    """
+    The fold of a journal and its head, ready to take more.
+    """
+
+    def __init__(self, outside: Outside, *, state: State = EMPTY, head: str = GENESIS) -> None:
+        self._outside = outside
+        self._state = state
+        self._head = head
+
+    @property
+    def state(self) -> State:
+        """
+        The fold of all that was proposed so far.
+        """
+        return self._state
+
+    @property
+    def head(self) -> str:
+        """
+        The hash of the last row.
+        """
+        return self._head
+
+    def propose(self, events: Sequence[ev.Event], *, expected_seq: int | None = None) -> Outcome:
+        """
+        Number, check, chain and fold events. Changes the ledger.
+
+        Args:
+            expected_seq: the sequence number that the stream's owner gives to the first event; None
+                to take the next. A wrong one is a violation of INV-6.
+        """
+        recorded: list[ev.Recorded] = []
+        rows: list[Row] = []
+        seq = expected_seq
+        for event in events:
+            held_seq = self._state.streams.get(event.stream, 0)
+            if seq is not None and seq <= held_seq:
+                # Its place in the stream is taken, so it cannot even be recorded.
+                broken = Violation(
+                    invariant="INV-6",
+                    message=f"{event.kind} at a place of {event.stream} that is taken",
+                    expected=str(held_seq + 1),
+                    actual=str(seq),
+                )
+                bug = self._violated(None, event, broken, recorded, rows)
+                return Outcome(rows=tuple(rows), recorded=tuple(recorded), bug=bug)
+            place = self._place(event, seq)
+            seq = None if seq is None else seq + 1
+            violations = check(self._state, place)
+            recorded.append(place)
+            rows.append(self._chained(place))
+            if violations:
+                self._state = lengthened(self._state, place)
+                bug = self._violated(place.position, event, violations[0], recorded, rows)
+                return Outcome(rows=tuple(rows), recorded=tuple(recorded), bug=bug)
+            self._state = apply(self._state, place)
+        return Outcome(rows=tuple(rows), recorded=tuple(recorded), bug=None)
+
+    def record_crash(self, *, session: str, message: str, trace: str) -> Outcome:
+        """
+        Record that a session's own code failed, and quarantine it. Changes the ledger.
+        """
+        broken = Violation(
+            invariant="CRASH", message=message, expected="no exception", actual=message
+        )
+        recorded: list[ev.Recorded] = []
+        rows: list[Row] = []
+        bug = self._consequences(
+            broken, self._state.position, session, "session", trace, recorded, rows
+        )
+        return Outcome(rows=tuple(rows), recorded=tuple(recorded), bug=bug)
+
+    def _place(self, event: ev.Event, seq: int | None) -> ev.Recorded:
+        stream = event.stream
+        return ev.Recorded(
+            position=self._state.position + 1,
+            stream=stream,
+            seq=self._state.streams.get(stream, 0) + 1 if seq is None else seq,
+            event_id=self._outside.new_id(),
+            time_us=self._outside.now_us(),
+            event=event,
+        )
+
+    def _chained(self, place: ev.Recorded) -> Row:
+        row = encode(place, self._head)
+        self._head = row.hash
+        return row
+
+    def _violated(
+        self,
+        at_position: int | None,
+        event: ev.Event,
+        broken: Violation,
+        recorded: list[ev.Recorded],
+        rows: list[Row],
+    ) -> BugError:
+        at_position = self._state.position if at_position is None else at_position
+        session = getattr(event, "session", None)
+        trace = "".join(traceback.format_stack(limit=12)[:-2])
+        return self._consequences(broken, at_position, session, broken.scope, trace, recorded, rows)
+
+    def _consequences(
+        self,
+        broken: Violation,
+        at_position: int,
+        session: str | None,
+        scope: str,
+        trace: str,
+        recorded: list[ev.Recorded],
+        rows: list[Row],
+    ) -> BugError:
+        held = self._state.sessions.get(SessionId(session)) if session is not None else None
+        bug_id = self._outside.new_id()
+        model = self._state.model
+        violated = ev.InvariantViolated(
+            bug_id=bug_id,
+            invariant=broken.invariant,
+            at_position=at_position,
+            session=held.id if held is not None else None,
+            request=held.request.ask.request if held is not None and held.request else None,
+            fingerprint=model.fingerprint if model is not None else None,
+            cairn_version=self._outside.version,
+            message=broken.message,
+            expected=broken.expected,
+            actual=broken.actual,
+            trace=trace,
+        )
+        taken_out = self._taken_out(scope, bug_id, held, at_position, recorded)
+        for event in (violated, *taken_out):
+            place = self._place(event, None)
+            recorded.append(place)
+            rows.append(self._chained(place))
+            self._state = apply(self._state, place)
+        return BugError(bug_id, broken.invariant, broken.message)
+
+    def _taken_out(
+        self,
+        scope: str,
+        bug_id: str,
+        held: Session | None,
+        at_position: int,
+        recorded: Sequence[ev.Recorded],
+    ) -> tuple[ev.Event, ...]:
+        """
+        The events by which a violation takes its scope out of service.
+        """
+        if held is None or held.life is Life.QUARANTINED:
+            return ()
+        session = held.id
+        if scope == "session":
+            return (ev.SessionQuarantined(session=session, bug_id=bug_id),)
+        if scope == "admission":
+            return (ev.AdmissionClosed(session=session, bug_id=bug_id),)
+        if scope == "blocks":
+            broken = next((r.event for r in recorded if r.position == at_position), None)
+            keys = broken_keys(self._state, broken)
+            return (ev.BlocksQuarantined(session=session, bug_id=bug_id, keys=keys),)
+        return ()
+
+
+def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
+    """
+    The blocks that a violation of INV-3 throws doubt on, with all that were built on them.
+    """
+    if isinstance(event, ev.BlockSealed):
+        roots = {event.key} & set(state.blocks)
+    elif isinstance(event, ev.BlocksShared):
+        wrong = (
+            key
+            for key, digest in zip(event.keys, event.digests, strict=False)
+            if key in state.blocks and state.blocks[key].digest != digest
+        )
+        roots = set(wrong)
+    else:
+        roots = set()
+    doubted = set(roots)
+    for block in sorted(state.blocks.values(), key=lambda block: block.start):
+        if block.parent in doubted:
+            doubted.add(block.key)
+    return tuple(sorted(doubted))

@@ -1,0 +1,270 @@
+"""
+Path selection: which session goes on, by which path, on what it can build.
+
+Rules of this module:
+
+1. Pure: a decision follows from the request, the fold of the journal and ``RULES_VERSION``. No
+   clock, no order of tasks, no secret.
+2. Total: every request gets one of two paths. There is no third case and nothing is recovered
+   here; both paths are right for their requests and give the same bits.
+3. A change of any decision raises ``RULES_VERSION``, and the rules before it stay, since a replay
+   decides again under the rules that were in force.
+
+The conversation is compared by its chain of parts; what can be reused is found by the keys of
+sealed blocks. The two are independent: a new session may be built on stones that lie there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import attrs
+
+from cairn.journal import events as ev
+from cairn.journal.state import OpenRequest, Part, Session, SessionId, State, Turn
+
+RULES_VERSION = 1
+
+Reason = Literal[
+    "cold_start",
+    "shorter_history",
+    "diverged",
+    "evicted",
+    "session_busy",
+    "quarantined",
+    "fingerprint_changed",
+    "cache_disabled",
+]
+
+_CHANGED = {"model": "model_changed", "system": "system_changed", "tools": "tools_changed"}
+
+
+@attrs.frozen(kw_only=True)
+class Ask:
+    """
+    What choosing a session reads of a request.
+    """
+
+    tenant: str
+    fingerprint: str
+    chain: tuple[Part, ...]
+    session_name: str | None
+    group: str | None
+    cache_prompt: bool
+
+
+@attrs.frozen(kw_only=True)
+class Decision:
+    """
+    A decision, as it is recorded in ``events.PathSelected``.
+    """
+
+    path: ev.Path
+    reason: Reason | None
+    kept_blocks: int
+    shared_blocks: int
+    reused_tokens: int
+    rerendered_tokens: int
+    nearest: str | None
+    diverged_part: str | None
+    diverged_token: int | None
+
+
+def ask_of(event: ev.RequestReceived, chain: tuple[Part, ...]) -> Ask:
+    """
+    The ask that a recorded request made.
+    """
+    return Ask(
+        tenant=event.tenant,
+        fingerprint=event.fingerprint,
+        chain=chain,
+        session_name=event.session_name,
+        group=event.group,
+        cache_prompt=event.cache_prompt,
+    )
+
+
+def choose_session(state: State, ask: Ask) -> SessionId | None:
+    """
+    The session that is to serve a request, or None for a new one. Changes nothing.
+
+    A session that the client names is strict. Otherwise the session with the longest chain that
+    is the beginning of this one goes on, the most recently used among equals, within its group
+    where the client names one. A session that is at work is passed over: when it is done, its
+    chain will be another.
+    """
+    if ask.session_name is not None:
+        named = SessionId(ask.session_name)
+        return named if named in state.sessions else None
+    if not ask.cache_prompt:
+        return None
+    for session in _continued(state, ask):
+        assert session.last is not None
+        same_model = session.last.fingerprint == ask.fingerprint
+        if session.free and session.bug_id is None and same_model:
+            return session.id
+    return None
+
+
+def select(state: State, session: Session, request: OpenRequest) -> Decision:
+    """
+    The path of a request that ``session`` has in hand. Changes nothing.
+    """
+    ask = ask_of(request.ask, request.chain)
+    kept, shared = _reusable(state, session, request) if ask.cache_prompt else (0, 0)
+    goes_on = session.last is not None and continues(session.last, ask.chain)
+    nearest = session if goes_on else _nearest(state, session, ask)
+    reason = _reason(state, nearest, ask, goes_on, kept + shared)
+    chunk = state.model.chunk_tokens if state.model else 0
+    last = nearest.last if nearest is not None else None
+    differs = _common(last.sequence, request.prompt_ids) if last else None
+    rerendered = len(last.sequence) - differs if last and differs is not None else 0
+    diverged = reason == "diverged" and last is not None
+    return Decision(
+        path="new_session" if reason else "continuation",
+        reason=reason,
+        kept_blocks=kept,
+        shared_blocks=shared,
+        reused_tokens=(kept + shared) * chunk,
+        rerendered_tokens=0 if reason else rerendered,
+        nearest=nearest.id if nearest is not None else None,
+        diverged_part=_diverged_part(last.chain, ask.chain) if last and diverged else None,
+        diverged_token=differs if diverged else None,
+    )
+
+
+def continues(last: Turn, chain: tuple[Part, ...]) -> bool:
+    """
+    Whether a chain goes on where a session's last request left off.
+
+    After an answer comes what the client made of it: a part of the assistant, in whatever words.
+    A request that was cut off was not answered; the same chain again goes on with it.
+    """
+    held = last.chain
+    if chain[: len(held)] != held:
+        return False
+    if not last.answered:
+        return True
+    return len(chain) > len(held) and chain[len(held)][0] == "assistant"
+
+
+def _comparable(session: Session, ask: Ask) -> bool:
+    """
+    Whether a session may be matched by content: names are strict, tenants apart, groups too.
+    """
+    grouped = ask.group is None or session.group == ask.group
+    return session.tenant == ask.tenant and not session.named and grouped
+
+
+def _continued(state: State, ask: Ask) -> Iterator[Session]:
+    """
+    The sessions that this request continues: longest chain first, then most recently used.
+    """
+    for _, name in reversed(ask.chain):
+        found = [state.sessions[session] for session in state.tips.get(name, ())]
+        for session in sorted(found, key=lambda s: s.last_used, reverse=True):
+            assert session.last is not None
+            if _comparable(session, ask) and continues(session.last, ask.chain):
+                yield session
+
+
+def _nearest(state: State, session: Session, ask: Ask) -> Session | None:
+    """
+    The conversation that shares the longest beginning with this one: for the reason, not for use.
+    """
+    if session.last is not None:
+        return session
+    for found in _continued(state, ask):
+        return found
+    for _, name in reversed(ask.chain):
+        known = state.parts.get(name)
+        if known is not None and _comparable(state.sessions[known], ask):
+            return state.sessions[known]
+    return None
+
+
+def _reason(
+    state: State, nearest: Session | None, ask: Ask, goes_on: bool, blocks: int
+) -> Reason | None:
+    """
+    Why a request takes the path of a new session, or None where it continues.
+    """
+    if not ask.cache_prompt:
+        return "cache_disabled"
+    if nearest is None or nearest.last is None:
+        return "cold_start"
+    if continues(nearest.last, ask.chain):
+        if nearest.bug_id is not None:
+            return "quarantined"
+        if nearest.last.fingerprint != ask.fingerprint:
+            return "fingerprint_changed"
+        if not goes_on:
+            return "session_busy"
+        return "evicted" if blocks == 0 and _all_gone(state, nearest.last) else None
+    if nearest.last.chain[: len(ask.chain)] == ask.chain:
+        return "shorter_history"
+    return "diverged"
+
+
+def _all_gone(state: State, last: Turn) -> bool:
+    """
+    Whether blocks of this conversation were sealed once and none of them can be had any more.
+    """
+    sealed = [state.blocks[key] for key in last.prompt_keys if key in state.blocks]
+    return bool(sealed) and not any(block.usable for block in sealed)
+
+
+def _reusable(state: State, session: Session, request: OpenRequest) -> tuple[int, int]:
+    """
+    How many sealed blocks from the front can be reused: (in the session's slab, from the store).
+
+    The chunk or tail that holds the last prompt token always runs, since its logits are wanted.
+    A slab that is too small for prompt and answer is exchanged, so nothing in it is kept.
+    """
+    if state.model is None or not state.model.reusable:
+        return 0, 0
+    most = (len(request.prompt_ids) - 1) // state.model.chunk_tokens
+    keys = request.prompt_keys[:most]
+    kept = 0
+    fits = request.ask.prompt_tokens + request.ask.max_tokens
+    if session.slab is not None and session.slab.capacity_tokens >= fits:
+        for mine, wanted in zip(session.slab_keys, keys, strict=False):
+            block = state.blocks[mine]
+            if mine != wanted or block.bug_id is not None:
+                break
+            kept += 1
+    shared = 0
+    for key in keys[kept:]:
+        stone = state.blocks.get(key)
+        if stone is None or not stone.usable:
+            break
+        shared += 1
+    return kept, shared
+
+
+def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:
+    """
+    The first part that differs, by the names that Anthropic's API has for it.
+    """
+    for mine, theirs in zip(held, chain, strict=False):
+        if mine != theirs:
+            return _CHANGED.get(theirs[0], _CHANGED.get(mine[0], "messages_changed"))
+    return "messages_changed"
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """
+    The length of the longest common beginning.
+    """
+    length = min(len(one), len(other))
+    if one[:length] == other[:length]:
+        return length
+    low, high = 0, length
+    while low < high:  # one slice compare is C; so is each of these
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,212 @@
+"""
+Reading a journal again: chain, fold and invariants, by the code that ran when it was written.
+
+A violation that is on record must come out again at the same row; one that is not on record is
+news, and gets a bug id that follows from the row. After it the fold goes on without the session
+that it concerns.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+
+import attrs
+
+from cairn.journal import events as ev
+from cairn.journal.codec import GENESIS, Row, chain_fault, decode
+from cairn.journal.errors import DamagedRow
+from cairn.journal.invariants import Violation, check
+from cairn.journal.state import EMPTY, State, apply, lengthened
+
+_NAMESPACE = uuid.UUID("6f0a2f0e-6a5c-5c0f-9d52-2b7f1c0b1a11")
+
+
+@attrs.frozen(kw_only=True)
+class Finding:
+    """
+    A broken invariant in a journal.
+
+    Attributes:
+        position: the row that broke it.
+        recorded: whether the journal has it as a violation already.
+        reproduced: whether the check broke again on replay; false for a recorded violation that
+            does not come out again, or for a crash, which no check can repeat.
+    """
+
+    bug_id: str
+    invariant: str
+    position: int
+    session: str | None
+    message: str
+    expected: str
+    actual: str
+    recorded: bool
+    reproduced: bool
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """
+    What reading a journal came to.
+
+    Attributes:
+        rows: how many were read.
+        head: hash of the last one.
+        state: the fold up to it.
+    """
+
+    rows: int
+    head: str
+    state: State
+    findings: tuple[Finding, ...]
+
+
+class Replay:
+    """
+    A fold that checks as it goes. ``feed`` it rows, then take ``report``.
+    """
+
+    def __init__(self) -> None:
+        self.state: State = EMPTY
+        self._rows = 0
+        self._head = GENESIS
+        self._findings: list[Finding] = []
+        self._broken: tuple[ev.Recorded, Violation] | None = None
+        self._passed_over: set[str] = set()
+
+    def feed(self, row: Row) -> ev.Recorded | None:
+        """
+        Take in the next row. Gives its event, or None where it cannot be decoded because it was
+        damaged, which is then a finding.
+
+        Raises:
+            DamagedRow: a row of an unbroken chain cannot be decoded.
+            UnknownEvent: the journal was written by a newer Cairn.
+        """
+        self._rows += 1
+        fault = chain_fault(row, self._head)
+        self._head = row.hash
+        if fault is not None:
+            self._found(row.position, None, _violation("INV-8", *fault), row.hash)
+        try:
+            recorded = decode(row)
+        except DamagedRow:
+            if fault is None:
+                raise
+            self.state = attrs.evolve(self.state, position=row.position)
+            return None
+        self._fold(recorded, row.hash)
+        return recorded
+
+    def report(self) -> Report:
+        """
+        What came of it so far.
+        """
+        self._unrecorded()
+        return Report(
+            rows=self._rows, head=self._head, state=self.state, findings=tuple(self._findings)
+        )
+
+    def _fold(self, recorded: ev.Recorded, row_hash: str) -> None:
+        event = recorded.event
+        if isinstance(event, ev.InvariantViolated):
+            self._on_record(event)
+        else:
+            self._unrecorded()
+        session = getattr(event, "session", None)
+        if session in self._passed_over:
+            self.state = lengthened(self.state, recorded)
+            return
+        violations = check(self.state, recorded)
+        if not violations:
+            try:
+                self.state = apply(self.state, recorded)
+            except (AssertionError, LookupError) as error:
+                violations = [_violation("INV-6", "an event that does not fit", "one", repr(error))]
+        if violations:
+            self.state = lengthened(self.state, recorded)
+            self._broken = (recorded, violations[0])
+            self._broken_hash = row_hash
+
+    def _on_record(self, event: ev.InvariantViolated) -> None:
+        """
+        A violation on record: is it the one that the row before gave just now?
+        """
+        broken, self._broken = self._broken, None
+        same = broken is not None and (
+            broken[0].position == event.at_position and broken[1].invariant == event.invariant
+        )
+        if broken is not None and not same:
+            self._broken = broken
+            self._unrecorded()
+        self._findings.append(
+            Finding(
+                bug_id=event.bug_id,
+                invariant=event.invariant,
+                position=event.at_position,
+                session=event.session,
+                message=event.message,
+                expected=event.expected,
+                actual=event.actual,
+                recorded=True,
+                reproduced=same,
+            )
+        )
+
+    def _unrecorded(self) -> None:
+        """
+        A violation that nobody recorded, though the row after it is there or the journal ends.
+        """
+        if self._broken is None:
+            return
+        (recorded, violation), self._broken = self._broken, None
+        session = getattr(recorded.event, "session", None)
+        if session is not None:
+            self._passed_over.add(session)
+        self._found(recorded.position, session, violation, self._broken_hash)
+
+    def _found(
+        self, position: int, session: str | None, violation: Violation, row_hash: str
+    ) -> None:
+        name = f"{row_hash}/{position}/{violation.invariant}"
+        self._findings.append(
+            Finding(
+                bug_id=str(uuid.uuid5(_NAMESPACE, name)),
+                invariant=violation.invariant,
+                position=position,
+                session=session,
+                message=violation.message,
+                expected=violation.expected,
+                actual=violation.actual,
+                recorded=False,
+                reproduced=True,
+            )
+        )
+
+
+def _violation(invariant: str, message: str, expected: str, actual: str) -> Violation:
+    return Violation(invariant=invariant, message=message, expected=expected, actual=actual)
+
+
+def replay(
+    rows: Iterable[Row],
+    *,
+    until: int | None = None,
+    watch: Callable[[ev.Recorded, State], None] | None = None,
+) -> Report:
+    """
+    Read a journal and check all of it.
+
+    Args:
+        until: stop after this position; None for all.
+        watch: is called with each event and the state after it.
+    """
+    fold = Replay()
+    for row in rows:
+        if until is not None and row.position > until:
+            break
+        recorded = fold.feed(row)
+        if watch is not None and recorded is not None:
+            watch(recorded, fold.state)
+    return fold.report()

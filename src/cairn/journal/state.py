@@ -1,0 +1,628 @@
+"""
+What the journal implies: ``apply(state, event) -> state``.
+
+Rules of this module:
+
+1. ``apply`` is the only way in which state comes about. It changes nothing in place: a state is a
+   value, and the one before it stays as it was.
+2. It is only called with events that broke no invariant, so it does not ask whether; an event
+   that does not fit raises ``LookupError`` or ``AssertionError``, which is a mistake of ours.
+3. No event is passed over in silence: ``match`` is exhaustive, and ``assert_never`` says so.
+
+Maps are ``immutables.Map`` (hash array mapped tries): a changed copy costs the logarithm of the
+size, so that folding an event costs no more than the event.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NewType, assert_never
+
+import attrs
+from immutables import Map
+
+from cairn.journal import events as ev
+from cairn.journal.lifecycle import Life, next_life
+
+SessionId = NewType("SessionId", str)
+Part = tuple[str, str]
+"""
+(name of the part, its hash over all parts up to it)
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Model:
+    """
+    What the fold needs of a loaded model. See ``events.ModelLoaded``.
+    """
+
+    name: str
+    fingerprint: str
+    layers: int
+    chunk_tokens: int
+    decode_rows: int
+    context_tokens: int
+    reusable: bool
+    pool_slabs: int
+    pool_bytes: int
+    blocks_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class Slab:
+    """
+    The slab that a session holds.
+    """
+
+    id: int
+    capacity_tokens: int
+    bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class Turn:
+    """
+    The last request that a session served.
+
+    Attributes:
+        fingerprint: of the model that served it.
+        answered: whether it was answered to the end.
+        answer_ids: the answer, with its end token; empty if not answered.
+    """
+
+    request: str
+    fingerprint: str
+    chain: tuple[Part, ...]
+    prompt_ids: tuple[int, ...]
+    prompt_keys: tuple[str, ...]
+    answered: bool
+    answer_ids: tuple[int, ...]
+
+    @property
+    def tip(self) -> str:
+        """
+        The hash of the last part, which names the whole chain.
+        """
+        return self.chain[-1][1]
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """
+        Prompt and answer.
+        """
+        return self.prompt_ids + self.answer_ids
+
+
+@attrs.frozen(kw_only=True)
+class OpenRequest:
+    """
+    The request that a session has in hand.
+
+    Attributes:
+        ask: the event by which it came.
+        sampled: the tokens drawn so far; the last one has no KV yet.
+        emitted: how many of them were released for delivery.
+        path: the decision, once it is made.
+    """
+
+    ask: ev.RequestReceived
+    chain: tuple[Part, ...]
+    prompt_ids: tuple[int, ...]
+    prompt_keys: tuple[str, ...]
+    sampled: tuple[int, ...] = ()
+    emitted: int = 0
+    path: ev.PathSelected | None = None
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """
+        Prompt and the tokens drawn so far.
+        """
+        return self.prompt_ids + self.sampled
+
+
+@attrs.frozen(kw_only=True)
+class Session:
+    """
+    A conversation and the KV that is held for it.
+
+    Attributes:
+        life: its step in ``lifecycle.STEPS``.
+        cached_tokens: the tokens whose KV the slab holds, ``[0, cached_tokens)``.
+        window_start: the first token that the layers still hold; 0 where nothing is dropped.
+        slab_keys: the keys of the canonical chunks at the beginning of the slab.
+        pins: the blocks that may not leave memory while the session works with them.
+        bug_id: why it is quarantined.
+        last_used: position of its last request.
+    """
+
+    id: SessionId
+    tenant: str
+    fingerprint: str
+    group: str | None
+    named: bool
+    life: Life = Life.COLD
+    request: OpenRequest | None = None
+    last: Turn | None = None
+    slab: Slab | None = None
+    cached_tokens: int = 0
+    window_start: int = 0
+    slab_keys: tuple[str, ...] = ()
+    pins: tuple[str, ...] = ()
+    bug_id: str | None = None
+    last_used: int = 0
+
+    @property
+    def free(self) -> bool:
+        """
+        Whether it could take a request: a settling session stops settling for one.
+        """
+        return self.life in (Life.IDLE, Life.COLD, Life.SETTLING)
+
+
+@attrs.frozen(kw_only=True)
+class Block:
+    """
+    A sealed block, in memory or only remembered by its digest.
+    """
+
+    key: str
+    parent: str | None
+    digest: str
+    start: int
+    bytes: int
+    present: bool
+    pins: int = 0
+    last_used: int = 0
+    bug_id: str | None = None
+
+    @property
+    def usable(self) -> bool:
+        """
+        Whether it may be shared.
+        """
+        return self.present and self.bug_id is None
+
+
+@attrs.frozen(kw_only=True)
+class Fault:
+    """
+    A violation on record.
+
+    Attributes:
+        position: where ``invariant_violated`` stands; the event that broke it is at
+            ``event.at_position``.
+    """
+
+    event: ev.InvariantViolated
+    position: int
+
+
+@attrs.frozen(kw_only=True)
+class Pool:
+    """
+    Slabs and blocks in memory, as the journal has them.
+    """
+
+    slabs: int = 0
+    slab_bytes: int = 0
+    blocks: int = 0
+    block_bytes: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class State:
+    """
+    All that the journal implies up to ``position``.
+
+    Attributes:
+        boot: the run of the server that holds the journal, or None between runs.
+        streams: last sequence number of each stream.
+        tips: tip of a chain to the sessions whose last request had this chain.
+        parts: hash of a part to the session that had it last; finds the nearest conversation.
+        blocks: every block ever sealed under its key, since a key has one digest for ever.
+        requests: open requests to their session.
+    """
+
+    position: int = 0
+    boot: str | None = None
+    model: Model | None = None
+    streams: Map[str, int] = Map()
+    sessions: Map[SessionId, Session] = Map()
+    requests: Map[str, SessionId] = Map()
+    tips: Map[str, tuple[SessionId, ...]] = Map()
+    parts: Map[str, SessionId] = Map()
+    blocks: Map[str, Block] = Map()
+    faults: Map[str, Fault] = Map()
+    pool: Pool = Pool()
+    admission_bug: str | None = None
+
+    def session(self, session: str) -> Session:
+        """
+        The session of that id.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self.sessions[SessionId(session)]
+
+
+EMPTY = State()
+
+
+def lengthened(state: State, recorded: ev.Recorded) -> State:
+    """
+    The state with one more row and nothing else changed: all that a violating event does.
+    """
+    return attrs.evolve(
+        state,
+        position=recorded.position,
+        streams=state.streams.set(recorded.stream, recorded.seq),
+    )
+
+
+def apply(state: State, recorded: ev.Recorded) -> State:
+    """
+    The state after an event that breaks no invariant. Changes nothing in place.
+    """
+    state = lengthened(state, recorded)
+    event = recorded.event
+    match event:
+        case ev.ServerStarted():
+            return attrs.evolve(state, boot=event.boot, admission_bug=None)
+        case ev.ServerStopped() | ev.ServerLost():
+            return _memory_gone(attrs.evolve(state, boot=None))
+        case ev.ModelLoaded():
+            return attrs.evolve(state, model=_model(event))
+        case ev.ModelUnloaded():
+            return attrs.evolve(_memory_gone(state), model=None)
+        case ev.SelfTestFinished() | ev.OperatorActed() | ev.RequestRejected():
+            return state  # on record; nothing follows from it
+        case ev.SessionOpened():
+            return _session_opened(state, event)
+        case ev.RequestReceived():
+            return _request_received(state, event)
+        case ev.PathSelected():
+            return _path_selected(state, event)
+        case ev.SlabAcquired():
+            return _slab_acquired(state, event)
+        case ev.SlabReleased():
+            return _slab_released(state, event)
+        case ev.BlocksShared():
+            return _blocks_shared(state, event)
+        case ev.CacheExtended():
+            return _cache_extended(state, event)
+        case ev.CacheTrimmed():
+            return _cache_trimmed(state, event)
+        case ev.BlockSealed():
+            return _block_sealed(state, event)
+        case ev.BlockEvicted():
+            return _block_evicted(state, event)
+        case ev.TokensEmitted():
+            return _tokens_emitted(state, event)
+        case ev.RequestFinished():
+            session = state.session(event.session)
+            return _request_ended(_stepped(state, session, event), event.session, event)
+        case ev.RequestCancelled():
+            session = state.session(event.session)
+            return _request_ended(_stepped(state, session, event), event.session, None)
+        case ev.SessionSettled():
+            return _session_settled(state, event)
+        case ev.SessionClosed():
+            return _session_closed(state, event)
+        case ev.InvariantViolated():
+            return _invariant_violated(state, event)
+        case ev.SessionQuarantined():
+            return _session_quarantined(state, event)
+        case ev.BlocksQuarantined():
+            return _blocks_quarantined(state, event)
+        case ev.AdmissionClosed():
+            session = state.session(event.session)
+            return attrs.evolve(_stepped(state, session, event), admission_bug=event.bug_id)
+        case _:
+            assert_never(event)  # type: ignore[arg-type]  # Event is open to mypy; ALL_EVENTS is not
+
+
+# --- helpers -----------------------------------------------------------------------------------
+
+
+def trigger(event: ev.Event) -> str:
+    """
+    The name under which an event stands in ``lifecycle.STEPS``.
+    """
+    if isinstance(event, ev.CacheExtended):
+        return f"{event.kind}/{event.step}"
+    return event.kind
+
+
+def _put(state: State, session: Session) -> State:
+    return attrs.evolve(state, sessions=state.sessions.set(session.id, session))
+
+
+def _stepped(state: State, session: Session, event: ev.Event, **changes: Any) -> State:
+    """
+    The session changed, and moved on by the table of legal steps.
+    """
+    life = next_life(session.life, trigger(event))
+    assert life is not None, f"{trigger(event)} on a {session.life} session was not checked"
+    return _put(state, attrs.evolve(session, life=life, **changes))
+
+
+def _pinned(state: State, keys: tuple[str, ...], by: int) -> State:
+    blocks = state.blocks
+    for key in keys:
+        if (block := blocks.get(key)) is not None:
+            used = state.position if by > 0 else block.last_used
+            blocks = blocks.set(key, attrs.evolve(block, pins=block.pins + by, last_used=used))
+    return attrs.evolve(state, blocks=blocks)
+
+
+def _with_tip(state: State, session: SessionId, old: Turn | None, new: Turn | None) -> State:
+    tips = state.tips
+    if old is not None and old.chain:
+        rest = tuple(other for other in tips.get(old.tip, ()) if other != session)
+        tips = tips.set(old.tip, rest) if rest else tips.delete(old.tip)
+    parts = state.parts
+    if new is not None and new.chain:
+        tips = tips.set(new.tip, (*tips.get(new.tip, ()), session))
+        for _, name in new.chain:
+            parts = parts.set(name, session)
+    return attrs.evolve(state, tips=tips, parts=parts)
+
+
+def _memory_gone(state: State) -> State:
+    """
+    A server's run ended: open requests, slabs, pins and the blocks in memory went with it.
+    """
+    for request, session_id in state.requests.items():
+        state = _request_ended(state, session_id, None)
+        assert request not in state.requests
+    sessions = state.sessions
+    for session in state.sessions.values():
+        asleep = Life.IDLE if session.last is not None else Life.COLD
+        keeps = session.life in (Life.QUARANTINED, Life.CLOSED)
+        sessions = sessions.set(
+            session.id,
+            attrs.evolve(
+                session,
+                life=session.life if keeps else asleep,
+                slab=None,
+                cached_tokens=0,
+                window_start=0,
+                slab_keys=(),
+                pins=(),
+            ),
+        )
+    blocks = state.blocks
+    for block in state.blocks.values():
+        if block.present or block.pins:
+            blocks = blocks.set(block.key, attrs.evolve(block, present=False, pins=0))
+    return attrs.evolve(state, sessions=sessions, blocks=blocks, pool=Pool())
+
+
+def _request_ended(state: State, session_id: str, finished: ev.RequestFinished | None) -> State:
+    """
+    The open request becomes the session's last turn.
+    """
+    session = state.session(session_id)
+    request = session.request
+    if request is None:
+        return state
+    answer = request.sampled[: finished.answer_tokens] if finished is not None else ()
+    turn = Turn(
+        request=request.ask.request,
+        fingerprint=request.ask.fingerprint,
+        chain=request.chain,
+        prompt_ids=request.prompt_ids,
+        prompt_keys=request.prompt_keys,
+        answered=finished is not None,
+        answer_ids=answer,
+    )
+    state = _with_tip(state, session.id, session.last, turn)
+    state = attrs.evolve(state, requests=state.requests.delete(request.ask.request))
+    return _put(state, attrs.evolve(session, request=None, last=turn))
+
+
+def _model(event: ev.ModelLoaded) -> Model:
+    names = [field.name for field in attrs.fields(Model)]
+    return Model(**{name: getattr(event, name) for name in names})
+
+
+# --- one function an event -----------------------------------------------------------------------
+
+
+def _session_opened(state: State, event: ev.SessionOpened) -> State:
+    return _put(
+        state,
+        Session(
+            id=SessionId(event.session),
+            tenant=event.tenant,
+            fingerprint=event.fingerprint,
+            group=event.group,
+            named=event.named,
+            last_used=state.position,
+        ),
+    )
+
+
+def _request_received(state: State, event: ev.RequestReceived) -> State:
+    session = state.session(event.session)
+    request = opened_request(session, event)
+    state = _stepped(
+        state,
+        session,
+        event,
+        request=request,
+        fingerprint=event.fingerprint,
+        last_used=state.position,
+    )
+    return attrs.evolve(state, requests=state.requests.set(event.request, session.id))
+
+
+def opened_request(session: Session, event: ev.RequestReceived) -> OpenRequest:
+    """
+    The request with its prompt put together from the session's last one and what is new.
+    """
+    last = session.last
+    kept_chain = last.chain[: event.kept_parts] if last else ()
+    kept_ids = last.prompt_ids[: event.kept_tokens] if last else ()
+    kept_keys = last.prompt_keys[: event.kept_keys] if last else ()
+    return OpenRequest(
+        ask=event,
+        chain=kept_chain + event.new_parts,
+        prompt_ids=kept_ids + event.new_ids,
+        prompt_keys=kept_keys + event.new_keys,
+    )
+
+
+def _path_selected(state: State, event: ev.PathSelected) -> State:
+    session = state.session(event.session)
+    assert session.request is not None
+    keys = session.request.prompt_keys[: event.kept_blocks + event.shared_blocks]
+    state = _pinned(state, keys, +1)
+    request = attrs.evolve(session.request, path=event)
+    return _stepped(state, session, event, request=request, pins=session.pins + keys)
+
+
+def _slab_acquired(state: State, event: ev.SlabAcquired) -> State:
+    session = state.session(event.session)
+    slab = Slab(id=event.slab, capacity_tokens=event.capacity_tokens, bytes=event.bytes)
+    pool = attrs.evolve(
+        state.pool, slabs=state.pool.slabs + 1, slab_bytes=state.pool.slab_bytes + event.bytes
+    )
+    state = _stepped(
+        state, session, event, slab=slab, cached_tokens=0, window_start=0, slab_keys=()
+    )
+    return attrs.evolve(state, pool=pool)
+
+
+def _slab_released(state: State, event: ev.SlabReleased) -> State:
+    session = state.session(event.session)
+    pool = attrs.evolve(
+        state.pool, slabs=state.pool.slabs - 1, slab_bytes=state.pool.slab_bytes - event.bytes
+    )
+    state = _stepped(
+        state, session, event, slab=None, cached_tokens=0, window_start=0, slab_keys=()
+    )
+    return attrs.evolve(state, pool=pool)
+
+
+def _blocks_shared(state: State, event: ev.BlocksShared) -> State:
+    session = state.session(event.session)
+    return _stepped(
+        state, session, event, cached_tokens=event.end, slab_keys=session.slab_keys + event.keys
+    )
+
+
+def _cache_extended(state: State, event: ev.CacheExtended) -> State:
+    session = state.session(event.session)
+    request = session.request
+    if request is not None and event.sampled:
+        request = attrs.evolve(request, sampled=request.sampled + event.sampled)
+    return _stepped(
+        state,
+        session,
+        event,
+        cached_tokens=event.end,
+        window_start=event.coverage[0][1] if event.coverage else 0,
+        request=request,
+    )
+
+
+def _cache_trimmed(state: State, event: ev.CacheTrimmed) -> State:
+    session = state.session(event.session)
+    chunk = state.model.chunk_tokens if state.model else 1
+    return _stepped(
+        state,
+        session,
+        event,
+        cached_tokens=event.end,
+        slab_keys=session.slab_keys[: event.end // chunk],
+    )
+
+
+def _block_sealed(state: State, event: ev.BlockSealed) -> State:
+    session = state.session(event.session)
+    known = state.blocks.get(event.key)
+    added = event.stored and not (known is not None and known.present)
+    block = Block(
+        key=event.key,
+        parent=event.parent,
+        digest=event.digest,
+        start=event.start,
+        bytes=event.bytes,
+        present=event.stored,
+        pins=(known.pins if known else 0) + 1,
+        last_used=state.position,
+        bug_id=known.bug_id if known else None,
+    )
+    pool = state.pool
+    if added:
+        pool = attrs.evolve(
+            pool, blocks=pool.blocks + 1, block_bytes=pool.block_bytes + event.bytes
+        )
+    state = _stepped(
+        state,
+        session,
+        event,
+        slab_keys=(*session.slab_keys, event.key),
+        pins=(*session.pins, event.key),
+    )
+    return attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
+
+
+def _block_evicted(state: State, event: ev.BlockEvicted) -> State:
+    block = state.blocks[event.key]
+    pool = attrs.evolve(
+        state.pool,
+        blocks=state.pool.blocks - 1,
+        block_bytes=state.pool.block_bytes - event.bytes,
+    )
+    blocks = state.blocks.set(event.key, attrs.evolve(block, present=False))
+    return attrs.evolve(state, blocks=blocks, pool=pool)
+
+
+def _tokens_emitted(state: State, event: ev.TokensEmitted) -> State:
+    session = state.session(event.session)
+    assert session.request is not None
+    request = attrs.evolve(session.request, emitted=session.request.emitted + len(event.ids))
+    return _stepped(state, session, event, request=request)
+
+
+def _session_settled(state: State, event: ev.SessionSettled) -> State:
+    session = state.session(event.session)
+    state = _pinned(state, session.pins, -1)
+    return _stepped(state, session, event, pins=())
+
+
+def _session_closed(state: State, event: ev.SessionClosed) -> State:
+    session = state.session(event.session)
+    state = _with_tip(state, session.id, session.last, None)
+    parts = state.parts
+    for _, name in session.last.chain if session.last else ():
+        if parts.get(name) == session.id:
+            parts = parts.delete(name)
+    return attrs.evolve(state, parts=parts, sessions=state.sessions.delete(session.id))
+
+
+def _invariant_violated(state: State, event: ev.InvariantViolated) -> State:
+    fault = Fault(event=event, position=state.position)
+    state = attrs.evolve(state, faults=state.faults.set(event.bug_id, fault))
+    if event.session is None:
+        return state
+    state = _stepped(state, state.session(event.session), event)
+    return _request_ended(state, event.session, None)
+
+
+def _session_quarantined(state: State, event: ev.SessionQuarantined) -> State:
+    session = state.session(event.session)
+    state = _pinned(state, session.pins, -1)
+    return _stepped(state, session, event, pins=(), bug_id=event.bug_id)
+
+
+def _blocks_quarantined(state: State, event: ev.BlocksQuarantined) -> State:
+    blocks = state.blocks
+    for key in event.keys:
+        blocks = blocks.set(key, attrs.evolve(blocks[key], bug_id=event.bug_id))
+    state = attrs.evolve(state, blocks=blocks)
+    return _stepped(state, state.session(event.session), event)

@@ -1,0 +1,82 @@
+"""
+Where rows are kept. ``MemoryStore`` here, ``store_sql.SqlStore`` on disk; one suite tests both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from cairn.journal.codec import GENESIS, Row
+from cairn.journal.errors import HeadMoved
+
+
+class Store(Protocol):
+    """
+    An append-only sequence of rows. One thread uses it at a time.
+    """
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """
+        Commit rows behind the head, all or none. Rows whose event ids are there already, as they
+        are, are passed over: appending again what was appended changes nothing.
+
+        Raises:
+            HeadMoved: somebody else appended, or the stored head is not what it was.
+            StoreError: the store could not write (disk full, database gone).
+        """
+
+    def head(self) -> tuple[int, str]:
+        """
+        Position and hash of the last row; ``(0, GENESIS)`` where there is none.
+        """
+
+    def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
+        """
+        Rows with a position above ``after`` in order, of one stream if one is named.
+        """
+
+    def close(self) -> None:
+        """
+        Let go of the store. Rows that were appended stay.
+        """
+
+
+class MemoryStore:
+    """
+    Rows in a list: for tests, and for looking at an export.
+    """
+
+    def __init__(self, rows: Sequence[Row] = ()) -> None:
+        self.rows = list(rows)
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """
+        See ``Store.append``.
+        """
+        known = {row.event_id: row for row in self.rows[-len(rows) - 1 :]}
+        new = [row for row in rows if known.get(row.event_id) != row]
+        if not new:
+            return
+        if (new[0].position - 1, new[0].previous_hash) != self.head():
+            raise HeadMoved(f"row {new[0].position} does not follow row {self.head()[0]}")
+        self.rows.extend(new)
+
+    def head(self) -> tuple[int, str]:
+        """
+        See ``Store.head``.
+        """
+        return (self.rows[-1].position, self.rows[-1].hash) if self.rows else (0, GENESIS)
+
+    def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
+        """
+        See ``Store.read``.
+        """
+        for row in self.rows:
+            if row.position > after and stream in (None, row.stream):
+                yield row
+
+    def close(self) -> None:
+        """
+        Nothing to let go of.
+        """
