@@ -275,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
     if built is not None and not built.is_file():
         try:
             build_blas(built)
-        except BlasError as error:
+        except (BlasError, OSError) as error:
             reason = str(error)
     path = find_blas()
     if path is None:
