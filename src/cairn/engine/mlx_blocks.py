@@ -1,0 +1,127 @@
+"""
+Sealed blocks in memory: copies of a full chunk of canonical KV, and their digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import mlx.core as mx
+from blake3 import blake3
+
+from cairn.engine.mlx_cache import HeldSlab
+from cairn.engine.reports import EngineFault
+
+
+@attrs.frozen(kw_only=True)
+class SealedBlock:
+    """
+    Keys and values of one chunk for all layers, ``(kv_heads, C, head_dim)`` each.
+    """
+
+    keys: tuple[mx.array, ...]
+    values: tuple[mx.array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """
+        The size of its arrays.
+        """
+        return sum(array.nbytes for array in (*self.keys, *self.values))
+
+
+def cut(slab: HeldSlab, start: int, end: int) -> SealedBlock:
+    """
+    Copy the rows ``[start, end)`` of all layers out of a slab. Does not change the slab.
+
+    The copies are evaluated before this returns: a slice that is still pending would make the
+    slab's next update copy the whole slab.
+    """
+    block = SealedBlock(
+        keys=tuple(mx.contiguous(c.keys[0, :, start:end, :]) for c in slab.caches),
+        values=tuple(mx.contiguous(c.values[0, :, start:end, :]) for c in slab.caches),
+    )
+    mx.eval(block.keys, block.values)
+    return block
+
+
+def digest(block: SealedBlock) -> str:
+    """
+    A strong hash over shapes, types and bytes of a block's arrays.
+    """
+    found = blake3()
+    for array in (*block.keys, *block.values):
+        found.update(f"{array.shape}{array.dtype}".encode())
+        # numpy knows no bfloat16; bytes are bytes.
+        found.update(memoryview(array.view(mx.uint8)).cast("B"))
+    return found.hexdigest()
+
+
+def paste(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:
+    """
+    Copy blocks into a slab from ``start`` on, where it must end now. Changes the slab.
+
+    Returns:
+        One past the last token that the slab holds now.
+    """
+    end = start
+    for layer, cache in enumerate(slab.caches):
+        if cache.offset != start:
+            raise EngineFault(f"blocks at {start} on a layer that ends at {cache.offset}")
+        keys = mx.concatenate([block.keys[layer] for block in blocks], axis=1)
+        values = mx.concatenate([block.values[layer] for block in blocks], axis=1)
+        end = start + keys.shape[1]
+        cache.keys[..., start:end, :] = keys[None]
+        cache.values[..., start:end, :] = values[None]
+        cache.offset = end
+    mx.eval(slab.arrays())
+    return end
+
+
+class BlockStore:
+    """
+    The sealed blocks that are in memory, by key. Which of them leave is decided by the sequencer.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, SealedBlock] = {}
+        self._bytes = 0
+
+    def put(self, key: str, block: SealedBlock) -> None:
+        """
+        Keep a block. One that is there under this key stays as it is.
+        """
+        if key not in self._blocks:
+            self._blocks[key] = block
+            self._bytes += block.nbytes
+
+    def get(self, key: str) -> SealedBlock:
+        """
+        The block of that key.
+
+        Raises:
+            EngineFault: it is not in memory.
+        """
+        block = self._blocks.get(key)
+        if block is None:
+            raise EngineFault(f"block {key} is not in memory")
+        return block
+
+    def evict(self, key: str) -> SealedBlock:
+        """
+        Drop a block.
+
+        Raises:
+            EngineFault: it is not in memory.
+        """
+        block = self.get(key)
+        del self._blocks[key]
+        self._bytes -= block.nbytes
+        return block
+
+    def measure(self) -> tuple[int, int]:
+        """
+        (blocks in memory, their bytes), by the store's own count.
+        """
+        return len(self._blocks), self._bytes

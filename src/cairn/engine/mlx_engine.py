@@ -1,0 +1,280 @@
+"""
+The engine: passes of the model over slabs, and sealed blocks. Used by one thread alone.
+
+Rules of this module:
+
+1. Every method that changes a cache gives a report of what is there afterwards, *measured* from the
+   arrays and the layers' own counters, never copied from what was asked for.
+2. Nothing here decides. What to run, keep, share or evict comes from outside.
+3. A prefill or settling pass is one call of the model on the rows of the canonical schedule and no
+   others; a decode pass has W rows, whoever is in them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import numpy as np
+
+from cairn.engine import mlx_blocks
+from cairn.engine.mlx_blocks import BlockStore
+from cairn.engine.mlx_cache import HeldSlab, SlabPool
+from cairn.engine.mlx_model import LoadedModel
+from cairn.engine.mlx_rows import row_caches
+from cairn.engine.mlx_sampling import draw, likeliest, log_probabilities
+from cairn.engine.reports import (
+    Drawn,
+    EngineFault,
+    EvictReport,
+    PassReport,
+    SealReport,
+    ShareReport,
+    SlabReport,
+)
+from cairn.engine.sampling import Sampling, token_key
+from cairn.journal.events import Coverage
+from cairn.journal.keys import ids_hash
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """
+    What is to be drawn from a pass's last row.
+
+    Attributes:
+        top: how many of the likeliest tokens to report.
+    """
+
+    sampling: Sampling
+    seed: int
+    choice: int = 0
+    top: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class DecodeRow:
+    """
+    One session's row of a decode pass: its slab, and the token that goes in.
+    """
+
+    slab: int
+    token: int
+    wanted: Wanted
+
+
+class MlxEngine:
+    """
+    A loaded model with its slabs and blocks.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, decode_rows: int, own_classes: bool = True) -> None:
+        self._model = loaded.model
+        self._rows = decode_rows
+        self.pool = SlabPool(loaded.shapes, own_classes=own_classes)
+        self.blocks = BlockStore()
+
+    @property
+    def decode_rows(self) -> int:
+        """
+        W.
+        """
+        return self._rows
+
+    def open_slab(self, capacity_tokens: int) -> SlabReport:
+        """
+        Allocate a slab.
+        """
+        return self._slab_report(self.pool.open(capacity_tokens))
+
+    def close_slab(self, slab: int) -> SlabReport:
+        """
+        Give a slab back.
+
+        Raises:
+            EngineFault: it is not held.
+        """
+        return self._slab_report(self.pool.close(slab))
+
+    def trim(self, slab: int, end: int) -> Coverage:
+        """
+        Cut a slab back to ``[0, end)``. The arrays keep the old rows behind the end.
+        """
+        held = self.pool.get(slab)
+        for cache in held.caches:
+            cache.trim(cache.offset - end)
+        return held.coverage()
+
+    def share(self, slab: int, keys: Sequence[str], start: int) -> ShareReport:
+        """
+        Copy sealed blocks into a slab, and hash what was copied.
+
+        Raises:
+            EngineFault: a block is not in memory, or the slab does not end at ``start``.
+        """
+        began = time.perf_counter_ns()
+        held = self.pool.get(slab)
+        blocks = [self.blocks.get(key) for key in keys]
+        digests = tuple(mlx_blocks.digest(block) for block in blocks)
+        mlx_blocks.paste(held, blocks, start)
+        return ShareReport(
+            digests=digests, coverage=held.coverage(), duration_us=_since_us(began)
+        )
+
+    def run_chunk(self, slab: int, ids: Sequence[int], wanted: Wanted | None) -> PassReport:
+        """
+        One prefill or settling pass. Adds KV for ``ids`` to the slab.
+
+        Args:
+            ids: 1 to C token ids.
+            wanted: what to draw from the last row, or None.
+
+        Raises:
+            EngineFault: the rows do not fit, or a log-probability is not finite.
+        """
+        began = time.perf_counter_ns()
+        held = self.pool.get(slab)
+        start = held.caches[0].offset
+        tokens = mx.array(list(ids))
+        logits = self._model(tokens[None], cache=held.caches)
+        drawn = None
+        if wanted is None:
+            mx.eval(held.arrays())
+        else:
+            position = start + len(ids)
+            drawn = self._drawn(logits[0, -1], wanted, position, held.arrays())
+        return PassReport(
+            start=start,
+            end=held.caches[0].offset,
+            ran_hash=ids_hash(np.array(tokens).tolist()),
+            coverage=held.coverage(),
+            drawn=drawn,
+            duration_us=_since_us(began),
+        )
+
+    def decode(self, rows: Sequence[DecodeRow | None]) -> list[PassReport | None]:
+        """
+        One decode pass of W rows. Adds one token's KV to each session's slab.
+
+        Args:
+            rows: W rows; None for a dummy. At least one is a session's.
+
+        Raises:
+            EngineFault: the number of rows is not W, or a log-probability is not finite.
+        """
+        if len(rows) != self._rows:
+            raise EngineFault(f"a decode pass has {self._rows} rows, not {len(rows)}")
+        began = time.perf_counter_ns()
+        held = [self.pool.get(row.slab) if row is not None else None for row in rows]
+        starts = [slab.caches[0].offset if slab is not None else 0 for slab in held]
+        tokens = mx.array([[row.token if row is not None else 0] for row in rows])
+        caches: list[Any]
+        if self._rows == 1:
+            assert held[0] is not None
+            caches = held[0].caches
+        else:
+            caches = row_caches([slab.caches if slab is not None else None for slab in held])
+        logits = self._model(tokens, cache=caches)
+        pending = [
+            _pending(logits[place, -1], row.wanted, starts[place] + 1)
+            for place, row in enumerate(rows)
+            if row is not None
+        ]
+        arrays = [array for slab in held if slab is not None for array in slab.arrays()]
+        mx.eval(pending, arrays)
+        fed = np.array(tokens)[:, 0].tolist()
+        took = _since_us(began)
+        reports: list[PassReport | None] = []
+        ready = iter(pending)
+        for place, row in enumerate(rows):
+            slab = held[place]
+            if row is None or slab is None:
+                reports.append(None)
+                continue
+            reports.append(
+                PassReport(
+                    start=starts[place],
+                    end=slab.caches[0].offset,
+                    ran_hash=ids_hash([fed[place]]),
+                    coverage=slab.coverage(),
+                    drawn=_read(next(ready), row.wanted.top),
+                    duration_us=took,
+                )
+            )
+        return reports
+
+    def seal(self, slab: int, key: str, start: int, end: int, *, store: bool) -> SealReport:
+        """
+        Make a sealed block of the rows ``[start, end)``. Does not change the slab.
+
+        Args:
+            store: whether to keep it in memory; otherwise it is only hashed.
+        """
+        block = mlx_blocks.cut(self.pool.get(slab), start, end)
+        if store:
+            self.blocks.put(key, block)
+        blocks, size = self.blocks.measure()
+        return SealReport(
+            digest=mlx_blocks.digest(block),
+            bytes=block.nbytes,
+            stored=store,
+            store_blocks=blocks,
+            store_bytes=size,
+        )
+
+    def evict(self, key: str) -> EvictReport:
+        """
+        Drop a block from memory.
+
+        Raises:
+            EngineFault: it is not there.
+        """
+        block = self.blocks.evict(key)
+        blocks, size = self.blocks.measure()
+        return EvictReport(key=key, bytes=block.nbytes, store_blocks=blocks, store_bytes=size)
+
+    def _slab_report(self, slab: HeldSlab) -> SlabReport:
+        slabs, size = self.pool.measure()
+        return SlabReport(
+            slab=slab.id,
+            capacity_tokens=slab.capacity_tokens,
+            bytes=slab.nbytes,
+            pool_slabs=slabs,
+            pool_bytes=size,
+        )
+
+    def _drawn(
+        self, logits: mx.array, wanted: Wanted, position: int, arrays: list[mx.array]
+    ) -> Drawn:
+        pending = _pending(logits, wanted, position)
+        mx.eval(pending, arrays)
+        return _read(pending, wanted.top)
+
+
+Pending = tuple[mx.array, mx.array, mx.array | None]
+"""
+(token, its log-probability, all log-probabilities where they are asked for), not evaluated.
+"""
+
+
+def _pending(logits: mx.array, wanted: Wanted, position: int) -> Pending:
+    logprobs = log_probabilities(logits)
+    token = draw(logprobs, wanted.sampling, token_key(wanted.seed, wanted.choice, position))
+    return token, logprobs[token], logprobs if wanted.top else None
+
+
+def _read(pending: Pending, top: int) -> Drawn:
+    token, logprob, logprobs = pending
+    value = float(logprob.item())
+    if not math.isfinite(value):
+        raise EngineFault(f"the log-probability of token {token.item()} is {value}")
+    likely = likeliest(logprobs, top) if logprobs is not None else ()
+    return Drawn(token=int(token.item()), logprob=value, top=likely)
+
+
+def _since_us(began_ns: int) -> int:
+    return (time.perf_counter_ns() - began_ns) // 1000

@@ -1,0 +1,143 @@
+"""
+Loading a model through mlx-lm, and finding out what Cairn must know of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import mlx_lm
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from cairn.engine import mlx_rows
+from cairn.engine.mlx_cache import LayerShape
+
+
+class ModelRefused(Exception):
+    """
+    The model cannot be served; the message says what, where and what to do. The operator's.
+    """
+
+
+@attrs.frozen(kw_only=True)
+class LoadedModel:
+    """
+    A model in memory.
+
+    Attributes:
+        model: mlx-lm's module.
+        tokenizer: mlx-lm's wrapper.
+        directory: where it was loaded from.
+        name: the name that clients see.
+        shapes: what each layer keeps for a token.
+    """
+
+    model: Any
+    tokenizer: Any
+    directory: Path
+    name: str
+    config: Mapping[str, Any]
+    shapes: tuple[LayerShape, ...]
+    context_tokens: int
+    eos_ids: frozenset[int]
+    defaults: Mapping[str, Any]
+
+
+def load_model(where: str, *, name: str | None = None) -> LoadedModel:
+    """
+    Load a model directory, or a hub's model where the hub can be reached.
+
+    Args:
+        where: a directory, or a name that mlx-lm resolves.
+        name: what clients see; by default the directory's name, or the hub's.
+
+    Raises:
+        ModelRefused: it is no model that can be served.
+    """
+    directory = _directory(where)
+    try:
+        model, tokenizer, config = mlx_lm.load(str(directory), return_config=True)
+    except (FileNotFoundError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise ModelRefused(
+            f"{where} cannot be loaded as a model: {error}. A model directory of mlx-lm holds "
+            "config.json, *.safetensors and a tokenizer."
+        ) from error
+    model.eval()
+    mlx_rows.install()
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        directory=directory,
+        name=name or (Path(where).resolve().name if Path(where).exists() else where),
+        config=config,
+        shapes=_shapes(model),
+        context_tokens=_context_tokens(config),
+        eos_ids=frozenset(int(token) for token in tokenizer.eos_token_ids),
+        defaults=_generation_defaults(directory),
+    )
+
+
+def _directory(where: str) -> Path:
+    path = Path(where)
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise ModelRefused(f"{where} is no model directory: there is no config.json in it")
+        return path
+    try:
+        from mlx_lm.utils import _download
+    except ImportError as error:  # pragma: no cover - another mlx-lm than pyproject admits
+        raise ModelRefused(f"{where} does not exist") from error
+    try:
+        return Path(_download(where))
+    except Exception as error:  # the hub client has many ways to say that it cannot
+        raise ModelRefused(
+            f"{where} is no directory here, and no hub gave a model of that name: {error}"
+        ) from error
+
+
+def _shapes(model: Any) -> tuple[LayerShape, ...]:
+    """
+    What each layer keeps, found by running one token.
+
+    Raises:
+        ModelRefused: a layer keeps something else than the keys and values of all tokens.
+    """
+    caches = make_prompt_cache(model)
+    for cache in caches:
+        if type(cache) is not KVCache:
+            raise ModelRefused(
+                f"a layer of this model keeps its past in a {type(cache).__name__}; this version "
+                "serves models whose layers all attend to everything (mlx-lm's KVCache)"
+            )
+    mx.eval(model(mx.array([[0]]), cache=caches))
+    return tuple(
+        LayerShape(
+            kv_heads=cache.keys.shape[1],
+            key_dim=cache.keys.shape[3],
+            value_dim=cache.values.shape[3],
+            dtype=cache.keys.dtype,
+        )
+        for cache in caches
+    )
+
+
+def _context_tokens(config: Mapping[str, Any]) -> int:
+    text = config.get("text_config", config)
+    found = text.get("max_position_embeddings", config.get("max_position_embeddings"))
+    return int(found) if found else 32768
+
+
+def _generation_defaults(directory: Path) -> Mapping[str, Any]:
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelRefused(f"{path} cannot be read: {error}") from error
+    return found if isinstance(found, dict) else {}

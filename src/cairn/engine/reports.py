@@ -1,0 +1,127 @@
+"""
+What the engine measured. Plain values: sessions put them into events, invariants compare them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from cairn.journal.events import Coverage
+
+
+class EngineFault(Exception):
+    """
+    A pass gave something that cannot be: no finite log-probability, a slab overrun. A bug of ours
+    or of the model; the session that asked for the pass ends with a bug id.
+    """
+
+
+@attrs.frozen(kw_only=True)
+class ModelFacts:
+    """
+    The loaded model.
+
+    Attributes:
+        name: the name that clients see.
+        fields: the fingerprint as a whole; ``fingerprint`` is its hash.
+        layers: layers that keep KV.
+        kv_token_bytes: bytes of KV that one token takes in all layers.
+        eos_ids: tokens that end an answer.
+    """
+
+    name: str
+    fingerprint: str
+    fields: Mapping[str, Any]
+    layers: int
+    kv_token_bytes: int
+    chunk_tokens: int
+    decode_rows: int
+    context_tokens: int
+    reusable: bool
+    eos_ids: frozenset[int]
+
+
+@attrs.frozen(kw_only=True)
+class SlabReport:
+    """
+    A slab was opened or closed. Figures are measured after it.
+    """
+
+    slab: int
+    capacity_tokens: int
+    bytes: int
+    pool_slabs: int
+    pool_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class Drawn:
+    """
+    A token drawn from a row of logits.
+
+    Attributes:
+        top: (token id, log-probability) of the likeliest, likeliest first, where asked for.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class PassReport:
+    """
+    A pass that is done.
+
+    Attributes:
+        start, end: the tokens whose KV it added.
+        ran_hash: of the token ids that the pass was given, read back from the device.
+        coverage: what each layer holds after it.
+        drawn: the token drawn from its last row, if one was asked for.
+    """
+
+    start: int
+    end: int
+    ran_hash: str
+    coverage: Coverage
+    drawn: Drawn | None
+    duration_us: int
+
+
+@attrs.frozen(kw_only=True)
+class SealReport:
+    """
+    A chunk's KV was copied, hashed and, where asked, stored.
+    """
+
+    digest: str
+    bytes: int
+    stored: bool
+    store_blocks: int
+    store_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class ShareReport:
+    """
+    Blocks were copied into a slab.
+    """
+
+    digests: tuple[str, ...]
+    coverage: Coverage
+    duration_us: int
+
+
+@attrs.frozen(kw_only=True)
+class EvictReport:
+    """
+    A block left memory.
+    """
+
+    key: str
+    bytes: int
+    store_blocks: int
+    store_bytes: int

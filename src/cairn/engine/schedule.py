@@ -1,0 +1,45 @@
+"""
+The canonical schedule: which passes are run for n tokens, and their shapes. Pure.
+
+Positions are cut into aligned chunks of C tokens. A full chunk is one pass of exactly C rows; what
+is left is one pass of exactly n mod C rows. Nothing else is ever run in prefill, whatever was there
+before, so the bits of the KV of a sequence follow from its tokens alone (design: canonical
+computation; the experiment is told in docs/why-the-same-bits.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+SMALLEST_SLAB = 512
+
+
+def passes(start: int, tokens: int, chunk_tokens: int) -> Iterator[tuple[int, int]]:
+    """
+    The passes that bring KV from ``[0, start)`` to ``[0, tokens)``, as half-open ranges.
+
+    Args:
+        start: a multiple of C.
+        tokens: n, at least ``start``.
+        chunk_tokens: C.
+
+    Raises:
+        ValueError: ``start`` is not on a chunk's boundary.
+    """
+    if start % chunk_tokens:
+        raise ValueError(f"{start} is not a multiple of {chunk_tokens}")
+    while start < tokens:
+        end = min(start + chunk_tokens, tokens)
+        yield start, end
+        start = end
+
+
+def slab_capacity(tokens: int, chunk_tokens: int) -> int:
+    """
+    The capacity class that holds ``tokens``: powers of two, so that a conversation that grows
+    changes its slab seldom. Always a multiple of C.
+    """
+    capacity = SMALLEST_SLAB
+    while capacity < tokens:
+        capacity *= 2
+    return -(-capacity // chunk_tokens) * chunk_tokens
