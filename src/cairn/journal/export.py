@@ -1,0 +1,159 @@
+"""
+Rows as lines of JSON and back, byte for byte: a journal that can be carried, searched and verified.
+
+One event a line. ``payload`` and ``private`` are the stored texts, put into the line as they are,
+since the hashes go over their bytes; a row whose payload is no JSON object (it was damaged) carries
+its bytes in base64, as a string, so that an export of a damaged journal is as damaged as the
+journal.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from cairn.journal.codec import Row
+from cairn.journal.errors import StoreError
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    position: int
+    stream: str
+    seq: int
+    event_id: str
+    kind: str
+    version: int
+    time: str | int
+    hash: str
+    previous_hash: str
+    private_digest: str
+    payload: msgspec.Raw
+    private: msgspec.Raw
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(_Line)
+_NULL = msgspec.Raw(b"null")
+
+
+def to_line(row: Row) -> bytes:
+    """
+    The line of a row, with its line feed. Changes nothing.
+    """
+    line = _Line(
+        position=row.position,
+        stream=row.stream,
+        seq=row.seq,
+        event_id=row.event_id,
+        kind=row.kind,
+        version=row.version,
+        time=_time(row.time_us),
+        hash=row.hash,
+        previous_hash=row.previous_hash,
+        private_digest=row.private_digest,
+        payload=_embedded(row.public),
+        private=_embedded(row.private) if row.private is not None else _NULL,
+    )
+    return _encoder.encode(line) + b"\n"
+
+
+def from_line(line: bytes) -> Row:
+    """
+    The row of a line, byte for byte as it was stored.
+
+    Raises:
+        ValueError: the line is no line of an export.
+    """
+    try:
+        read = _decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+    public = _stored(read.payload)
+    if public is None:
+        raise ValueError("the payload is missing")
+    return Row(
+        position=read.position,
+        stream=read.stream,
+        seq=read.seq,
+        event_id=read.event_id,
+        kind=read.kind,
+        version=read.version,
+        time_us=_time_us(read.time),
+        public=public,
+        private=_stored(read.private),
+        private_digest=read.private_digest,
+        previous_hash=read.previous_hash,
+        hash=read.hash,
+    )
+
+
+def read_export(path: Path) -> Iterator[Row]:
+    """
+    The rows of an export, in the order of its lines.
+
+    Raises:
+        StoreError: the file cannot be read, or a line of it is no row; the line is named.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield from_line(line)
+                except ValueError as error:
+                    raise StoreError(
+                        f"{path}, line {number}, is no row of an export: {error}. "
+                        "`ops export` writes such files."
+                    ) from error
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _time(time_us: int) -> str | int:
+    """
+    ISO 8601 in UTC with microseconds; the bare number where no calendar has the time.
+    """
+    try:
+        moment = _EPOCH + time_us * _MICROSECOND
+    except OverflowError:
+        return time_us
+    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def _time_us(time: str | int) -> int:
+    if isinstance(time, int):
+        return time
+    moment = datetime.fromisoformat(time)
+    if moment.tzinfo is None:
+        raise ValueError(f"the time {time} has no zone")
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def _embedded(stored: bytes) -> msgspec.Raw:
+    if stored[:1] == b"{" and stored[-1:] == b"}" and b"\n" not in stored:
+        try:
+            stored.decode()
+            msgspec.json.decode(stored, type=dict[str, msgspec.Raw])
+            return msgspec.Raw(stored)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            pass
+    return msgspec.Raw(_encoder.encode(base64.b64encode(stored).decode()))
+
+
+def _stored(embedded: msgspec.Raw) -> bytes | None:
+    text = bytes(embedded)
+    if text == b"null":
+        return None
+    if text[:1] == b"{":
+        return text
+    try:
+        return base64.b64decode(msgspec.json.decode(text, type=str), validate=True)
+    except (msgspec.MsgspecError, binascii.Error) as error:
+        raise ValueError(f"a payload is neither an object nor base64: {error}") from error

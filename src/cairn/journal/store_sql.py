@@ -1,0 +1,419 @@
+"""
+Rows in a database: SQLite by default, PostgreSQL by URL. The only module that knows SQLAlchemy.
+
+Rules of this module:
+
+1. Rows are added and read, never changed. What the schema is, the migrations say; the table below
+   must be what they make of an empty database, and a test compares the two.
+2. One connection writes, for the life of the store; SQLite can be damaged by two that write or
+   checkpoint (up to 3.51.2). All others open read-only, also while the server runs.
+3. What cannot be used is refused with a sentence that says what to do, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+
+from cairn.journal.codec import GENESIS, Row
+from cairn.journal.errors import HeadMoved, StoreError
+
+REVISION = "0001"
+"""
+The head of the migrations. Stands here so that a store opens without loading Alembic.
+"""
+
+VERSION_TABLE = "cairn_schema"
+"""
+Where Alembic keeps the revision. A name of our own, by which a Cairn journal is known.
+"""
+
+_BATCH_ROWS = 2000
+_BUSY_S = 5.0
+
+_metadata = sa.MetaData()
+_big = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # INTEGER is SQLite's row id
+_events = sa.Table(
+    "events",
+    _metadata,
+    sa.Column("position", _big, primary_key=True, autoincrement=False),
+    sa.Column("stream", sa.Text, nullable=False),
+    sa.Column("seq", _big, nullable=False),
+    sa.Column("event_id", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("time_us", _big, nullable=False),
+    sa.Column("public", sa.LargeBinary, nullable=False),
+    sa.Column("private", sa.LargeBinary),
+    sa.Column("private_digest", sa.Text, nullable=False),
+    sa.Column("previous_hash", sa.Text, nullable=False),
+    sa.Column("hash", sa.Text, nullable=False),
+    sa.UniqueConstraint("stream", "seq", name="events_stream_seq"),
+    sa.UniqueConstraint("event_id", name="events_event_id"),
+    sa.Index("events_stream_position", "stream", "position"),
+)
+_names = tuple(field.name for field in attrs.fields(Row))
+# Bytes are read as the driver gives them: a row that somebody changed by hand may hold text in
+# their place, and has to come out as a broken chain, not as a type error of the database layer.
+_columns: tuple[Any, ...] = tuple(
+    sa.type_coerce(_events.c[name], sa.types.NullType()).label(name) for name in _names
+)
+
+
+def journal_url(data_dir: Path) -> str:
+    """
+    The URL of the journal that lies in a data directory. Creates nothing.
+    """
+    return sqlite_url(data_dir / "journal.db")
+
+
+def sqlite_url(path: Path) -> str:
+    """
+    The URL of an SQLite file, whatever characters are in its path.
+    """
+    url = sa.URL.create("sqlite", database=str(path.absolute()))
+    return url.render_as_string(hide_password=False)
+
+
+class SqlStore:
+    """
+    The rows of a journal in a database. See ``store.Store``.
+
+    It may be used by another thread than the one that opened it, by one at a time.
+    """
+
+    def __init__(self, connection: sa.Connection, place: str) -> None:
+        self._connection = connection
+        self._place = place
+
+    @classmethod
+    def open(cls, url: str, *, read_only: bool = False) -> SqlStore:
+        """
+        Open a journal that is there. Changes nothing in it, and runs no migration.
+
+        Args:
+            read_only: for everybody but the server: reads beside a writer, and cannot write.
+
+        Raises:
+            StoreError: no journal is there, it is none of Cairn's, its schema is not this
+                version's, or it cannot be reached.
+        """
+        parsed = _parsed(url)
+        place = _place(parsed)
+        if (path := _file(parsed)) is not None and not path.exists():
+            raise StoreError(
+                f"There is no journal at {place}. Check --data-dir or --journal; "
+                "`ops migrate` makes an empty one."
+            )
+        revision = schema_revision(url)
+        if revision != REVISION:
+            raise StoreError(_other_revision(place, revision))
+        return cls(_connected(parsed, mode="ro" if read_only else "rw"), place)
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """
+        See ``Store.append``.
+        """
+        if not rows:
+            return
+        with _errors(self._place, "write to"), self._connection.begin():
+            position, head = self._head()
+            if (rows[0].position - 1, rows[0].previous_hash) != (position, head):
+                rows = self._not_stored(rows, position, head)
+            if rows:
+                values = [{name: getattr(row, name) for name in _names} for row in rows]
+                self._connection.execute(sa.insert(_events), values)
+
+    def head(self) -> tuple[int, str]:
+        """
+        See ``Store.head``.
+        """
+        with _errors(self._place, "read"), self._connection.begin():
+            return self._head()
+
+    def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
+        """
+        See ``Store.read``. Rows are read in batches, each in a transaction of its own, so that a
+        reader that takes its time holds nobody up.
+        """
+        query = sa.select(*_columns).order_by(_events.c.position).limit(_BATCH_ROWS)
+        if stream is not None:
+            query = query.where(_events.c.stream == stream)
+        while True:
+            with _errors(self._place, "read"), self._connection.begin():
+                batch = self._connection.execute(query.where(_events.c.position > after)).all()
+            for values in batch:
+                yield _row(values)
+            if len(batch) < _BATCH_ROWS:
+                return
+            after = batch[-1][0]
+
+    def last(self, count: int, *, stream: str | None = None) -> list[Row]:
+        """
+        The last ``count`` rows in order, of one stream if one is named.
+        """
+        query = sa.select(*_columns).order_by(_events.c.position.desc()).limit(count)
+        if stream is not None:
+            query = query.where(_events.c.stream == stream)
+        with _errors(self._place, "read"), self._connection.begin():
+            return [_row(values) for values in reversed(self._connection.execute(query).all())]
+
+    def close(self) -> None:
+        """
+        See ``Store.close``.
+        """
+        _let_go(self._connection)
+
+    def _head(self) -> tuple[int, str]:
+        query = sa.select(_events.c.position, _events.c.hash)
+        last = self._connection.execute(
+            query.order_by(_events.c.position.desc()).limit(1)
+        ).one_or_none()
+        return (last[0], last[1]) if last is not None else (0, GENESIS)
+
+    def _not_stored(self, rows: Sequence[Row], position: int, head: str) -> Sequence[Row]:
+        """
+        The rows behind those that an earlier append stored already.
+
+        Raises:
+            HeadMoved: the rest does not follow the head, or other rows stand in their place.
+        """
+        query = sa.select(_events.c.position, _events.c.event_id, _events.c.hash)
+        first, last = rows[0].position, rows[-1].position
+        found = self._connection.execute(query.where(_events.c.position.between(first, last))).all()
+        stored = {at: (event_id, row_hash) for at, event_id, row_hash in found}
+        new = [row for row in rows if stored.get(row.position) != (row.event_id, row.hash)]
+        if new and (new[0].position - 1, new[0].previous_hash) != (position, head):
+            raise HeadMoved(
+                f"Row {new[0].position} does not follow row {position} of {self._place}: another "
+                "writer appended to it. Let one server at a time use a journal."
+            )
+        return new
+
+
+def migrate(url: str) -> str | None:
+    """
+    Bring a journal's schema up to date; makes a new journal where there is none.
+
+    Returns:
+        The revision that was there before, None for a new journal.
+
+    Raises:
+        StoreError: the database is none of Cairn's, is newer than this version, or cannot be
+            written. It is then as it was.
+    """
+    from alembic import command  # slow to load, and only this function needs it
+    from alembic.config import Config
+
+    parsed = _parsed(url)
+    place = _place(parsed)
+    before = schema_revision(url)
+    if before is not None and before > REVISION:
+        raise StoreError(_other_revision(place, before))
+    if (path := _file(parsed)) is not None:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path.parent} cannot be made: {error.strerror}.") from error
+    connection = _connected(parsed, mode="rwc")
+    try:
+        with _errors(place, "migrate"), connection.begin():
+            config = Config()
+            config.set_main_option("script_location", "cairn:migrations")
+            config.set_main_option("path_separator", "os")
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    finally:
+        _let_go(connection)
+    return before
+
+
+def schema_revision(url: str) -> str | None:
+    """
+    The revision of a journal's schema; None where there is no journal yet. Changes nothing: what
+    is there is looked at read-only first, since to open a file for writing already changes it.
+
+    Raises:
+        StoreError: the database is none of Cairn's or cannot be read.
+    """
+    parsed = _parsed(url)
+    path = _file(parsed)
+    if path is not None and not path.exists():
+        return None
+    connection = _connected(parsed, mode="ro")
+    try:
+        with _errors(_place(parsed), "read"), connection.begin():
+            return _revision(connection, _place(parsed))
+    finally:
+        _let_go(connection)
+
+
+# --- connections ---------------------------------------------------------------------------------
+
+
+def _parsed(url: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+    except SQLAlchemyError as error:
+        raise StoreError(
+            f"{url!r} is no database URL; write sqlite:////path/to/journal.db or "
+            "postgresql://user@host/name."
+        ) from error
+    if parsed.get_backend_name() == "sqlite" and not parsed.database:
+        raise StoreError("A journal in memory would be lost; name a file: sqlite:////path/to/it.db")
+    # The bare name means psycopg2 to some versions of SQLAlchemy; ours is psycopg.
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    return parsed
+
+
+def _file(url: sa.URL) -> Path | None:
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def _place(url: sa.URL) -> str:
+    """
+    Where a journal is, for people; never shows a password.
+    """
+    path = _file(url)
+    return str(path) if path is not None else url.render_as_string(hide_password=True)
+
+
+def _connected(url: sa.URL, *, mode: str) -> sa.Connection:
+    place = _place(url)
+    path = _file(url)
+    try:
+        if path is None:
+            with _errors(place, "connect to"):
+                return _postgres(url, read_only=mode == "ro")
+        with _errors(place, "open"):
+            try:
+                return _sqlite(path, mode)
+            except DBAPIError:
+                # A reader of a WAL database has to make files beside it. On a medium that cannot
+                # be written nobody else writes either, unless a log was left behind.
+                log = path.with_name(f"{path.name}-wal")
+                if mode != "ro" or (log.exists() and log.stat().st_size):
+                    raise
+                return _sqlite(path, "ro&immutable=1")
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"{place} needs the package {error.name}; install the extra `postgres`."
+        ) from error
+    except NoSuchModuleError as error:
+        raise StoreError(f"{place} is no database that Cairn knows: SQLite, PostgreSQL.") from error
+
+
+def _sqlite(path: Path, mode: str) -> sa.Connection:
+    address = f"{path.absolute().as_uri()}?mode={mode}"
+
+    def connect() -> sqlite3.Connection:
+        # No implicit transactions: `begun` below says when one begins.
+        made = sqlite3.connect(
+            address, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        if mode.startswith("rw"):
+            made.execute("PRAGMA journal_mode = WAL")
+            made.execute("PRAGMA synchronous = FULL")
+        else:
+            made.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()  # fails now, not later
+        return made
+
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.NullPool)
+
+    @sa.event.listens_for(engine, "begin")
+    def begun(connection: sa.Connection) -> None:
+        # A writer says so at once: what it then reads cannot move before it writes.
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if mode.startswith("rw") else "BEGIN")
+
+    return engine.connect()
+
+
+def _postgres(url: sa.URL, *, read_only: bool) -> sa.Connection:
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    connection = engine.connect()
+    return connection.execution_options(postgresql_readonly=True) if read_only else connection
+
+
+def _let_go(connection: sa.Connection) -> None:
+    connection.close()
+    connection.engine.dispose()
+
+
+# --- what is there, and what went wrong ----------------------------------------------------------
+
+
+def _revision(connection: sa.Connection, place: str) -> str | None:
+    """
+    The schema's revision; None for a database that is empty.
+    """
+    tables = set(sa.inspect(connection).get_table_names())
+    if VERSION_TABLE not in tables:
+        if tables and (connection.dialect.name == "sqlite" or "events" in tables):
+            raise StoreError(
+                f"{place} is a database of something else, not a Cairn journal. It was left as it "
+                "is; name another with --data-dir or --journal."
+            )
+        return None
+    version = sa.table(VERSION_TABLE, sa.column("version_num", sa.Text))
+    return connection.execute(sa.select(version.c.version_num)).scalar_one_or_none()
+
+
+def _other_revision(place: str, revision: str | None) -> str:
+    if revision is not None and revision > REVISION:
+        return (
+            f"{place} was written by a newer Cairn (schema {revision}; this one knows {REVISION}). "
+            "Use that version or a newer one; the journal was left as it is."
+        )
+    has = "has no schema yet" if revision is None else f"has schema {revision}, not {REVISION}"
+    return f"{place} {has}. Run `ops migrate`."
+
+
+@contextmanager
+def _errors(place: str, doing: str) -> Iterator[None]:
+    """
+    Errors of the database as errors of the journal.
+    """
+    try:
+        yield
+    except IntegrityError as error:
+        raise HeadMoved(
+            f"Another writer appended to {place}. Let one server at a time use a journal."
+        ) from error
+    except (DBAPIError, sqlite3.Error) as error:
+        fact = str(error.orig) if isinstance(error, DBAPIError) else str(error)
+        raise StoreError(f"Cannot {doing} {place}: {fact}. {_advice(fact)}".strip()) from error
+
+
+def _advice(fact: str) -> str:
+    """
+    What to do about a failure of the database, by its words: drivers have no codes in common.
+    """
+    for words, advice in (
+        ("full", "Free some disk space and start again; what was journaled before is safe."),
+        ("locked", "Another program writes to it; let one server at a time use a journal."),
+        ("not a database", "It is no Cairn journal and was left as it is; name another file."),
+        ("malformed", "The file is damaged; keep a copy of it, and restore a backup."),
+        ("readonly", "Check who owns the file and its folder."),
+        ("unable to open", "Check the path, and who owns the file and its folder."),
+        ("I/O", "The disk failed; check it before the server is started again."),
+        ("refused", "Check that the database server runs and that the URL names it."),
+    ):
+        if words in fact:
+            return advice
+    return ""
+
+
+def _row(values: Sequence[Any]) -> Row:
+    fields = dict(zip(_names, values, strict=True))
+    for name in ("public", "private"):
+        if isinstance(fields[name], str):
+            fields[name] = fields[name].encode()
+    return Row(**fields)

@@ -1,0 +1,34 @@
+"""
+The table of events.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+
+def upgrade() -> None:
+    """
+    The table of events. There is no way down: a journal is never rewritten.
+    """
+    big = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    op.create_table(
+        "events",
+        sa.Column("position", big, primary_key=True, autoincrement=False),
+        sa.Column("stream", sa.Text, nullable=False),
+        sa.Column("seq", big, nullable=False),
+        sa.Column("event_id", sa.Text, nullable=False),
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("version", sa.Integer, nullable=False),
+        sa.Column("time_us", big, nullable=False),
+        sa.Column("public", sa.LargeBinary, nullable=False),
+        sa.Column("private", sa.LargeBinary),
+        sa.Column("private_digest", sa.Text, nullable=False),
+        sa.Column("previous_hash", sa.Text, nullable=False),
+        sa.Column("hash", sa.Text, nullable=False),
+        sa.UniqueConstraint("stream", "seq", name="events_stream_seq"),
+        sa.UniqueConstraint("event_id", name="events_event_id"),
+    )
+    op.create_index("events_stream_position", "events", ["stream", "position"])

@@ -1,0 +1,365 @@
+"""
+All stores keep rows in the same way; a database that is not a journal of ours is left as it was.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import attrs
+import pytest
+import sqlalchemy as sa
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from tests.journals import healthy, unrecorded
+
+from cairn.journal import store_sql
+from cairn.journal.codec import GENESIS, Row
+from cairn.journal.errors import HeadMoved, StoreError
+from cairn.journal.store import MemoryStore, Store
+from cairn.journal.store_sql import SqlStore, journal_url, migrate, schema_revision, sqlite_url
+
+ROWS = healthy()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path: Path) -> Iterator[Store]:
+    """
+    An empty store of each kind.
+    """
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    migrate(journal_url(tmp_path))
+    opened = SqlStore.open(journal_url(tmp_path))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """
+    The URL of an empty journal.
+    """
+    migrate(journal_url(tmp_path))
+    return journal_url(tmp_path)
+
+
+# --- all stores ----------------------------------------------------------------------------------
+
+
+def test_empty(store: Store):
+    """An empty store stands at position 0 and the first hash."""
+    assert (0, GENESIS) == store.head()
+    assert [] == list(store.read())
+    store.append([])
+    assert (0, GENESIS) == store.head()
+
+
+def test_rows_come_back_as_they_were(store: Store):
+    """What was appended in batches is read in order, byte for byte."""
+    store.append(ROWS[:1])
+    store.append(ROWS[1:7])
+    store.append(ROWS[7:])
+    assert ROWS == list(store.read())
+    assert (len(ROWS), ROWS[-1].hash) == store.head()
+
+
+def test_rows_after_a_position(store: Store):
+    """Reading goes on behind the position that is named."""
+    store.append(ROWS)
+    assert ROWS[5:] == list(store.read(5))
+    assert [] == list(store.read(len(ROWS)))
+
+
+def test_rows_of_one_stream(store: Store):
+    """One stream can be read alone, from a position on too."""
+    store.append(ROWS)
+    mine = [row for row in ROWS if row.stream == "session/s1"]
+    assert mine == list(store.read(stream="session/s1"))
+    assert [row for row in mine if row.position > 9] == list(store.read(9, stream="session/s1"))
+    assert [] == list(store.read(stream="session/s2"))
+
+
+def test_appending_again_changes_nothing(store: Store):
+    """The same rows again are passed over; rows behind them are still taken."""
+    store.append(ROWS[:4])
+    store.append(ROWS[:4])
+    store.append(ROWS[2:8])
+    assert ROWS[:8] == list(store.read())
+
+
+@pytest.mark.parametrize("first", [3, 5])
+def test_rows_that_do_not_follow(store: Store, first: int):
+    """A gap, or rows that do not follow by position, move nothing."""
+    store.append(ROWS[:4])
+    rows = [attrs.evolve(row, event_id=f"new-{row.event_id}") for row in ROWS[first:8]]
+    with pytest.raises(HeadMoved):
+        store.append(rows)
+    assert ROWS[:4] == list(store.read())
+
+
+def test_a_foreign_head(store: Store):
+    """Rows chained to another head than the store's are refused."""
+    store.append(ROWS[:4])
+    with pytest.raises(HeadMoved):
+        store.append([attrs.evolve(ROWS[4], previous_hash="1" * 64), *ROWS[5:7]])
+    assert ROWS[:4] == list(store.read())
+    store.append(ROWS[4:])
+    assert ROWS == list(store.read())
+
+
+def test_an_append_between_two_reads(store: Store):
+    """A reader that has begun does not hold up the writer."""
+    store.append(ROWS[:6])
+    reading = store.read()
+    assert ROWS[0] == next(reading)
+    store.append(ROWS[6:])
+    assert ROWS[1:6] == [next(reading) for _ in range(5)]
+
+
+# --- the store on disk ---------------------------------------------------------------------------
+
+
+def test_rows_outlive_the_store(url: str):
+    """A store that is opened again has its rows and takes more."""
+    first = SqlStore.open(url)
+    first.append(ROWS[:9])
+    first.close()
+    second = SqlStore.open(url)
+    second.append(ROWS[9:])
+    assert ROWS == list(second.read())
+    second.close()
+
+
+def test_more_rows_than_a_batch(url: str, monkeypatch: pytest.MonkeyPatch):
+    """Reading in batches gives every row once."""
+    monkeypatch.setattr(store_sql, "_BATCH_ROWS", 5)
+    store = SqlStore.open(url)
+    store.append(ROWS[:30])
+    assert ROWS[:30] == list(store.read())
+    assert ROWS[27:30] == store.last(3)
+    store.close()
+
+
+def test_another_writer(url: str):
+    """Of two writers the second learns that it is behind, and its rows are not taken."""
+    one, two = SqlStore.open(url), SqlStore.open(url)
+    one.append(ROWS[:5])
+    foreign = [attrs.evolve(row, event_id=f"new-{row.event_id}") for row in ROWS[:3]]
+    with pytest.raises(HeadMoved):
+        two.append(foreign)
+    assert ROWS[:5] == list(two.read())
+    one.close()
+    two.close()
+
+
+def test_an_event_id_twice(url: str):
+    """An event id that the database has already fails the append as a whole."""
+    store = SqlStore.open(url)
+    store.append(ROWS[:5])
+    with pytest.raises(HeadMoved):
+        store.append([ROWS[5], attrs.evolve(ROWS[6], event_id=ROWS[2].event_id)])
+    assert ROWS[:5] == list(store.read())
+    store.append(ROWS[5:])
+    store.close()
+
+
+def test_a_writer_on_another_thread(url: str):
+    """The thread that appends need not be the one that opened."""
+    store = SqlStore.open(url)
+    worker = threading.Thread(target=store.append, args=(ROWS,))
+    worker.start()
+    worker.join()
+    assert ROWS == list(store.read())
+    store.close()
+
+
+def test_a_reader_beside_the_writer(url: str):
+    """A reader sees what is committed while the writer is open, and cannot write."""
+    writer = SqlStore.open(url)
+    writer.append(ROWS[:5])
+    reader = SqlStore.open(url, read_only=True)
+    assert ROWS[:5] == list(reader.read())
+    writer.append(ROWS[5:9])
+    assert ROWS[:9] == list(reader.read())
+    with pytest.raises(StoreError, match="readonly"):
+        reader.append(ROWS[9:])
+    reader.close()
+    writer.append(ROWS[9:])
+    writer.close()
+
+
+def test_a_full_disk_leaves_nothing_half(url: str, tmp_path: Path):
+    """Rows that do not fit are not there in part, and the message says what to do."""
+    big = [attrs.evolve(ROWS[0], public=b"x" * 100_000)]
+    store = SqlStore.open(url)
+    store._connection.exec_driver_sql("PRAGMA max_page_count = 20")
+    store._connection.rollback()
+    with pytest.raises(StoreError, match="Free some disk space"):
+        store.append(big)
+    assert (0, GENESIS) == store.head()
+    store.append(ROWS[:2])
+    assert ROWS[:2] == list(store.read())
+    store.close()
+
+
+def test_a_locked_database(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A writer that does not get its turn says so."""
+    monkeypatch.setattr(store_sql, "_BUSY_S", 0.05)
+    store = SqlStore.open(url)
+    with closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="one server at a time"):
+            store.append(ROWS)
+        other.execute("ROLLBACK")
+    store.append(ROWS)
+    store.close()
+
+
+def test_sqlite_is_set_for_durability(url: str):
+    """The log is written ahead, and every commit is on disk when append returns."""
+    store = SqlStore.open(url)
+    pragma = store._connection.exec_driver_sql
+    assert "wal" == pragma("PRAGMA journal_mode").scalar_one()
+    assert 2 == pragma("PRAGMA synchronous").scalar_one()
+    store.close()
+
+
+def test_text_in_place_of_bytes(url: str, tmp_path: Path):
+    """A payload that somebody changed by hand, into text, is read as its bytes."""
+    store = SqlStore.open(url)
+    store.append(ROWS)
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
+        other.execute("UPDATE events SET public = '{\"a\":1}', private = 'x' WHERE position = 4")
+    row = next(store.read(3))
+    assert (b'{"a":1}', b"x") == (row.public, row.private)
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["a b", "50%", "what?", "#1", "Grüße", "a&b=c;d"])
+def test_any_folder_name(tmp_path: Path, name: str):
+    """No character in a path is taken for a part of the URL."""
+    url = journal_url(tmp_path / name)
+    migrate(url)
+    store = SqlStore.open(url)
+    store.append(ROWS[:2])
+    store.close()
+    reader = SqlStore.open(url, read_only=True)
+    assert ROWS[:2] == list(reader.read())
+    reader.close()
+    assert {"journal.db"} == {path.name.split("-")[0] for path in (tmp_path / name).iterdir()}
+
+
+# --- the schema ----------------------------------------------------------------------------------
+
+
+def test_migrations_make_the_table_that_the_store_knows(url: str, tmp_path: Path):
+    """The last migration leaves the schema that the store declares."""
+    other = sa.create_engine(sqlite_url(tmp_path / "declared.db"))
+    store_sql._metadata.create_all(other)
+    made = sa.create_engine(url)
+
+    def described(engine: sa.Engine) -> list[object]:
+        look = sa.inspect(engine)
+        return [
+            [(c["name"], str(c["type"]), c["nullable"]) for c in look.get_columns("events")],
+            look.get_pk_constraint("events"),
+            sorted(look.get_unique_constraints("events"), key=str),
+            sorted(look.get_indexes("events"), key=str),
+        ]
+
+    assert described(other) == described(made)
+    assert [field.name for field in attrs.fields(Row)] == [c.name for c in store_sql._events.c]
+
+
+def test_the_revision_known_is_the_head_of_the_migrations():
+    """The store knows the last migration by its number."""
+    config = Config()
+    config.set_main_option("script_location", "cairn:migrations")
+    config.set_main_option("path_separator", "os")
+    assert store_sql.REVISION == ScriptDirectory.from_config(config).get_current_head()
+
+
+def test_migrate_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """A journal is made once; migrating it again changes nothing, and nothing is printed."""
+    url = journal_url(tmp_path / "new" / "folder")
+    assert schema_revision(url) is None
+    assert migrate(url) is None
+    assert store_sql.REVISION == schema_revision(url)
+    assert store_sql.REVISION == migrate(url)
+    assert ("", "") == tuple(capfd.readouterr())
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def _no_schema(path: Path) -> None:
+    path.touch()
+
+
+def _something_else(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as made, made:
+        made.execute("CREATE TABLE events (id INTEGER)")
+
+
+def _no_database(path: Path) -> None:
+    path.write_bytes(b"Dear diary, " * 100)
+
+
+def _newer(path: Path) -> None:
+    migrate(sqlite_url(path))
+    with closing(sqlite3.connect(path)) as made, made:
+        made.execute("UPDATE cairn_schema SET version_num = '0999'")
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (_no_schema, "ops migrate"),
+        (_something_else, "not a Cairn journal"),
+        (_no_database, "no Cairn journal"),
+        (_newer, "newer"),
+    ],
+)
+def test_a_database_that_is_refused(
+    tmp_path: Path, make: Callable[[Path], None], says: str, read_only: bool
+):
+    """What is no journal of this version is not opened, not migrated, and stays as it was."""
+    path = tmp_path / "journal.db"
+    make(path)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=says):
+        SqlStore.open(sqlite_url(path), read_only=read_only)
+    assert before == path.read_bytes()
+    if make is not _no_schema:
+        with pytest.raises(StoreError, match=says):
+            migrate(sqlite_url(path))
+        assert before == path.read_bytes()
+
+
+def test_no_journal(tmp_path: Path):
+    """Opening makes no file."""
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match="no journal at"):
+            SqlStore.open(journal_url(tmp_path / "x"), read_only=read_only)
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", ["nonsense", "sqlite://", "mysql://u:geheim@h/d", "odd://h/d"])
+def test_urls_that_are_refused(url: str):
+    """A URL that names no database of ours is refused, without its password in the message."""
+    with pytest.raises(StoreError) as refused:
+        SqlStore.open(url)
+    assert "geheim" not in str(refused.value)
+
+
+def test_rows_of_a_broken_journal_are_stored(url: str):
+    """The store keeps rows and judges none of them."""
+    store = SqlStore.open(url)
+    store.append(unrecorded("INV-1"))
+    assert unrecorded("INV-1") == list(store.read())
+    store.close()

@@ -1,0 +1,443 @@
+"""
+Journals for tests, made through the ledger: a healthy one, and one broken in each way that an event
+can break it.
+
+``Builder`` plays engine and store: it measures as they would, so that what it proposes is right
+unless a test makes it wrong. Ids and times are counted, so that the same calls give the same rows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from cairn.journal import events as ev
+from cairn.journal import paths
+from cairn.journal.codec import Row
+from cairn.journal.errors import BugError
+from cairn.journal.keys import block_keys, ids_hash, part_hash
+from cairn.journal.ledger import Ledger, Outside
+
+SECRET = b"a tenant's secret"
+TENANT = "tenant-1"
+FINGERPRINT = "f" * 32
+CHUNK = 4
+LAYERS = 3
+SLAB_BYTES = 4096
+BLOCK_BYTES = 256
+START_US = 1_767_225_600_000_000
+
+
+class Builder:
+    """
+    A server's run without a server: each method proposes what the server would.
+    """
+
+    def __init__(self) -> None:
+        self._ids = 0
+        self._time_us = START_US
+        self.rows: list[Row] = []
+        self.bug: BugError | None = None
+        self.ledger = Ledger(Outside(new_id=self._id, now_us=self._now, version="0.0.test"))
+
+    def _id(self) -> str:
+        self._ids += 1
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, str(self._ids)))
+
+    def _now(self) -> int:
+        self._time_us += 1000
+        return self._time_us
+
+    def propose(self, *events: ev.Event) -> None:
+        """
+        Take events into the journal; what a violation adds comes with them.
+        """
+        outcome = self.ledger.propose(events)
+        self.rows.extend(outcome.rows)
+        self.bug = outcome.bug or self.bug
+
+    def crash(self, session: str) -> None:
+        """
+        A session's own code failed.
+        """
+        outcome = self.ledger.record_crash(
+            session=session, message="ZeroDivisionError", trace="Traceback: here\n"
+        )
+        self.rows.extend(outcome.rows)
+        self.bug = outcome.bug
+
+    def start(self) -> None:
+        """
+        The server starts and loads its model.
+        """
+        self.propose(
+            ev.ServerStarted(boot="boot-1", cairn_version="0.0.test", settings={"port": 1}),
+            ev.ModelLoaded(
+                name="tiny",
+                fingerprint=FINGERPRINT,
+                fields={"weights": "w" * 8, "scale": 0.1, "name": "Grüße 🪨"},
+                layers=LAYERS,
+                chunk_tokens=CHUNK,
+                decode_rows=2,
+                context_tokens=1024,
+                reusable=True,
+                pool_slabs=64,
+                pool_bytes=64 * SLAB_BYTES,
+                blocks_bytes=1 << 40,
+            ),
+        )
+
+    def stop(self) -> None:
+        """
+        The server stops in order.
+        """
+        self.propose(ev.ServerStopped(boot="boot-1", reason="signal"))
+
+    def turn(
+        self,
+        session: str,
+        request: str,
+        messages: Sequence[str],
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        *,
+        wrong: Callable[[ev.Event], ev.Event] = lambda event: event,
+    ) -> None:
+        """
+        A request from its arrival to the session at rest.
+
+        Args:
+            messages: the conversation; every second one is the assistant's.
+            prompt: token ids; those of the session's last prompt come first.
+            wrong: what to make of each event before it is proposed.
+        """
+        for event in self._steps(session, request, messages, tuple(prompt), tuple(answer)):
+            self.propose(wrong(event))
+            if self.bug is not None:
+                return
+
+    def _steps(
+        self,
+        name: str,
+        request: str,
+        messages: Sequence[str],
+        prompt: tuple[int, ...],
+        answer: tuple[int, ...],
+    ) -> Any:
+        """
+        The events of a turn, each made on the state that those before it led to.
+        """
+        if name not in self.ledger.state.sessions:
+            yield ev.SessionOpened(
+                session=name, tenant=TENANT, fingerprint=FINGERPRINT, group=None, named=False
+            )
+        yield self._received(name, request, messages, prompt, len(answer))
+        yield self._selected(name, request)
+        path = self._open(name).path
+        assert path is not None
+        held = self.ledger.state.session(name)
+        kept = path.kept_blocks * CHUNK
+        if held.slab is None:
+            yield self._slab(name)
+        elif held.cached_tokens > kept:
+            yield self._trimmed(name, held.cached_tokens, kept)
+        if path.shared_blocks:
+            yield self._shared(name, request, path)
+        for start in range(path.reused_tokens, len(prompt), CHUNK):
+            end = min(start + CHUNK, len(prompt))
+            drawn = answer[:1] if end == len(prompt) else ()
+            yield self._extended(name, request, "prefill", (start, end), prompt[start:end], drawn)
+            if end % CHUNK == 0:
+                yield self._sealed(name, prompt, end)
+        yield ev.TokensEmitted(session=name, request=request, first=0, ids=answer[:1], text="a ")
+        end = len(prompt)
+        if len(answer) > 1:
+            span = (end, end + len(answer) - 1)
+            yield self._extended(name, request, "decode", span, answer[:-1], answer[1:])
+            yield ev.TokensEmitted(session=name, request=request, first=1, ids=answer[1:], text="b")
+        yield ev.RequestFinished(
+            session=name,
+            request=request,
+            finish_reason="stop",
+            prompt_tokens=len(prompt),
+            cached_tokens=path.reused_tokens,
+            answer_tokens=len(answer),
+            completion_tokens=len(answer),
+        )
+        canonical = len(prompt) // CHUNK * CHUNK
+        if self.ledger.state.session(name).cached_tokens > canonical:
+            yield self._trimmed(name, self.ledger.state.session(name).cached_tokens, canonical)
+        yield ev.SessionSettled(session=name, canonical_tokens=canonical, complete=True)
+
+    def _open(self, name: str) -> Any:
+        request = self.ledger.state.session(name).request
+        assert request is not None
+        return request
+
+    def _received(
+        self,
+        name: str,
+        request: str,
+        messages: Sequence[str],
+        prompt: tuple[int, ...],
+        answer_tokens: int,
+    ) -> ev.RequestReceived:
+        last = self.ledger.state.session(name).last
+        parent, parts = "", []
+        for index, text in enumerate(messages):
+            label = "assistant" if index % 2 else "user"
+            parent = part_hash(
+                secret=SECRET, tenant=TENANT, parent=parent, label=label, content=text.encode()
+            )
+            parts.append((label, parent))
+        keys = block_keys(
+            secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=prompt, chunk_tokens=CHUNK
+        )
+        kept = (
+            len(last.prompt_ids)
+            if last and prompt[: len(last.prompt_ids)] == last.prompt_ids
+            else 0
+        )
+        kept_parts = (
+            len(last.chain) if last and tuple(parts[: len(last.chain)]) == last.chain else 0
+        )
+        return ev.RequestReceived(
+            session=name,
+            request=request,
+            protocol="openai",
+            tenant=TENANT,
+            fingerprint=FINGERPRINT,
+            session_name=None,
+            group=None,
+            cache_prompt=True,
+            base_request=last.request if last else None,
+            kept_parts=kept_parts,
+            new_parts=tuple(parts[kept_parts:]),
+            kept_tokens=kept,
+            new_ids=prompt[kept:],
+            kept_keys=kept // CHUNK,
+            new_keys=keys[kept // CHUNK :],
+            prompt_tokens=len(prompt),
+            max_tokens=max(answer_tokens, 8),
+            sampling={"temperature": 0.7, "top_p": 1.0, "stop": ["\u2028", "Ende"]},
+            seed=2**63 - 1,
+            seed_given=True,
+            asked_model="tiny",
+        )
+
+    def _selected(self, name: str, request: str) -> ev.PathSelected:
+        state = self.ledger.state
+        session = state.session(name)
+        decision = paths.select(state, session, self._open(name))
+        return ev.PathSelected(
+            session=name,
+            request=request,
+            rules_version=paths.RULES_VERSION,
+            decided_at=state.position,
+            diverged_text=None,
+            **attrs.asdict(decision),
+        )
+
+    def _coverage(self, end: int) -> ev.Coverage:
+        return ((LAYERS, 0, end),)
+
+    def _slab(self, name: str) -> ev.SlabAcquired:
+        pool = self.ledger.state.pool
+        return ev.SlabAcquired(
+            session=name,
+            slab=pool.slabs + 1,
+            capacity_tokens=1024,
+            bytes=SLAB_BYTES,
+            pool_slabs=pool.slabs + 1,
+            pool_bytes=pool.slab_bytes + SLAB_BYTES,
+        )
+
+    def _trimmed(self, name: str, held: int, end: int) -> ev.CacheTrimmed:
+        return ev.CacheTrimmed(
+            session=name, held_tokens=held, end=end, coverage=self._coverage(end), reason="settle"
+        )
+
+    def _shared(self, name: str, request: str, path: ev.PathSelected) -> ev.BlocksShared:
+        keys = self._open(name).prompt_keys[path.kept_blocks :][: path.shared_blocks]
+        end = path.reused_tokens
+        return ev.BlocksShared(
+            session=name,
+            request=request,
+            start=path.kept_blocks * CHUNK,
+            end=end,
+            keys=keys,
+            digests=tuple(self.ledger.state.blocks[key].digest for key in keys),
+            coverage=self._coverage(end),
+            duration_us=5,
+        )
+
+    def _extended(
+        self,
+        name: str,
+        request: str,
+        step: ev.Step,
+        span: tuple[int, int],
+        ran: tuple[int, ...],
+        sampled: tuple[int, ...],
+    ) -> ev.CacheExtended:
+        return ev.CacheExtended(
+            session=name,
+            request=request,
+            step=step,
+            start=span[0],
+            end=span[1],
+            ran_hash=ids_hash(ran),
+            coverage=self._coverage(span[1]),
+            sampled=sampled,
+            logprobs=tuple(-1 / (3 + token) for token in sampled),
+            duration_us=17,
+        )
+
+    def _sealed(self, name: str, prompt: tuple[int, ...], end: int) -> ev.BlockSealed:
+        state = self.ledger.state
+        key = self._open(name).prompt_keys[end // CHUNK - 1]
+        held = state.session(name).slab_keys
+        known = state.blocks.get(key)
+        added = known is None or not known.present
+        return ev.BlockSealed(
+            session=name,
+            key=key,
+            parent=held[-1] if held else None,
+            digest=ids_hash(prompt[:end]),
+            start=end - CHUNK,
+            end=end,
+            bytes=BLOCK_BYTES,
+            again=known is not None,
+            stored=True,
+            store_blocks=state.pool.blocks + added,
+            store_bytes=state.pool.block_bytes + BLOCK_BYTES * added,
+        )
+
+
+FIRST = ("Hello", (11, 12, 13, 14, 15, 16, 17, 18, 19, 20), (21, 22, 23))
+SECOND = ((*FIRST[1], *FIRST[2], 31, 32, 33, 34, 35), (41, 42))
+
+
+def conversation(wrong: Callable[[ev.Event], ev.Event] = lambda event: event) -> Builder:
+    """
+    A server, one session ``s1`` with the requests ``r1`` and ``r2``, not stopped.
+    """
+    made = Builder()
+    made.start()
+    text, prompt, answer = FIRST
+    made.turn("s1", "r1", [text], prompt, answer, wrong=wrong)
+    if made.bug is None:
+        made.turn("s1", "r2", [text, "An answer", "And?"], *SECOND, wrong=wrong)
+    return made
+
+
+def healthy() -> list[Row]:
+    """
+    A conversation of two turns in which all holds; the second reuses two blocks of the first.
+    """
+    made = conversation()
+    made.stop()
+    return made.rows
+
+
+def _second(event: ev.Event) -> bool:
+    return getattr(event, "request", None) == "r2"
+
+
+def _invariant_1(event: ev.Event) -> ev.Event:
+    if isinstance(event, ev.CacheExtended) and _second(event) and event.step == "decode":
+        return attrs.evolve(event, coverage=((LAYERS - 1, 0, event.end), (1, 0, event.end - 1)))
+    return event
+
+
+def _invariant_2(event: ev.Event) -> ev.Event:
+    if isinstance(event, ev.CacheExtended) and _second(event):
+        return attrs.evolve(event, coverage=((LAYERS, 1, event.end),))
+    return event
+
+
+def _invariant_3(event: ev.Event) -> ev.Event:
+    if isinstance(event, ev.BlockSealed) and event.again:
+        return attrs.evolve(event, digest="0" * 32)
+    return event
+
+
+def _invariant_4(event: ev.Event) -> ev.Event:
+    if isinstance(event, ev.PathSelected) and _second(event):
+        return attrs.evolve(event, kept_blocks=1, reused_tokens=CHUNK)
+    return event
+
+
+def _invariant_5(event: ev.Event) -> ev.Event:
+    if isinstance(event, ev.SlabAcquired):
+        return attrs.evolve(event, pool_bytes=event.pool_bytes + 1)
+    return event
+
+
+def _invariant_6(event: ev.Event) -> ev.Event:
+    if isinstance(event, ev.SessionSettled):
+        return ev.RequestCancelled(session=event.session, request="r1", stage="decode")
+    return event
+
+
+def _invariant_7(event: ev.Event) -> ev.Event:
+    if isinstance(event, ev.TokensEmitted) and event.first == 1:
+        return attrs.evolve(event, ids=(*event.ids[:-1], 99))
+    return event
+
+
+_WRONG = {
+    "INV-1": _invariant_1,
+    "INV-2": _invariant_2,
+    "INV-4": _invariant_4,
+    "INV-5": _invariant_5,
+    "INV-6": _invariant_6,
+    "INV-7": _invariant_7,
+}
+
+BREAKABLE = ("INV-1", "INV-2", "INV-3", "INV-4", "INV-5", "INV-6", "INV-7", "CRASH")
+
+
+def broken(invariant: str) -> tuple[list[Row], str]:
+    """
+    A journal in which one invariant is broken and on record, and its bug id.
+
+    Args:
+        invariant: one of ``BREAKABLE``; a row that breaks INV-8 is no event, see ``tampered``.
+    """
+    if invariant == "INV-3":
+        made = conversation()
+        prompt = SECOND[0]
+        # The store loses its blocks, so that another session computes the same ones again.
+        made.stop()
+        made.start()
+        made.turn("s2", "r3", ["Hello"], prompt[:9], (50, 51), wrong=_invariant_3)
+    elif invariant == "CRASH":
+        made = conversation()
+        made.crash("s1")
+    else:
+        made = conversation(_WRONG[invariant])
+    assert made.bug is not None, f"{invariant} did not break"
+    assert made.bug.invariant == invariant, made.bug
+    return made.rows, made.bug.bug_id
+
+
+def unrecorded(invariant: str) -> list[Row]:
+    """
+    The same up to and with the row that broke, as a writer without checks would leave it.
+    """
+    rows, _ = broken(invariant)
+    end = next(index for index, row in enumerate(rows) if row.kind == "invariant_violated")
+    return rows[:end]
+
+
+def tampered() -> list[Row]:
+    """
+    A healthy journal in which somebody changed a payload afterwards (INV-8).
+    """
+    rows = healthy()
+    rows[3] = attrs.evolve(rows[3], public=rows[3].public.replace(b"openai", b"opened"))
+    return rows
