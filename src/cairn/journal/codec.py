@@ -11,6 +11,7 @@ Rows of an older version are brought up step by step by ``UPCASTS`` and never re
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -69,12 +70,15 @@ class Row:
 def encode(recorded: ev.Recorded, previous_hash: str) -> Row:
     """
     The row of an event. Changes nothing.
+
+    Raises:
+        ValueError: JSON cannot say it: text that is no Unicode, a float that is no finite number.
     """
     event = recorded.event
     payload = msgspec.to_builtins(event)
     names = _PRIVATE[event.kind]
     hidden = {name: payload.pop(name) for name in names}
-    private = _encoder.encode(hidden) if hidden else None
+    private = _json(hidden) if hidden else None
     row = Row(
         position=recorded.position,
         stream=recorded.stream,
@@ -83,13 +87,28 @@ def encode(recorded: ev.Recorded, previous_hash: str) -> Row:
         kind=event.kind,
         version=event.version,
         time_us=recorded.time_us,
-        public=_encoder.encode(payload),
+        public=_json(payload),
         private=private,
         private_digest=hashlib.sha256(private).hexdigest() if private is not None else "",
         previous_hash=previous_hash,
         hash="",
     )
     return attrs.evolve(row, hash=row_hash(row))
+
+
+def _json(payload: Payload) -> bytes:
+    stored = _encoder.encode(payload)
+    if b"null" in stored and _has_unfinite(payload):  # the encoder writes null for such a float
+        raise ValueError("a float is not finite, so it could not be read again")
+    return stored
+
+
+def _has_unfinite(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_unfinite, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_unfinite, value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def row_hash(row: Row) -> str:
@@ -125,7 +144,10 @@ def chain_fault(row: Row, previous_hash: str) -> tuple[str, str, str] | None:
         digest = hashlib.sha256(row.private).hexdigest()
         if digest != row.private_digest:
             return "the private payload was changed", row.private_digest, digest
-    due = row_hash(row)
+    try:
+        due = row_hash(row)
+    except OverflowError:
+        return "the row was changed", "numbers in their range", "a number out of range"
     if row.hash != due:
         return "the row was changed", due, row.hash
     return None
@@ -152,7 +174,7 @@ def decode(row: Row) -> ev.Recorded:
         for version in range(row.version, event_type.version):
             payload = UPCASTS[row.kind, version](payload)
         event = msgspec.convert(payload, event_type)
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+    except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
         raise DamagedRow(row.position, f"{row.kind} cannot be decoded: {error}") from error
     return ev.Recorded(
         position=row.position,

@@ -110,6 +110,8 @@ def _legal(state: State, recorded: ev.Recorded) -> Iterator[Violation]:
     event = recorded.event
     if recorded.position != state.position + 1:
         yield _broken("INV-6", "gap in the journal", state.position + 1, recorded.position)
+    if recorded.stream != event.stream:
+        yield _broken("INV-6", "an event in another stream", event.stream, recorded.stream)
     expected = state.streams.get(recorded.stream, 0) + 1
     if recorded.seq != expected:
         yield _broken("INV-6", f"gap in the stream {recorded.stream}", expected, recorded.seq)
@@ -141,6 +143,11 @@ def _server_legal(state: State, event: ev.Event) -> Iterator[Violation]:
         yield _broken("INV-6", "a server started while another runs", None, state.boot)
     if isinstance(event, ev.ServerStopped | ev.ServerLost) and state.boot != event.boot:
         yield _broken("INV-6", "a run ended that had not begun", state.boot, event.boot)
+    if isinstance(event, ev.ModelLoaded):
+        if state.model is not None:
+            yield _broken("INV-6", "a model loaded beside another", None, state.model.name)
+        if event.chunk_tokens < 1:
+            yield _broken("INV-6", "a model without chunks", ">= 1", event.chunk_tokens)
     if isinstance(event, ev.BlockEvicted) and event.key not in state.blocks:
         yield _broken("INV-6", "a block was evicted that was never sealed", "a key", event.key)
 
@@ -174,7 +181,7 @@ def _coverage(
 ) -> Iterator[Violation]:
     layers = state.model.layers if state.model else 0
     counted = sum(run[0] for run in coverage)
-    if counted != layers:
+    if counted != layers or any(run[0] < 1 for run in coverage):
         yield _broken("INV-1", "not every layer was measured", layers, counted)
     for _, _start, stop in coverage:
         if stop != end:
@@ -220,6 +227,20 @@ def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterat
     chunk = state.model.chunk_tokens if state.model else 0
     prompt = session.request.ask.prompt_tokens if session.request else 0
     rows = event.end - event.start
+    if rows == 0:
+        yield _broken("INV-1", "a pass over nothing", ">= 1", rows)
+    if event.step != "decode" and session.canonical_tokens != session.cached_tokens:
+        yield _broken(
+            "INV-1",
+            "a canonical pass on KV that is not",
+            session.canonical_tokens,
+            session.cached_tokens,
+        )
+    first = event.step == "prefill" and session.life is Life.RESTORING
+    if first and session.request is not None and session.request.path is not None:
+        reused = session.request.path.reused_tokens
+        if event.start != reused:
+            yield _broken("INV-4", "other reuse than decided", reused, event.start)
     match event.step:
         case "prefill":
             due = min(chunk, prompt - event.start)
@@ -228,7 +249,7 @@ def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterat
             due, drawn = chunk, 0
         case "decode":
             due, drawn = rows, rows
-            if event.start < prompt or rows == 0:
+            if event.start < prompt:
                 yield _broken("INV-1", "a decode step inside the prompt", prompt, event.start)
     if event.step != "decode" and event.start % chunk:
         yield _broken("INV-1", "a pass off the canonical schedule", f"k * {chunk}", event.start)
@@ -248,6 +269,10 @@ def _shared(state: State, event: ev.BlocksShared) -> Iterator[Violation]:
     due = session.request.prompt_keys[path.kept_blocks :][: path.shared_blocks]
     if event.keys != due:
         yield _broken("INV-4", "other blocks were shared than decided", due, event.keys)
+    chunk = state.model.chunk_tokens if state.model else 0
+    place = (path.kept_blocks * chunk, path.reused_tokens)
+    if (event.start, event.end) != place:
+        yield _broken("INV-4", "blocks were shared elsewhere", place, (event.start, event.end))
     if len(event.digests) != len(event.keys):
         yield _broken("INV-3", "not a digest a block", len(event.keys), len(event.digests))
     for key, digest in zip(event.keys, event.digests, strict=False):
@@ -289,20 +314,31 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
         yield _broken(
             "INV-1", "a block of something else than the last chunk", session.cached_tokens, event
         )
+    if event.end > session.canonical_tokens:
+        yield _broken(
+            "INV-1", "a block of KV that is not canonical", session.canonical_tokens, event.end
+        )
     parent = session.slab_keys[-1] if session.slab_keys else None
     if event.parent != parent or event.start != len(session.slab_keys) * chunk:
         yield _broken("INV-3", "a block sealed on another one", parent, event.parent)
-    if session.request is not None:
-        keys = session.request.prompt_keys
-        place = event.start // chunk if chunk else 0
-        due = keys[place] if place < len(keys) else None
-        if due != event.key:
-            yield _broken("INV-3", "a block under another key", due, event.key)
+    # The keys of an answer's chunks are the engine's alone to know: they need the tenant's secret.
+    turn = session.request or session.last
+    keys = turn.prompt_keys if turn is not None else ()
+    place = event.start // chunk if chunk else 0
+    if place < len(keys) and keys[place] != event.key:
+        yield _broken("INV-3", "a block under another key", keys[place], event.key)
+    if place >= len(keys) and session.request is not None:
+        yield _broken("INV-3", "a block past the prompt", len(keys), place)
     known = state.blocks.get(event.key)
     if event.again != (known is not None):
         yield _broken("INV-3", "a block sealed again, or not", known is not None, event.again)
     if known is not None and known.digest != event.digest:
         yield _broken("INV-3", f"block {event.key} has a second digest", known.digest, event.digest)
+    if known is not None:
+        held = (known.parent, known.start, known.bytes)
+        if held != (event.parent, event.start, event.bytes):
+            again = (event.parent, event.start, event.bytes)
+            yield _broken("INV-3", f"block {event.key} is another one now", held, again)
     present = known is not None and known.present
     if present and not event.stored:
         yield _broken("INV-5", "a block in memory vanished", "stored", "not stored")
@@ -321,22 +357,37 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
 def _received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
     session = state.session(event.session)
     last = session.last
+    model = state.model
+    if model is None or model.fingerprint != event.fingerprint:
+        loaded = model.fingerprint if model is not None else None
+        yield _broken("INV-4", "a request for another model", loaded, event.fingerprint)
+        return
+    if event.request in state.requests:
+        yield _broken("INV-6", "a request taken twice", "a new id", event.request)
+    if event.tenant != session.tenant:
+        yield _broken("INV-4", "another tenant's session", session.tenant, event.tenant)
     base = last.request if last is not None else None
     if event.base_request not in (None, base):
         yield _broken("INV-4", "a prompt built on another request", base, event.base_request)
     if event.base_request is None and (event.kept_tokens or event.kept_parts or event.kept_keys):
         yield _broken("INV-4", "a prompt built on nothing", 0, event.kept_tokens)
+    if last is not None and event.kept_parts > len(last.chain):
+        yield _broken("INV-4", "more parts kept than there were", len(last.chain), event.kept_parts)
+    same_model = last is not None and last.fingerprint == event.fingerprint
+    keepable = event.kept_tokens // model.chunk_tokens if same_model else 0
+    if event.kept_keys > keepable:
+        yield _broken("INV-4", "keys kept of tokens that were not", keepable, event.kept_keys)
     request = opened_request(session, event)
     if len(request.prompt_ids) != event.prompt_tokens:
         yield _broken("INV-4", "another prompt", event.prompt_tokens, len(request.prompt_ids))
-    chunk = state.model.chunk_tokens if state.model else 1
-    if len(request.prompt_keys) != event.prompt_tokens // chunk:
-        keys = event.prompt_tokens // chunk
+    keys = event.prompt_tokens // model.chunk_tokens
+    if len(request.prompt_keys) != keys:
         yield _broken("INV-4", "not a key a chunk", keys, len(request.prompt_keys))
     if state.admission_bug is not None:
         yield _broken("INV-5", "admission is closed", state.admission_bug, event.request)
     chosen = paths.choose_session(state, paths.ask_of(event, request.chain))
-    fresh = session.last is None and session.life is Life.COLD
+    unnamed = event.session_name is None  # a session that is named exists by then
+    fresh = unnamed and session.last is None and session.life is Life.COLD
     if chosen != session.id and not (chosen is None and fresh):
         yield _broken("INV-4", "another session serves than the rules choose", chosen, session.id)
 
@@ -438,13 +489,15 @@ def _emitted(state: State, event: ev.TokensEmitted) -> Iterator[Violation]:
         yield _broken("INV-7", "tokens emitted out of order", request.emitted, event.first)
         return
     made = request.sampled[event.first : event.first + len(event.ids)]
-    if made != event.ids:
+    if made != event.ids or not request.sampled:
         yield _broken("INV-7", "tokens emitted that no pass made", made, event.ids)
 
 
 def _finished(state: State, event: ev.RequestFinished) -> Iterator[Violation]:
     request = state.session(event.session).request
     assert request is not None and request.path is not None
+    if not request.sampled:
+        yield _broken("INV-7", "an answer before the prompt has run", ">= 1 token", 0)
     if not request.emitted <= event.answer_tokens <= len(request.sampled):
         yield _broken(
             "INV-7",

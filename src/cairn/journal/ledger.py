@@ -86,7 +86,19 @@ class Ledger:
         Args:
             expected_seq: the sequence number that the stream's owner gives to the first event; None
                 to take the next. A wrong one is a violation of INV-6.
+
+        Raises:
+            ValueError: an event cannot be stored (text that is no Unicode, a number that is none).
+                The ledger is as it was.
         """
+        before = self._state, self._head
+        try:
+            return self._propose(events, expected_seq)
+        except BaseException:
+            self._state, self._head = before
+            raise
+
+    def _propose(self, events: Sequence[ev.Event], expected_seq: int | None) -> Outcome:
         recorded: list[ev.Recorded] = []
         rows: list[Row] = []
         seq = expected_seq

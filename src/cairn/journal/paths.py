@@ -37,7 +37,7 @@ Reason = Literal[
     "cache_disabled",
 ]
 
-_CHANGED = {"model": "model_changed", "system": "system_changed", "tools": "tools_changed"}
+_CHANGED = {"model": "model_changed", "tools": "tools_changed", "system": "system_changed"}
 
 
 @attrs.frozen(kw_only=True)
@@ -89,14 +89,15 @@ def choose_session(state: State, ask: Ask) -> SessionId | None:
     """
     The session that is to serve a request, or None for a new one. Changes nothing.
 
-    A session that the client names is strict. Otherwise the session with the longest chain that
-    is the beginning of this one goes on, the most recently used among equals, within its group
-    where the client names one. A session that is at work is passed over: when it is done, its
-    chain will be another.
+    A session that the client names is strict, and found only within the client's tenant.
+    Otherwise the session with the longest chain that is the beginning of this one goes on, the
+    most recently used among equals, within its group where the client names one. A session that
+    is at work is passed over: when it is done, its chain will be another.
     """
     if ask.session_name is not None:
         named = SessionId(ask.session_name)
-        return named if named in state.sessions else None
+        held = state.sessions.get(named)
+        return named if held is not None and held.tenant == ask.tenant else None
     if not ask.cache_prompt:
         return None
     for session in _continued(state, ask):
@@ -118,7 +119,7 @@ def select(state: State, session: Session, request: OpenRequest) -> Decision:
     reason = _reason(state, nearest, ask, goes_on, kept + shared)
     chunk = state.model.chunk_tokens if state.model else 0
     last = nearest.last if nearest is not None else None
-    differs = _common(last.sequence, request.prompt_ids) if last else None
+    differs = common_length(last.sequence, request.prompt_ids) if last else None
     rerendered = len(last.sequence) - differs if last and differs is not None else 0
     diverged = reason == "diverged" and last is not None
     return Decision(
@@ -172,15 +173,19 @@ def _continued(state: State, ask: Ask) -> Iterator[Session]:
 def _nearest(state: State, session: Session, ask: Ask) -> Session | None:
     """
     The conversation that shares the longest beginning with this one: for the reason, not for use.
+
+    A name that the client gives is strict, so no other conversation is asked then.
     """
     if session.last is not None:
         return session
+    if ask.session_name is not None:
+        return None
     for found in _continued(state, ask):
         return found
     for _, name in reversed(ask.chain):
-        known = state.parts.get(name)
-        if known is not None and _comparable(state.sessions[known], ask):
-            return state.sessions[known]
+        for known in reversed(state.parts.get(name, ())):
+            if _comparable(state.sessions[known], ask):
+                return state.sessions[known]
     return None
 
 
@@ -246,14 +251,18 @@ def _reusable(state: State, session: Session, request: OpenRequest) -> tuple[int
 def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:
     """
     The first part that differs, by the names that Anthropic's API has for it.
+
+    Where one of the two has a part that the other has not, the one that comes first is named:
+    tools stand before the system prompt.
     """
     for mine, theirs in zip(held, chain, strict=False):
         if mine != theirs:
-            return _CHANGED.get(theirs[0], _CHANGED.get(mine[0], "messages_changed"))
+            found = (_CHANGED[name] for name in _CHANGED if name in (mine[0], theirs[0]))
+            return next(found, "messages_changed")
     return "messages_changed"
 
 
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+def common_length(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     """
     The length of the longest common beginning.
     """

@@ -15,7 +15,7 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.codec import GENESIS, Row, chain_fault, decode
-from cairn.journal.errors import DamagedRow
+from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.invariants import Violation, check
 from cairn.journal.state import EMPTY, State, apply, lengthened
 
@@ -91,7 +91,7 @@ class Replay:
             self._found(row.position, None, _violation("INV-8", *fault), row.hash)
         try:
             recorded = decode(row)
-        except DamagedRow:
+        except (DamagedRow, UnknownEvent):
             if fault is None:
                 raise
             self.state = attrs.evolve(self.state, position=row.position)

@@ -129,6 +129,8 @@ class Session:
     Attributes:
         life: its step in ``lifecycle.STEPS``.
         cached_tokens: the tokens whose KV the slab holds, ``[0, cached_tokens)``.
+        canonical_tokens: how many of them, from the front, canonical passes made; a decode step
+            adds none.
         window_start: the first token that the layers still hold; 0 where nothing is dropped.
         slab_keys: the keys of the canonical chunks at the beginning of the slab.
         pins: the blocks that may not leave memory while the session works with them.
@@ -146,6 +148,7 @@ class Session:
     last: Turn | None = None
     slab: Slab | None = None
     cached_tokens: int = 0
+    canonical_tokens: int = 0
     window_start: int = 0
     slab_keys: tuple[str, ...] = ()
     pins: tuple[str, ...] = ()
@@ -218,10 +221,14 @@ class State:
     Attributes:
         boot: the run of the server that holds the journal, or None between runs.
         streams: last sequence number of each stream.
-        tips: tip of a chain to the sessions whose last request had this chain.
-        parts: hash of a part to the session that had it last; finds the nearest conversation.
+        model: what is loaded in this run of the server.
+        tips: tip of a chain to the sessions whose last request had this chain. Named sessions are
+            not in it, nor in ``parts``: they are never matched by content.
+        parts: hash of a part to the sessions whose last request had it, the one that had it last at
+            the end; finds the nearest conversation.
         blocks: every block ever sealed under its key, since a key has one digest for ever.
         requests: open requests to their session.
+        self_tests: fingerprint to what its self-test found.
     """
 
     position: int = 0
@@ -231,9 +238,10 @@ class State:
     sessions: Map[SessionId, Session] = Map()
     requests: Map[str, SessionId] = Map()
     tips: Map[str, tuple[SessionId, ...]] = Map()
-    parts: Map[str, SessionId] = Map()
+    parts: Map[str, tuple[SessionId, ...]] = Map()
     blocks: Map[str, Block] = Map()
     faults: Map[str, Fault] = Map()
+    self_tests: Map[str, ev.SelfTestFinished] = Map()
     pool: Pool = Pool()
     admission_bug: str | None = None
 
@@ -275,8 +283,11 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.ModelLoaded():
             return attrs.evolve(state, model=_model(event))
         case ev.ModelUnloaded():
-            return attrs.evolve(_memory_gone(state), model=None)
-        case ev.SelfTestFinished() | ev.OperatorActed() | ev.RequestRejected():
+            return _memory_gone(state)
+        case ev.SelfTestFinished():
+            tests = state.self_tests.set(event.fingerprint, event)
+            return attrs.evolve(state, self_tests=tests)
+        case ev.OperatorActed() | ev.RequestRejected():
             return state  # on record; nothing follows from it
         case ev.SessionOpened():
             return _session_opened(state, event)
@@ -357,26 +368,51 @@ def _pinned(state: State, keys: tuple[str, ...], by: int) -> State:
     return attrs.evolve(state, blocks=blocks)
 
 
-def _with_tip(state: State, session: SessionId, old: Turn | None, new: Turn | None) -> State:
-    tips = state.tips
-    if old is not None and old.chain:
-        rest = tuple(other for other in tips.get(old.tip, ()) if other != session)
-        tips = tips.set(old.tip, rest) if rest else tips.delete(old.tip)
-    parts = state.parts
-    if new is not None and new.chain:
-        tips = tips.set(new.tip, (*tips.get(new.tip, ()), session))
-        for _, name in new.chain:
-            parts = parts.set(name, session)
+_Index = Map[str, tuple[SessionId, ...]]
+
+
+def _without(index: _Index, name: str, session: SessionId) -> _Index:
+    rest = tuple(other for other in index.get(name, ()) if other != session)
+    return index.set(name, rest) if rest else index.delete(name)
+
+
+def _with_last(index: _Index, name: str, session: SessionId) -> _Index:
+    held = index.get(name, ())
+    if held[-1:] == (session,):
+        return index
+    return index.set(name, (*(other for other in held if other != session), session))
+
+
+def _with_tip(state: State, session: Session, new: Turn | None) -> State:
+    """
+    The indexes by which a conversation is found, with ``new`` for the session's last turn.
+    """
+    if session.named:
+        return state
+    tips, parts = state.tips, state.parts
+    old_chain = session.last.chain if session.last is not None else ()
+    new_chain = new.chain if new is not None else ()
+    if old_chain:
+        tips = _without(tips, old_chain[-1][1], session.id)
+    if new_chain:
+        tips = _with_last(tips, new_chain[-1][1], session.id)
+    kept = {name for _, name in new_chain}
+    for _, name in old_chain:
+        if name not in kept:
+            parts = _without(parts, name, session.id)
+    for _, name in new_chain:
+        parts = _with_last(parts, name, session.id)
     return attrs.evolve(state, tips=tips, parts=parts)
 
 
 def _memory_gone(state: State) -> State:
     """
-    A server's run ended: open requests, slabs, pins and the blocks in memory went with it.
+    The model left memory: open requests, slabs, pins and the blocks in memory went with it.
     """
-    for request, session_id in state.requests.items():
-        state = _request_ended(state, session_id, None)
-        assert request not in state.requests
+    # In the order in which they came: a Map's own order differs from process to process.
+    open_requests = [state.session(session) for session in state.requests.values()]
+    for session in sorted(open_requests, key=lambda session: session.last_used):
+        state = _request_ended(state, session.id, None)
     sessions = state.sessions
     for session in state.sessions.values():
         asleep = Life.IDLE if session.last is not None else Life.COLD
@@ -388,6 +424,7 @@ def _memory_gone(state: State) -> State:
                 life=session.life if keeps else asleep,
                 slab=None,
                 cached_tokens=0,
+                canonical_tokens=0,
                 window_start=0,
                 slab_keys=(),
                 pins=(),
@@ -397,7 +434,7 @@ def _memory_gone(state: State) -> State:
     for block in state.blocks.values():
         if block.present or block.pins:
             blocks = blocks.set(block.key, attrs.evolve(block, present=False, pins=0))
-    return attrs.evolve(state, sessions=sessions, blocks=blocks, pool=Pool())
+    return attrs.evolve(state, model=None, sessions=sessions, blocks=blocks, pool=Pool())
 
 
 def _request_ended(state: State, session_id: str, finished: ev.RequestFinished | None) -> State:
@@ -418,7 +455,7 @@ def _request_ended(state: State, session_id: str, finished: ev.RequestFinished |
         answered=finished is not None,
         answer_ids=answer,
     )
-    state = _with_tip(state, session.id, session.last, turn)
+    state = _with_tip(state, session, turn)
     state = attrs.evolve(state, requests=state.requests.delete(request.ask.request))
     return _put(state, attrs.evolve(session, request=None, last=turn))
 
@@ -429,6 +466,13 @@ def _model(event: ev.ModelLoaded) -> Model:
 
 
 # --- one function an event -----------------------------------------------------------------------
+
+_NO_KV: dict[str, Any] = {
+    "cached_tokens": 0,
+    "canonical_tokens": 0,
+    "window_start": 0,
+    "slab_keys": (),
+}
 
 
 def _session_opened(state: State, event: ev.SessionOpened) -> State:
@@ -490,10 +534,7 @@ def _slab_acquired(state: State, event: ev.SlabAcquired) -> State:
     pool = attrs.evolve(
         state.pool, slabs=state.pool.slabs + 1, slab_bytes=state.pool.slab_bytes + event.bytes
     )
-    state = _stepped(
-        state, session, event, slab=slab, cached_tokens=0, window_start=0, slab_keys=()
-    )
-    return attrs.evolve(state, pool=pool)
+    return attrs.evolve(_stepped(state, session, event, slab=slab, **_NO_KV), pool=pool)
 
 
 def _slab_released(state: State, event: ev.SlabReleased) -> State:
@@ -501,16 +542,18 @@ def _slab_released(state: State, event: ev.SlabReleased) -> State:
     pool = attrs.evolve(
         state.pool, slabs=state.pool.slabs - 1, slab_bytes=state.pool.slab_bytes - event.bytes
     )
-    state = _stepped(
-        state, session, event, slab=None, cached_tokens=0, window_start=0, slab_keys=()
-    )
-    return attrs.evolve(state, pool=pool)
+    return attrs.evolve(_stepped(state, session, event, slab=None, **_NO_KV), pool=pool)
 
 
 def _blocks_shared(state: State, event: ev.BlocksShared) -> State:
     session = state.session(event.session)
     return _stepped(
-        state, session, event, cached_tokens=event.end, slab_keys=session.slab_keys + event.keys
+        state,
+        session,
+        event,
+        cached_tokens=event.end,
+        canonical_tokens=event.end,
+        slab_keys=session.slab_keys + event.keys,
     )
 
 
@@ -524,6 +567,7 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
         session,
         event,
         cached_tokens=event.end,
+        canonical_tokens=session.canonical_tokens if event.step == "decode" else event.end,
         window_start=event.coverage[0][1] if event.coverage else 0,
         request=request,
     )
@@ -537,6 +581,7 @@ def _cache_trimmed(state: State, event: ev.CacheTrimmed) -> State:
         session,
         event,
         cached_tokens=event.end,
+        canonical_tokens=min(session.canonical_tokens, event.end),
         slab_keys=session.slab_keys[: event.end // chunk],
     )
 
@@ -597,17 +642,16 @@ def _session_settled(state: State, event: ev.SessionSettled) -> State:
 
 def _session_closed(state: State, event: ev.SessionClosed) -> State:
     session = state.session(event.session)
-    state = _with_tip(state, session.id, session.last, None)
-    parts = state.parts
-    for _, name in session.last.chain if session.last else ():
-        if parts.get(name) == session.id:
-            parts = parts.delete(name)
-    return attrs.evolve(state, parts=parts, sessions=state.sessions.delete(session.id))
+    state = _with_tip(state, session, None)
+    return attrs.evolve(state, sessions=state.sessions.delete(session.id))
 
 
 def _invariant_violated(state: State, event: ev.InvariantViolated) -> State:
     fault = Fault(event=event, position=state.position)
     state = attrs.evolve(state, faults=state.faults.set(event.bug_id, fault))
+    if event.invariant == "INV-5":
+        # Here and not by ``admission_closed`` alone, which needs a session: an eviction has none.
+        state = attrs.evolve(state, admission_bug=event.bug_id)
     if event.session is None:
         return state
     state = _stepped(state, state.session(event.session), event)
@@ -617,7 +661,8 @@ def _invariant_violated(state: State, event: ev.InvariantViolated) -> State:
 def _session_quarantined(state: State, event: ev.SessionQuarantined) -> State:
     session = state.session(event.session)
     state = _pinned(state, session.pins, -1)
-    return _stepped(state, session, event, pins=(), bug_id=event.bug_id)
+    state = _stepped(state, session, event, pins=(), bug_id=event.bug_id)
+    return _request_ended(state, event.session, None)
 
 
 def _blocks_quarantined(state: State, event: ev.BlocksQuarantined) -> State:
