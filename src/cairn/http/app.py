@@ -1,0 +1,176 @@
+"""
+The application: routes, limits, and the border for errors.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection
+from typing import cast
+
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
+
+from .chat import streamed_answer, whole_answer
+from .connection import OwningConnection, OwningRequest
+from .errors import ClientError, describe
+from .metrics import Metrics
+from .openai import Ignored, read_chat_request
+from .openai_answers import model_object
+from .pages import front_page
+from .service import Service
+from .wire import encode
+
+BODY_BYTES_MAX = 32 * 1024 * 1024
+
+_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+class CairnApp(QuartTrio):
+    """
+    Quart on trio whose requests own contexts.
+    """
+
+    asgi_http_class = OwningConnection
+    request_class = OwningRequest
+
+
+def create_app(service: Service, *, hosts_allowed: Collection[str] = ()) -> CairnApp:
+    """
+    The application over a service.
+
+    Args:
+        hosts_allowed: names, besides ``localhost`` and plain addresses, by which clients may call
+            the server; ``"*"`` for any. A page on the web can give a name of its own the address
+            of this machine, and its visitors' browsers would then talk to the server.
+    """
+    app = CairnApp(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
+    app.url_map.strict_slashes = False
+    metrics = Metrics(service)
+    ignored = Ignored()
+    hosts = frozenset(host.lower() for host in hosts_allowed)
+
+    @app.before_request
+    async def check_host() -> None:
+        _check_host(request.headers.get("host", ""), hosts)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions() -> Response:
+        body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        asked = read_chat_request(body, headers, ignored)
+        if not asked.stream:
+            return await whole_answer(service, asked)
+        resources = cast(OwningRequest, request).resources
+        return await streamed_answer(service, asked, resources)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [model_object(service.facts)]})
+
+    @app.get("/v1/models/<path:name>")
+    async def model(name: str) -> Response:
+        if name != service.facts.model:
+            raise ClientError(
+                f"the model {name[:200]!r} is not served here; GET /v1/models lists what is",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+        return _json(model_object(service.facts))
+
+    @app.get("/health")
+    async def health() -> Response:
+        return _health(service)
+
+    @app.get("/metrics")
+    async def scrape() -> Response:
+        return Response(metrics.text(), content_type=metrics.content_type)
+
+    @app.get("/")
+    async def page() -> Response:
+        text = front_page(service.facts, service.statistics(), request.host_url.rstrip("/"))
+        response = Response(text, content_type="text/html; charset=utf-8")
+        response.headers["content-security-policy"] = _PAGE_POLICY
+        return response
+
+    @app.errorhandler(HTTPException)
+    async def refused(error: HTTPException) -> Response:
+        return _error(error)
+
+    @app.errorhandler(Exception)
+    async def failed(error: Exception) -> Response:
+        return _error(error)
+
+    return app
+
+
+def _health(service: Service) -> Response:
+    facts, now = service.facts, service.statistics()
+    closed = now.admission_bug is not None
+    body = {
+        "status": "admission_closed" if closed else "ok",
+        "model": facts.model,
+        "fingerprint": facts.fingerprint,
+        "context_tokens": facts.context_tokens,
+        "started": facts.started_s,
+        "sessions": now.sessions,
+        "queue": {"queued": now.queued, "running": now.running},
+        "pool": {
+            "slabs": now.slabs,
+            "slabs_total": now.slabs_total,
+            "bytes": now.slab_bytes,
+            "bytes_total": now.slab_bytes_total,
+            "kv_live_bytes": now.kv_live_bytes,
+        },
+        "blocks": {
+            "count": now.blocks,
+            "bytes": now.block_bytes,
+            "bytes_total": now.block_bytes_total,
+        },
+        "journal_position": now.journal_position,
+        "bugs": now.bugs,
+        "admission_bug": now.admission_bug,
+    }
+    # A balancer looks at the status alone.
+    return _json(body, status=503 if closed else 200)
+
+
+def _check_host(header: str, allowed: frozenset[str]) -> None:
+    # No browser leaves the header out.
+    if not header or "*" in allowed:
+        return
+    name = header.rsplit("]", 1)[0].lstrip("[") if "]" in header else header.rsplit(":", 1)[0]
+    name = name.lower().rstrip(".")
+    if name == "localhost" or name in allowed or _is_address(name):
+        return
+    raise ClientError(
+        f"this server is not called {name[:200]!r}; call it by an address, or have its operator "
+        "allow the name",
+        code="host_not_allowed",
+        status=403,
+    )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(encode(body), status=status, content_type="application/json")
+
+
+def _error(error: Exception) -> Response:
+    answer = describe(error)
+    return Response(
+        encode(answer.envelope()),
+        status=answer.status,
+        headers=dict(answer.headers),
+        content_type="application/json",
+    )

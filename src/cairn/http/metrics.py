@@ -1,0 +1,245 @@
+"""
+Prometheus metrics: a projection of the committed events, and the server's figures at the moment of
+a scrape.
+
+Counters follow from events and from nothing else, so what they say is what the journal says of
+this run of the server. Gauges are asked for when somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+import attrs
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from cairn.journal.events import (
+    BlockEvicted,
+    BlockSealed,
+    BlocksShared,
+    CacheExtended,
+    FinishReason,
+    InvariantViolated,
+    Path,
+    PathSelected,
+    Recorded,
+    RequestCancelled,
+    RequestFinished,
+    RequestReceived,
+    RequestRejected,
+    TokensEmitted,
+)
+from cairn.journal.lifecycle import Life
+from cairn.journal.paths import Reason
+
+from .service import Service
+
+# A second sample for each series, of when it was made: the time of the first event is in the
+# journal. The switch is the library's and holds for the process.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+#: Every kind of violation; a rate can only be alerted on if its series is there before the first.
+VIOLATIONS = (*(f"inv{number}" for number in range(1, 9)), "crash")
+OUTCOMES = (*get_args(FinishReason), "cancelled", "rejected", "broken")
+
+_PREFILL_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+@attrs.define
+class _Prefill:
+    path: str
+    duration_us: int = 0
+    is_observed: bool = False
+
+
+class Metrics:
+    """
+    The metrics of one server, in a registry of their own.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, service: Service) -> None:
+        self.registry = CollectorRegistry()
+        self._running: dict[str, _Prefill] = {}
+        self._define()
+        self.registry.register(_Figures(service))
+        service.observe(self.observe)
+
+    def text(self) -> bytes:
+        """
+        What a scrape gets.
+        """
+        return generate_latest(self.registry)
+
+    def observe(self, recorded: Recorded) -> None:
+        """
+        Count a committed event.
+        """
+        event = recorded.event
+        match event:
+            case RequestReceived():
+                # Known as running before its path is: a violation may come in between.
+                self._running[event.request] = _Prefill(path="")
+            case PathSelected():
+                self._select(event)
+            case BlocksShared():
+                self._add_prefill(event.request, event.duration_us)
+            case CacheExtended() if event.step == "prefill":
+                self._add_prefill(event.request, event.duration_us)
+            case TokensEmitted():
+                self._tokens_emitted.inc(len(event.ids))
+                self._observe_prefill(event.request)
+            case RequestFinished():
+                self._observe_prefill(event.request)
+                self._end(event.request, event.finish_reason)
+            case RequestCancelled():
+                self._end(event.request, "cancelled")
+            case RequestRejected():
+                self._requests.labels("rejected").inc()
+            case InvariantViolated():
+                self._violations.labels(event.invariant.lower().replace("-", "")).inc()
+                # One broken request may break several invariants, and be cancelled after it.
+                if event.request in self._running:
+                    self._end(event.request, "broken")
+            case BlockSealed():
+                self._blocks_sealed.inc()
+            case BlockEvicted():
+                self._blocks_evicted.inc()
+            case _:
+                pass
+
+    def _define(self) -> None:
+        registry = self.registry
+        self._paths = Counter(
+            "cairn_path_selection_total",
+            "Paths selected",
+            ["path"],
+            registry=registry,
+        )
+        self._reasons = Counter(
+            "cairn_path_selection_reason_total",
+            "New sessions, by the reason that the path was not continued",
+            ["reason"],
+            registry=registry,
+        )
+        self._skipped = Counter(
+            "cairn_continuation_tokens_skipped_total",
+            "Prompt tokens whose KV was reused on the path continuation",
+            registry=registry,
+        )
+        self._prefill = Histogram(
+            "cairn_prefill_duration_seconds",
+            "Passes of prefill and copies of blocks for a request, until its first token",
+            ["path"],
+            buckets=_PREFILL_BUCKETS_S,
+            registry=registry,
+        )
+        self._violations = Counter(
+            "cairn_cache_invariant_violations_total",
+            "Invariants broken",
+            ["kind"],
+            registry=registry,
+        )
+        self._tokens_emitted = Counter(
+            "cairn_tokens_emitted_total", "Tokens released for delivery", registry=registry
+        )
+        self._requests = Counter(
+            "cairn_requests_total", "Requests ended", ["outcome"], registry=registry
+        )
+        self._blocks_sealed = Counter(
+            "cairn_blocks_sealed_total", "Full chunks of canonical KV sealed", registry=registry
+        )
+        self._blocks_evicted = Counter(
+            "cairn_blocks_evicted_total", "Blocks that left memory to make room", registry=registry
+        )
+        for path in get_args(Path):
+            self._paths.labels(path)
+            self._prefill.labels(path)
+        for reason in get_args(Reason):
+            self._reasons.labels(reason)
+        for kind in VIOLATIONS:
+            self._violations.labels(kind)
+        for outcome in OUTCOMES:
+            self._requests.labels(outcome)
+
+    def _select(self, event: PathSelected) -> None:
+        self._paths.labels(event.path).inc()
+        if event.reason is not None:
+            self._reasons.labels(event.reason).inc()
+        if event.path == "continuation":
+            self._skipped.inc(event.reused_tokens)
+        self._running[event.request] = _Prefill(path=event.path)
+
+    def _add_prefill(self, request: str | None, duration_us: int) -> None:
+        prefill = self._running.get(request or "")
+        if prefill is not None:
+            prefill.duration_us += duration_us
+
+    def _observe_prefill(self, request: str) -> None:
+        prefill = self._running.get(request)
+        if prefill is None or not prefill.path or prefill.is_observed:
+            return
+        prefill.is_observed = True
+        self._prefill.labels(prefill.path).observe(prefill.duration_us / 1_000_000)
+
+    def _end(self, request: str | None, outcome: str) -> None:
+        self._requests.labels(outcome).inc()
+        self._running.pop(request or "", None)
+
+
+class _Figures(Collector):
+    """
+    The gauges, read at a scrape.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """
+        Nothing: the names are known at the first scrape, and registering must not ask the service.
+        """
+        return iter(())
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """
+        One family a figure.
+        """
+        now = self._service.statistics()
+        yield _gauge("cairn_scheduler_pool_in_use", "Slabs held", now.slabs)
+        yield _gauge("cairn_scheduler_pool_total", "Slabs that may be held", now.slabs_total)
+        yield _labelled(
+            "cairn_scheduler_pool_bytes",
+            "Bytes of the slabs held, and of those that may be held besides",
+            "state",
+            {"in_use": now.slab_bytes, "free": max(0, now.slab_bytes_total - now.slab_bytes)},
+        )
+        yield _gauge("cairn_kv_live_bytes", "KV in slabs up to the token counts", now.kv_live_bytes)
+        lives = {str(life): now.sessions.get(life, 0) for life in Life}
+        yield _labelled("cairn_sessions", "Sessions by where they stand", "life", lives)
+        yield _gauge("cairn_queue_depth", "Requests that wait for a session", now.queued)
+        yield _gauge("cairn_blocks", "Sealed blocks in memory", now.blocks)
+        yield _gauge("cairn_block_bytes", "Bytes of the sealed blocks in memory", now.block_bytes)
+        yield _gauge("cairn_journal_position", "Events in the journal", now.journal_position)
+
+
+def _gauge(name: str, help_text: str, value: int) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help_text, value=value)
+
+
+def _labelled(name: str, help_text: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, help_text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family

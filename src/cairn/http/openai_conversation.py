@@ -1,0 +1,219 @@
+"""
+OpenAI's messages, tools and template settings in canonical form.
+
+What clients move about without meaning anything by it is the same conversation afterwards, since
+conversations are compared by hashes of it: content as a string or as a list of parts, cache hints,
+arguments as text or as an object, empty fields or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cairn.engine.prompt import Message
+
+from .errors import ClientError
+from .wire import fault_of
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+#: What the renderer passes itself, or what would change how it renders. ``chat_template`` would let
+#: a client bring a template of its own.
+_RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
+
+class WirePart(msgspec.Struct):
+    """
+    A part of a content list. Of an image's part only its type is looked at.
+    """
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class WireFunction(msgspec.Struct):
+    """
+    The function that a call calls.
+    """
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class WireToolCall(msgspec.Struct):
+    """
+    A call that an assistant made.
+    """
+
+    function: WireFunction
+    id: str | None = None
+
+
+class WireMessage(msgspec.Struct):
+    """
+    A message as it is sent.
+    """
+
+    role: str
+    content: str | list[WirePart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[WireToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+def read_messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
+    """
+    The messages in canonical form.
+
+    Raises:
+        ClientError: one of them cannot be used.
+    """
+    if not wire:
+        raise ClientError("messages is empty; send at least one", param="messages")
+    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(wire))
+
+
+def read_tools(
+    wire: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None
+) -> tuple[Mapping[str, Any], ...]:
+    """
+    The tools as the template takes them; none where the choice is ``none``.
+
+    Raises:
+        ClientError: one of them is no function, or the choice is unknown.
+    """
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise ClientError(
+            f"tool_choice is {choice[:40]!r}; it must be none, auto, required or an object",
+            param="tool_choice",
+        )
+    tools = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(wire))
+    return () if choice == "none" else tools
+
+
+def read_template(given: Mapping[str, Any], enable_thinking: bool | None) -> Mapping[str, Any]:
+    """
+    The settings of the template. What stands in ``given`` goes before the shorthand.
+
+    Raises:
+        ClientError: a setting is not the client's to make.
+    """
+    template = dict(given)
+    taken = sorted(_RESERVED & template.keys())
+    if taken:
+        where = f"chat_template_kwargs.{taken[0]}"
+        raise ClientError(f"{where} belongs to the server; leave it out", param=where)
+    if (fault := fault_of(template)) is not None:
+        raise ClientError(f"chat_template_kwargs {fault}", param="chat_template_kwargs")
+    if enable_thinking is not None:
+        template.setdefault("enable_thinking", enable_thinking)
+    return template
+
+
+def _message(wire: WireMessage, where: str) -> Message:
+    if wire.role not in _ROLES:
+        raise ClientError(
+            f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
+            param=f"{where}.role",
+        )
+    is_assistant = wire.role == "assistant"
+    if wire.content is None and not is_assistant:
+        raise ClientError(
+            f"{where}.content is missing; only an assistant's message may be without",
+            param=f"{where}.content",
+            code="missing_required_parameter",
+        )
+    calls = wire.tool_calls or () if is_assistant else ()
+    return Message(
+        role="system" if wire.role == "developer" else wire.role,
+        content=_text(wire.content, f"{where}.content"),
+        reasoning=(wire.reasoning_content or wire.reasoning or None) if is_assistant else None,
+        tool_calls=tuple(
+            _tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)
+        ),
+        tool_call_id=(wire.tool_call_id or None) if wire.role == "tool" else None,
+        name=wire.name or None,
+    )
+
+
+def _text(content: str | list[WirePart] | None, where: str) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: WirePart, where: str) -> str:
+    if part.type not in ("text", "refusal"):
+        raise ClientError(
+            f"{where} is a part of type {part.type[:40]!r}; this model takes text parts only",
+            param=f"{where}.type",
+            code="unsupported_content",
+        )
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise ClientError(
+            f"{where}.{part.type} is missing; a {part.type} part has a string there",
+            param=f"{where}.{part.type}",
+            code="missing_required_parameter",
+        )
+    return text
+
+
+def _tool_call(wire: WireToolCall, where: str) -> Mapping[str, Any]:
+    arguments: str | dict[str, Any] = wire.function.arguments or ""
+    if isinstance(arguments, str):
+        # Templates render an object; what is none (a model may write anything) stays as it is.
+        try:
+            parsed = msgspec.json.decode(arguments)
+        except (ValueError, RecursionError):
+            parsed = None
+        if isinstance(parsed, dict) and fault_of(parsed) is None:
+            arguments = parsed
+    elif (fault := fault_of(arguments)) is not None:
+        param = f"{where}.function.arguments"
+        raise ClientError(f"{param} {fault}", param=param)
+    function = {"name": wire.function.name, "arguments": arguments}
+    return {"id": wire.id or "", "type": "function", "function": function}
+
+
+def _tool(tool: dict[str, Any], where: str) -> Mapping[str, Any]:
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise ClientError(
+            f'{where} is no function; send {{"type": "function", "function": {{"name": ...}}}}',
+            param=where,
+            code="unsupported_value",
+        )
+    if not isinstance(function.get("name"), str):
+        param = f"{where}.function.name"
+        raise ClientError(f"{param} must be a string", param=param, code="invalid_type")
+    if (fault := fault_of(tool)) is not None:
+        raise ClientError(f"{where} {fault}", param=where)
+    return {
+        **{key: value for key, value in tool.items() if key != "cache_control"},
+        "type": "function",
+        "function": {key: value for key, value in function.items() if key != "cache_control"},
+    }

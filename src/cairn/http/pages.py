@@ -1,0 +1,64 @@
+"""
+The one page for people: what runs here, and how to call it.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from cairn.actors.messages import ServerFacts, Statistics
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Cairn: {model}</title>
+<style>
+  body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto;
+         padding: 0 1rem; color: #222; background: #fff }}
+  pre {{ background: #f3f3f0; padding: 1rem; overflow-x: auto; border-radius: 4px }}
+  th {{ text-align: left; font-weight: normal; color: #666; padding-right: 2rem }}
+  td {{ overflow-wrap: anywhere }}
+  @media (prefers-color-scheme: dark) {{
+    body {{ color: #ddd; background: #181818 }}
+    pre {{ background: #242424 }}
+    th {{ color: #999 }}
+    a {{ color: #8bf }}
+  }}
+</style>
+<h1>Cairn</h1>
+<p>A session server for local language models. It speaks OpenAI's chat completions.</p>
+<table>
+  <tr><th>model</th><td>{model}</td></tr>
+  <tr><th>context</th><td>{context:,} tokens</td></tr>
+  <tr><th>fingerprint</th><td><code>{fingerprint}</code></td></tr>
+  <tr><th>sessions</th><td>{sessions}</td></tr>
+  <tr><th>state</th><td>{state}</td></tr>
+</table>
+<h2>Call it</h2>
+<pre>curl -N {base}/v1/chat/completions \\
+  -H 'content-type: application/json' \\
+  -d '{{"messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'</pre>
+<p>With a client of OpenAI's: base URL <code>{base}/v1</code>, any API key.</p>
+<p><a href="/v1/models">/v1/models</a> · <a href="/health">/health</a> ·
+   <a href="/metrics">/metrics</a></p>
+</html>
+"""
+
+
+def front_page(facts: ServerFacts, statistics: Statistics, base: str) -> str:
+    """
+    The page as HTML.
+
+    Args:
+        base: the address that the reader came by, without a slash at its end.
+    """
+    bug = statistics.admission_bug
+    return _PAGE.format(
+        model=escape(facts.model),
+        context=facts.context_tokens,
+        fingerprint=escape(facts.fingerprint),
+        sessions=sum(statistics.sessions.values()),
+        state="serving" if bug is None else f"admission is closed; bug id {escape(bug)}",
+        base=escape(base),
+    )

@@ -1,0 +1,118 @@
+"""
+JSON off the wire: decoded, shaped, and refused in words that a client can act on.
+
+No protocol's names stand here; every adapter uses it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import ClientError
+
+T = TypeVar("T")
+
+#: Values that go on as they came (tool schemas, template settings) are walked again by recursion
+#: further in, so they are kept far from the interpreter's limit.
+DEPTH_MAX = 64
+
+_encoder = msgspec.json.Encoder()
+
+_EXPECTED = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+_MISSING = re.compile(r"Object missing required field `([^`]+)`")
+_PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
+_WORDS = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "an integer",
+    "null": "null",
+    "object": "an object",
+    "str": "a string",
+}
+
+
+def encode(value: Any) -> bytes:
+    """
+    A value as JSON.
+    """
+    return _encoder.encode(value)
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """
+    The object that a body is.
+
+    Raises:
+        ClientError: it is no JSON, or no object.
+    """
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from error
+    except RecursionError as error:
+        raise ClientError("the body is nested too deep to be read", code="invalid_json") from error
+    except UnicodeDecodeError as error:
+        raise ClientError("the body is not UTF-8", code="invalid_json") from error
+    except ValueError as error:
+        hint = "send a JSON object" if not body.strip() else str(error)
+        raise ClientError(f"the body is not valid JSON: {hint}", code="invalid_json") from error
+
+
+def to_struct(fields: dict[str, Any], kind: type[T]) -> T:
+    """
+    The fields as a struct; those that it does not have are left out.
+
+    Raises:
+        ClientError: a field is missing or of another type.
+    """
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from error
+
+
+def fault_of(value: Any) -> str | None:
+    """
+    Why a value cannot go on as it came, in words; None where it can. Changes nothing.
+    """
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            elif isinstance(item, int) and not -(2**63) <= item < 2**64:
+                return "has an integer of more than 64 bits; send it as a string"
+        if not below:
+            return None
+        level = below
+    return f"is nested deeper than {DEPTH_MAX} levels; make it flatter"
+
+
+def _invalid(error: msgspec.ValidationError) -> ClientError:
+    text = str(error)
+    place = _PLACE.search(text)
+    param = place[1] if place else ""
+    if "..." in param:  # somewhere below: the decoder does not say where
+        param = ""
+    if missing := _MISSING.search(text):
+        param = f"{param}.{missing[1]}".lstrip(".")
+        return ClientError(
+            f"{param} is missing; it is required", param=param, code="missing_required_parameter"
+        )
+    if expected := _EXPECTED.search(text):
+        wanted = [_WORDS.get(kind, kind) for kind in expected[1].split(" | ") if kind != "null"]
+        got = _WORDS.get(expected[2], expected[2])
+        return ClientError(
+            f"{param or 'the body'} must be {' or '.join(wanted)}, not {got}",
+            param=param or None,
+            code="invalid_type",
+        )
+    fact = _PLACE.sub("", text)
+    return ClientError(f"{param or 'the body'}: {fact}", param=param or None)

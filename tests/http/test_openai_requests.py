@@ -1,0 +1,310 @@
+"""From a chat request's bytes to a command: canonical form, parameters, headers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import structlog
+
+from cairn.actors.messages import Generate
+from cairn.engine.prompt import Conversation, Message, conversation_parts
+from cairn.engine.sampling import Sampling
+from cairn.http.openai import ChatRequest, Ignored, read_chat_request
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def read(headers: dict[str, str] | None = None, **fields: Any) -> ChatRequest:
+    """Read a request of these fields."""
+    body = json.dumps({"messages": HELLO, **fields}).encode()
+    return read_chat_request(body, headers or {}, Ignored())
+
+
+def command(**fields: Any) -> Generate:
+    """The command of a request."""
+    return read(**fields).command
+
+
+def message(**fields: Any) -> Message:
+    """The one message of a request, in canonical form."""
+    conversation = command(messages=[fields]).conversation
+    assert conversation is not None
+    (only,) = conversation.messages
+    return only
+
+
+def test_plain_request():
+    """What was not said has the server's defaults."""
+    assert ChatRequest(
+        command=Generate(
+            protocol="openai.chat",
+            tenant="local",
+            conversation=Conversation(messages=(Message(role="user", content="Hello"),)),
+            prompt=None,
+            sampling=Sampling(),
+            seed=None,
+            max_tokens=None,
+            asked_model="m",
+        ),
+        stream=False,
+        include_usage=False,
+    ) == read(model="m")
+
+
+def test_all_parameters():
+    """Each parameter that is understood stands in the command."""
+    asked = read(
+        headers={"x-session-id": "group-1"},
+        model="m",
+        stream=True,
+        stream_options={"include_usage": True},
+        temperature=0,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        seed=7,
+        max_tokens=10,
+        max_completion_tokens=20,
+        stop=["a", "b"],
+        logprobs=True,
+        top_logprobs=5,
+        n=1,
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        tool_choice="auto",
+        chat_template_kwargs={"style": "plain"},
+        enable_thinking=False,
+        cache_prompt=False,
+        session_id="mine",
+    )
+    assert (
+        ChatRequest(
+            command=Generate(
+                protocol="openai.chat",
+                tenant="local",
+                conversation=Conversation(
+                    messages=(Message(role="user", content="Hello"),),
+                    tools=({"type": "function", "function": {"name": "f"}},),
+                    template={"style": "plain", "enable_thinking": False},
+                ),
+                prompt=None,
+                sampling=Sampling(temperature=0.0, top_p=0.9, top_k=40, min_p=0.05),
+                seed=7,
+                max_tokens=20,
+                stop=("a", "b"),
+                top_logprobs=5,
+                session_name="mine",
+                group="group-1",
+                cache_prompt=False,
+                asked_model="m",
+            ),
+            stream=True,
+            include_usage=True,
+        )
+        == asked
+    )
+
+
+def test_null_is_absent():
+    """A null says no more than leaving the parameter out."""
+    names = (
+        "model stream stream_options temperature top_p top_k min_p seed max_tokens stop logprobs "
+        "max_completion_tokens top_logprobs n tools tool_choice chat_template_kwargs "
+        "enable_thinking cache_prompt session_id"
+    )
+    assert read() == read(**dict.fromkeys(names.split()))
+
+
+PARTS_ALIKE = [
+    ("Hello", [{"type": "text", "text": "Hello"}]),
+    ("Hello", [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]),
+    ("Hello", [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]),
+    ("", []),
+]
+
+
+@pytest.mark.parametrize(("text", "parts"), PARTS_ALIKE)
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_content_as_string_or_parts(role: str, text: str, parts: list[dict[str, Any]]):
+    """A string and text parts are one command, with one chain of parts."""
+    one = command(messages=[{"role": role, "content": text}])
+    other = command(messages=[{"role": role, "content": parts}])
+    assert one == other
+    assert one.conversation is not None
+    assert other.conversation is not None
+    assert conversation_parts(one.conversation) == conversation_parts(other.conversation)
+
+
+def test_developer_is_system():
+    """A developer's message is a system message, in its place."""
+    assert Message(role="system", content="x") == message(role="developer", content="x")
+
+
+def test_cache_hints_of_messages_and_tools_are_ignored():
+    """A cache hint moves without changing the command."""
+    hint = {"cache_control": {"type": "ephemeral"}}
+    tool = {"type": "function", "function": {"name": "f"}}
+    plain = command(messages=HELLO, tools=[tool])
+    assert plain == command(messages=[{**HELLO[0], **hint}], tools=[{**tool, **hint}])
+    function = {"name": "f", **hint}
+    assert plain == command(messages=HELLO, tools=[{"type": "function", "function": function}])
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_reasoning_under_both_names(key: str):
+    """An assistant's thinking is taken under either name."""
+    expected = Message(role="assistant", content="x", reasoning="why")
+    assert expected == message(role="assistant", content="x", **{key: "why"})
+
+
+def test_empty_fields_are_none():
+    """Clients that send empty fields and those that send none are alike."""
+    assert Message(role="assistant", content="x") == message(
+        role="assistant", content="x", reasoning_content="", tool_calls=[], name=""
+    )
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    """An assistant's message with one tool call."""
+    function = {"name": "f", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call-1", "type": "function", "function": function}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"a": [1, {"b": null}]}', {"a": [1, {"b": None}]}),
+        ({"a": 1}, {"a": 1}),
+        ("{}", {}),
+        ("", ""),
+        ("[1]", "[1]"),
+        ("{broken", "{broken"),
+        ('{"a": NaN}', '{"a": NaN}'),
+        ('{"a": 123456789012345678901}', '{"a": 123456789012345678901}'),
+        ('{"a": ' + "[" * 5000 + "]" * 5000 + "}", '{"a": ' + "[" * 5000 + "]" * 5000 + "}"),
+    ],
+    ids=["object", "given", "empty", "nothing", "list", "broken", "nan", "big", "deep"],
+)
+def test_tool_call_arguments(arguments: Any, expected: Any):
+    """Arguments are an object where they are JSON for one, and else the text that was sent."""
+    (found,) = message(**call(arguments)).tool_calls
+    assert {
+        "id": "call-1",
+        "type": "function",
+        "function": {"name": "f", "arguments": expected},
+    } == found
+
+
+def test_tool_result():
+    """A tool's message names the call that it answers."""
+    assert Message(role="tool", content="42", tool_call_id="call-1", name="f") == message(
+        role="tool", content="42", tool_call_id="call-1", name="f"
+    )
+
+
+def test_tool_choice_none_leaves_tools_out():
+    """Tools that may not be used are not shown to the model."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    with_tools = command(tools=tools).conversation
+    assert with_tools is not None
+    assert tuple(tools) == with_tools.tools
+    without = command(tools=tools, tool_choice="none").conversation
+    assert without is not None
+    assert () == without.tools
+
+
+def test_template_settings_go_before_the_shorthand():
+    """``chat_template_kwargs`` is the more precise of the two ways."""
+    asked = command(enable_thinking=True, chat_template_kwargs={"enable_thinking": False})
+    assert asked.conversation is not None
+    assert {"enable_thinking": False} == asked.conversation.template
+
+
+@pytest.mark.parametrize("seed", [0, -1, -(2**63), 2**63, 2**64 - 1])
+def test_seeds_of_64_bits(seed: int):
+    """Signed and unsigned integers of 64 bits are seeds."""
+    assert seed == command(seed=seed).seed
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [("a", ("a",)), ([], ()), (["a"], ("a",)), (list("abcd"), ("a", "b", "c", "d"))],
+)
+def test_stop(stop: Any, expected: tuple[str, ...]):
+    """One text or up to four."""
+    assert expected == command(stop=stop).stop
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+    ],
+)
+def test_logprobs(fields: dict[str, Any], expected: int | None):
+    """No log-probabilities, or those of the tokens, or also of alternatives."""
+    assert expected == command(**fields).top_logprobs
+
+
+def test_session_name_in_any_script():
+    """A session's name is any printable text of up to 200 characters."""
+    assert "größe 大" == command(session_id="größe 大").session_name
+    assert "x" * 200 == command(session_id="x" * 200).session_name
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, None),
+        ({"x-claude-code-session-id": "a", "x-session-id": "b", "session-id": "c"}, "a"),
+        ({"x-session-id": " b ", "session-id": "c"}, "b"),
+        ({"session-id": "c"}, "c"),
+        ({"x-session-id": "", "session-id": "c"}, "c"),
+        ({"x-session-id": "x" * 201}, None),
+        ({"x-session-id": "a\x01b"}, None),
+    ],
+)
+def test_group_headers(headers: dict[str, str], expected: str | None):
+    """The first header that can be a name is the group; none is a reason to refuse."""
+    assert expected == read(headers=headers).command.group
+
+
+def test_unknown_parameters_are_ignored_and_named_once():
+    """What is not understood changes nothing, and the log has its name once."""
+    ignored = Ignored()
+    body = json.dumps({"messages": HELLO, "logit_bias": {"1": 2}, "user": "me"}).encode()
+    with structlog.testing.capture_logs() as logs:
+        first = read_chat_request(body, {}, ignored)
+        again = read_chat_request(body, {}, ignored)
+    assert read() == first == again
+    assert [("info", "logit_bias"), ("info", "user")] == [
+        (entry["log_level"], entry["parameter"]) for entry in logs
+    ]
+
+
+def test_forced_tool_choice_is_named():
+    """That a call is not forced is in the log."""
+    ignored = Ignored()
+    body = json.dumps({"messages": HELLO, "tool_choice": "required"}).encode()
+    with structlog.testing.capture_logs() as logs:
+        read_chat_request(body, {}, ignored)
+    assert ["tool_choice"] == [entry["parameter"] for entry in logs]
+
+
+def test_made_up_names_do_not_fill_the_log():
+    """Beyond a number of names, further ones are not told."""
+    ignored = Ignored(names_max=3)
+    with structlog.testing.capture_logs() as logs:
+        for number in range(10):
+            ignored.add(f"name-{number}" + "x" * 1000)
+    assert 3 == len(logs)
+    assert 100 == len(logs[0]["parameter"])
