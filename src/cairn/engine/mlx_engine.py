@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import mlx.core as mx
 import numpy as np
 
@@ -28,6 +27,7 @@ from cairn.engine.mlx_model import LoadedModel
 from cairn.engine.mlx_rows import row_caches
 from cairn.engine.mlx_sampling import draw, likeliest, log_probabilities
 from cairn.engine.reports import (
+    DecodeRow,
     Drawn,
     EngineFault,
     EvictReport,
@@ -35,36 +35,11 @@ from cairn.engine.reports import (
     SealReport,
     ShareReport,
     SlabReport,
+    Wanted,
 )
-from cairn.engine.sampling import Sampling, token_key
+from cairn.engine.sampling import token_key
 from cairn.journal.events import Coverage
 from cairn.journal.keys import ids_hash
-
-
-@attrs.frozen(kw_only=True)
-class Wanted:
-    """
-    What is to be drawn from a pass's last row.
-
-    Attributes:
-        top: how many of the likeliest tokens to report.
-    """
-
-    sampling: Sampling
-    seed: int
-    choice: int = 0
-    top: int = 0
-
-
-@attrs.frozen(kw_only=True)
-class DecodeRow:
-    """
-    One session's row of a decode pass: its slab, and the token that goes in.
-    """
-
-    slab: int
-    token: int
-    wanted: Wanted
 
 
 class MlxEngine:
@@ -121,9 +96,7 @@ class MlxEngine:
         blocks = [self.blocks.get(key) for key in keys]
         digests = tuple(mlx_blocks.digest(block) for block in blocks)
         mlx_blocks.paste(held, blocks, start)
-        return ShareReport(
-            digests=digests, coverage=held.coverage(), duration_us=_since_us(began)
-        )
+        return ShareReport(digests=digests, coverage=held.coverage(), duration_us=_since_us(began))
 
     def run_chunk(self, slab: int, ids: Sequence[int], wanted: Wanted | None) -> PassReport:
         """
@@ -156,15 +129,16 @@ class MlxEngine:
             duration_us=_since_us(began),
         )
 
-    def decode(self, rows: Sequence[DecodeRow | None]) -> list[PassReport | None]:
+    def decode(self, rows: Sequence[DecodeRow | None]) -> list[PassReport | EngineFault | None]:
         """
-        One decode pass of W rows. Adds one token's KV to each session's slab.
+        One decode pass of W rows. Adds one token's KV to each session's slab. A row whose
+        log-probability is not finite gets the fault as its report; the others go on.
 
         Args:
             rows: W rows; None for a dummy. At least one is a session's.
 
         Raises:
-            EngineFault: the number of rows is not W, or a log-probability is not finite.
+            EngineFault: the number of rows is not W.
         """
         if len(rows) != self._rows:
             raise EngineFault(f"a decode pass has {self._rows} rows, not {len(rows)}")
@@ -188,12 +162,17 @@ class MlxEngine:
         mx.eval(pending, arrays)
         fed = np.array(tokens)[:, 0].tolist()
         took = _since_us(began)
-        reports: list[PassReport | None] = []
+        reports: list[PassReport | EngineFault | None] = []
         ready = iter(pending)
         for place, row in enumerate(rows):
             slab = held[place]
             if row is None or slab is None:
                 reports.append(None)
+                continue
+            try:
+                drawn = _read(next(ready), row.wanted.top)
+            except EngineFault as fault:
+                reports.append(fault)
                 continue
             reports.append(
                 PassReport(
@@ -201,7 +180,7 @@ class MlxEngine:
                     end=slab.caches[0].offset,
                     ran_hash=ids_hash([fed[place]]),
                     coverage=slab.coverage(),
-                    drawn=_read(next(ready), row.wanted.top),
+                    drawn=drawn,
                     duration_us=took,
                 )
             )

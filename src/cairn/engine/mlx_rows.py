@@ -79,9 +79,7 @@ class RowsCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
         return RowsOnly(all_keys), RowsOnly(all_values)
 
 
-def attend(
-    queries: mx.array, keys: Any, values: Any, cache: Any = None, **kwargs: Any
-) -> mx.array:
+def attend(queries: mx.array, keys: Any, values: Any, cache: Any = None, **kwargs: Any) -> mx.array:
     """
     ``mlx_lm.models.base.scaled_dot_product_attention``, row by row where the keys are rows.
     """

@@ -18,9 +18,9 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from cairn.engine import mlx_blocks
-from cairn.engine.mlx_engine import DecodeRow, MlxEngine, Wanted
+from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.mlx_model import LoadedModel
-from cairn.engine.reports import Drawn, EngineFault, PassReport
+from cairn.engine.reports import DecodeRow, Drawn, EngineFault, PassReport, Wanted
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes, slab_capacity
 
@@ -99,10 +99,14 @@ class _Test:
         self.engine = engine
         self.chunk = chunk_tokens
         vocabulary = int(loaded.config.get("vocab_size", 1000) or 1000)
-        words = np.random.default_rng(20260101).integers(0, min(vocabulary, 50_000), 4 * chunk_tokens)
+        words = np.random.default_rng(20260101).integers(
+            0, min(vocabulary, 50_000), 4 * chunk_tokens
+        )
         self.words = [int(word) for word in words]
         self.prompt = self.words[: 2 * chunk_tokens + chunk_tokens // 2]
-        self.capacity = slab_capacity(len(self.prompt) + 2 * _STEPS, chunk_tokens)
+        self.capacity = slab_capacity(
+            len(self.prompt) + 2 * _STEPS, chunk_tokens, loaded.context_tokens
+        )
         self.cold = self._answer(self.prompt)
 
     def warm_equals_cold(self) -> bool:
@@ -192,10 +196,14 @@ class _Test:
             seats[place] = slab
             for _ in range(_STEPS):
                 rows = [
-                    None if seat is None else DecodeRow(slab=seat, token=feeds[seat], wanted=_GREEDY)
+                    None
+                    if seat is None
+                    else DecodeRow(slab=seat, token=feeds[seat], wanted=_GREEDY)
                     for seat in seats
                 ]
                 for seat, report in zip(seats, engine.decode(rows), strict=True):
+                    if isinstance(report, EngineFault):
+                        raise report
                     if seat is not None and report is not None:
                         feeds[seat] = _drawn(report).token
                         if seat == slab:

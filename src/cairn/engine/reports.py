@@ -1,5 +1,6 @@
 """
-What the engine measured. Plain values: sessions put them into events, invariants compare them.
+What is asked of the engine and what it measured. Plain values: sessions put reports into events,
+invariants compare them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from cairn.engine.sampling import Sampling
 from cairn.journal.events import Coverage
 
 
@@ -17,6 +19,32 @@ class EngineFault(Exception):
     A pass gave something that cannot be: no finite log-probability, a slab overrun. A bug of ours
     or of the model; the session that asked for the pass ends with a bug id.
     """
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """
+    What is to be drawn from a pass's last row.
+
+    Attributes:
+        top: how many of the likeliest tokens to report.
+    """
+
+    sampling: Sampling
+    seed: int
+    choice: int = 0
+    top: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class DecodeRow:
+    """
+    One session's row of a decode pass: its slab, and the token that goes in.
+    """
+
+    slab: int
+    token: int
+    wanted: Wanted
 
 
 @attrs.frozen(kw_only=True)

@@ -34,12 +34,13 @@ def passes(start: int, tokens: int, chunk_tokens: int) -> Iterator[tuple[int, in
         start = end
 
 
-def slab_capacity(tokens: int, chunk_tokens: int) -> int:
+def slab_capacity(tokens: int, chunk_tokens: int, context_tokens: int) -> int:
     """
-    The capacity class that holds ``tokens``: powers of two, so that a conversation that grows
-    changes its slab seldom. Always a multiple of C.
+    The capacity class that holds ``tokens``: powers of two up to the context, so that a
+    conversation that grows changes its slab seldom. Always a multiple of C.
     """
     capacity = SMALLEST_SLAB
     while capacity < tokens:
         capacity *= 2
+    capacity = max(tokens, min(capacity, context_tokens))
     return -(-capacity // chunk_tokens) * chunk_tokens

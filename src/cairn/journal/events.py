@@ -29,7 +29,7 @@ Coverage = tuple[tuple[int, int, int], ...]
 Step = Literal["prefill", "decode", "settle"]
 Path = Literal["continuation", "new_session"]
 FinishReason = Literal["stop", "length"]
-CancelStage = Literal["queued", "prefill", "decode", "finished", "server_lost"]
+CancelStage = Literal["prefill", "decode", "no_memory", "server_stopped"]
 
 
 def private(**kwargs: Any) -> Any:
@@ -470,7 +470,11 @@ class RequestFinished(Event):
 @attrs.frozen(kw_only=True)
 class RequestCancelled(Event):
     """
-    The client went away, or the server ended. What was computed stays.
+    The request ended without its answer being complete. What was computed stays.
+
+    Attributes:
+        stage: where it was when its client went away; ``no_memory`` where no slab could be had,
+            ``server_stopped`` where the server drained no longer.
     """
 
     kind: ClassVar[str] = "request_cancelled"

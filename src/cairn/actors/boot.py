@@ -1,0 +1,232 @@
+"""
+From a store and a model to a running server, and back: the one place where everything is wired.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Literal
+
+import attrs
+import trio
+
+import cairn
+from cairn.actors.engine import EngineThread
+from cairn.actors.sequencer import Sequencer, new_id, outside
+from cairn.actors.server import Limits, Server
+from cairn.actors.writer import JournalWriter
+from cairn.engine.reports import ModelFacts
+from cairn.journal import events as ev
+from cairn.journal.ledger import Ledger
+from cairn.journal.replay import Replay
+from cairn.journal.state import State
+from cairn.journal.store import Store
+
+
+class BootRefused(Exception):
+    """
+    The server does not start; the message says what, where and what to do. The operator's.
+    """
+
+
+def memory_share(share: float) -> int:
+    """
+    That share of the machine's memory, in bytes.
+    """
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * share)
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """
+    What an operator chose.
+
+    Attributes:
+        model: a model directory or a hub's name.
+        model_name: what clients see, by default the directory's name.
+        chunk_tokens: C, or None for the device's.
+        decode_rows: W, or None for the device's.
+        kv_cache: Cairn's cache classes or mlx-lm's.
+        pool_slabs, pool_bytes: the budget of slabs.
+        blocks_bytes: the budget of sealed blocks in memory.
+        accept_unstable: serve even if the self-test fails.
+        on_record: what of this goes into the journal.
+    """
+
+    model: str
+    model_name: str | None = None
+    chunk_tokens: int | None = None
+    decode_rows: int | None = None
+    kv_cache: Literal["slab", "mlx-lm"] = "slab"
+    pool_slabs: int = 16
+    pool_bytes: int = attrs.field(factory=lambda: memory_share(0.25))
+    blocks_bytes: int = attrs.field(factory=lambda: memory_share(0.25))
+    accept_unstable: bool = False
+    limits: Limits = Limits()
+    on_record: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+Progress = Callable[[str, int, int], None]
+
+
+def _no_progress(what: str, done: int, total: int) -> None:
+    """
+    Nobody watches.
+    """
+
+
+def read_journal(store: Store, progress: Progress = _no_progress) -> Replay:
+    """
+    Fold and check a journal as it is.
+
+    Raises:
+        BootRefused: it does not hold, so nothing may be built on it.
+    """
+    fold, total = Replay(), store.head()[0]
+    for row in store.read():
+        fold.feed(row)
+        if row.position % 1000 == 0 or row.position == total:
+            progress("reading the journal", row.position, total)
+    news = [found for found in fold.report().findings if not found.recorded]
+    if news:
+        raise BootRefused(
+            f"the journal does not hold: {news[0].invariant} at row {news[0].position} "
+            f"({news[0].message}). Nothing was changed. See it with `ops verify`; to go on without "
+            "it, keep the file for the record and start with another --data-dir."
+        )
+    return fold
+
+
+@contextlib.asynccontextmanager
+async def booted(
+    settings: Settings, store: Store, secret: bytes, progress: Progress = _no_progress
+) -> AsyncIterator[Server]:
+    """
+    A running server over a store. When the context is left, it has drained and the journal says
+    that it stopped.
+
+    Raises:
+        BootRefused: the journal does not hold, or the device is not stable.
+        ModelRefused: the model cannot be served.
+    """
+    fold = read_journal(store, progress)
+    ledger = Ledger(outside(), state=fold.state, head=fold.report().head)
+    async with trio.open_nursery() as nursery:
+        writer, engine = JournalWriter(store), EngineThread()
+        await nursery.start(writer.run)
+        await nursery.start(engine.run)
+        sequencer = Sequencer(ledger, writer)
+        boot = new_id()
+        try:
+            server = await _wired(settings, sequencer, writer, engine, secret, boot, progress)
+            async with trio.open_nursery() as serving:
+                await serving.start(server.run)
+                yield server
+                await server.drain()
+            stopped = ev.ServerStopped(boot=boot, reason="asked to")
+            await writer.wait_committed(sequencer.append(stopped))
+        finally:
+            engine.close()
+            writer.close()
+
+
+async def _wired(
+    settings: Settings,
+    sequencer: Sequencer,
+    writer: JournalWriter,
+    engine: EngineThread,
+    secret: bytes,
+    boot: str,
+    progress: Progress,
+) -> Server:
+    lost = sequencer.state.boot
+    if lost is not None:
+        sequencer.append(ev.ServerLost(boot=lost))
+    sequencer.append(
+        ev.ServerStarted(boot=boot, cairn_version=cairn.__version__, settings=settings.on_record)
+    )
+    try:
+        started = await engine.load(lambda: _start(settings, sequencer.state, progress))
+        engine.install(started.engine)
+        _put_on_record(settings, sequencer, started)
+    except Exception as error:
+        reason = f"the model was not served: {error}"
+        await writer.wait_committed(sequencer.append(ev.ServerStopped(boot=boot, reason=reason)))
+        raise
+    return Server(
+        sequencer=sequencer,
+        writer=writer,
+        engine=engine,
+        facts=started.facts,
+        tokenizer=started.loaded.tokenizer,
+        secret=secret,
+        limits=settings.limits,
+        kv_cache=settings.kv_cache,
+    )
+
+
+def _start(settings: Settings, state: State, progress: Progress) -> Any:
+    # MLX comes in here, on the engine's thread, and nowhere before.
+    from cairn.engine.mlx_start import start_engine
+
+    def remembered(fingerprint: str) -> bool:
+        found = state.self_tests.get(fingerprint)
+        return found is not None and found.passed
+
+    return start_engine(
+        settings.model,
+        name=settings.model_name,
+        chunk_tokens=settings.chunk_tokens,
+        decode_rows=settings.decode_rows,
+        kv_cache=settings.kv_cache,
+        pool_bytes=settings.pool_bytes,
+        remembered=remembered,
+        progress=progress,
+    )
+
+
+def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> None:
+    """
+    Journal the model and its self-test.
+
+    Raises:
+        BootRefused: the self-test failed and the operator did not accept that.
+    """
+    facts: ModelFacts = started.facts
+    known = sequencer.state.self_tests.get(facts.fingerprint)
+    tested = started.tested
+    sequencer.append(
+        ev.SelfTestFinished(
+            fingerprint=facts.fingerprint,
+            findings=tested.findings if tested else known.findings if known else {},
+            passed=tested.passed if tested else True,
+            error_max=tested.error_max if tested else known.error_max if known else 0.0,
+            duration_us=tested.duration_us if tested else 0,
+            remembered=tested is None,
+        )
+    )
+    if tested is not None and not tested.passed:
+        failed = ", ".join(name for name, held in tested.findings.items() if not held)
+        if not settings.accept_unstable:
+            raise BootRefused(
+                f"the self-test failed on this device ({failed}), so a cache hit might not give "
+                "the bits of a miss. Start with --accept-unstable to serve all the same."
+            )
+        sequencer.append(ev.OperatorActed(action="accept_unstable", detail=failed))
+    sequencer.append(
+        ev.ModelLoaded(
+            name=facts.name,
+            fingerprint=facts.fingerprint,
+            fields=facts.fields,
+            layers=facts.layers,
+            chunk_tokens=facts.chunk_tokens,
+            decode_rows=facts.decode_rows,
+            context_tokens=facts.context_tokens,
+            reusable=facts.reusable,
+            pool_slabs=settings.pool_slabs,
+            pool_bytes=settings.pool_bytes,
+            blocks_bytes=settings.blocks_bytes,
+        )
+    )

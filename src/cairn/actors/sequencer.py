@@ -1,0 +1,160 @@
+"""
+The sequencer: the one place where decisions are made and events get their order.
+
+It has no task and never waits. Its methods run to their end between two steps of trio, so that a
+decision and its append are one: nothing can come between them. What it appends is handed to the
+writer at once; the receipt tells when it is committed.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+
+import attrs
+
+import cairn
+from cairn.journal import events as ev
+from cairn.journal import paths
+from cairn.journal.errors import BugError
+from cairn.journal.ledger import Ledger, Outcome, Outside
+from cairn.journal.state import Session, SessionId, State
+from cairn.actors.writer import JournalWriter
+
+
+def wall_clock_us() -> int:
+    """
+    Microseconds since 1970.
+    """
+    return time.time_ns() // 1000
+
+
+def new_id() -> str:
+    """
+    A fresh unique id.
+    """
+    return str(uuid.uuid4())
+
+
+def outside() -> Outside:
+    """
+    Ids and time for a ledger.
+    """
+    return Outside(new_id=new_id, now_us=wall_clock_us, version=cairn.__version__)
+
+
+class Sequencer:
+    """
+    Decides and appends.
+    """
+
+    def __init__(self, ledger: Ledger, writer: JournalWriter) -> None:
+        self._ledger = ledger
+        self._writer = writer
+
+    @property
+    def state(self) -> State:
+        """
+        The fold of all that was appended, committed or not.
+        """
+        return self._ledger.state
+
+    def append(self, *events: ev.Event, expected_seq: int | None = None) -> int:
+        """
+        Append events, all or none.
+
+        Args:
+            expected_seq: what the owner of the stream takes the next sequence number to be.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            BugError: one of them broke an invariant; that is in the journal now.
+        """
+        return self._submit(self._ledger.propose(events, expected_seq=expected_seq))
+
+    def begin(
+        self,
+        received: ev.RequestReceived,
+        opened: ev.SessionOpened | None,
+        around: Callable[[int], str],
+    ) -> int:
+        """
+        Have a session take a request, and select its path: one append.
+
+        Args:
+            opened: the opening of its session, where it is new.
+            around: gives the prompt's text around a token, for people who look for the difference.
+
+        Returns:
+            The receipt. The decision is in ``state``.
+
+        Raises:
+            BugError: an invariant broke.
+        """
+        first: tuple[ev.Event, ...] = (received,) if opened is None else (opened, received)
+        outcome = self._ledger.propose(first)
+        try:
+            if outcome.bug is None:
+                selected = self._selected(received, around)
+                outcome = _joined(outcome, self._ledger.propose((selected,)))
+        except BaseException:
+            # What the ledger has taken in must reach the store, whatever comes after it.
+            self._submit(outcome)
+            raise
+        return self._submit(outcome)
+
+    def choose(self, ask: paths.Ask) -> SessionId | None:
+        """
+        The session that is to serve a request as things are now, or None for a new one.
+        """
+        return paths.choose_session(self._ledger.state, ask)
+
+    def crash(self, session: str, error: BaseException) -> BugError:
+        """
+        Record that a session's own code failed, and quarantine it.
+        """
+        trace = "".join(traceback.format_exception(error))
+        message = f"{type(error).__name__}: {error}"
+        outcome = self._ledger.record_crash(session=session, message=message, trace=trace)
+        self._writer.submit(outcome.rows, outcome.recorded)
+        assert outcome.bug is not None
+        return outcome.bug
+
+    def session(self, session: str) -> Session:
+        """
+        A session as the journal has it.
+        """
+        return self._ledger.state.session(session)
+
+    def _selected(
+        self, received: ev.RequestReceived, around: Callable[[int], str]
+    ) -> ev.PathSelected:
+        state = self._ledger.state
+        session = state.session(received.session)
+        assert session.request is not None
+        decision = paths.select(state, session, session.request)
+        token = decision.diverged_token
+        return ev.PathSelected(
+            session=received.session,
+            request=received.request,
+            rules_version=paths.RULES_VERSION,
+            decided_at=state.position,
+            diverged_text=None if token is None else around(token),
+            **attrs.asdict(decision),
+        )
+
+    def _submit(self, outcome: Outcome) -> int:
+        receipt = self._writer.submit(outcome.rows, outcome.recorded)
+        if outcome.bug is not None:
+            raise outcome.bug
+        return receipt
+
+
+def _joined(one: Outcome, other: Outcome) -> Outcome:
+    return Outcome(
+        rows=one.rows + other.rows, recorded=one.recorded + other.recorded, bug=other.bug
+    )

@@ -1,0 +1,468 @@
+"""
+The running server, as the HTTP layer sees it; and the supervisor of everything in the room.
+
+The journal writer and the engine stand beside the sessions, not above them: when one of the two
+dies nothing may be answered any more, and the server stops. A session that dies ends alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from cairn.actors.engine import EngineThread
+from cairn.actors.memory import Memory
+from cairn.actors.messages import (
+    Accepted,
+    Broken,
+    Finished,
+    Generate,
+    PromptRefused,
+    PromptTooLong,
+    QueueFull,
+    RefusalError,
+    Reply,
+    ServerFacts,
+    Statistics,
+    Stopping,
+    Waiting,
+)
+from cairn.actors.sequencer import Sequencer, new_id, wall_clock_us
+from cairn.actors.session import House, SessionActor
+from cairn.actors.ticket import Prepared, Ticket
+from cairn.actors.writer import JournalWriter
+from cairn.engine import prompt as prompts
+from cairn.engine.reports import ModelFacts
+from cairn.engine.schedule import slab_capacity
+from cairn.journal import events as ev
+from cairn.journal import eviction
+from cairn.journal.errors import BugError
+from cairn.journal.events import Recorded
+from cairn.journal.keys import block_keys
+from cairn.journal.paths import Ask
+from cairn.journal.state import SessionId
+
+log = structlog.get_logger("cairn")
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """
+    What the server takes on.
+
+    Attributes:
+        queue: requests that may wait for a session.
+        sessions: sessions that are remembered.
+        max_tokens: the longest answer where the client names none.
+        heartbeat_s: how often a client that waits hears that it still does.
+        drain_s: how long running answers may go on when the server is told to stop.
+    """
+
+    queue: int = 64
+    sessions: int = 1000
+    max_tokens: int = 1024
+    heartbeat_s: float = 10.0
+    drain_s: float = 30.0
+
+
+class Server:
+    """
+    Takes requests, finds each its session, and hands back what the session says.
+    """
+
+    def __init__(
+        self,
+        *,
+        sequencer: Sequencer,
+        writer: JournalWriter,
+        engine: EngineThread,
+        facts: ModelFacts,
+        tokenizer: Any,
+        secret: bytes,
+        limits: Limits,
+        kv_cache: str,
+    ) -> None:
+        """
+        Args:
+            tokenizer: mlx-lm's wrapper.
+            secret: the tenant's secret, for keys.
+            kv_cache: the cache classes in use, for people.
+        """
+        self._sequencer = sequencer
+        self._writer = writer
+        self._engine = engine
+        self._model = facts
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._secret = secret
+        self._memory = Memory(sequencer, engine, facts.kv_token_bytes)
+        self._memory.give_up = self._give_up_slab
+        self._house = House(
+            sequencer=sequencer,
+            engine=engine,
+            memory=self._memory,
+            facts=facts,
+            tokenizer=tokenizer,
+            detokenizer=tokenizer.detokenizer,
+            secret=secret,
+            crashed=self._bug_found,
+        )
+        self._actors: dict[str, SessionActor] = {}
+        self._running = trio.CapacityLimiter(facts.decode_rows)
+        # One at a time: a tokenizer is not made for several threads.
+        self._tokenizing = trio.CapacityLimiter(1)
+        self._tickets: dict[str, Ticket] = {}
+        self._ticket_gone = trio.lowlevel.ParkingLot()
+        self._stopping = False
+        self._idle = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self.facts = ServerFacts(
+            model=facts.name,
+            fingerprint=facts.fingerprint,
+            context_tokens=facts.context_tokens,
+            chunk_tokens=facts.chunk_tokens,
+            decode_rows=facts.decode_rows,
+            kv_cache=kv_cache,
+            started_s=wall_clock_us() // 1_000_000,
+            default_max_tokens=limits.max_tokens,
+        )
+
+    # --- for the HTTP layer --------------------------------------------------------------------
+
+    def observe(self, observer: Callable[[Recorded], None]) -> None:
+        """
+        Have every event passed on once it is committed, in order.
+        """
+        self._writer.observe(observer)
+
+    def statistics(self) -> Statistics:
+        """
+        The server at this moment.
+        """
+        state = self._sequencer.state
+        lives = collections.Counter(str(session.life) for session in state.sessions.values())
+        held = sum(session.cached_tokens for session in state.sessions.values())
+        model = state.model
+        return Statistics(
+            sessions=dict(lives),
+            queued=sum(not ticket.accepted for ticket in self._tickets.values()),
+            running=len(state.requests),
+            slabs=state.pool.slabs,
+            slabs_total=model.pool_slabs if model else 0,
+            slab_bytes=state.pool.slab_bytes,
+            slab_bytes_total=model.pool_bytes if model else 0,
+            blocks=state.pool.blocks,
+            block_bytes=state.pool.block_bytes,
+            block_bytes_total=model.blocks_bytes if model else 0,
+            kv_live_bytes=held * self._model.kv_token_bytes,
+            journal_position=self._writer.committed,
+            bugs=len(state.faults),
+            admission_bug=state.admission_bug,
+        )
+
+    def generate(self, command: Generate) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
+        """
+        Ask for an answer. Leaving the context early cancels the request.
+
+        Raises:
+            RefusalError: on entering, where the request is not taken; from the iteration, where it
+                ends without an answer.
+        """
+        return self._generate(command)
+
+    @contextlib.asynccontextmanager
+    async def _generate(self, command: Generate) -> AsyncIterator[AsyncIterator[Reply]]:
+        self._admit(command)
+        prepared = await self._prepare(command)
+        self._admit(command)
+        ticket = Ticket(new_id(), prepared, wall_clock_us() // 1_000_000)
+        assert self._nursery is not None
+        self._tickets[ticket.id] = ticket
+        self._nursery.start_soon(self._dispatch, ticket)
+        try:
+            yield _Replies(ticket, self._writer, self._limits.heartbeat_s)
+        finally:
+            ticket.leave("client")
+
+    # --- life --------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """
+        Serve until ``drain`` has ended the last request.
+        """
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await self._idle.wait()
+            for actor in self._actors.values():
+                actor.close()
+
+    async def drain(self) -> None:
+        """
+        Take no more requests, let those that run come to their end, and cut off what takes longer
+        than the limit. Everything that happened is in the journal then.
+        """
+        self._stopping = True
+        with trio.move_on_after(self._limits.drain_s):
+            await self._no_tickets()
+        for ticket in list(self._tickets.values()):
+            ticket.leave("server_stopped")
+            ticket.fail(Stopping("the server was stopped before the answer was complete"))
+        await self._no_tickets()
+        self._idle.set()
+
+    async def _no_tickets(self) -> None:
+        while self._tickets:
+            await self._ticket_gone.park()
+
+    # --- a request's way -------------------------------------------------------------------------
+
+    def _admit(self, command: Generate) -> None:
+        """
+        Turn a request away where it cannot be taken now.
+        """
+        state = self._sequencer.state
+        if self._stopping:
+            raise Stopping("the server is stopping; try again in a moment")
+        if state.admission_bug is not None:
+            raise Broken(state.admission_bug)
+        bug_id = self._quarantine_of(command.session_name)
+        if bug_id is not None:
+            raise Broken(bug_id)
+        waiting = sum(not ticket.accepted for ticket in self._tickets.values())
+        if waiting >= self._limits.queue:
+            self._sequencer.append(
+                ev.RequestRejected(request=new_id(), status=429, code="queue_full")
+            )
+            raise QueueFull(
+                f"{waiting} requests wait already; try again in a few seconds", retry_after_s=5
+            )
+
+    async def _prepare(self, command: Generate) -> Prepared:
+        """
+        Everything that follows from a request alone: token ids, chain, keys, limits.
+        """
+        try:
+            return await trio.to_thread.run_sync(
+                self._prepared, command, limiter=self._tokenizing, abandon_on_cancel=False
+            )
+        except prompts.TemplateError as error:
+            raise PromptRefused(str(error)) from error
+
+    def _prepared(self, command: Generate) -> Prepared:
+        ids, parts = self._read(command)
+        if not ids:
+            raise PromptRefused("the prompt is empty; there is nothing to answer")
+        context = self._model.context_tokens
+        if len(ids) >= context:
+            raise PromptTooLong(len(ids), context)
+        chain = prompts.chain_of(parts, secret=self._secret, tenant=command.tenant)
+        keys = block_keys(
+            secret=self._secret,
+            fingerprint=self._model.fingerprint,
+            tenant=command.tenant,
+            ids=ids,
+            chunk_tokens=self._model.chunk_tokens,
+        )
+        asked = command.max_tokens or self._limits.max_tokens
+        max_tokens = min(asked, context - len(ids))
+        return Prepared(
+            command=command,
+            ask=Ask(
+                tenant=command.tenant,
+                fingerprint=self._model.fingerprint,
+                chain=chain,
+                session_name=command.session_name,
+                group=command.group,
+                cache_prompt=command.cache_prompt,
+            ),
+            prompt_ids=ids,
+            chain=chain,
+            keys=keys,
+            seed=secrets.randbits(63) if command.seed is None else command.seed,
+            max_tokens=max_tokens,
+            capacity_tokens=slab_capacity(len(ids) + max_tokens, self._model.chunk_tokens, context),
+        )
+
+    def _read(self, command: Generate) -> tuple[tuple[int, ...], tuple[tuple[str, bytes], ...]]:
+        """
+        Token ids and parts of a request.
+        """
+        if command.conversation is not None:
+            text = prompts.render(self._tokenizer, command.conversation)
+            ids = prompts.encode(self._tokenizer, text, special=False)
+            return ids, prompts.conversation_parts(command.conversation)
+        if isinstance(command.prompt, str):
+            ids = prompts.encode(self._tokenizer, command.prompt, special=True)
+            return ids, (("prompt", command.prompt.encode()),)
+        ids = tuple(command.prompt or ())
+        return ids, (("prompt", repr(ids).encode()),)
+
+    async def _dispatch(self, ticket: Ticket) -> None:
+        """
+        Bring a ticket to a session, again where the rules choose another one in the meantime.
+        """
+        try:
+            with ticket.waiting:
+                name = ticket.prepared.command.session_name
+                if name is not None:
+                    async with self._actor(name, ticket, named=True).line:
+                        await self._in_turn(ticket)
+                else:
+                    await self._in_turn(ticket)
+        finally:
+            del self._tickets[ticket.id]
+            self._ticket_gone.unpark_all()
+            self._dismiss_unopened(ticket.prepared.command.session_name)
+            if not ticket.accepted and ticket.gone == "client":
+                self._sequencer.append(
+                    ev.RequestRejected(request=ticket.id, status=499, code="client_gone")
+                )
+
+    async def _in_turn(self, ticket: Ticket) -> None:
+        async with self._running:
+            while True:
+                ticket.rerouted = False
+                name = ticket.prepared.command.session_name
+                bug_id = self._quarantine_of(name)
+                if bug_id is not None:
+                    ticket.fail(Broken(bug_id))
+                    break
+                chosen = self._sequencer.choose(ticket.prepared.ask)
+                actor = self._actor(chosen or name or new_id(), ticket, named=name is not None)
+                # A session that has the ticket looks itself whether somebody still waits.
+                with trio.CancelScope(shield=True):
+                    await actor.serve(ticket)
+                if not ticket.rerouted:
+                    break
+                if name is None:
+                    self._dismiss_unopened(actor.id)
+        self._forget_sessions()
+
+    def _quarantine_of(self, name: str | None) -> str | None:
+        """
+        The bug that took a named session out of service, if one did.
+        """
+        named = self._sequencer.state.sessions.get(SessionId(name)) if name else None
+        return named.bug_id if named is not None else None
+
+    def _dismiss_unopened(self, session_id: str | None) -> None:
+        """
+        End an actor that never came to be a session, and that nobody waits for.
+        """
+        actor = self._actors.get(session_id) if session_id is not None else None
+        if actor is not None and not actor.opened and not actor.line.locked():
+            del self._actors[actor.id]
+            actor.close()
+
+    def _actor(self, session_id: str, ticket: Ticket, *, named: bool) -> SessionActor:
+        """
+        The actor of a session, which begins to live where it did not.
+        """
+        actor = self._actors.get(session_id)
+        if actor is None or actor.ended:
+            command = ticket.prepared.command
+            actor = SessionActor(
+                session_id, self._house, tenant=command.tenant, group=command.group, named=named
+            )
+            self._actors[session_id] = actor
+            assert self._nursery is not None
+            self._nursery.start_soon(self._live, actor)
+        return actor
+
+    async def _live(self, actor: SessionActor) -> None:
+        """
+        A session's task. What it could not handle itself ends it, and nobody else.
+        """
+        try:
+            await actor.run()
+        except Exception:
+            log.exception("session ended", session=actor.id)
+        finally:
+            if self._actors.get(actor.id) is actor:
+                del self._actors[actor.id]
+
+    async def _give_up_slab(self, session_id: str) -> None:
+        actor = self._actors.get(session_id)
+        if actor is None:
+            raise LookupError(f"session {session_id} holds a slab and has no actor")
+        await actor.give_up_slab()
+
+    def _forget_sessions(self) -> None:
+        """
+        Keep the number of remembered sessions bounded.
+        """
+        while session := eviction.session_to_forget(self._sequencer.state, self._limits.sessions):
+            actor = self._actors.pop(session.id, None)
+            if actor is not None:
+                actor.close()
+            self._sequencer.append(
+                ev.SessionClosed(session=session.id, reason="least recently used")
+            )
+
+    def _bug_found(self, bug: BugError) -> None:
+        log.error(
+            "invariant violated", bug_id=bug.bug_id, invariant=bug.invariant, fact=bug.message
+        )
+
+
+class _Replies:
+    """
+    What a session says to one request, each reply once it is committed.
+    """
+
+    def __init__(self, ticket: Ticket, writer: JournalWriter, heartbeat_s: float) -> None:
+        self._ticket = ticket
+        self._writer = writer
+        self._heartbeat_s = heartbeat_s
+        self._finished = False
+
+    def __aiter__(self) -> _Replies:
+        return self
+
+    async def __anext__(self) -> Reply:
+        if self._finished:
+            raise StopAsyncIteration
+        ticket = self._ticket
+        with trio.move_on_after(self._heartbeat_s) as waited:
+            item = await ticket.replies.receive()
+        if waited.cancelled_caught:
+            return Waiting(queued=not ticket.accepted, prefilled_tokens=ticket.prefilled_tokens)
+        if isinstance(item, RefusalError):
+            self._finished = True
+            raise item
+        await self._writer.wait_committed(item.receipt)
+        self._finished = isinstance(item.reply, Finished)
+        if isinstance(item.reply, Accepted | Finished):
+            _tell(ticket, item.reply)
+        return item.reply
+
+
+def _tell(ticket: Ticket, reply: Accepted | Finished) -> None:
+    """
+    One line a request at its beginning, one at its end.
+    """
+    if isinstance(reply, Accepted):
+        ticket.told = reply
+        return
+    accepted = ticket.told
+    log.info(
+        "request",
+        request=ticket.id,
+        session=accepted.session if accepted else None,
+        path=accepted.path if accepted else None,
+        reason=accepted.reason if accepted else None,
+        prompt_tokens=reply.prompt_tokens,
+        reused_tokens=reply.cached_tokens,
+        prefilled_tokens=reply.prompt_tokens - reply.cached_tokens,
+        generated_tokens=reply.completion_tokens,
+        finish_reason=reply.finish_reason,
+    )

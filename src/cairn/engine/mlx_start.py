@@ -1,0 +1,150 @@
+"""
+From a model directory to an engine that has shown what it promises.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from cairn.engine import fingerprint
+from cairn.engine.mlx_engine import MlxEngine
+from cairn.engine.mlx_model import LoadedModel, load_model
+from cairn.engine.mlx_selftest import SelfTest, run_self_test
+from cairn.engine.reports import ModelFacts
+
+
+@attrs.frozen(kw_only=True)
+class Started:
+    """
+    An engine that is ready, and what was found on the way.
+
+    Attributes:
+        tested: what the self-test found; None where an earlier start has shown it already.
+        narrowed: why decode passes have one row though more were asked for, or None.
+    """
+
+    engine: MlxEngine
+    loaded: LoadedModel
+    facts: ModelFacts
+    tested: SelfTest | None
+    narrowed: str | None
+
+
+def start_engine(
+    where: str,
+    *,
+    name: str | None,
+    chunk_tokens: int | None,
+    decode_rows: int | None,
+    kv_cache: str,
+    pool_bytes: int,
+    remembered: Callable[[str], bool],
+    progress: Callable[[str, int, int], None],
+) -> Started:
+    """
+    Load a model, name its fingerprint and test it. For the engine's thread.
+
+    Args:
+        chunk_tokens: C, or None for the device's.
+        decode_rows: W, or None for the device's.
+        kv_cache: ``slab`` for Cairn's cache classes, ``mlx-lm`` for mlx-lm's own.
+        pool_bytes: the budget of slabs; the context is no longer than fits in it.
+        remembered: whether a fingerprint passed its self-test at an earlier start.
+        progress: called with (what, done, total).
+
+    Raises:
+        ModelRefused: it cannot be served.
+    """
+    progress("loading the model", 0, 1)
+    loaded = load_model(where, name=name)
+    progress("loading the model", 1, 1)
+    chunk = chunk_tokens or default_chunk_tokens()
+    rows = decode_rows or default_decode_rows()
+    started = _with_rows(loaded, chunk, rows, kv_cache, pool_bytes, remembered, progress)
+    if started.tested is None or started.tested.passed or rows == 1:
+        return started
+    # Where a model or a device does not keep rows apart, W is 1 there, and the fingerprint says so.
+    single = _with_rows(loaded, chunk, 1, kv_cache, pool_bytes, remembered, progress)
+    failed = [name for name, held in started.tested.findings.items() if not held]
+    return attrs.evolve(single, narrowed=", ".join(failed))
+
+
+def default_chunk_tokens() -> int:
+    """
+    C where nobody asks for another: small chunks waste little on a CPU, a GPU wants larger ones.
+    """
+    return 64 if mx.default_device().type == mx.DeviceType.cpu else 256
+
+
+def default_decode_rows() -> int:
+    """
+    W where nobody asks for another.
+    """
+    return 4
+
+
+def device_facts() -> Mapping[str, str]:
+    """
+    What MLX says of the device.
+    """
+    device = mx.default_device()
+    facts: dict[str, Any] = {"device": str(device)}
+    if device.type == mx.DeviceType.gpu:
+        facts |= mx.device_info() if hasattr(mx, "device_info") else {}
+    steady = ("device", "device_name", "architecture", "name", "compute_capability")
+    return {key: str(value) for key, value in facts.items() if key in steady}
+
+
+def _with_rows(
+    loaded: LoadedModel,
+    chunk: int,
+    rows: int,
+    kv_cache: str,
+    pool_bytes: int,
+    remembered: Callable[[str], bool],
+    progress: Callable[[str, int, int], None],
+) -> Started:
+    fields = fingerprint.collect(
+        directory=loaded.directory,
+        device=device_facts(),
+        dtypes=_dtypes(loaded.model),
+        chunk_tokens=chunk,
+        decode_rows=rows,
+        kv_cache=kv_cache,
+        progress=lambda done, total: progress(
+            "reading the weights for the fingerprint", done, total
+        ),
+    )
+    token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
+    facts = ModelFacts(
+        name=loaded.name,
+        fingerprint=fingerprint.name_of(fields),
+        fields=fields,
+        layers=len(loaded.shapes),
+        kv_token_bytes=token_bytes,
+        chunk_tokens=chunk,
+        decode_rows=rows,
+        context_tokens=min(loaded.context_tokens, pool_bytes // token_bytes // chunk * chunk),
+        reusable=True,
+        eos_ids=loaded.eos_ids,
+    )
+    engine = MlxEngine(loaded, decode_rows=rows, own_classes=kv_cache == "slab")
+    tested = None
+    if not remembered(facts.fingerprint):
+        progress("self-test", 0, 1)
+        tested = run_self_test(loaded, engine, chunk)
+        progress("self-test", 1, 1)
+    return Started(engine=engine, loaded=loaded, facts=facts, tested=tested, narrowed=None)
+
+
+def _dtypes(model: Any) -> dict[str, int]:
+    counted: collections.Counter[str] = collections.Counter()
+    for _, parameter in tree_flatten(model.parameters()):
+        counted[str(parameter.dtype).removeprefix("mlx.core.")] += 1
+    return dict(counted)
