@@ -1,0 +1,81 @@
+"""
+The data directory of a server: made once, private, held by one server at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from cairn.ops.cli import Unreadable
+
+_SECRET_BYTES = 32
+
+
+def make_home(data_dir: Path) -> None:
+    """
+    Make the data directory, readable by its owner alone.
+
+    Raises:
+        Unreadable: it cannot be made, or belongs to something else.
+    """
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        data_dir.chmod(0o700)
+    except OSError as error:
+        raise Unreadable(
+            f"The data directory {data_dir} cannot be used: {error.strerror}. "
+            "Name another with --data-dir."
+        ) from error
+
+
+@contextlib.contextmanager
+def hold(data_dir: Path) -> Iterator[None]:
+    """
+    Hold the data directory against other servers while the context lasts.
+
+    Raises:
+        Unreadable: another server holds it.
+    """
+    with (data_dir / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise Unreadable(
+                f"Another server (process {holder}) uses {data_dir}. Stop it, or name another "
+                "directory with --data-dir."
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def tenant_secret(data_dir: Path) -> bytes:
+    """
+    The secret under which blocks and parts of conversations get their names; made at first use.
+
+    Raises:
+        Unreadable: the file is damaged.
+    """
+    path = data_dir / "secret"
+    if not path.exists():
+        draft = data_dir / "secret.new"
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(_SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+    secret = path.read_bytes()
+    if len(secret) != _SECRET_BYTES:
+        raise Unreadable(
+            f"{path} is damaged: it has {len(secret)} bytes instead of {_SECRET_BYTES}. Put it "
+            "back from a copy; without it nothing that was computed before can be reused."
+        )
+    return secret

@@ -1,0 +1,65 @@
+"""
+The structured log: JSON lines in the data directory, rotated; for people on a terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import sys
+from pathlib import Path
+
+import structlog
+
+_ROTATE_BYTES = 16 * 1024 * 1024
+_KEPT_FILES = 5
+
+
+def set_up_logs(path: Path) -> None:
+    """
+    Send all logs to ``path`` and to stderr.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    file = logging.handlers.RotatingFileHandler(
+        path, maxBytes=_ROTATE_BYTES, backupCount=_KEPT_FILES, encoding="utf-8"
+    )
+    file.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [file, shown]
+    root.setLevel(logging.INFO)
+    # What these have to say at this level is no news of the server's.
+    for noisy in ("httpx", "huggingface_hub", "alembic", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,287 @@
+"""
+``ops serve``: the server, from the command line to the last commit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import trio
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from cairn.actors.boot import BootRefused, Settings, booted
+from cairn.actors.server import Limits, Server
+from cairn.engine.blas import find_blas
+from cairn.engine.builtin import BUILTIN_NAME, BuiltinModelError, ensure_builtin_model
+from cairn.http.app import create_app
+from cairn.http.serving import bind_socket, serve_http
+from cairn.journal.store_sql import SqlStore, migrate
+from cairn.ops.cli import Unreadable
+from cairn.ops.home import hold, make_home, tenant_secret
+from cairn.ops.logs import set_up_logs
+from cairn.ops.where import default_data_dir, example, log_path, url_of
+
+_ENDED_AT_ONCE = 130
+
+
+@click.command(
+    epilog=example(
+        "ops serve",
+        "ops serve --model ~/models/Qwen3-4B-4bit --port 8080",
+    )
+)
+@click.option("--model", metavar="DIR", help="A model directory of mlx-lm, or a hub's name.")
+@click.option("--model-name", metavar="NAME", help="What clients see, if not the directory's name.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free one."
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=default_data_dir,
+    show_default="$CAIRN_DATA_DIR, else ~/.local/share/cairn",
+    help="Where the journal, the log and the built-in model lie.",
+)
+@click.option("--journal", metavar="URL", help="A database for the journal, if not SQLite there.")
+@click.option(
+    "--chunk-tokens",
+    type=click.IntRange(8, 4096),
+    help="C, the tokens of a canonical pass (64 on a CPU, 256 on a GPU).",
+)
+@click.option(
+    "--decode-rows",
+    type=click.IntRange(1, 64),
+    help="W, the rows of a decode pass: so many answers are written at once (4).",
+)
+@click.option(
+    "--kv-cache",
+    type=click.Choice(["slab", "mlx-lm"]),
+    default="slab",
+    show_default=True,
+    help="Cairn's cache classes, or mlx-lm's own.",
+)
+@click.option(
+    "--pool-slabs",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Sessions whose KV is held ready at the same time.",
+)
+@click.option("--pool-mb", type=click.IntRange(1), help="MiB for them (a quarter of the memory).")
+@click.option("--blocks-mb", type=click.IntRange(1), help="MiB for sealed blocks (a quarter).")
+@click.option(
+    "--max-tokens",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(1),
+    help="The longest answer where a client names no limit.",
+)
+@click.option(
+    "--queue",
+    default=64,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Requests that may wait; the next one gets 429.",
+)
+@click.option(
+    "--blas",
+    type=click.Choice(["auto", "bundled"]),
+    default="auto",
+    show_default=True,
+    help="On a Linux CPU: preload OpenBLAS, or take what MLX brings. An LD_PRELOAD stays in force.",
+)
+@click.option(
+    "--allow-host", multiple=True, metavar="NAME", help="A further name clients call the server by."
+)
+@click.option(
+    "--accept-unstable", is_flag=True, help="Serve even if the self-test fails; goes on record."
+)
+def serve(**options: Any) -> None:
+    """
+    Run the server. SIGTERM or Ctrl-C drains it; a second one ends it at once.
+    """
+    _preload_blas(options["blas"])
+    data_dir: Path = options["data_dir"]
+    make_home(data_dir)
+    set_up_logs(log_path(data_dir))
+    with hold(data_dir):
+        try:
+            listener = bind_socket(options["host"], options["port"])
+        except OSError as error:
+            raise Unreadable(
+                f"Port {options['port']} on {options['host']} cannot be used: {error.strerror}. "
+                "Choose another with --port; --port 0 takes a free one."
+            ) from error
+        url = url_of(data_dir, options["journal"])
+        migrate(url)
+        store = SqlStore.open(url)
+        try:
+            trio.run(_serve, options, store, listener, data_dir)
+        except* (BootRefused, BuiltinModelError) as refused:
+            raise Unreadable(_first(refused)) from refused
+        except* Exception as failed:
+            raise _told(failed) from failed
+        finally:
+            store.close()
+
+
+def _told(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+    """
+    A model that is refused is a sentence; anything else is what it is.
+    """
+    error = failed
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]  # type: ignore[assignment]  # narrows to what is inside
+    if type(error).__name__ == "ModelRefused":  # its class lives behind MLX
+        return Unreadable(str(error))
+    return error
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)
+
+
+async def _serve(
+    options: dict[str, Any], store: SqlStore, listener: socket.socket, data_dir: Path
+) -> None:
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_signals, stop)
+        with _shown_progress() as progress:
+            settings = _settings(options, data_dir, progress)
+            secret = tenant_secret(data_dir)
+            context = booted(settings, store, secret, progress)
+            server = await context.__aenter__()
+        try:
+            app = create_app(server, hosts_allowed=options["allow_host"])
+
+            def ready(url: str) -> None:
+                _greet(url, server, store, options)
+
+            await serve_http(
+                app,
+                listener,
+                shutdown=stop,
+                on_ready=ready,
+                grace_s=settings.limits.drain_s,
+            )
+        except BaseException:
+            if not await context.__aexit__(*sys.exc_info()):
+                raise
+        else:
+            await context.__aexit__(None, None, None)
+        nursery.cancel_scope.cancel()
+
+
+async def _signals(
+    stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """
+    The first signal drains, the second ends the process: what is committed is on disk.
+    """
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            if stop.is_set():
+                os._exit(_ENDED_AT_ONCE)
+            click.echo(
+                "Stopping when the running answers are done; once more ends at once.", err=True
+            )
+            stop.set()
+
+
+def _preload_blas(choice: Literal["auto", "bundled"]) -> None:
+    """
+    On Linux, start this process anew with OpenBLAS in front of MLX's reference BLAS. Which BLAS
+    computes is part of the fingerprint.
+    """
+    if sys.platform != "linux" or choice == "bundled" or "LD_PRELOAD" in os.environ:
+        return
+    library = find_blas()
+    if library is None:
+        return
+    environment = {**os.environ, "LD_PRELOAD": str(library)}
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "cairn.ops", *sys.argv[1:]], environment)
+
+
+def _settings(options: dict[str, Any], data_dir: Path, progress: Any) -> Settings:
+    model = options["model"]
+    if model is None:
+        where = data_dir / "models" / BUILTIN_NAME
+        model = str(ensure_builtin_model(where, progress=progress))
+    budgets = {
+        name: options[option] * 1024 * 1024
+        for name, option in (("pool_bytes", "pool_mb"), ("blocks_bytes", "blocks_mb"))
+        if options[option] is not None
+    }
+    kept = ("chunk_tokens", "decode_rows", "kv_cache", "pool_slabs", "accept_unstable")
+    return Settings(
+        model=model,
+        model_name=options["model_name"],
+        limits=Limits(queue=options["queue"], max_tokens=options["max_tokens"]),
+        on_record={
+            name: value
+            for name, value in options.items()
+            if isinstance(value, str | int | bool) and name not in ("model", "journal")
+        }
+        | {"python": sysconfig.get_python_version()},
+        **budgets,
+        **{name: options[name] for name in kept},
+    )
+
+
+class _shown_progress:
+    """
+    Bars on stderr for what lasts, where somebody looks.
+    """
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        console = Console(stderr=True)
+        self._bars = Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _shown_progress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total)
+        self._bars.update(self._tasks[what], completed=done, total=total)
+
+
+def _greet(url: str, server: Server, store: SqlStore, options: dict[str, Any]) -> None:
+    """
+    What somebody wants to know who started a server, and a line to try it with.
+    """
+    facts = server.facts
+    journal = options["journal"] or options["data_dir"] / "journal.db"
+    body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
+    lines = (
+        f"Cairn serves {facts.model} at {url}",
+        f"  fingerprint  {facts.fingerprint}  "
+        f"(C = {facts.chunk_tokens}, W = {facts.decode_rows}, {facts.kv_cache} cache)",
+        f"  context      {facts.context_tokens} tokens",
+        f"  journal      {journal}",
+        f"  try it       curl {url}/v1/chat/completions -H 'content-type: application/json' "
+        f"-d '{body}'",
+    )
+    print("\n".join(lines), flush=True)
