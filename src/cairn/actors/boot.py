@@ -64,7 +64,7 @@ class Settings:
     pool_bytes: int = attrs.field(factory=lambda: memory_share(0.25))
     blocks_bytes: int = attrs.field(factory=lambda: memory_share(0.25))
     accept_unstable: bool = False
-    limits: Limits = Limits()
+    limits: Limits = attrs.field(factory=Limits)
     on_record: Mapping[str, Any] = attrs.field(factory=dict)
 
 

@@ -67,10 +67,13 @@ class Memory:
                 )
                 store = leaving is not None
                 for other in leaving or ():
-                    await self._engine.call(lambda mlx, k=other: mlx.evict(k), self._evicted)
+                    await self._evict(other)
             await self._engine.call(
                 lambda mlx: mlx.seal(slab, key, start, end, store=store), record
             )
+
+    async def _evict(self, key: str) -> None:
+        await self._engine.call(lambda mlx: mlx.evict(key), self._evicted)
 
     def _evicted(self, report: EvictReport) -> None:
         self._sequencer.append(

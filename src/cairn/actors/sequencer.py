@@ -16,12 +16,12 @@ from collections.abc import Callable
 import attrs
 
 import cairn
+from cairn.actors.writer import JournalWriter
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.errors import BugError
 from cairn.journal.ledger import Ledger, Outcome, Outside
 from cairn.journal.state import Session, SessionId, State
-from cairn.actors.writer import JournalWriter
 
 
 def wall_clock_us() -> int:

@@ -192,7 +192,7 @@ class Server:
         finally:
             ticket.leave("client")
 
-    # --- life --------------------------------------------------------------------------------------
+    # --- life ------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """

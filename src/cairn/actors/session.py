@@ -8,9 +8,9 @@ Rules of this module:
 2. It knows of its cache what the journal's fold says, and keeps no second account.
 3. It waits for nothing but its inbox and the engine. Replies carry the receipt that they wait for.
 
-A request is served in six steps: take it (one append with the decision), lay the stones (slab, trim,
-shared blocks), prefill what is not there, decode, finish, settle. A client that goes away ends it
-at the next step.
+A request is served in six steps: take it (one append with the decision), lay the stones (slab,
+trim, shared blocks), prefill what is not there, decode, finish, settle. A client that goes away
+ends it at the next step.
 """
 
 from __future__ import annotations
@@ -337,11 +337,8 @@ class SessionActor:
         Decode to the end of the answer, releasing text as it becomes certain.
         """
         answer = _Answer(self, ticket)
-        answer.take([first])
-        decoding: Decoding | None = None
-        if not answer.ended:
-            slab = self._slab_id
-            wanted = self._wanted(ticket)
+        if not answer.take([first]):
+            slab, wanted = self._slab_id, self._wanted(ticket)
             decoding, reports = self._house.engine.decode(
                 lambda token: DecodeRow(slab=slab, token=token, wanted=wanted),
                 token=first.token,
@@ -376,8 +373,8 @@ class SessionActor:
                     raise failure
                 if answer.ended:
                     continue  # these passes were under way when the answer ended; they are trimmed
-                answer.take([report.drawn for report in batch if report.drawn is not None])
-                if answer.ended or ticket.gone is not None:
+                drawn = [report.drawn for report in batch if report.drawn is not None]
+                if answer.take(drawn) or ticket.gone is not None:
                     self._house.engine.stop(decoding)
         finally:
             if not ended:
@@ -654,9 +651,9 @@ class _Answer:
         """
         return self._reason is not None
 
-    def take(self, drawn: Sequence[Drawn]) -> None:
+    def take(self, drawn: Sequence[Drawn]) -> bool:
         """
-        Take in tokens and release the text that is certain by now.
+        Take in tokens and release the text that is certain by now. True where that was the end.
         """
         text, tokens = "", 0
         for one in drawn:
@@ -674,6 +671,7 @@ class _Answer:
                 self._reason = "length"
                 break
         self._release(text, tokens)
+        return self.ended
 
     def finish(self) -> None:
         """

@@ -5,6 +5,7 @@ Sealed blocks in memory: copies of a full chunk of canonical KV, and their diges
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import mlx.core as mx
@@ -54,7 +55,8 @@ def digest(block: SealedBlock) -> str:
     for array in (*block.keys, *block.values):
         found.update(f"{array.shape}{array.dtype}".encode())
         # numpy knows no bfloat16; bytes are bytes.
-        found.update(memoryview(array.view(mx.uint8)).cast("B"))
+        octets: Any = array.view(mx.uint8)
+        found.update(memoryview(octets).cast("B"))
     return found.hexdigest()
 
 

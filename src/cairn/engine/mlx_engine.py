@@ -248,11 +248,17 @@ def _pending(logits: mx.array, wanted: Wanted, position: int) -> Pending:
 
 def _read(pending: Pending, top: int) -> Drawn:
     token, logprob, logprobs = pending
-    value = float(logprob.item())
+    value, drawn = _number(logprob), int(_number(token))
     if not math.isfinite(value):
-        raise EngineFault(f"the log-probability of token {token.item()} is {value}")
+        raise EngineFault(f"the log-probability of token {drawn} is {value}")
     likely = likeliest(logprobs, top) if logprobs is not None else ()
-    return Drawn(token=int(token.item()), logprob=value, top=likely)
+    return Drawn(token=drawn, logprob=value, top=likely)
+
+
+def _number(array: mx.array) -> float:
+    value = array.item()
+    assert not isinstance(value, complex)
+    return value
 
 
 def _since_us(began_ns: int) -> int:

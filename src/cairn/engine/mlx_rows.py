@@ -84,10 +84,11 @@ def attend(queries: mx.array, keys: Any, values: Any, cache: Any = None, **kwarg
     ``mlx_lm.models.base.scaled_dot_product_attention``, row by row where the keys are rows.
     """
     if not isinstance(keys, RowsOnly):
-        return _plain_attention(queries, keys, values, cache=cache, **kwargs)
+        plain: mx.array = _plain_attention(queries, keys, values, cache=cache, **kwargs)
+        return plain
     if kwargs.get("mask") is not None:
         raise TypeError("a mask was made for rows of different lengths")
-    attended = []
+    attended: list[mx.array | None] = []
     for row, (own_keys, own_values) in enumerate(zip(keys.rows, values.rows, strict=True)):
         query = queries[row : row + 1]
         if own_keys is None:

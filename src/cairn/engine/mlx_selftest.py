@@ -192,6 +192,7 @@ class _Test:
             for number, other in enumerate(others):
                 length = self.chunk + 7 * (number + 1)
                 feeds[other] = _drawn(self._prefill(other, self.words[-length:], 0)).token
+            seats: list[int | None]
             seats = [*others[:place], slab, *others[place:]] if beside else [None] * width
             seats[place] = slab
             for _ in range(_STEPS):

@@ -145,6 +145,7 @@ def _with_rows(
 
 def _dtypes(model: Any) -> dict[str, int]:
     counted: collections.Counter[str] = collections.Counter()
-    for _, parameter in tree_flatten(model.parameters()):
+    parameters: Any = tree_flatten(model.parameters())
+    for _, parameter in parameters:
         counted[str(parameter.dtype).removeprefix("mlx.core.")] += 1
     return dict(counted)

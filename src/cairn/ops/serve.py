@@ -138,9 +138,9 @@ def _told(failed: BaseExceptionGroup[BaseException]) -> BaseException:
     """
     A model that is refused is a sentence; anything else is what it is.
     """
-    error = failed
+    error: BaseException = failed
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]  # type: ignore[assignment]  # narrows to what is inside
+        error = error.exceptions[0]
     if type(error).__name__ == "ModelRefused":  # its class lives behind MLX
         return Unreadable(str(error))
     return error
@@ -159,7 +159,7 @@ async def _serve(
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         await nursery.start(_signals, stop)
-        with _shown_progress() as progress:
+        with ShownProgress() as progress:
             settings = _settings(options, data_dir, progress)
             secret = tenant_secret(data_dir)
             context = booted(settings, store, secret, progress)
@@ -242,7 +242,7 @@ def _settings(options: dict[str, Any], data_dir: Path, progress: Any) -> Setting
     )
 
 
-class _shown_progress:
+class ShownProgress:
     """
     Bars on stderr for what lasts, where somebody looks.
     """
@@ -255,7 +255,7 @@ class _shown_progress:
         )
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> _shown_progress:
+    def __enter__(self) -> ShownProgress:
         self._bars.start()
         return self
 
@@ -275,13 +275,13 @@ def _greet(url: str, server: Server, store: SqlStore, options: dict[str, Any]) -
     facts = server.facts
     journal = options["journal"] or options["data_dir"] / "journal.db"
     body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
+    curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json'"
+    shape = f"C = {facts.chunk_tokens}, W = {facts.decode_rows}, {facts.kv_cache} cache"
     lines = (
         f"Cairn serves {facts.model} at {url}",
-        f"  fingerprint  {facts.fingerprint}  "
-        f"(C = {facts.chunk_tokens}, W = {facts.decode_rows}, {facts.kv_cache} cache)",
+        f"  fingerprint  {facts.fingerprint}  ({shape})",
         f"  context      {facts.context_tokens} tokens",
         f"  journal      {journal}",
-        f"  try it       curl {url}/v1/chat/completions -H 'content-type: application/json' "
-        f"-d '{body}'",
+        f"  try it       {curl} -d '{body}'",
     )
     print("\n".join(lines), flush=True)
