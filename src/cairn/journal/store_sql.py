@@ -82,6 +82,16 @@ def sqlite_url(path: Path) -> str:
     return url.render_as_string(hide_password=False)
 
 
+def sqlite_path(url: str) -> Path:
+    """
+    The file of an SQLite URL.
+    """
+    path = _file(_parsed(url))
+    if path is None:
+        raise StoreError(f"{_place(_parsed(url))} is no file.")
+    return path
+
+
 class SqlStore:
     """
     The rows of a journal in a database. See ``store.Store``.
@@ -389,7 +399,8 @@ def _errors(place: str, doing: str) -> Iterator[None]:
         ) from error
     except (DBAPIError, sqlite3.Error) as error:
         fact = str(error.orig) if isinstance(error, DBAPIError) else str(error)
-        raise StoreError(f"Cannot {doing} {place}: {fact}. {_advice(fact)}".strip()) from error
+        first = (fact.strip().splitlines() or ["no message"])[0].rstrip(".")
+        raise StoreError(f"Cannot {doing} {place}: {first}. {_advice(fact)}".strip()) from error
 
 
 def _advice(fact: str) -> str:

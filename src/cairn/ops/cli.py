@@ -1,0 +1,106 @@
+"""
+The commands, and the border at which errors become sentences and exit codes.
+
+A command's module is loaded when the command runs: `ops verify` works where MLX does not, and
+`ops --help` is there at once. So the sentence on each command stands here as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from cairn import __version__
+from cairn.journal.errors import JournalError
+
+COMMANDS = {
+    "serve": ("cairn.ops.serve:serve", "Run the server."),
+    "verify": ("cairn.ops.verify:verify", "Check a journal: its hash chain and all invariants."),
+    "replay": ("cairn.ops.replay:replay", "Tell the story of a bug id or a session, and redo it."),
+    "sessions": ("cairn.ops.sessions:sessions", "List the sessions of a journal."),
+    "tail": ("cairn.ops.tail:tail", "Show the log of the server, or the events of the journal."),
+    "export": ("cairn.ops.export:export", "Write a journal as lines of JSON."),
+    "migrate": ("cairn.ops.migrate:migrate", "Bring a journal's schema up to date, or make one."),
+    "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to do."),
+}
+"""
+Name of a command: where it is, and what it does.
+"""
+
+
+class Unreadable(click.ClickException):
+    """
+    What was asked for cannot be read or written, or is not there.
+    """
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        """
+        Print the sentence, and nothing but it.
+        """
+        click.echo(self.format_message(), file=file, err=True)
+
+
+class Commands(click.Group):
+    """
+    A group that loads the module of a command when it is called for.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """
+        The names, in the order of the table.
+        """
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """
+        The command of that name, or None.
+        """
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        try:
+            command: click.Command = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            if error.name == module:
+                raise Unreadable(f"`ops {cmd_name}` is not part of this installation.") from error
+            raise
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """
+        The list of commands, from the table: nothing is loaded for it.
+        """
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, sentence) for name, (_, sentence) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """
+        Run a command; an error of the journal ends it with a sentence and exit code 2.
+        """
+        try:
+            return super().invoke(ctx)
+        except JournalError as error:
+            raise Unreadable(str(error)) from error
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="\b\nExample:\n  ops verify && ops tail -f",
+)
+@click.version_option(__version__, prog_name="cairn")
+def ops() -> None:
+    """
+    Operate Cairn. Data goes to stdout, logs and progress to stderr.
+    """
+
+
+def main() -> None:
+    """
+    Run the command line, and exit with its code.
+    """
+    ops(prog_name="ops")

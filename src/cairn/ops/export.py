@@ -1,0 +1,81 @@
+"""
+``ops export``: a journal as lines of JSON, to keep, to search, or to verify elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import attrs
+import click
+
+from cairn.journal.codec import GENESIS
+from cairn.journal.errors import StoreError
+from cairn.journal.export import to_line
+from cairn.ops.where import Source, example, journal_options
+
+
+@click.command(
+    epilog=example("ops export -o journal.jsonl", "ops export --no-private | gzip > journal.gz")
+)
+@journal_options
+@click.option("--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write; it is replaced at the end, as a whole. Default: stdout.",
+)
+@click.option("--session", metavar="ID", help="Only the rows of this session.")
+@click.option("--no-private", is_flag=True, help="Leave out texts and token ids.")
+def export(
+    data_dir: Path,
+    journal: str | None,
+    format: str,  # noqa: A002  # click passes an option by its name
+    output: Path | None,
+    session: str | None,
+    no_private: bool,
+) -> None:
+    """
+    Write a journal as lines of JSON, one event a line.
+
+    `ops verify` and `ops replay` take the file. Without texts and token ids, or of one session
+    alone, `ops verify` can check the hashes only, and says so.
+    """
+    source = Source.of(data_dir, journal)
+    count, head = 0, GENESIS
+    with _written(output) as file:
+        for row in source.rows("export", stream=f"session/{session}" if session else None):
+            file.write(to_line(attrs.evolve(row, private=None) if no_private else row))
+            count, head = count + 1, row.hash
+        if session is not None and count == 0:
+            raise StoreError(
+                f"No session {session} is in {source.name}; `ops sessions` lists them."
+            )
+    click.echo(f"{count} rows, head {head}", err=True)
+
+
+@contextmanager
+def _written(path: Path | None) -> Iterator[BinaryIO]:
+    """
+    A file that takes its name when all is written; stdout for None.
+    """
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}.") from error
+    finally:
+        part.unlink(missing_ok=True)

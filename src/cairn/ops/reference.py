@@ -1,0 +1,42 @@
+"""
+``docs/reference/cli.md``, made of the help of every command: ``python -m cairn.ops.reference``.
+"""
+
+from __future__ import annotations
+
+import click
+
+from cairn.ops.cli import COMMANDS, Unreadable, ops
+
+_WIDTH = 88
+
+
+def page() -> str:
+    """
+    The page in Markdown; without the commands that are not installed.
+    """
+    root = click.Context(
+        ops, info_name="ops", terminal_width=_WIDTH, help_option_names=["-h", "--help"]
+    )
+    parts = [
+        "# Command line",
+        "<!-- Made by `python -m cairn.ops.reference`. -->",
+        _block(ops.get_help(root)),
+    ]
+    for name in COMMANDS:
+        try:
+            command = ops.get_command(root, name)
+        except Unreadable:
+            continue
+        assert command is not None
+        context = click.Context(command, root, name, terminal_width=_WIDTH)
+        parts += [f"## ops {name}", _block(command.get_help(context))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(text: str) -> str:
+    return f"```text\n{text.rstrip()}\n```"
+
+
+if __name__ == "__main__":
+    click.echo(page(), nl=False)

@@ -1,0 +1,382 @@
+"""
+``ops replay``: what happened, told from the journal, and decided again.
+
+The journal is folded from its beginning by the server's own code; every check and every path
+decision is made again on the way. ``--engine`` runs the model again too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import attrs
+import click
+
+from cairn.journal import events as ev
+from cairn.journal.codec import Row, decode
+from cairn.journal.errors import DamagedRow, StoreError
+from cairn.journal.replay import Finding, Report
+from cairn.journal.replay import replay as fold
+from cairn.journal.state import Session, State
+from cairn.ops.output import facts, table
+from cairn.ops.sessions import time_text
+from cairn.ops.where import Source, example, file_argument, journal_options
+
+PREFIX_MIN = 6
+"""
+The fewest characters by which an id is known.
+"""
+
+_STORY_ROWS = 12
+
+
+@attrs.define(kw_only=True)
+class Asked:
+    """
+    What became of one request of a session.
+    """
+
+    request: str
+    position: int
+    path: str = ""
+    reason: str | None = None
+    prompt: int = 0
+    kept_blocks: int = 0
+    shared_blocks: int = 0
+    sealed_blocks: int = 0
+    reused: int = 0
+    prefilled: int = 0
+    generated: int = 0
+    end: str = "open"
+
+
+@click.command(
+    epilog=example(
+        "ops replay 7c9e6679-7425-40de-944b-e07fc1f90ae7",
+        "ops replay 7c9e6679 journal.jsonl",
+        "ops replay 3f2a1b --at 1042",
+        "ops replay --at 1042",
+    )
+)
+@click.argument("target", metavar="[BUG_ID|SESSION]", required=False)
+@file_argument
+@journal_options
+@click.option("--at", type=click.IntRange(min=0), metavar="POSITION", help="Show the state there.")
+@click.option("--engine", is_flag=True, help="Run the model again and compare its tokens.")
+def replay(
+    data_dir: Path,
+    journal: str | None,
+    target: str | None,
+    file: Path | None,
+    at: int | None,
+    engine: bool,
+) -> None:
+    """
+    Tell the story of a bug id or a session, and redo it.
+
+    Of a bug id: the session, the events that led to it, the row that broke, and whether the check
+    breaks again. Of a session: its requests, with every path decision made again. At least six
+    characters of an id will do. FILE is an export; without it, the server's journal is read.
+
+    \b
+    Exit code
+      0  reproduced; for a session: all of it came out the same
+      1  not reproduced; for a session: something is broken
+      2  no such id, or the journal cannot be read
+    """
+    if at is not None and target is not None and file is None and Path(target).is_file():
+        file, target = Path(target), None  # `ops replay --at 20 journal.jsonl`
+    source = Source.of(data_dir, journal, file)
+    if target is None:
+        if at is None or engine:
+            raise click.UsageError("Name a bug id or a session.")
+        _show_state(_folded(source, until=at), at)
+        return
+    report = _folded(source)
+    finding, session = _meant(report, target)
+    if engine:
+        if session is None:
+            raise StoreError(f"Bug {target} concerns no session, so there is nothing to run again.")
+        # Loads the model's code, so only here.
+        engine_module = importlib.import_module("cairn.ops.replay_engine")
+        sys.exit(engine_module.rerun(list(source.rows("read")), session, data_dir))
+    if at is not None:
+        _show_session(_folded(source, until=at).state, session, at)
+        return
+    if finding is not None:
+        sys.exit(_tell_bug(source, finding))
+    assert session is not None
+    sys.exit(_tell_session(source, report, session))
+
+
+# --- finding what is meant -----------------------------------------------------------------------
+
+
+def _folded(source: Source, *, until: int | None = None) -> Report:
+    try:
+        return fold(_complete(source.rows("replay")), until=until)
+    except DamagedRow as error:
+        raise DamagedRow(error.position, f"{error.fact}; `ops verify` tells more") from error
+
+
+def _complete(rows: Iterable[Row]) -> Iterator[Row]:
+    """
+    The rows, refused where some or their contents were left out: there is nothing to fold then.
+    """
+    for count, row in enumerate(rows):
+        if count == 0 and row.position > 1 and row.stream.startswith("session/"):
+            raise StoreError(
+                "This export has one session's rows only, and what the server decided depended on "
+                "all. Export the journal without --session."
+            )
+        if row.private is None and row.private_digest:
+            raise StoreError(
+                "Texts and token ids were left out of this export. Export the journal without "
+                "--no-private."
+            )
+        yield row
+
+
+def _meant(report: Report, target: str) -> tuple[Finding | None, str | None]:
+    """
+    The finding or the session that an id or the beginning of one names.
+    """
+    findings = {finding.bug_id: finding for finding in report.findings}
+    sessions = {
+        stream.removeprefix("session/")
+        for stream in report.state.streams
+        if stream.startswith("session/")
+    }
+    if target in findings or target in sessions:
+        names = [target]
+    elif len(target) < PREFIX_MIN:
+        names = []
+    else:
+        names = sorted(name for name in (*findings, *sessions) if name.startswith(target))
+    if not names:
+        short = f" (name at least {PREFIX_MIN} characters)" if len(target) < PREFIX_MIN else ""
+        raise StoreError(
+            f"No bug id or session {target} is in the journal{short}. `ops verify` lists the bug "
+            "ids, `ops sessions` the sessions."
+        )
+    if len(names) > 1:
+        raise StoreError(f"{target} is the beginning of several: {', '.join(names[:5])}.")
+    finding = findings.get(names[0])
+    return finding, finding.session if finding is not None else names[0]
+
+
+# --- a bug ---------------------------------------------------------------------------------------
+
+
+def _tell_bug(source: Source, finding: Finding) -> int:
+    stream = f"session/{finding.session}" if finding.session else None
+    story: deque[Row] = deque(maxlen=_STORY_ROWS)
+    violated: ev.InvariantViolated | None = None
+    model: str | None = None
+    for row in source.rows("story"):
+        if row.position <= finding.position:
+            if stream in (None, row.stream):
+                story.append(row)
+            if row.kind == ev.ModelLoaded.kind:
+                model = _fingerprint(row)
+        elif row.kind == ev.InvariantViolated.kind:
+            event = decode(row).event
+            if isinstance(event, ev.InvariantViolated) and event.bug_id == finding.bug_id:
+                violated = event
+                break
+    facts(
+        (
+            ("bug", finding.bug_id),
+            ("broken", f"{finding.invariant}: {finding.message}"),
+            ("row", finding.position),
+            ("session", finding.session),
+            ("request", violated.request if violated else None),
+            ("fingerprint", violated.fingerprint if violated else model),
+            ("version", violated.cairn_version if violated else None),
+            ("on record", "yes" if finding.recorded else "no"),
+            ("expected", finding.expected),
+            ("actual", finding.actual),
+        )
+    )
+    click.echo("\nwhat led to it:")
+    for row in story:
+        mark = ">" if row.position == finding.position else " "
+        click.echo(
+            f"{mark} {row.position:>8}  {time_text(row.time_us)}  {row.kind:<19} {_gist(row)}"
+        )
+    if violated is not None and violated.trace:
+        click.echo("\nstack:")
+        click.echo("\n".join(f"  {line}" for line in violated.trace.rstrip().splitlines()))
+    click.echo()
+    if finding.reproduced:
+        click.echo("reproduced: the check broke again at the same row")
+        return 0
+    if finding.invariant == "CRASH":
+        click.echo("not reproduced: a crash of the server's code, which no check can repeat")
+    else:
+        click.echo("not reproduced: the check holds now, or the event is not in the journal")
+    return 1
+
+
+def _fingerprint(row: Row) -> str | None:
+    try:
+        event = decode(row).event
+    except DamagedRow:
+        return None
+    return event.fingerprint if isinstance(event, ev.ModelLoaded) else None
+
+
+def _gist(row: Row) -> str:
+    """
+    The short fields of an event that may be shown.
+    """
+    try:
+        event = decode(row).event
+    except DamagedRow:
+        return "(damaged)"
+    shown = []
+    for field in attrs.fields(type(event)):
+        value = getattr(event, field.name)
+        if field.name == "session" or field.metadata.get("private"):
+            continue
+        if isinstance(value, int | float) or (value is not None and len(str(value)) <= 40):
+            shown.append(f"{field.name}={value}")
+    return " ".join(shown)
+
+
+# --- a session -----------------------------------------------------------------------------------
+
+
+def _tell_session(source: Source, report: Report, session: str) -> int:
+    requests = asked(decode(row) for row in source.rows("story", stream=f"session/{session}"))
+    table(
+        (
+            *("request", "row", "path", "reason", "prompt", "reused", "prefilled", "generated"),
+            *("kept", "shared", "sealed", "end"),
+        ),
+        (
+            (
+                *(one.request, one.position, one.path, one.reason, one.prompt, one.reused),
+                *(one.prefilled, one.generated, one.kept_blocks, one.shared_blocks),
+                *(one.sealed_blocks, one.end),
+            )
+            for one in requests
+        ),
+    )
+    broken = [finding for finding in report.findings if finding.session == session]
+    decided = sum(1 for one in requests if one.path)
+    for finding in broken:
+        click.echo(f"broken at row {finding.position}: {finding.invariant}, {finding.bug_id}")
+    if broken:
+        return 1
+    click.echo(f"same: {decided} path decisions made again, every check holds")
+    return 0
+
+
+def asked(events: Iterable[ev.Recorded]) -> list[Asked]:
+    """
+    The requests of a session, from its events in order.
+    """
+    found: list[Asked] = []
+    for recorded in events:
+        event = recorded.event
+        if isinstance(event, ev.RequestReceived):
+            found.append(
+                Asked(request=event.request, position=recorded.position, prompt=event.prompt_tokens)
+            )
+        if not found:
+            continue
+        one = found[-1]
+        match event:
+            case ev.PathSelected():
+                one.path, one.reason = event.path, event.reason
+                one.kept_blocks, one.shared_blocks = event.kept_blocks, event.shared_blocks
+                one.reused = event.reused_tokens
+            case ev.CacheExtended(step="prefill"):
+                one.prefilled += event.end - event.start
+                one.generated += len(event.sampled)
+            case ev.CacheExtended(step="decode"):
+                one.generated += len(event.sampled)
+            case ev.BlockSealed():
+                one.sealed_blocks += 1
+            case ev.RequestFinished():
+                one.end = event.finish_reason
+            case ev.RequestCancelled():
+                one.end = f"cancelled ({event.stage})"
+            case ev.InvariantViolated() if one.end == "open":
+                one.end = event.invariant
+            case _:
+                pass  # no column of the table
+    return found
+
+
+# --- a state of the past -------------------------------------------------------------------------
+
+
+def _show_state(report: Report, at: int) -> None:
+    state = report.state
+    facts(
+        (
+            ("as of row", _reached(state, at)),
+            ("hash", report.head),
+            ("server", state.boot or "not running"),
+            ("model", f"{state.model.name} {state.model.fingerprint}" if state.model else None),
+            ("sessions", len(state.sessions)),
+            ("open requests", ", ".join(state.requests) or "none"),
+            ("slabs", f"{state.pool.slabs} ({state.pool.slab_bytes} bytes)"),
+            ("blocks", f"{state.pool.blocks} in memory ({state.pool.block_bytes} bytes)"),
+            ("blocks known", len(state.blocks)),
+            ("bugs on record", ", ".join(state.faults) or "none"),
+            ("admission", f"closed by {state.admission_bug}" if state.admission_bug else "open"),
+        )
+    )
+    for session in sorted(state.sessions.values(), key=lambda session: session.last_used):
+        click.echo(f"session {session.id}:")
+        facts(_of_session(session), indent=2)
+
+
+def _show_session(state: State, session: str | None, at: int) -> None:
+    held = next((one for one in state.sessions.values() if one.id == session), None)
+    facts([("as of row", _reached(state, at)), ("session", session)])
+    if held is None:
+        click.echo("It is not open there.")
+        return
+    facts(_of_session(held))
+
+
+def _reached(state: State, at: int) -> str:
+    return str(at) if state.position >= at else f"{state.position} (the last one)"
+
+
+def _path(path: ev.PathSelected | None) -> str:
+    if path is None:
+        return "not selected yet"
+    return f"{path.path} ({path.reason})" if path.reason else path.path
+
+
+def _of_session(session: Session) -> Iterator[tuple[str, object]]:
+    """
+    A session's state in figures; no texts and no token ids.
+    """
+    yield "life", session.life
+    yield "tenant", session.tenant
+    yield "group", session.group
+    if (request := session.request) is not None:
+        yield "request", request.ask.request
+        yield "prompt tokens", len(request.prompt_ids)
+        yield "path", _path(request.path)
+        yield "sampled tokens", len(request.sampled)
+        yield "emitted tokens", request.emitted
+    if (last := session.last) is not None:
+        yield "last request", f"{last.request}, {'answered' if last.answered else 'not answered'}"
+        yield "parts", " ".join(label for label, _ in last.chain)
+    if session.slab is not None:
+        yield "slab", f"{session.slab.id} ({session.slab.capacity_tokens} tokens)"
+    yield "cached tokens", session.cached_tokens
+    yield "blocks in slab", len(session.slab_keys)
+    yield "blocks pinned", len(session.pins)
+    yield "bug id", session.bug_id

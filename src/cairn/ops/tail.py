@@ -1,0 +1,326 @@
+"""
+``ops tail``: the log of the server, or the events of the journal, now and as they come.
+
+Both are sequences of JSON objects with a cursor: a byte offset in the log, a position in the
+journal. What is behind the readers treats them alike.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import click
+import msgspec
+
+from cairn.journal.codec import Row
+from cairn.journal.errors import StoreError
+from cairn.journal.export import to_line
+from cairn.ops.where import Source, data_dir_option, example, log_path
+
+_POLL_S = 0.25
+_LINES = 10
+_AGO = re.compile(r"(\d+)([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_COLORS = {"warning": "yellow", "error": "red", "critical": "red"}
+
+
+@attrs.frozen(kw_only=True)
+class Entry:
+    """
+    A line of the log, or an event.
+
+    Attributes:
+        cursor: where to go on behind it.
+        text: as JSON.
+        fields: by name, for FIELD=VALUE.
+        moment: when it was written; None where it does not say.
+        head: what stands first on a terminal: level or position, and what happened.
+        rest: the fields that follow there.
+    """
+
+    cursor: int
+    text: str
+    fields: dict[str, Any]
+    moment: datetime | None
+    session: str
+    head: tuple[str, str]
+    rest: dict[str, Any]
+
+
+class Reader(Protocol):
+    """
+    Where entries come from.
+    """
+
+    cursor: int
+
+    def read(self) -> Iterator[Entry]:
+        """
+        The entries behind the cursor, which moves with them.
+        """
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """
+    Which entries to show.
+    """
+
+    since: datetime | None
+    session: str | None
+    pattern: re.Pattern[str] | None
+    values: tuple[tuple[str, str], ...]
+
+    def __call__(self, entry: Entry) -> bool:
+        """
+        Whether an entry is to be shown.
+        """
+        if self.since is not None and (entry.moment is None or entry.moment < self.since):
+            return False
+        if self.session is not None and not entry.session.startswith(self.session):
+            return False
+        if self.pattern is not None and not self.pattern.search(entry.text):
+            return False
+        return all(
+            name in entry.fields and _text(entry.fields[name]) == value
+            for name, value in self.values
+        )
+
+
+@click.command(
+    epilog=example(
+        "ops tail -f --session 3f2a1b level=warning",
+        "ops tail --journal -n 50 kind=path_selected path=new_session",
+    )
+)
+@data_dir_option
+@click.argument("values", metavar="[FIELD=VALUE]...", nargs=-1)
+@click.option("--journal", is_flag=True, help="The events of the journal in place of the log.")
+@click.option("--url", metavar="URL", help="Another journal than the data directory's.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as more comes, until Ctrl-C.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="The last N only. [default: 10]")
+@click.option("--since", metavar="T", help="A time (ISO 8601), or how long ago: 90s, 10m, 2h, 1d.")
+@click.option("--session", metavar="ID", help="Of one session; the beginning of its id will do.")
+@click.option("--grep", metavar="RE", help="What matches a regular expression.")
+@click.option("--after", type=click.IntRange(min=0), metavar="CURSOR", help="Go on behind there.")
+@click.option("--private", is_flag=True, help="Texts and token ids of events too.")
+def tail(
+    data_dir: Path,
+    values: tuple[str, ...],
+    journal: bool,
+    url: str | None,
+    follow: bool,
+    lines: int | None,
+    since: str | None,
+    session: str | None,
+    grep: str | None,
+    after: int | None,
+    private: bool,
+) -> None:
+    """
+    Show the log of the server, or the events of the journal.
+
+    Pretty on a terminal, a JSON object a line elsewhere. The cursor to resume at with --after goes
+    to stderr at the end. With --since or --after all of it is shown, not the last lines only.
+    """
+    wanted = Wanted(
+        since=_since(since) if since else None,
+        session=session,
+        pattern=_pattern(grep) if grep else None,
+        values=tuple(map(_pair, values)),
+    )
+    if lines is None and since is None and after is None:
+        lines = _LINES
+    show = _show_pretty if sys.stdout.isatty() else _show_json
+    reader: Reader
+    if journal or url is not None:
+        reader = Events(Source.of(data_dir, url), after or 0, private=private)
+    else:
+        reader = Log(log_path(data_dir), after or 0)
+    try:
+        found = (entry for entry in reader.read() if wanted(entry))
+        for entry in found if lines is None else deque(found, maxlen=lines):
+            show(entry)
+        while follow:
+            sys.stdout.flush()
+            time.sleep(_POLL_S)
+            for entry in reader.read():
+                if wanted(entry):
+                    show(entry)
+    except KeyboardInterrupt:
+        pass  # how following ends
+    click.echo(f"cursor: {reader.cursor}", err=True)
+
+
+# --- where entries come from ---------------------------------------------------------------------
+
+
+class Log:
+    """
+    The lines of a log file. A file that was put aside for a new one is read to its end first.
+    """
+
+    def __init__(self, path: Path, cursor: int) -> None:
+        self.cursor = cursor
+        self._path = path
+        if not path.exists():
+            raise StoreError(f"There is no log at {path}; the server writes it. Check --data-dir.")
+        self._file = path.open("rb")
+
+    def read(self) -> Iterator[Entry]:
+        """
+        See ``Reader.read``. A line that is not finished yet is left for the next time.
+        """
+        if os.fstat(self._file.fileno()).st_size < self.cursor:
+            self.cursor = 0  # it was cut back in place
+        yield from self._lines()
+        if self._replaced():
+            self._file.close()
+            self._file = self._path.open("rb")
+            self.cursor = 0
+            yield from self._lines()
+
+    def _replaced(self) -> bool:
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(self._file.fileno())
+        return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
+
+    def _lines(self) -> Iterator[Entry]:
+        self._file.seek(self.cursor)
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                return
+            self.cursor += len(line)
+            yield self._entry(line)
+
+    def _entry(self, line: bytes) -> Entry:
+        text = line.decode(errors="replace").rstrip("\n")
+        try:
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            fields = {"event": text}  # another library's line, or a damaged one
+        first = ("timestamp", "level", "event")
+        return Entry(
+            cursor=self.cursor,
+            text=text,
+            fields=fields,
+            moment=_moment(fields.get("timestamp")),
+            session=str(fields.get("session", "")),
+            head=(str(fields.get("level", "")), str(fields.get("event", ""))),
+            rest={name: value for name, value in fields.items() if name not in first},
+        )
+
+
+class Events:
+    """
+    The events of a journal, read beside the server.
+    """
+
+    def __init__(self, source: Source, cursor: int, *, private: bool) -> None:
+        self.cursor = cursor
+        self._store = source.open()
+        self._private = private
+
+    def read(self) -> Iterator[Entry]:
+        """
+        See ``Reader.read``.
+        """
+        for row in self._store.read(self.cursor):
+            self.cursor = row.position
+            yield self._entry(row)
+
+    def _entry(self, row: Row) -> Entry:
+        shown = row if self._private else attrs.evolve(row, private=None)
+        line = to_line(shown)
+        fields = msgspec.json.decode(line, type=dict[str, Any])
+        payload = fields.pop("payload")
+        payload = payload if isinstance(payload, dict) else {}  # a damaged row has text there
+        hidden = fields.pop("private")
+        rest = payload | (hidden if isinstance(hidden, dict) else {})
+        return Entry(
+            cursor=row.position,
+            text=line.decode().rstrip("\n"),
+            fields=fields | payload,
+            moment=_moment(fields["time"]),
+            session=row.stream.removeprefix("session/") if row.stream != "server" else "",
+            head=(f"{row.position:>8}", row.kind),
+            rest=rest,
+        )
+
+
+# --- how they are shown, and what is asked for ---------------------------------------------------
+
+
+def _show_json(entry: Entry) -> None:
+    click.echo(entry.text)
+
+
+def _show_pretty(entry: Entry) -> None:
+    first, what = entry.head
+    moment = entry.moment.strftime("%H:%M:%S.%f")[:-3] if entry.moment else " " * 12
+    parts = [
+        click.style(moment, dim=True),
+        click.style(f"{first:<8}", fg=_COLORS.get(first)),
+        click.style(what, bold=True),
+    ]
+    for name, value in entry.rest.items():
+        text = _text(value)
+        if name in ("session", "request"):
+            text = text[:8]
+        short = text if len(text) <= 60 else f"{text[:57]}..."
+        parts.append(f"{click.style(f'{name}=', dim=True)}{short}")
+    click.echo(" ".join(parts).replace("\n", " "))
+
+
+def _text(value: Any) -> str:
+    """
+    A value as it is written on the command line: text as it is, the rest as JSON.
+    """
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _moment(text: Any) -> datetime | None:
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _since(text: str) -> datetime:
+    if ago := _AGO.fullmatch(text):
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    moment = _moment(text)
+    if moment is None:
+        raise click.BadParameter(
+            f"{text} is no time; write 10m or 2026-01-31T12:00:00Z", param_hint="--since"
+        )
+    return moment
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise click.BadParameter(f"{text}: {error}", param_hint="--grep") from error
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{text} is not FIELD=VALUE", param_hint="FIELD=VALUE")
+    return name, value

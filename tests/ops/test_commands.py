@@ -1,0 +1,176 @@
+"""
+The small commands, and what all commands have in common.
+"""
+
+import socket
+from pathlib import Path
+
+import pytest
+from tests.journals import broken, healthy, tampered
+
+from cairn.journal.export import read_export
+from cairn.journal.store_sql import SqlStore, journal_url
+from cairn.ops import doctor
+from cairn.ops.cli import COMMANDS
+from cairn.ops.doctor import Found
+from cairn.ops.reference import page
+from cairn.ops.where import default_data_dir
+
+OURS = [name for name in COMMANDS if name != "serve"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_help(run, name: str):
+    """Help says what the list of commands says, and ends with an example."""
+    result = run(name, "--help")
+    assert 0 == result.exit_code
+    assert COMMANDS[name][1].rstrip(".") in " ".join(result.stdout.split())
+    assert f"  ops {name}" in result.stdout.split("Example:\n")[1]
+
+
+def test_the_list_loads_nothing(run):
+    """`ops --help` names all commands, of which one may not be installed."""
+    listed = run("--help").stdout
+    assert all(f"  {name} " in listed for name in COMMANDS)
+
+
+def test_unknown_command(run):
+    """A command that is none."""
+    assert 2 == run("dance").exit_code
+
+
+def test_the_data_directory(monkeypatch: pytest.MonkeyPatch):
+    """By CAIRN_DATA_DIR, by XDG_DATA_HOME, or in the home."""
+    monkeypatch.delenv("CAIRN_DATA_DIR", raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    assert Path.home() / ".local" / "share" / "cairn" == default_data_dir()
+    monkeypatch.setenv("XDG_DATA_HOME", "/xdg")
+    assert Path("/xdg/cairn") == default_data_dir()
+    monkeypatch.setenv("CAIRN_DATA_DIR", "/mine")
+    assert Path("/mine") == default_data_dir()
+
+
+# --- export --------------------------------------------------------------------------------------
+
+
+def test_export(run, stored, tmp_path: Path):
+    """An export has all rows, in a file or on stdout."""
+    stored(healthy())
+    path = tmp_path / "x.jsonl"
+    result = run("export", "-o", path)
+    assert (0, "", f"31 rows, head {healthy()[-1].hash}\n") == (
+        *(result.exit_code, result.stdout),
+        result.stderr,
+    )
+    assert healthy() == list(read_export(path))
+    assert path.read_bytes() == run("export", "--format", "jsonl").stdout_bytes
+
+
+def test_export_of_a_session_without_contents(run, stored, tmp_path: Path):
+    """What is left out is left out, and hashes stay."""
+    stored(healthy())
+    path = tmp_path / "x.jsonl"
+    run("export", "-o", path, "--session", "s1", "--no-private")
+    rows = list(read_export(path))
+    assert [row.hash for row in healthy() if row.stream == "session/s1"] == [r.hash for r in rows]
+    assert {None} == {row.private for row in rows}
+
+
+def test_an_export_that_fails_leaves_the_old_one(run, stored, tmp_path: Path):
+    """A file is replaced as a whole or not at all."""
+    stored(healthy())
+    path = tmp_path / "x.jsonl"
+    path.write_text("old")
+    result = run("export", "-o", path, "--session", "none")
+    assert 2 == result.exit_code
+    assert "No session none" in result.stderr
+    assert 2 == run("export", "-o", tmp_path / "no" / "folder.jsonl").exit_code
+    assert "old" == path.read_text()
+    assert {"x.jsonl", "data"} == {found.name for found in tmp_path.iterdir()}
+
+
+# --- migrate, sessions ---------------------------------------------------------------------------
+
+
+def test_migrate(run):
+    """A journal is made, and made once."""
+    assert "made: schema 0001\n" == run("migrate").stdout
+    assert "nothing to do: schema 0001\n" == run("migrate").stdout
+    assert 0 == run("verify").exit_code
+
+
+def test_sessions(run, stored):
+    """A line for each session, with its bug id where it is quarantined."""
+    rows, bug_id = broken("INV-7")
+    stored(rows)
+    head, line = run("sessions").stdout.splitlines()
+    assert head.startswith("id\tlife\t")
+    assert ["s1", "quarantined", bug_id] == [line.split("\t")[index] for index in (0, 1, -1)]
+
+
+# --- doctor --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def healthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here MLX works and there is a BLAS, whatever machine this is."""
+    for name in ("check_mlx", "check_blas"):
+        monkeypatch.setattr(doctor, name, lambda: Found("ok", "works"))
+
+
+@pytest.mark.usefixtures("healthy_machine")
+def test_doctor(run, stored):
+    """A line for each check; a new machine and a healthy journal pass."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    result = run("doctor", "--port", port)
+    assert 0 == result.exit_code
+    assert "journal   none yet" in result.stdout
+    stored(healthy())
+    result = run("doctor", "--port", port)
+    assert 0 == result.exit_code
+    assert "ok    journal   31 rows, the last 31 are chained\n" in result.stdout
+    assert 7 == len(result.stdout.splitlines())
+
+
+@pytest.mark.usefixtures("healthy_machine")
+def test_doctor_finds(run, stored):
+    """What fails is named with what to do, and gives exit code 1; a port in use only warns."""
+    stored(tampered())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = run("doctor", "--port", taken.getsockname()[1])
+    assert 1 == result.exit_code
+    assert "fail  journal   the chain is broken at row 4 - run `ops verify`\n" in result.stdout
+    assert "warn  port " in result.stdout
+
+
+def test_doctor_survives_mlx(monkeypatch: pytest.MonkeyPatch):
+    """An import that fails, crashes or hangs is a finding."""
+    monkeypatch.setattr(doctor, "_PROBE", "raise ImportError('no backend')")
+    assert ("fail", "ImportError: no backend") == (
+        doctor.check_mlx().status,
+        doctor.check_mlx().fact,
+    )
+    monkeypatch.setattr(doctor, "_PROBE", "import os; os.abort()")
+    assert "crashed with signal 6" == doctor.check_mlx().fact
+    monkeypatch.setattr(doctor, "_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(doctor, "_IMPORT_S", 0.3)
+    assert "fail" == doctor.check_mlx().status
+
+
+def test_sqlite_versions(stored):
+    """An old SQLite matters only where a second writer could come in."""
+    url = journal_url(stored(healthy()[:5]))
+    assert "ok" == doctor.check_sqlite(url, (3, 40, 1)).status
+    writer = SqlStore.open(url)
+    writer.append(healthy()[5:])
+    assert "warn" == doctor.check_sqlite(url, (3, 40, 1)).status
+    assert "ok" == doctor.check_sqlite(url, (3, 51, 3)).status
+    writer.close()
+    assert "ok" == doctor.check_sqlite("postgresql://h/d", (3, 40, 1)).status
+
+
+def test_the_reference_is_current():
+    """docs/reference/cli.md is what `python -m cairn.ops.reference` prints."""
+    path = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+    assert page() == path.read_text(), "python -m cairn.ops.reference > docs/reference/cli.md"

@@ -1,0 +1,132 @@
+"""
+`ops replay` tells what led to a bug, makes it break again, and shows a state of the past.
+"""
+
+import sys
+from types import ModuleType
+
+import pytest
+from tests.journals import BREAKABLE, broken, healthy, tampered, unrecorded
+
+
+@pytest.mark.parametrize("invariant", [name for name in BREAKABLE if name != "CRASH"])
+def test_a_bug_is_reproduced(run, stored, invariant: str):
+    """The story ends at the row that broke, and the check breaks again."""
+    rows, bug_id = broken(invariant)
+    stored(rows)
+    result = run("replay", bug_id)
+    assert 0 == result.exit_code
+    assert f"bug:          {bug_id}\nbroken:       {invariant}: " in result.stdout
+    assert "fingerprint:  ffff" in result.stdout
+    for name in ("session:", "expected:", "actual:", "stack:", "\n> ", "on record:    yes"):
+        assert name in result.stdout
+    assert result.stdout.endswith("reproduced: the check broke again at the same row\n")
+
+
+def test_a_crash_is_not_reproduced(run, stored):
+    """A crash of the code is told, and no check repeats it."""
+    rows, bug_id = broken("CRASH")
+    stored(rows)
+    result = run("replay", bug_id)
+    assert 1 == result.exit_code
+    assert "  Traceback: here\n" in result.stdout
+    assert "not reproduced" in result.stdout
+
+
+@pytest.mark.parametrize("rows", [tampered(), unrecorded("INV-4")])
+def test_a_bug_that_nobody_recorded(run, stored, rows):
+    """The bug id that verify gives is enough."""
+    stored(rows)
+    bug_id = run("verify").stdout.split("\t")[0]
+    result = run("replay", bug_id[:8])
+    assert 0 == result.exit_code
+    assert f"bug:          {bug_id}\n" in result.stdout
+    assert "on record:    no" in result.stdout
+
+
+def test_no_text_is_shown(run, stored):
+    """What led to a bug is shown without texts and token ids."""
+    rows, bug_id = broken("INV-1")
+    stored(rows)
+    result = run("replay", bug_id)
+    assert "sampled=" not in result.stdout
+    assert "text=" not in result.stdout
+
+
+def test_a_session(run, stored):
+    """A session's requests with what they reused, and that all of it came out the same."""
+    stored(healthy())
+    result = run("replay", "s1")
+    assert 0 == result.exit_code
+    first, second = (line.split("\t") for line in result.stdout.splitlines()[1:3])
+    assert ["r1", "4", "new_session", "cold_start", "10", "0", "10", "3"] == first[:8]
+    assert ["r2", "18", "continuation", "", "18", "8", "10", "2", "2", "0", "2", "stop"] == second
+    assert result.stdout.endswith("same: 2 path decisions made again, every check holds\n")
+
+
+def test_a_session_that_broke(run, stored):
+    """Exit code 1, and the bug id to go on with."""
+    rows, bug_id = broken("INV-4")
+    stored(rows)
+    result = run("replay", "s1")
+    assert 1 == result.exit_code
+    assert f"broken at row 19: INV-4, {bug_id}" in result.stdout
+
+
+def test_a_state_of_the_past(run, stored, tmp_path):
+    """A session, or all of it, as it was at a position."""
+    folder = stored(healthy())
+    result = run("replay", "s1", "--at", 24)
+    assert 0 == result.exit_code
+    assert "as of row:  24\n" in result.stdout
+    assert "life:            prefilling\n" in result.stdout
+    assert "cached tokens:   18\n" in result.stdout
+    result = run("replay", "--at", 17)
+    assert "as of row:       17\n" in result.stdout
+    assert "slabs:           1 (4096 bytes)" in result.stdout
+    assert result.stdout == run("replay", "--at", 17, folder / "journal.db").stdout
+    assert "not open" in run("replay", "s1", "--at", 2).stdout
+    assert "31 (the last one)" in run("replay", "--at", 99).stdout
+
+
+@pytest.mark.parametrize("target", ["nonsense-id", "s", "0" * 36])
+def test_unknown(run, stored, target: str):
+    """An id that is not there: exit code 2, and where to look."""
+    stored(healthy())
+    result = run("replay", target)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "`ops verify` lists the bug ids" in result.stderr
+
+
+def test_nothing_named(run, stored):
+    """Without a target there is nothing to do."""
+    stored(healthy())
+    assert 2 == run("replay").exit_code
+
+
+@pytest.mark.parametrize("option", ["--no-private", "--session=s1"])
+def test_an_export_with_gaps(run, stored, tmp_path, option: str):
+    """What cannot be folded is refused with a sentence."""
+    stored(healthy())
+    path = tmp_path / "x.jsonl"
+    assert 0 == run("export", "-o", path, option).exit_code
+    result = run("replay", "s1", path)
+    assert 2 == result.exit_code
+    assert "Export the journal without" in result.stderr
+
+
+def test_engine(run, stored, monkeypatch: pytest.MonkeyPatch):
+    """``--engine`` hands rows and session to what runs the model, and exits with its code."""
+    rows, bug_id = broken("INV-7")
+    folder = stored(rows)
+    calls = []
+
+    def rerun(*arguments: object) -> int:
+        calls.append(arguments)
+        return 3
+
+    module = ModuleType("cairn.ops.replay_engine")
+    monkeypatch.setattr(module, "rerun", rerun, raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert 3 == run("replay", bug_id, "--engine", "--data-dir", folder).exit_code
+    assert [(rows, "s1", folder)] == calls

@@ -1,0 +1,128 @@
+"""
+`ops tail` shows the log or the events, what is asked for of them, and where to go on.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.journals import healthy
+
+LINES = [
+    {
+        "timestamp": f"2026-01-01T00:00:{second:02d}.000000Z",
+        "level": "warning" if second % 10 == 0 else "info",
+        "event": f"step {second}",
+        "session": f"session-{second % 2}",
+        "tokens": second,
+    }
+    for second in range(30)
+]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of thirty lines."""
+    path = tmp_path / "data" / "logs" / "cairn.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return path
+
+
+def shown(result) -> list[dict]:
+    """The objects on stdout."""
+    assert 0 == result.exit_code
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_the_last_lines(run, log: Path):
+    """Ten by default, or as many as were asked for, and the cursor on stderr."""
+    assert LINES[-10:] == shown(run("tail"))
+    assert LINES[-3:] == shown(run("tail", "-n", 3))
+    assert f"cursor: {log.stat().st_size}\n" == run("tail").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("level=warning",), [0, 10, 20]),
+        (("tokens=7",), [7]),
+        (("--session", "session-1", "-n", "2"), [27, 29]),
+        (("--grep", r"step 2[89]"), [28, 29]),
+        (("--since", "2026-01-01T00:00:26Z"), [26, 27, 28, 29]),
+        (("--since", "1h"), []),
+        (("level=warning", "session=session-1"), []),
+    ],
+)
+def test_what_is_asked_for(run, log: Path, arguments, expected):
+    """Filters go together."""
+    assert [LINES[index] for index in expected] == shown(run("tail", *arguments))
+
+
+def test_going_on(run, log: Path):
+    """Behind a cursor come the lines that were not shown yet; an unfinished one waits."""
+    cursor = run("tail").stderr.split()[1]
+    assert [] == shown(run("tail", "--after", cursor))
+    with log.open("a") as file:
+        file.write('{"event": "more"}\n{"event": "half')
+    result = run("tail", "--after", cursor)
+    assert [{"event": "more"}] == shown(result)
+    with log.open("a") as file:
+        file.write(' a line"}\n')
+    assert [{"event": "half a line"}] == shown(run("tail", "--after", result.stderr.split()[1]))
+
+
+def test_a_line_that_is_not_ours(run, log: Path):
+    """A line that is no JSON is shown as it is."""
+    log.write_text("Segmentation fault\n")
+    assert "Segmentation fault\n" == run("tail").stdout
+
+
+def test_events(run, stored):
+    """The events with the fields of their payload, without texts and token ids."""
+    stored(healthy())
+    events = shown(run("tail", "--journal", "kind=path_selected", "path=continuation"))
+    assert [19] == [event["position"] for event in events]
+    result = run("tail", "--journal", "--after", 29)
+    assert [30, 31] == [event["position"] for event in shown(result)]
+    assert "cursor: 31\n" == result.stderr
+    (event,) = shown(run("tail", "--journal", "position=12"))
+    assert event["private"] is None
+    (event,) = shown(run("tail", "--journal", "--private", "position=12"))
+    assert {"ids": [21], "text": "a "} == event["private"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--since", "soon"), ("--grep", "("), ("novalue",), ("--journal",), ()]
+)
+def test_what_makes_no_sense(run, arguments):
+    """Exit code 2, and nothing on stdout."""
+    result = run("tail", *arguments)
+    assert (2, "") == (result.exit_code, result.stdout)
+
+
+def test_following(log: Path):
+    """New lines are shown as they come, also of a new file, and Ctrl-C ends it in order."""
+    command = [sys.executable, "-P", "-m", "cairn.ops", "tail", "-f", "-n", "1", "level=info"]
+    process = subprocess.Popen(
+        [*command, "--data-dir", str(log.parent.parent)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    assert LINES[-1] == json.loads(process.stdout.readline())
+    with log.open("a") as file:
+        file.write('{"level": "debug"}\n{"level": "info", "event": "new"}\n')
+    assert {"level": "info", "event": "new"} == json.loads(process.stdout.readline())
+    log.rename(log.with_suffix(".1"))
+    log.write_text('{"level": "info", "event": "newer"}\n')
+    assert {"level": "info", "event": "newer"} == json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert (0, "", f"cursor: {log.stat().st_size}\n") == (process.returncode, stdout, stderr)
