@@ -303,8 +303,7 @@ async def test_client_that_stops_reading_cancels(serve: Serve):
 
 async def test_connection_is_used_again(serve: Serve):
     """One connection serves whole answers, streams and errors after each other."""
-    broken = [ACCEPTED, Broken(BUG)]
-    service = FakeService(ANSWER, broken, ANSWER, ANSWER)
+    service = FakeService(ANSWER, [ACCEPTED, Broken(BUG)], ANSWER, ANSWER)
     url = await serve(service)
 
     def several(api: openai.OpenAI) -> list[str | None]:

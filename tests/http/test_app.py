@@ -1,0 +1,181 @@
+"""The pages beside the protocol, and the border: addresses, methods, sizes, hosts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+from tests.http.conftest import Serve
+from tests.http.fake_service import FACTS, FakeService
+
+from cairn.http.app import BODY_BYTES_MAX, create_app
+
+pytestmark = pytest.mark.trio
+
+ASK = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
+CHAT = "/v1/chat/completions"
+
+
+async def get(service: FakeService, path: str, **options: Any) -> tuple[int, Any]:
+    """Status and JSON of a page."""
+    response = await create_app(service).test_client().get(path, **options)
+    return response.status_code, json.loads(await response.get_data(as_text=True))
+
+
+async def test_health():
+    """One page says what runs, how full it is, and how far the journal is."""
+    assert (
+        200,
+        {
+            "status": "ok",
+            "model": FACTS.model,
+            "fingerprint": FACTS.fingerprint,
+            "context_tokens": 4096,
+            "started": FACTS.started_s,
+            "sessions": {"idle": 3, "decoding": 1},
+            "queue": {"queued": 2, "running": 1},
+            "pool": {
+                "slabs": 4,
+                "slabs_total": 8,
+                "bytes": 400,
+                "bytes_total": 1000,
+                "kv_live_bytes": 390,
+            },
+            "blocks": {"count": 5, "bytes": 500, "bytes_total": 5000},
+            "journal_position": 77,
+            "bugs": 1,
+            "admission_bug": None,
+        },
+    ) == await get(FakeService(), "/health")
+
+
+async def test_health_of_a_closed_server():
+    """A server that admits nothing says so by its status, with the bug."""
+    service = FakeService()
+    service.change(admission_bug="bug-1")
+    status, body = await get(service, "/health")
+    assert (503, "admission_closed", "bug-1") == (status, body["status"], body["admission_bug"])
+
+
+async def test_models():
+    """A model's name may have a slash in it."""
+    model = {"id": FACTS.model, "object": "model", "created": FACTS.started_s, "owned_by": "cairn"}
+    assert (200, {"object": "list", "data": [model]}) == await get(FakeService(), "/v1/models")
+    assert (200, model) == await get(FakeService(), f"/v1/models/{FACTS.model}")
+    status, body = await get(FakeService(), "/v1/models/nobody/nothing")
+    assert (404, "model_not_found") == (status, body["error"]["code"])
+    assert "'nobody/nothing'" in body["error"]["message"]
+
+
+async def test_front_page():
+    """People see the model and a line that they can paste, with nothing that a browser runs."""
+    service = FakeService()
+    service.facts = attrs.evolve(FACTS, model="<script>x</script>")
+    response = await create_app(service).test_client().get("/", headers={"host": "127.0.0.1:8080"})
+    text = await response.get_data(as_text=True)
+    assert "text/html; charset=utf-8" == response.content_type
+    assert "curl -N http://127.0.0.1:8080/v1/chat/completions" in text
+    assert "&lt;script&gt;" in text
+    assert "<script" not in text
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("get", "/nothing", 404, "not_found"),
+        ("post", "/v1/completions", 404, "not_found"),
+        ("get", CHAT, 405, "method_not_allowed"),
+        ("delete", "/health", 405, "method_not_allowed"),
+        ("post", "/", 405, "method_not_allowed"),
+    ],
+)
+async def test_wrong_address_or_method(method: str, path: str, status: int, code: str):
+    """Where there is nothing, the answer is an envelope too; a wrong method names the right one."""
+    client = create_app(FakeService()).test_client()
+    response = await getattr(client, method)(path)
+    error = json.loads(await response.get_data(as_text=True))["error"]
+    assert (status, code, "invalid_request_error") == (
+        response.status_code,
+        error["code"],
+        error["type"],
+    )
+    assert (status == 405) == ("allow" in response.headers)
+
+
+async def test_large_body_is_refused(serve: Serve):
+    """A body over the limit is 413, whether or not its length was announced, and reaches nobody."""
+    service = FakeService()
+    app = create_app(service)
+    app.config["MAX_CONTENT_LENGTH"] = 1000
+    response = await app.test_client().post(CHAT, data=b" " * 1001)
+    error = json.loads(await response.get_data(as_text=True))["error"]
+    assert (413, "request_too_large") == (response.status_code, error["code"])
+    async with app.test_client().request(CHAT, method="POST") as connection:
+        for _ in range(3):
+            await connection.send(b" " * 500)
+        await connection.send_complete()
+        response = await connection.as_response()
+    assert 413 == response.status_code
+    assert [] == service.commands
+
+
+async def test_large_body_on_the_wire(serve: Serve, client: httpx.AsyncClient):
+    """The limit of a served app is 32 MiB."""
+    service = FakeService()
+    url = await serve(service)
+    start, end = ASK.encode().split(b"Hello")
+    fits = start + b"x" * (BODY_BYTES_MAX - len(start) - len(end)) + end
+    assert (32 * 1024 * 1024, 200) == (
+        len(fits),
+        (await client.post(url + CHAT, content=fits)).status_code,
+    )
+    response = await client.post(url + CHAT, content=fits + b" ")
+    assert (413, "request_too_large") == (
+        response.status_code,
+        response.json()["error"]["code"],
+    )
+
+
+HOSTS = [
+    ("localhost", (), 200),
+    ("localhost:8080", (), 200),
+    ("LocalHost.:8080", (), 200),
+    ("127.0.0.1", (), 200),
+    ("192.168.1.7:8080", (), 200),
+    ("[::1]", (), 200),
+    ("[::1]:8080", (), 200),
+    ("evil.example", (), 403),
+    ("evil.example:8080", (), 403),
+    ("localhost.evil.example", (), 403),
+    ("127.0.0.1.evil.example", (), 403),
+    ("box.lan:8080", ("box.lan",), 200),
+    ("BOX.lan", ("Box.LAN",), 200),
+    ("other.lan", ("box.lan",), 403),
+    ("evil.example", ("*",), 200),
+]
+
+
+@pytest.mark.parametrize(("host", "allowed", "status"), HOSTS)
+async def test_hosts(host: str, allowed: tuple[str, ...], status: int):
+    """Addresses and names that were allowed pass; a name that a web page made up does not."""
+    service = FakeService()
+    client = create_app(service, hosts_allowed=allowed).test_client()
+    response = await client.post(CHAT, data=ASK, headers={"host": host})
+    assert status == response.status_code
+    assert (1 if status == 200 else 0) == len(service.commands)
+    if status == 403:
+        error = json.loads(await response.get_data(as_text=True))["error"]
+        assert "host_not_allowed" == error["code"]
+
+
+async def test_error_in_a_page_is_an_envelope():
+    """What nobody foresaw is a 500 with an id, outside of the protocol too."""
+    service = FakeService()
+    service.figures = None  # type: ignore[assignment]
+    status, body = await get(service, "/health")
+    assert (500, "internal_error") == (status, body["error"]["code"])
+    assert "NoneType" not in body["error"]["message"]

@@ -1,0 +1,392 @@
+"""Metrics: what the committed events come to, and what a scrape reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.http.fake_service import FakeService
+
+from cairn.http.app import create_app
+from cairn.http.metrics import Metrics
+from cairn.journal.events import (
+    BlockEvicted,
+    BlockSealed,
+    BlocksShared,
+    CacheExtended,
+    Event,
+    InvariantViolated,
+    PathSelected,
+    RequestCancelled,
+    RequestFinished,
+    RequestReceived,
+    RequestRejected,
+    SessionClosed,
+    TokensEmitted,
+)
+from cairn.journal.invariants import SENTENCES
+
+Labels = dict[str, str]
+
+
+def received(request: str = "r1") -> RequestReceived:
+    """A session takes a request in hand."""
+    return RequestReceived(
+        session="s1",
+        request=request,
+        protocol="openai.chat",
+        tenant="local",
+        fingerprint="f",
+        session_name=None,
+        group=None,
+        cache_prompt=True,
+        base_request=None,
+        kept_parts=0,
+        new_parts=(),
+        kept_tokens=0,
+        new_ids=(1, 2),
+        kept_keys=0,
+        new_keys=(),
+        prompt_tokens=2,
+        max_tokens=10,
+        sampling={},
+        seed=1,
+        seed_given=False,
+        asked_model="",
+    )
+
+
+def selected(path: Any, reason: str | None, request: str = "r1", reused: int = 0) -> PathSelected:
+    """A path is decided."""
+    return PathSelected(
+        session="s1",
+        request=request,
+        rules_version=1,
+        decided_at=1,
+        path=path,
+        reason=reason,
+        kept_blocks=0,
+        shared_blocks=0,
+        reused_tokens=reused,
+        rerendered_tokens=0,
+        nearest=None,
+        diverged_part=None,
+        diverged_token=None,
+        diverged_text=None,
+    )
+
+
+def shared(duration_us: int, request: str = "r1") -> BlocksShared:
+    """Blocks are copied in."""
+    return BlocksShared(
+        session="s1",
+        request=request,
+        start=0,
+        end=64,
+        keys=("k",),
+        digests=("d",),
+        coverage=((1, 0, 64),),
+        duration_us=duration_us,
+    )
+
+
+def extended(step: Any, duration_us: int, request: str | None = "r1") -> CacheExtended:
+    """A pass is run."""
+    return CacheExtended(
+        session="s1",
+        request=request,
+        step=step,
+        start=0,
+        end=64,
+        ran_hash="h",
+        coverage=((1, 0, 64),),
+        sampled=(),
+        logprobs=(),
+        duration_us=duration_us,
+    )
+
+
+def emitted(*ids: int, request: str = "r1") -> TokensEmitted:
+    """Tokens are released."""
+    return TokensEmitted(session="s1", request=request, first=0, ids=ids, text="x")
+
+
+def finished(request: str = "r1", reason: Any = "stop") -> RequestFinished:
+    """An answer is complete."""
+    return RequestFinished(
+        session="s1",
+        request=request,
+        finish_reason=reason,
+        prompt_tokens=2,
+        cached_tokens=0,
+        answer_tokens=1,
+        completion_tokens=1,
+    )
+
+
+def cancelled(request: str = "r1") -> RequestCancelled:
+    """A client went away."""
+    return RequestCancelled(session="s1", request=request, stage="prefill")
+
+
+def violated(invariant: str, request: str | None = "r1") -> InvariantViolated:
+    """An invariant broke."""
+    return InvariantViolated(
+        bug_id="b",
+        invariant=invariant,
+        at_position=1,
+        session="s1",
+        request=request,
+        fingerprint=None,
+        cairn_version="0",
+        message="",
+        expected="",
+        actual="",
+        trace="",
+    )
+
+
+def sealed(again: bool = False) -> BlockSealed:
+    """A chunk becomes a block."""
+    return BlockSealed(
+        session="s1",
+        key="k",
+        parent=None,
+        digest="d",
+        start=0,
+        end=64,
+        bytes=10,
+        again=again,
+        stored=True,
+        store_blocks=1,
+        store_bytes=10,
+    )
+
+
+EVICTED = BlockEvicted(key="k", bytes=10, store_blocks=0, store_bytes=0)
+
+
+def values(*events: Event) -> Any:
+    """A function that reads a sample after these events."""
+    service = FakeService()
+    metrics = Metrics(service)
+    service.commit(*events)
+
+    def read(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    return read
+
+
+def test_every_series_is_there_from_the_start():
+    """A rate can be alerted on before the first event of its kind."""
+    read = values()
+    for path in ("continuation", "new_session"):
+        assert 0 == read("cairn_path_selection_total", path=path)
+        assert 0 == read("cairn_prefill_duration_seconds_count", path=path)
+    for reason in ("cold_start", "shorter_history", "diverged", "evicted", "quarantined"):
+        assert 0 == read("cairn_path_selection_reason_total", reason=reason)
+    for kind in (*(f"inv{number}" for number in range(1, 9)), "crash"):
+        assert 0 == read("cairn_cache_invariant_violations_total", kind=kind)
+    for outcome in ("stop", "length", "cancelled", "rejected", "broken"):
+        assert 0 == read("cairn_requests_total", outcome=outcome)
+    for name in (
+        "cairn_continuation_tokens_skipped_total",
+        "cairn_tokens_emitted_total",
+        "cairn_blocks_sealed_total",
+        "cairn_blocks_evicted_total",
+    ):
+        assert 0 == read(name)
+
+
+def test_every_invariant_has_its_series():
+    """The kinds are those of the journal."""
+    read = values(*(violated(name) for name in (*SENTENCES, "CRASH")))
+    kinds = [name.lower().replace("-", "") for name in SENTENCES]
+    assert [1] * 9 == [
+        read("cairn_cache_invariant_violations_total", kind=kind) for kind in (*kinds, "crash")
+    ]
+
+
+def test_paths():
+    """Paths are counted, with the reasons of new sessions and the tokens that continuing saved."""
+    read = values(
+        selected("new_session", "cold_start", reused=64),
+        selected("continuation", None, reused=128),
+        selected("continuation", None, reused=64),
+        selected("new_session", "diverged"),
+    )
+    assert 2 == read("cairn_path_selection_total", path="continuation")
+    assert 2 == read("cairn_path_selection_total", path="new_session")
+    assert 1 == read("cairn_path_selection_reason_total", reason="cold_start")
+    assert 1 == read("cairn_path_selection_reason_total", reason="diverged")
+    assert 192 == read("cairn_continuation_tokens_skipped_total")
+
+
+def test_prefill_is_summed_until_the_first_token():
+    """Copies and prefill passes of one request are one observation; other passes are none."""
+    read = values(
+        received(),
+        selected("continuation", None),
+        shared(1_000_000),
+        extended("prefill", 2_000_000),
+        received("r2"),
+        selected("new_session", "cold_start", request="r2"),
+        extended("prefill", 64_000_000, request="r2"),
+        extended("settle", 128_000_000, request=None),
+        extended("prefill", 500_000),
+        extended("decode", 256_000_000),
+        emitted(1, 2),
+        extended("decode", 256_000_000),
+        emitted(3),
+        finished(),
+    )
+    name = "cairn_prefill_duration_seconds"
+    assert (1, 3.5) == (
+        read(f"{name}_count", path="continuation"),
+        read(f"{name}_sum", path="continuation"),
+    )
+    assert 0 == read(f"{name}_count", path="new_session")
+    assert 3 == read("cairn_tokens_emitted_total")
+
+
+def test_prefill_of_an_answer_without_tokens():
+    """An answer that emits nothing is observed when it finishes."""
+    read = values(
+        received(), selected("new_session", "evicted"), extended("prefill", 250_000), finished()
+    )
+    name = "cairn_prefill_duration_seconds"
+    assert (1, 0.25) == (
+        read(f"{name}_count", path="new_session"),
+        read(f"{name}_sum", path="new_session"),
+    )
+
+
+def test_prefill_that_was_cut_off_is_no_observation():
+    """How long a prefill took that did not end says nothing."""
+    read = values(
+        received(),
+        selected("new_session", "cold_start"),
+        extended("prefill", 1),
+        cancelled(),
+        finished(),
+    )
+    assert 0 == read("cairn_prefill_duration_seconds_count", path="new_session")
+
+
+@pytest.mark.parametrize(
+    ("ends", "outcome"),
+    [
+        ((finished(),), "stop"),
+        ((finished(reason="length"),), "length"),
+        ((cancelled(),), "cancelled"),
+        ((violated("INV-1"),), "broken"),
+        ((violated("INV-1"), violated("INV-5")), "broken"),
+    ],
+)
+def test_outcomes(ends: tuple[Event, ...], outcome: str):
+    """A request has one outcome, however many invariants it broke."""
+    read = values(received(), selected("new_session", "cold_start"), *ends)
+    found = {
+        name: read("cairn_requests_total", outcome=name)
+        for name in ("stop", "length", "cancelled", "rejected", "broken")
+    }
+    assert {**dict.fromkeys(found, 0), outcome: 1} == found
+
+
+def test_rejected_requests():
+    """A request that no session took is an outcome too."""
+    read = values(RequestRejected(request="r1", status=429, code="queue_full"))
+    assert 1 == read("cairn_requests_total", outcome="rejected")
+
+
+def test_violation_without_a_request():
+    """A session that breaks while it settles ends no request."""
+    read = values(received(), finished(), violated("INV-3", None), violated("INV-3", "r1"))
+    assert 2 == read("cairn_cache_invariant_violations_total", kind="inv3")
+    assert 0 == read("cairn_requests_total", outcome="broken")
+
+
+def test_violation_before_a_path():
+    """A request that breaks before its path is decided is broken, and has no prefill."""
+    read = values(received(), violated("CRASH"))
+    assert 1 == read("cairn_requests_total", outcome="broken")
+
+
+def test_blocks():
+    """Chunks sealed and blocks evicted are counted; other events are not."""
+    closed = SessionClosed(session="s1", reason="expired")
+    read = values(sealed(), sealed(again=True), EVICTED, closed)
+    assert (2, 1) == (read("cairn_blocks_sealed_total"), read("cairn_blocks_evicted_total"))
+
+
+def test_gauges_are_read_at_the_scrape():
+    """Gauges are the server's figures at the time that somebody looks."""
+    service = FakeService()
+    metrics = Metrics(service)
+
+    def read(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    assert 4 == read("cairn_scheduler_pool_in_use")
+    service.change(slabs=5, queued=9, sessions={"quarantined": 1})
+    assert 5 == read("cairn_scheduler_pool_in_use")
+    assert 8 == read("cairn_scheduler_pool_total")
+    assert 400 == read("cairn_scheduler_pool_bytes", state="in_use")
+    assert 600 == read("cairn_scheduler_pool_bytes", state="free")
+    assert 390 == read("cairn_kv_live_bytes")
+    assert 1 == read("cairn_sessions", life="quarantined")
+    assert 0 == read("cairn_sessions", life="idle")
+    assert 9 == read("cairn_queue_depth")
+    assert 5 == read("cairn_blocks")
+    assert 500 == read("cairn_block_bytes")
+    assert 77 == read("cairn_journal_position")
+
+
+@pytest.mark.trio
+async def test_scrape():
+    """The page has the names under which dashboards look, each with its type, and nothing twice."""
+    service = FakeService()
+    app = create_app(service)
+    service.commit(received(), selected("continuation", None, reused=64), emitted(1), finished())
+    response = await app.test_client().get("/metrics")
+    text = await response.get_data(as_text=True)
+    assert response.content_type.startswith("text/plain; version=")
+    lines = text.splitlines()
+    assert 'cairn_path_selection_total{path="continuation"} 1.0' in lines
+    assert "cairn_continuation_tokens_skipped_total 64.0" in lines
+    assert 'cairn_requests_total{outcome="stop"} 1.0' in lines
+    types = dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
+    assert {
+        "cairn_path_selection_total": "counter",
+        "cairn_path_selection_reason_total": "counter",
+        "cairn_continuation_tokens_skipped_total": "counter",
+        "cairn_prefill_duration_seconds": "histogram",
+        "cairn_cache_invariant_violations_total": "counter",
+        "cairn_tokens_emitted_total": "counter",
+        "cairn_requests_total": "counter",
+        "cairn_blocks_sealed_total": "counter",
+        "cairn_blocks_evicted_total": "counter",
+        "cairn_scheduler_pool_in_use": "gauge",
+        "cairn_scheduler_pool_total": "gauge",
+        "cairn_scheduler_pool_bytes": "gauge",
+        "cairn_kv_live_bytes": "gauge",
+        "cairn_sessions": "gauge",
+        "cairn_queue_depth": "gauge",
+        "cairn_blocks": "gauge",
+        "cairn_block_bytes": "gauge",
+        "cairn_journal_position": "gauge",
+    } == types
+    series = [line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")]
+    assert len(series) == len(set(series))
+
+
+@pytest.mark.trio
+async def test_apps_do_not_share_metrics():
+    """Two servers in one process count for themselves."""
+    one, other = FakeService(), FakeService()
+    create_app(one)
+    app = create_app(other)
+    one.commit(emitted(1))
+    text = await (await app.test_client().get("/metrics")).get_data(as_text=True)
+    assert "cairn_tokens_emitted_total 0.0" in text.splitlines()
