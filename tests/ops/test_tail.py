@@ -90,6 +90,8 @@ def test_events(run, stored):
     result = run("tail", "--journal", "--after", 29)
     assert [30, 31] == [event["position"] for event in shown(result)]
     assert "cursor: 31\n" == result.stderr
+    assert [30, 31] == [event["position"] for event in shown(run("tail", "--journal", "-n", 2))]
+    assert 31 == len(shown(run("tail", "--journal", "-n", 99)))
     (event,) = shown(run("tail", "--journal", "position=12"))
     assert event["private"] is None
     (event,) = shown(run("tail", "--journal", "--private", "position=12"))

@@ -80,6 +80,13 @@ class Wanted:
     pattern: re.Pattern[str] | None
     values: tuple[tuple[str, str], ...]
 
+    @property
+    def all(self) -> bool:
+        """
+        Whether nothing in particular is wanted.
+        """
+        return self == Wanted(since=None, session=None, pattern=None, values=())
+
     def __call__(self, entry: Entry) -> bool:
         """
         Whether an entry is to be shown.
@@ -144,6 +151,8 @@ def tail(
     reader: Reader
     if journal or url is not None:
         reader = Events(Source.of(data_dir, url), after or 0, private=private)
+        if lines is not None and after is None and wanted.all:
+            reader.skip_to_last(lines)
     else:
         reader = Log(log_path(data_dir), after or 0)
     try:
@@ -232,6 +241,12 @@ class Events:
         self.cursor = cursor
         self._store = source.open()
         self._private = private
+
+    def skip_to_last(self, count: int) -> None:
+        """
+        Move the cursor so that ``count`` events are left: positions have no gaps.
+        """
+        self.cursor = max(0, self._store.head()[0] - count)
 
     def read(self) -> Iterator[Entry]:
         """
