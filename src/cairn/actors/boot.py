@@ -218,6 +218,7 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
     sequencer.append(
         ev.ModelLoaded(
             name=facts.name,
+            directory=str(started.loaded.directory.resolve()),
             fingerprint=facts.fingerprint,
             fields=facts.fields,
             layers=facts.layers,

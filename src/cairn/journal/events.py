@@ -118,6 +118,7 @@ class ModelLoaded(Event):
 
     Attributes:
         name: the name that clients see.
+        directory: where it was loaded from.
         fingerprint: the hash that names ``fields``.
         fields: the fingerprint as a whole.
         layers: the number of layers that keep KV.
@@ -132,6 +133,7 @@ class ModelLoaded(Event):
 
     kind: ClassVar[str] = "model_loaded"
     name: str
+    directory: str = private(default="")
     fingerprint: str
     fields: Mapping[str, Any]
     layers: int = natural()

@@ -23,6 +23,7 @@ from cairn.journal.replay import Finding, Report
 from cairn.journal.replay import replay as fold
 from cairn.journal.state import Session, State
 from cairn.ops.output import facts, table
+from cairn.ops.preload import preload_blas
 from cairn.ops.sessions import time_text
 from cairn.ops.where import Source, example, file_argument, journal_options
 
@@ -67,6 +68,7 @@ class Asked:
 @journal_options
 @click.option("--at", type=click.IntRange(min=0), metavar="POSITION", help="Show the state there.")
 @click.option("--engine", is_flag=True, help="Run the model again and compare its tokens.")
+@click.option("--model", metavar="DIR", help="For --engine: the model, if it lies elsewhere now.")
 def replay(
     data_dir: Path,
     journal: str | None,
@@ -74,6 +76,7 @@ def replay(
     file: Path | None,
     at: int | None,
     engine: bool,
+    model: str | None,
 ) -> None:
     """
     Tell the story of a bug id or a session, and redo it.
@@ -82,11 +85,15 @@ def replay(
     breaks again. Of a session: its requests, with every path decision made again. At least six
     characters of an id will do. FILE is an export; without it, the server's journal is read.
 
+    With --engine, every pass of the session is run on its model again.
+
     \b
     Exit code
       0  reproduced; for a session: all of it came out the same
       1  not reproduced; for a session: something is broken
       2  no such id, or the journal cannot be read
+      3  with --engine: an event came out otherwise; it is named
+      4  with --engine: the journal was written under another fingerprint
     """
     if at is not None and target is not None and file is None and Path(target).is_file():
         file, target = Path(target), None  # `ops replay --at 20 journal.jsonl`
@@ -102,8 +109,9 @@ def replay(
         if session is None:
             raise StoreError(f"Bug {target} concerns no session, so there is nothing to run again.")
         # Loads the model's code, so only here.
+        preload_blas()
         engine_module = importlib.import_module("cairn.ops.replay_engine")
-        sys.exit(engine_module.rerun(list(source.rows("read")), session, data_dir))
+        sys.exit(engine_module.rerun(list(source.rows("read")), session, model))
     if at is not None:
         _show_session(_folded(source, until=at).state, session, at)
         return

@@ -10,7 +10,7 @@ import socket
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 import trio
@@ -19,7 +19,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from cairn.actors.boot import BootRefused, Settings, booted
 from cairn.actors.server import Limits, Server
-from cairn.engine.blas import find_blas
 from cairn.engine.builtin import BUILTIN_NAME, BuiltinModelError, ensure_builtin_model
 from cairn.http.app import create_app
 from cairn.http.serving import bind_socket, serve_http
@@ -27,6 +26,7 @@ from cairn.journal.store_sql import SqlStore, migrate
 from cairn.ops.cli import Unreadable
 from cairn.ops.home import hold, make_home, tenant_secret
 from cairn.ops.logs import set_up_logs
+from cairn.ops.preload import preload_blas
 from cairn.ops.where import default_data_dir, example, log_path, url_of
 
 _ENDED_AT_ONCE = 130
@@ -109,7 +109,7 @@ def serve(**options: Any) -> None:
     """
     Run the server. SIGTERM or Ctrl-C drains it; a second one ends it at once.
     """
-    _preload_blas(options["blas"])
+    preload_blas(options["blas"])
     data_dir: Path = options["data_dir"]
     make_home(data_dir)
     set_up_logs(log_path(data_dir))
@@ -200,20 +200,6 @@ async def _signals(
                 "Stopping when the running answers are done; once more ends at once.", err=True
             )
             stop.set()
-
-
-def _preload_blas(choice: Literal["auto", "bundled"]) -> None:
-    """
-    On Linux, start this process anew with OpenBLAS in front of MLX's reference BLAS. Which BLAS
-    computes is part of the fingerprint.
-    """
-    if sys.platform != "linux" or choice == "bundled" or "LD_PRELOAD" in os.environ:
-        return
-    library = find_blas()
-    if library is None:
-        return
-    environment = {**os.environ, "LD_PRELOAD": str(library)}
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "cairn.ops", *sys.argv[1:]], environment)
 
 
 def _settings(options: dict[str, Any], data_dir: Path, progress: Any) -> Settings:
