@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.journals import healthy
 
+from cairn.ops.tail import Log, _show_pretty
+
 LINES = [
     {
         "timestamp": f"2026-01-01T00:00:{second:02d}.000000Z",
@@ -36,7 +38,7 @@ def log(tmp_path: Path) -> Path:
 def shown(result) -> list[dict]:
     """The objects on stdout."""
     assert 0 == result.exit_code
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return [json.loads(line) for line in result.stdout.split("\n")[:-1]]
 
 
 def test_the_last_lines(run, log: Path):
@@ -96,6 +98,14 @@ def test_events(run, stored):
     assert event["private"] is None
     (event,) = shown(run("tail", "--journal", "--private", "position=12"))
     assert {"ids": [21], "text": "a "} == event["private"]
+
+
+def test_nothing_steers_a_terminal(capsys: pytest.CaptureFixture[str], log: Path):
+    """What a client chose is shown with its control characters spelled out."""
+    log.write_text('{"event": "a\\u001b[2Jb", "model": "c\\nd\\u009be"}\n')
+    (entry,) = Log(log, 0).read()
+    _show_pretty(entry)
+    assert capsys.readouterr().out.endswith("a\\x1b[2Jb model=c\\nd\\x9be\n")
 
 
 @pytest.mark.parametrize(

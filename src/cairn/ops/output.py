@@ -35,11 +35,18 @@ def progress(items: Iterable[Item], label: str, total: int | None = None) -> Ite
                 bar.update(task, completed=count)
 
 
+def printable(text: str) -> str:
+    """
+    A text in which nothing steers a terminal: clients choose names, and they end up in tables.
+    """
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """
     Print a table: drawn on a terminal, with tabs between the columns elsewhere.
     """
-    texts = [["" if value is None else str(value) for value in row] for row in rows]
+    texts = [["" if value is None else printable(str(value)) for value in row] for row in rows]
     if not sys.stdout.isatty():
         for cells in (columns, *texts):
             click.echo("\t".join(cells))

@@ -22,7 +22,7 @@ from cairn.journal.errors import DamagedRow, StoreError
 from cairn.journal.replay import Finding, Report
 from cairn.journal.replay import replay as fold
 from cairn.journal.state import Session, State
-from cairn.ops.output import facts, table
+from cairn.ops.output import facts, printable, table
 from cairn.ops.preload import preload_blas
 from cairn.ops.sessions import time_text
 from cairn.ops.where import Source, example, file_argument, journal_options
@@ -252,7 +252,7 @@ def _gist(row: Row) -> str:
         if field.name == "session" or field.metadata.get("private"):
             continue
         if isinstance(value, int | float) or (value is not None and len(str(value)) <= 40):
-            shown.append(f"{field.name}={value}")
+            shown.append(printable(f"{field.name}={value}"))
     return " ".join(shown)
 
 

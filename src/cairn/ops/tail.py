@@ -24,6 +24,7 @@ import msgspec
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
 from cairn.journal.export import to_line
+from cairn.ops.output import printable
 from cairn.ops.where import Source, data_dir_option, example, log_path
 
 _POLL_S = 0.25
@@ -288,15 +289,15 @@ def _show_pretty(entry: Entry) -> None:
     parts = [
         click.style(moment, dim=True),
         click.style(f"{first:<8}", fg=_COLORS.get(first)),
-        click.style(what, bold=True),
+        click.style(printable(what), bold=True),
     ]
     for name, value in entry.rest.items():
         text = _text(value)
         if name in ("session", "request"):
             text = text[:8]
-        short = text if len(text) <= 60 else f"{text[:57]}..."
+        short = printable(text if len(text) <= 60 else f"{text[:57]}...")
         parts.append(f"{click.style(f'{name}=', dim=True)}{short}")
-    click.echo(" ".join(parts).replace("\n", " "))
+    click.echo(" ".join(parts))
 
 
 def _text(value: Any) -> str:
