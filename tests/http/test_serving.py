@@ -56,6 +56,18 @@ def test_url(host: str, start: str):
         assert url_of(listener).startswith(start)
 
 
+def test_name_with_two_addresses(monkeypatch: pytest.MonkeyPatch):
+    """A name that stands for both kinds of address is bound where clients look first."""
+    kind = socket.SOCK_STREAM
+    both = [
+        (socket.AF_INET6, kind, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, kind, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: both)
+    with bind_socket("localhost", 0) as listener:
+        assert socket.AF_INET == listener.family
+
+
 @pytest.mark.trio
 async def test_ready_means_answering(serve: Serve, client: httpx.AsyncClient):
     """Once the address is told, a request to it is answered."""

@@ -25,6 +25,7 @@ from tests.http.fake_service import (
 
 from cairn.actors.messages import Broken
 from cairn.http.app import create_app
+from cairn.http.openai_answers import UnfinishedAnswer
 
 pytestmark = pytest.mark.trio
 
@@ -184,25 +185,37 @@ UNFINISHED: list[tuple[Step, ...]] = [
     (ACCEPTED,),
     (ACCEPTED, DELTAS[0]),
     (QUEUED, DELTAS[0], FINISHED),
-    (ACCEPTED, DELTAS[0], RuntimeError("a secret of the house")),
+    (DELTAS[0], FINISHED),
 ]
+
+
+async def test_whatever_fails_is_told_without_its_text():
+    """What nobody foresaw is an error id to the client, and a traceback to the log."""
+    failure = RuntimeError("a secret of the house")
+    script = (QUEUED, ACCEPTED, DELTAS[0], failure)
+    with structlog.testing.capture_logs() as logs:
+        found = await events(FakeService(script))
+    (entry,) = logs
+    assert ("error", failure) == (entry["log_level"], entry["exc_info"])
+    assert entry["error_id"] in found[-1]
+    assert "secret" not in found[-1]
 
 
 @pytest.mark.parametrize("script", UNFINISHED)
 async def test_what_is_not_finished_does_not_look_so(script: tuple[Step, ...]):
     """Replies that stop, or begin in the middle, are our error and never a complete answer."""
     with structlog.testing.capture_logs() as logs:
-        found = await events(FakeService(script))
-        whole = await create_app(FakeService(script)).test_client().post(CHAT, data=json.dumps(ASK))
-        error = json.loads(await whole.get_data(as_text=True))["error"]
-    last = content(found[-1])["error"]
-    assert 500 == whole.status_code
-    assert {"internal_error"} == {last["code"], error["code"]}
-    logged = [entry["error_id"] for entry in logs if entry["event"] == "unforeseen_error"]
-    assert [True, True] == [
-        error_id in told["message"] for error_id, told in zip(logged, (last, error), strict=True)
-    ]
-    assert "secret" not in str((last, error))
+        streamed, whole = [
+            await (await client.post(CHAT, data=json.dumps(ask))).get_data(as_text=True)
+            for ask in (STREAM, ASK)
+            for client in [create_app(FakeService(script)).test_client()]
+        ]
+    last = streamed.strip().rsplit("data: ", 1)[-1]
+    for entry, answer in zip(logs, (last, whole), strict=True):
+        assert UnfinishedAnswer is type(entry["exc_info"])
+        error = json.loads(answer)["error"]
+        assert "internal_error" == error["code"]
+        assert entry["error_id"] in error["message"]
 
 
 @pytest.mark.parametrize("ask", [STREAM, ASK], ids=["stream", "whole"])

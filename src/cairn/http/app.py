@@ -10,7 +10,6 @@ from typing import cast
 
 from quart import Response, request
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException
 
 from .chat import streamed_answer, whole_answer
 from .connection import OwningConnection, OwningRequest
@@ -95,10 +94,6 @@ def create_app(service: Service, *, hosts_allowed: Collection[str] = ()) -> Cair
         response = Response(text, content_type="text/html; charset=utf-8")
         response.headers["content-security-policy"] = _PAGE_POLICY
         return response
-
-    @app.errorhandler(HTTPException)
-    async def refused(error: HTTPException) -> Response:
-        return _error(error)
 
     @app.errorhandler(Exception)
     async def failed(error: Exception) -> Response:
