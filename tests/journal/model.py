@@ -1,0 +1,1409 @@
+"""
+The journal's core a second time, the slow and simple way, and a server without a server.
+
+``World`` is what ``state.apply`` gives, in dicts and lists that are changed in place; ``chosen``
+and ``decided`` are path selection by looking at every session: no index, no fold, no cleverness.
+They are written from the design's words and share no code with ``state`` and ``paths``.
+
+``Driver`` makes legal histories. It plays clients, session actors, engine and store, reading a
+tape of bytes wherever there is a choice. Its KV is made of numbers, each of which depends on all
+before it and on the shape of the pass that made it; so what it measures is measured, and it sees
+for itself whether a warm cache holds what a cold one would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import attrs
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from cairn.journal import events as ev
+from cairn.journal import paths
+from cairn.journal.codec import Row
+from cairn.journal.keys import block_keys, ids_hash, part_hash
+from cairn.journal.ledger import Ledger, Outcome, Outside
+from cairn.journal.state import OpenRequest, Session, State
+
+SECRETS = {"t1": b"one secret", "t2": b"another secret"}
+LAYERS = 3
+SLAB_BYTES = 1000
+BLOCK_BYTES = 10
+CHUNKS = {"fp-a": 4, "fp-b": 3}
+
+
+# --- the fold, again ------------------------------------------------------------------------------
+
+
+def plain(state: State) -> dict[str, Any]:
+    """
+    A state as ``World.seen`` shows one.
+    """
+    shown = attrs.asdict(state, recurse=False)
+    shown["model"] = attrs.asdict(state.model) if state.model else None
+    shown["pool"] = attrs.asdict(state.pool)
+    shown["sessions"] = {name: _plain_session(s) for name, s in state.sessions.items()}
+    shown["blocks"] = {key: attrs.asdict(block) for key, block in state.blocks.items()}
+    shown["faults"] = {bug: (f.position, f.event) for bug, f in state.faults.items()}
+    for index in ("streams", "requests", "tips", "parts", "self_tests"):
+        shown[index] = dict(shown[index].items())
+    return shown
+
+
+def _plain_session(session: Session) -> dict[str, Any]:
+    shown = attrs.asdict(session, recurse=False)
+    shown["life"] = session.life.value
+    for name in ("request", "last", "slab"):
+        held = shown[name]
+        shown[name] = attrs.asdict(held, recurse=False) if held is not None else None
+    return shown
+
+
+class World:
+    """
+    The state that a journal implies, changed in place.
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.boot: str | None = None
+        self.model: dict[str, Any] | None = None
+        self.streams: dict[str, int] = {}
+        self.sessions: dict[str, dict[str, Any]] = {}
+        self.blocks: dict[str, dict[str, Any]] = {}
+        self.faults: dict[str, tuple[int, ev.Event]] = {}
+        self.slabs: list[tuple[str, int]] = []
+        self.self_tests: dict[str, ev.Event] = {}
+        self.admission_bug: str | None = None
+        self.ended: list[str] = []  # sessions in the order in which their last turns ended
+
+    def seen(self) -> dict[str, Any]:
+        """
+        The same as ``plain`` of the state after the same events.
+        """
+        here = [block for block in self.blocks.values() if block["present"]]
+        found = [n for n in self.ended if n in self.sessions and not self.sessions[n]["named"]]
+        tips: dict[str, tuple[str, ...]] = {}
+        parts: dict[str, tuple[str, ...]] = {}
+        for name in found:
+            chain = self.sessions[name]["last"]["chain"]
+            for _, part in chain:
+                parts[part] = (*parts.get(part, ()), name)
+            if chain:
+                tips[chain[-1][1]] = (*tips.get(chain[-1][1], ()), name)
+        return {
+            "position": self.position,
+            "boot": self.boot,
+            "model": self.model,
+            "streams": self.streams,
+            "sessions": self.sessions,
+            "requests": {
+                s["request"]["ask"].request: n for n, s in self.sessions.items() if s["request"]
+            },
+            "tips": tips,
+            "parts": parts,
+            "blocks": self.blocks,
+            "faults": self.faults,
+            "pool": {
+                "slabs": len(self.slabs),
+                "slab_bytes": sum(size for _, size in self.slabs),
+                "blocks": len(here),
+                "block_bytes": sum(block["bytes"] for block in here),
+            },
+            "self_tests": self.self_tests,
+            "admission_bug": self.admission_bug,
+        }
+
+    def take(self, recorded: ev.Recorded) -> None:
+        """
+        One more event.
+        """
+        self.position = recorded.position
+        self.streams[recorded.stream] = recorded.seq
+        event = recorded.event
+        getattr(self, "_" + event.kind)(event)
+
+    def pass_over(self, recorded: ev.Recorded) -> None:
+        """
+        One more row, which broke an invariant.
+        """
+        self.position = recorded.position
+        self.streams[recorded.stream] = recorded.seq
+
+    def _of(self, event: Any) -> dict[str, Any]:
+        return self.sessions[event.session]
+
+    def _server_started(self, event: ev.ServerStarted) -> None:
+        self.boot, self.admission_bug = event.boot, None
+
+    def _server_stopped(self, event: ev.Event) -> None:
+        self.boot = None
+        self._model_unloaded(event)
+
+    _server_lost = _server_stopped
+
+    def _model_loaded(self, event: ev.ModelLoaded) -> None:
+        names = (
+            "name fingerprint layers chunk_tokens decode_rows context_tokens reusable "
+            "pool_slabs pool_bytes blocks_bytes"
+        )
+        self.model = {name: getattr(event, name) for name in names.split()}
+
+    def _model_unloaded(self, event: ev.Event) -> None:
+        self.model, self.slabs = None, []
+        for name in sorted(self.sessions, key=lambda name: self.sessions[name]["last_used"]):
+            self._end(name, None)
+        for session in self.sessions.values():
+            session.update(slab=None, pins=())
+            _empty(session)
+            if session["life"] not in ("quarantined", "closed"):
+                session["life"] = "cold" if session["last"] is None else "idle"
+        for block in self.blocks.values():
+            block.update(present=False, pins=0)
+
+    def _self_test_finished(self, event: ev.SelfTestFinished) -> None:
+        self.self_tests[event.fingerprint] = event
+
+    def _operator_acted(self, event: ev.Event) -> None:
+        pass
+
+    _request_rejected = _operator_acted
+
+    def _session_opened(self, event: ev.SessionOpened) -> None:
+        self.sessions[event.session] = {
+            "id": event.session,
+            "tenant": event.tenant,
+            "fingerprint": event.fingerprint,
+            "group": event.group,
+            "named": event.named,
+            "life": "cold",
+            "request": None,
+            "last": None,
+            "slab": None,
+            "cached_tokens": 0,
+            "canonical_tokens": 0,
+            "window_start": 0,
+            "slab_keys": (),
+            "pins": (),
+            "bug_id": None,
+            "last_used": self.position,
+        }
+
+    def _request_received(self, event: ev.RequestReceived) -> None:
+        session = self._of(event)
+        last = session["last"] or {"chain": (), "prompt_ids": (), "prompt_keys": ()}
+        session["request"] = {
+            "ask": event,
+            "chain": (*last["chain"][: event.kept_parts], *event.new_parts),
+            "prompt_ids": (*last["prompt_ids"][: event.kept_tokens], *event.new_ids),
+            "prompt_keys": (*last["prompt_keys"][: event.kept_keys], *event.new_keys),
+            "sampled": (),
+            "emitted": 0,
+            "path": None,
+        }
+        session.update(life="restoring", fingerprint=event.fingerprint, last_used=self.position)
+
+    def _path_selected(self, event: ev.PathSelected) -> None:
+        session = self._of(event)
+        session["request"]["path"] = event
+        for key in session["request"]["prompt_keys"][: event.kept_blocks + event.shared_blocks]:
+            self._pin(session, key)
+
+    def _pin(self, session: dict[str, Any], key: str) -> None:
+        session["pins"] += (key,)
+        self.blocks[key]["pins"] += 1
+        self.blocks[key]["last_used"] = self.position
+
+    def _unpin(self, session: dict[str, Any]) -> None:
+        for key in session["pins"]:
+            self.blocks[key]["pins"] -= 1
+        session["pins"] = ()
+
+    def _slab_acquired(self, event: ev.SlabAcquired) -> None:
+        held = {"id": event.slab, "capacity_tokens": event.capacity_tokens, "bytes": event.bytes}
+        self._of(event)["slab"] = held
+        _empty(self._of(event))
+        self.slabs.append((event.session, event.bytes))
+
+    def _slab_released(self, event: ev.SlabReleased) -> None:
+        self._of(event)["slab"] = None
+        _empty(self._of(event))
+        self.slabs.remove((event.session, event.bytes))
+
+    def _blocks_shared(self, event: ev.BlocksShared) -> None:
+        session = self._of(event)
+        session.update(cached_tokens=event.end, canonical_tokens=event.end)
+        session["slab_keys"] += event.keys
+
+    def _cache_extended(self, event: ev.CacheExtended) -> None:
+        session = self._of(event)
+        session["cached_tokens"] = event.end
+        session["window_start"] = event.coverage[0][1]
+        if event.step == "decode":
+            session["life"] = "decoding"
+        else:
+            session["canonical_tokens"] = event.end
+            session["life"] = "prefilling" if event.step == "prefill" else "settling"
+        if session["request"]:
+            session["request"]["sampled"] += event.sampled
+
+    def _cache_trimmed(self, event: ev.CacheTrimmed) -> None:
+        session = self._of(event)
+        assert self.model is not None
+        session["cached_tokens"] = event.end
+        if session["canonical_tokens"] > event.end:
+            session["canonical_tokens"] = event.end
+        while len(session["slab_keys"]) * self.model["chunk_tokens"] > event.end:
+            session["slab_keys"] = session["slab_keys"][:-1]
+
+    def _block_sealed(self, event: ev.BlockSealed) -> None:
+        known = self.blocks.get(event.key, {"pins": 0, "bug_id": None})
+        self.blocks[event.key] = {
+            "key": event.key,
+            "parent": event.parent,
+            "digest": event.digest,
+            "start": event.start,
+            "bytes": event.bytes,
+            "present": event.stored,
+            "pins": known["pins"],
+            "last_used": self.position,
+            "bug_id": known["bug_id"],
+        }
+        session = self._of(event)
+        session["slab_keys"] += (event.key,)
+        self._pin(session, event.key)
+
+    def _block_evicted(self, event: ev.BlockEvicted) -> None:
+        self.blocks[event.key]["present"] = False
+
+    def _tokens_emitted(self, event: ev.TokensEmitted) -> None:
+        self._of(event)["life"] = "decoding"
+        self._of(event)["request"]["emitted"] += len(event.ids)
+
+    def _request_finished(self, event: ev.RequestFinished) -> None:
+        self._of(event)["life"] = "settling"
+        self._end(event.session, event.answer_tokens)
+
+    def _request_cancelled(self, event: ev.RequestCancelled) -> None:
+        self._of(event)["life"] = "settling"
+        self._end(event.session, None)
+
+    def _end(self, name: str, answer_tokens: int | None) -> None:
+        session = self.sessions[name]
+        request, session["request"] = session["request"], None
+        if request is None:
+            return
+        session["last"] = {
+            "request": request["ask"].request,
+            "fingerprint": request["ask"].fingerprint,
+            "chain": request["chain"],
+            "prompt_ids": request["prompt_ids"],
+            "prompt_keys": request["prompt_keys"],
+            "answered": answer_tokens is not None,
+            "answer_ids": request["sampled"][: answer_tokens or 0],
+        }
+        self.ended = [other for other in self.ended if other != name] + [name]
+
+    def _session_settled(self, event: ev.SessionSettled) -> None:
+        self._of(event)["life"] = "idle"
+        self._unpin(self._of(event))
+
+    def _session_closed(self, event: ev.SessionClosed) -> None:
+        del self.sessions[event.session]
+        self.ended = [other for other in self.ended if other != event.session]
+
+    def _invariant_violated(self, event: ev.InvariantViolated) -> None:
+        self.faults[event.bug_id] = (self.position, event)
+        if event.invariant == "INV-5":
+            self.admission_bug = event.bug_id
+        if event.session is None:
+            return
+        if self._of(event)["life"] in ("restoring", "prefilling", "decoding"):
+            self._of(event)["life"] = "settling"
+        self._end(event.session, None)
+
+    def _session_quarantined(self, event: ev.SessionQuarantined) -> None:
+        self._of(event).update(life="quarantined", bug_id=event.bug_id)
+        self._unpin(self._of(event))
+        self._end(event.session, None)
+
+    def _blocks_quarantined(self, event: ev.BlocksQuarantined) -> None:
+        for key in event.keys:
+            self.blocks[key]["bug_id"] = event.bug_id
+
+    def _admission_closed(self, event: ev.AdmissionClosed) -> None:
+        self.admission_bug = event.bug_id
+
+
+def _empty(session: dict[str, Any]) -> None:
+    session.update(cached_tokens=0, canonical_tokens=0, window_start=0, slab_keys=())
+
+
+# --- path selection, again ------------------------------------------------------------------------
+
+
+def _goes_on(last: dict[str, Any], chain: Sequence[tuple[str, str]]) -> bool:
+    """
+    The conversation is the last one, then what came of its answer, if it had one.
+    """
+    if len(chain) < len(last["chain"]):
+        return False
+    for held, asked in zip(last["chain"], chain, strict=False):
+        if held != asked:
+            return False
+    behind = chain[len(last["chain"]) :]
+    return not last["answered"] or (len(behind) > 0 and behind[0][0] == "assistant")
+
+
+def _visible(world: World, ask: paths.Ask) -> list[dict[str, Any]]:
+    """
+    The sessions that may be found by content, in the order of their last turns.
+    """
+    visible = []
+    for name in world.ended:
+        session = world.sessions[name]
+        if session["named"] or session["tenant"] != ask.tenant:
+            continue
+        if ask.group is not None and session["group"] != ask.group:
+            continue
+        visible.append(session)
+    return visible
+
+
+def _by_length(session: dict[str, Any]) -> tuple[int, int]:
+    return len(session["last"]["chain"]), session["last_used"]
+
+
+def chosen(world: World, ask: paths.Ask) -> str | None:
+    """
+    The session that serves, by looking at all of them.
+    """
+    if ask.session_name is not None:
+        for name, session in world.sessions.items():
+            if name == ask.session_name and session["tenant"] == ask.tenant:
+                return name
+        return None
+    if not ask.cache_prompt:
+        return None
+    fit: list[dict[str, Any]] = []
+    for session in _visible(world, ask):
+        works = session["life"] not in ("idle", "cold", "settling")
+        other_model = session["last"]["fingerprint"] != ask.fingerprint
+        if works or session["bug_id"] is not None or other_model:
+            continue
+        if _goes_on(session["last"], ask.chain):
+            fit.append(session)
+    return str(max(fit, key=_by_length)["id"]) if fit else None
+
+
+def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
+    """
+    The path, by looking at all sessions and all blocks.
+    """
+    ask = paths.ask_of(request.ask, request.chain)
+    mine = world.sessions[name]
+    nearest = _nearest(world, mine, ask)
+    kept, shared = _stones(world, mine, request) if ask.cache_prompt else (0, 0)
+    last = nearest["last"] if nearest is not None else None
+    reason = _why(world, mine, nearest, ask, kept + shared)
+    held = (*last["prompt_ids"], *last["answer_ids"]) if last else ()
+    same = _same(held, request.prompt_ids)
+    part = None
+    if last is not None and reason == "diverged":
+        part = _changed_part(last["chain"], ask.chain)
+    return {
+        "path": "continuation" if reason is None else "new_session",
+        "reason": reason,
+        "kept_blocks": kept,
+        "shared_blocks": shared,
+        "reused_tokens": (kept + shared) * (world.model["chunk_tokens"] if world.model else 0),
+        "rerendered_tokens": len(held) - same if reason is None else 0,
+        "nearest": nearest["id"] if nearest is not None else None,
+        "diverged_part": part,
+        "diverged_token": same if reason == "diverged" else None,
+    }
+
+
+def _same(one: Sequence[Any], other: Sequence[Any]) -> int:
+    count = 0
+    while count < len(one) and count < len(other) and one[count] == other[count]:
+        count += 1
+    return count
+
+
+def _nearest(world: World, mine: dict[str, Any], ask: paths.Ask) -> dict[str, Any] | None:
+    if mine["last"] is not None:
+        return mine
+    if ask.session_name is not None:
+        return None
+    visible = _visible(world, ask)
+    going = [session for session in visible if _goes_on(session["last"], ask.chain)]
+    if going:
+        return max(going, key=_by_length)
+    best, most = None, 0
+    for session in visible:  # in the order of their last turns: the later one wins a tie
+        common = _same(session["last"]["chain"], ask.chain)
+        if common and common >= most:
+            best, most = session, common
+    return best
+
+
+def _why(
+    world: World,
+    mine: dict[str, Any],
+    nearest: dict[str, Any] | None,
+    ask: paths.Ask,
+    blocks: int,
+) -> str | None:
+    if not ask.cache_prompt:
+        return "cache_disabled"
+    if nearest is None:
+        return "cold_start"
+    last = nearest["last"]
+    if not _goes_on(last, ask.chain):
+        shorter = _same(last["chain"], ask.chain) == len(ask.chain)
+        return "shorter_history" if shorter else "diverged"
+    if nearest["bug_id"] is not None:
+        return "quarantined"
+    if last["fingerprint"] != ask.fingerprint:
+        return "fingerprint_changed"
+    if nearest is not mine:
+        return "session_busy"
+    sealed = [world.blocks[key] for key in last["prompt_keys"] if key in world.blocks]
+    there = [block for block in sealed if block["present"] and block["bug_id"] is None]
+    return "evicted" if sealed and not there and not blocks else None
+
+
+def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[int, int]:
+    if world.model is None or not world.model["reusable"]:
+        return 0, 0
+    needed = request.ask.prompt_tokens + request.ask.max_tokens
+    roomy = mine["slab"] is not None and mine["slab"]["capacity_tokens"] >= needed
+    kept = shared = 0
+    for place, key in enumerate(request.prompt_keys):
+        if (place + 1) * world.model["chunk_tokens"] >= len(request.prompt_ids):
+            break  # the last prompt token always runs
+        block = world.blocks.get(key)
+        if block is None or block["bug_id"] is not None:
+            break
+        if roomy and not shared and mine["slab_keys"][place : place + 1] == (key,):
+            kept += 1
+        elif block["present"]:
+            shared += 1
+        else:
+            break
+    return kept, shared
+
+
+def _changed_part(held: Sequence[tuple[str, str]], chain: Sequence[tuple[str, str]]) -> str:
+    common = _same(held, chain)
+    labels = [part[0] for one in (held, chain) for part in one[common : common + 1]]
+    if common < len(held) and common < len(chain):
+        for label in ("model", "tools", "system"):
+            if label in labels:
+                return f"{label}_changed"
+    return "messages_changed"
+
+
+# --- a server without a server --------------------------------------------------------------------
+
+
+def tape(seed: int, size: int) -> bytes:
+    """
+    A tape that is the beginning of the longer ones with its seed, so that a failure shrinks.
+    """
+    return random.Random(seed).randbytes(600)[:size]
+
+
+TAPES = st.builds(tape, st.integers(0, 2**32), st.integers(100, 600))
+"""
+Tapes for ``Driver``, drawn by Hypothesis: long, and of all bytes.
+"""
+
+
+def profile(examples: int) -> settings:
+    """
+    The same examples at every run, however long one takes.
+    """
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def played(data: bytes, *, crashes: bool = True) -> Driver:
+    """
+    The history on a tape, whose first bytes tell how much memory there is.
+    """
+    return Driver(
+        data[3:],
+        crashes=crashes,
+        reusable=data[0] % 10 != 9,
+        pool_slabs=1 + data[1] % 4,
+        blocks_kept=(2, 6, 12, 40)[data[2] % 4],
+    ).play()
+
+
+Part = tuple[str, tuple[int, ...]]
+_LABELS = {"tools": 1, "system": 2, "user": 3, "assistant": 4}
+
+
+@attrs.define
+class Talk:
+    """
+    A conversation as its client has it.
+    """
+
+    tenant: str
+    group: str | None
+    name: str | None
+    parts: tuple[Part, ...]
+    answer: tuple[int, ...] | None = None
+
+
+@attrs.define
+class Slab:
+    """
+    KV that is really there: a number a token.
+    """
+
+    id: int
+    capacity_tokens: int
+    rows: list[int] = attrs.field(factory=list)
+
+
+def run_pass(rows: list[int], fingerprint: str, ids: Sequence[int], *, decode: bool) -> None:
+    """
+    Add the KV of one pass. It depends on what is there, on the tokens and on the pass's shape.
+    """
+    past, salt = tuple(rows), sum(fingerprint.encode())
+    for place in range(len(ids)):
+        rows.append(hash((past, salt, tuple(ids[: place + 1]), len(ids), decode)))
+
+
+def cold_rows(fingerprint: str, ids: Sequence[int]) -> list[int]:
+    """
+    Canonical KV: what a cold prefill leaves.
+    """
+    rows: list[int] = []
+    chunk = CHUNKS[fingerprint]
+    for start in range(0, len(ids), chunk):
+        run_pass(rows, fingerprint, ids[start : start + chunk], decode=False)
+    return rows
+
+
+def digest_of(rows: Sequence[int]) -> str:
+    """
+    A digest over the bytes of KV.
+    """
+    return hashlib.sha256(repr(tuple(rows)).encode()).hexdigest()[:16]
+
+
+def rendered(parts: Sequence[Part]) -> tuple[int, ...]:
+    """
+    A prompt's token ids. A thought (a token of 90 to 99) is dropped from answers of earlier turns.
+    """
+    ids: list[int] = []
+    for label, content in parts:
+        ids.append(_LABELS[label])
+        ids.extend(t for t in content if label != "assistant" or not 90 <= t < 100)
+    return (*ids, _LABELS["assistant"])
+
+
+class Tape:
+    """
+    Choices, read off bytes; after its end every choice is the first.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def over(self) -> bool:
+        """
+        Whether all was read.
+        """
+        return self._at >= len(self._data)
+
+    def below(self, count: int) -> int:
+        """
+        A number below ``count``.
+        """
+        if self.over:
+            return 0
+        self._at += 1
+        return self._data[self._at - 1] % count
+
+    def one_of(self, options: Sequence[Any]) -> Any:
+        """
+        One of them.
+        """
+        return options[self.below(len(options))]
+
+
+class Violated(Exception):
+    """
+    The ledger found a violation.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(f"{outcome.bug}; {outcome.recorded[-1:]}")
+        self.outcome = outcome
+
+
+class Driver:
+    """
+    Makes a history. ``play`` it, then look at ``rows`` and ``ledger``.
+
+    Attributes:
+        damage: what to make of each event before it is proposed; of a legal one, nothing.
+        rows: what was stored, with ``recorded`` and the ``states`` after each append.
+        bugs: the ids of all violations and crashes.
+        work: the sessions that are at work.
+    """
+
+    def __init__(
+        self,
+        tape: bytes = b"",
+        *,
+        crashes: bool = False,
+        reusable: bool = True,
+        pool_slabs: int = 3,
+        blocks_kept: int = 12,
+        spare_tokens: int = 0,
+    ) -> None:
+        self.tape = Tape(tape)
+        self.rows: list[Row] = []
+        self.recorded: list[ev.Recorded] = []
+        self.states: list[State] = []
+        self.bugs: list[str] = []
+        self.damage: Callable[[ev.Event], ev.Event] = lambda event: event
+        self.talks: list[Talk] = []
+        self.slabs: dict[str, Slab] = {}
+        self.store: dict[str, tuple[int, ...]] = {}
+        self.work: dict[str, Generator[None, None, None]] = {}
+        self.cancelled: set[str] = set()
+        self.hurried: set[str] = set()
+        self.fingerprint = "fp-a"
+        self._crashes = crashes
+        self._reusable = reusable
+        self._pool_slabs = pool_slabs
+        self._blocks_kept = blocks_kept
+        self._spare_tokens = spare_tokens
+        self._counts: dict[str, int] = {}
+        self._seqs: dict[str, int] = {}
+        outside = Outside(
+            new_id=lambda: f"id-{self._count('id')}",
+            now_us=lambda: 1_000_000 + self._count("time"),
+            version="0.0.test",
+        )
+        self.ledger = Ledger(outside)
+
+    @property
+    def state(self) -> State:
+        """
+        The fold so far.
+        """
+        return self.ledger.state
+
+    @property
+    def chunk(self) -> int:
+        """
+        C of the model that is loaded.
+        """
+        return CHUNKS[self.fingerprint]
+
+    def _count(self, name: str) -> int:
+        self._counts[name] = self._counts.get(name, 0) + 1
+        return self._counts[name]
+
+    # what the server's actors do with the ledger
+
+    def propose(self, *events: ev.Event, undo: Callable[[], object] = lambda: None) -> None:
+        """
+        Take events into the journal, with the sequence number that their owner thinks is due.
+
+        Args:
+            undo: takes back what was done already, where the journal does not take it.
+        """
+        events = tuple(self.damage(event) for event in events)
+        due = self._seqs.get(events[0].stream, 0) + 1
+        try:
+            self.take(self.ledger.propose(events, expected_seq=due))
+        except Violated:
+            undo()
+            raise
+
+    def take(self, outcome: Outcome) -> None:
+        """
+        Keep an outcome's rows.
+        """
+        self.rows.extend(outcome.rows)
+        self.recorded.extend(outcome.recorded)
+        self.states.extend([self.state] * len(outcome.rows))
+        for recorded in outcome.recorded:
+            self._seqs[recorded.stream] = recorded.seq
+        if outcome.bug is not None:
+            self.bugs.append(outcome.bug.bug_id)
+            if outcome.bug.invariant != "CRASH":
+                raise Violated(outcome)
+
+    def start(self, fingerprint: str = "fp-a") -> None:
+        """
+        The server starts and loads a model.
+        """
+        self.fingerprint = fingerprint
+        self.propose(
+            ev.ServerStarted(boot=f"boot-{self._count('boot')}", cairn_version="0", settings={})
+        )
+        self.load(fingerprint)
+
+    def load(self, fingerprint: str) -> None:
+        """
+        A model is loaded.
+        """
+        self.fingerprint = fingerprint
+        self.propose(
+            ev.ModelLoaded(
+                name="tiny",
+                fingerprint=fingerprint,
+                fields={"dtype": "float32"},
+                layers=LAYERS,
+                chunk_tokens=self.chunk,
+                decode_rows=2,
+                context_tokens=512,
+                reusable=self._reusable,
+                pool_slabs=self._pool_slabs,
+                pool_bytes=self._pool_slabs * SLAB_BYTES,
+                blocks_bytes=self._blocks_kept * BLOCK_BYTES,
+            ),
+            ev.SelfTestFinished(
+                fingerprint=fingerprint,
+                findings={"cold equals warm": True},
+                passed=True,
+                error_max=1e-7,
+                duration_us=5,
+                remembered=False,
+            ),
+        )
+
+    def end_run(self, kind: str) -> None:
+        """
+        The server stops, is lost, or unloads its model; all that was in memory is gone.
+        """
+        boot = f"boot-{self._counts['boot']}"
+        if kind == "stopped":
+            self.propose(ev.ServerStopped(boot=boot, reason="signal"))
+        elif kind == "lost":
+            self.propose(ev.ServerLost(boot=boot))
+        else:
+            self.propose(ev.ModelUnloaded(fingerprint=self.fingerprint))
+        self.slabs.clear()
+        self.store.clear()
+        self.work.clear()
+        self.cancelled.clear()
+        self.hurried.clear()
+
+    # a request
+
+    def ask(
+        self,
+        talk: Talk,
+        *,
+        cache_prompt: bool = True,
+        answer: tuple[int, ...] = (50, 51, 52),
+        room: int = 4,
+        based: bool = True,
+    ) -> str | None:
+        """
+        A client sends its conversation. The session that took it, or None where none could.
+        """
+        chain, ids = self.chain(talk), rendered(talk.parts)
+        ask = self.asked(talk, cache_prompt=cache_prompt)
+        name = paths.choose_session(self.state, ask)
+        if name is not None and self.state.sessions[name].life == "settling":
+            self.hurried.add(name)
+            self.finish(name)
+            assert name == paths.choose_session(self.state, ask), "settling changed the choice"
+        if not self._admitted(name, talk):
+            self.propose(ev.RequestRejected(request="-", status=529, code="busy"))
+            return None
+        session = str(name) if name is not None else self._open(talk)
+        request = f"r{self._count('request')}"
+        received = self._received(
+            session, request, talk, ask, chain, ids, len(answer) + room, based
+        )
+        self.propose(received)
+        self.propose(self.selected(session))
+        self.work[session] = self._serve(session, request, talk, answer)
+        return session
+
+    def chain(self, talk: Talk) -> tuple[tuple[str, str], ...]:
+        """
+        The chain of a conversation.
+        """
+        chain, parent = [], ""
+        for label, content in talk.parts:
+            parent = part_hash(
+                secret=SECRETS[talk.tenant],
+                tenant=talk.tenant,
+                parent=parent,
+                label=label,
+                content=repr(content).encode(),
+            )
+            chain.append((label, parent))
+        return tuple(chain)
+
+    def asked(self, talk: Talk, *, cache_prompt: bool = True) -> paths.Ask:
+        """
+        What choosing a session reads of a conversation.
+        """
+        return paths.Ask(
+            tenant=talk.tenant,
+            fingerprint=self.fingerprint,
+            chain=self.chain(talk),
+            session_name=talk.name,
+            group=talk.group,
+            cache_prompt=cache_prompt,
+        )
+
+    def keys(self, tenant: str, ids: Sequence[int]) -> tuple[str, ...]:
+        """
+        The keys of a sequence.
+        """
+        return block_keys(
+            secret=SECRETS[tenant],
+            fingerprint=self.fingerprint,
+            tenant=tenant,
+            ids=ids,
+            chunk_tokens=self.chunk,
+        )
+
+    def _admitted(self, name: str | None, talk: Talk) -> bool:
+        if self.state.admission_bug is not None:
+            return False
+        if name is not None:
+            return self.state.session(name).free  # a named one may be at work, or quarantined
+        return talk.name not in self.state.sessions  # it may be another tenant's
+
+    def _open(self, talk: Talk) -> str:
+        session = talk.name
+        while session is None or session in self.state.sessions:
+            session = f"s{self._count('session')}"
+        self.propose(
+            ev.SessionOpened(
+                session=session,
+                tenant=talk.tenant,
+                fingerprint=self.fingerprint,
+                group=talk.group,
+                named=talk.name is not None,
+            )
+        )
+        return session
+
+    def _received(
+        self,
+        session: str,
+        request: str,
+        talk: Talk,
+        ask: paths.Ask,
+        chain: tuple[tuple[str, str], ...],
+        ids: tuple[int, ...],
+        max_tokens: int,
+        based: bool,
+    ) -> ev.RequestReceived:
+        last = self.state.session(session).last if based else None
+        kept_tokens = _same(last.prompt_ids, ids) if last else 0
+        kept_parts = _same(last.chain, chain) if last else 0
+        same_model = last is not None and last.fingerprint == self.fingerprint
+        kept_keys = kept_tokens // self.chunk if same_model else 0
+        return ev.RequestReceived(
+            session=session,
+            request=request,
+            protocol="openai",
+            tenant=talk.tenant,
+            fingerprint=self.fingerprint,
+            session_name=talk.name,
+            group=talk.group,
+            cache_prompt=ask.cache_prompt,
+            base_request=last.request if last else None,
+            kept_parts=kept_parts,
+            new_parts=chain[kept_parts:],
+            kept_tokens=kept_tokens,
+            new_ids=ids[kept_tokens:],
+            kept_keys=kept_keys,
+            new_keys=self.keys(talk.tenant, ids)[kept_keys:],
+            prompt_tokens=len(ids),
+            max_tokens=max_tokens,
+            sampling={"temperature": 0.5},
+            seed=7,
+            seed_given=False,
+            asked_model="tiny",
+        )
+
+    def selected(self, session: str) -> ev.PathSelected:
+        """
+        The decision, as the sequencer would record it.
+        """
+        held = self.state.session(session)
+        assert held.request is not None
+        decision = paths.select(self.state, held, held.request)
+        return ev.PathSelected(
+            session=session,
+            request=held.request.ask.request,
+            rules_version=paths.RULES_VERSION,
+            decided_at=self.state.position,
+            diverged_text=None if decision.diverged_token is None else "around it",
+            **attrs.asdict(decision),
+        )
+
+    # what engine and store do
+
+    def _coverage(self, session: str) -> ev.Coverage:
+        held = len(self.slabs[session].rows) if session in self.slabs else 0
+        return ((1, 0, held), (LAYERS - 1, 0, held))
+
+    def _pool(self) -> dict[str, int]:
+        return {"pool_slabs": len(self.slabs), "pool_bytes": len(self.slabs) * SLAB_BYTES}
+
+    def _kept(self) -> dict[str, int]:
+        return {"store_blocks": len(self.store), "store_bytes": len(self.store) * BLOCK_BYTES}
+
+    def evict(self, key: str) -> None:
+        """
+        A block leaves memory.
+        """
+        block = self.store.pop(key)
+        self.propose(
+            ev.BlockEvicted(key=key, bytes=BLOCK_BYTES, **self._kept()),
+            undo=lambda: self.store.setdefault(key, block),
+        )
+
+    def evictable(self) -> list[str]:
+        """
+        The blocks that nobody holds on to.
+        """
+        return [key for key in self.store if self.state.blocks[key].pins == 0]
+
+    def release(self, session: str) -> None:
+        """
+        A session gives up its slab.
+        """
+        slab = self.slabs.pop(session)
+        self.propose(
+            ev.SlabReleased(
+                session=session, slab=slab.id, bytes=SLAB_BYTES, reason="room", **self._pool()
+            ),
+            undo=lambda: self.slabs.setdefault(session, slab),
+        )
+
+    def releasable(self) -> list[str]:
+        """
+        The sessions at rest, or out of service, that hold a slab.
+        """
+        rest = ("idle", "quarantined")
+        return [name for name in self.slabs if self.state.session(name).life in rest]
+
+    def acquire(self, session: str, capacity_tokens: int) -> bool:
+        """
+        A session gets a slab, if need be another session's.
+        """
+        if len(self.slabs) >= self._pool_slabs:
+            if not self.releasable():
+                return False
+            self.release(self.releasable()[0])
+        slab = Slab(id=self._count("slab"), capacity_tokens=capacity_tokens)
+        self.slabs[session] = slab
+        self.propose(
+            ev.SlabAcquired(
+                session=session,
+                slab=slab.id,
+                capacity_tokens=capacity_tokens,
+                bytes=SLAB_BYTES,
+                **self._pool(),
+            ),
+            undo=lambda: self.slabs.pop(session),
+        )
+        return True
+
+    def trim(self, session: str, end: int, reason: str) -> None:
+        """
+        A session's KV is cut back.
+        """
+        rows = self.slabs[session].rows
+        held = len(rows)
+        del rows[end:]
+        self.propose(
+            ev.CacheTrimmed(
+                session=session,
+                held_tokens=held,
+                end=end,
+                coverage=self._coverage(session),
+                reason=reason,
+            )
+        )
+
+    def share(self, session: str, request: str, keys: tuple[str, ...]) -> None:
+        """
+        Blocks are copied from the store into a slab.
+        """
+        rows = self.slabs[session].rows
+        start = len(rows)
+        for key in keys:
+            rows.extend(self.store[key])
+        self.propose(
+            ev.BlocksShared(
+                session=session,
+                request=request,
+                start=start,
+                end=len(rows),
+                keys=keys,
+                digests=tuple(digest_of(self.store[key]) for key in keys),
+                coverage=self._coverage(session),
+                duration_us=3,
+            )
+        )
+
+    def extend(
+        self,
+        session: str,
+        request: str | None,
+        step: ev.Step,
+        ids: tuple[int, ...],
+        sampled: tuple[int, ...] = (),
+    ) -> None:
+        """
+        Passes of the model run.
+        """
+        rows = self.slabs[session].rows
+        start = len(rows)
+        if step == "decode":
+            for token in ids:
+                run_pass(rows, self.fingerprint, (token,), decode=True)
+        else:
+            run_pass(rows, self.fingerprint, ids, decode=False)
+        self.propose(
+            ev.CacheExtended(
+                session=session,
+                request=request,
+                step=step,
+                start=start,
+                end=len(rows),
+                ran_hash=ids_hash(ids),
+                coverage=self._coverage(session),
+                sampled=sampled,
+                logprobs=tuple(-1 / token for token in sampled),
+                duration_us=4,
+            )
+        )
+
+    def seal(self, session: str, key: str) -> None:
+        """
+        The last chunk of a slab becomes a block; room for it is made if it can be.
+        """
+        rows = self.slabs[session].rows
+        block = tuple(rows[-self.chunk :])
+        known = self.state.blocks.get(key)
+        held = self.state.session(session).slab_keys
+        if key not in self.store and len(self.store) >= self._blocks_kept and self.evictable():
+            self.evict(self.evictable()[0])
+        fresh = key not in self.store
+        stored = not fresh or len(self.store) < self._blocks_kept
+        if stored:
+            self.store[key] = block
+        self.propose(
+            ev.BlockSealed(
+                session=session,
+                key=key,
+                parent=held[-1] if held else None,
+                digest=digest_of(block),
+                start=len(rows) - self.chunk,
+                end=len(rows),
+                bytes=BLOCK_BYTES,
+                again=known is not None,
+                stored=stored,
+                **self._kept(),
+            ),
+            undo=lambda: self.store.pop(key, None) if fresh else None,
+        )
+
+    # what a session does: each yield is a place where others may come in between
+
+    def _serve(
+        self, session: str, request: str, talk: Talk, answer: tuple[int, ...]
+    ) -> Generator[None, None, None]:
+        held = self.state.session(session).request
+        assert held is not None
+        assert held.path is not None
+        path, ids = held.path, held.prompt_ids
+        kept = path.kept_blocks * self.chunk
+        yield
+        slab = self.slabs.get(session)
+        needed = held.ask.prompt_tokens + held.ask.max_tokens
+        if slab is not None and slab.capacity_tokens < needed:
+            self.release(session)
+            slab = None
+            yield
+        if slab is not None and len(slab.rows) > kept:
+            self.trim(session, kept, "other tokens")
+            yield
+        if slab is None and not self.acquire(
+            session, needed + self._spare_tokens + self.tape.below(3) * 40
+        ):
+            self.propose(ev.RequestCancelled(session=session, request=request, stage="no_memory"))
+            yield from self._settle(session, talk.tenant)
+            return
+        yield
+        if path.shared_blocks:
+            self.share(session, request, held.prompt_keys[path.kept_blocks :][: path.shared_blocks])
+            yield
+        rows = self.slabs[session].rows
+        while len(rows) < len(ids):
+            if session in self.cancelled:
+                yield from self._cancel(session, request, talk.tenant, "prefill")
+                return
+            start = len(rows)
+            end = min(start + self.chunk, len(ids))
+            self.extend(
+                session, request, "prefill", ids[start:end], answer[:1] if end == len(ids) else ()
+            )
+            if end % self.chunk == 0 and self._reusable:
+                self.seal(session, held.prompt_keys[end // self.chunk - 1])
+            yield
+        assert cold_rows(self.fingerprint, ids) == rows, "a warm cache holds other KV than a cold"
+        yield from self._decode(session, request, talk, answer)
+
+    def _decode(
+        self, session: str, request: str, talk: Talk, answer: tuple[int, ...]
+    ) -> Generator[None, None, None]:
+        done, shown = 1, 0
+        late = self.tape.below(2)  # whether emission runs a step behind
+        while True:
+            if session in self.cancelled:
+                yield from self._cancel(session, request, talk.tenant, "decode")
+                return
+            due = max(done - late, 0)
+            if due > shown:
+                self._emit(session, request, shown, answer[shown:due])
+                shown = due
+            if done == len(answer):
+                break
+            steps = min(1 + self.tape.below(3), len(answer) - done)
+            self.extend(
+                session,
+                request,
+                "decode",
+                answer[done - 1 : done - 1 + steps],
+                answer[done:][:steps],
+            )
+            done += steps
+            yield
+        unwanted = self.tape.below(2) if shown < done and done > 1 else 0
+        done -= unwanted
+        if shown < done:
+            self._emit(session, request, shown, answer[shown:done])
+        path = self.state.session(session).request.path  # type: ignore[union-attr]  # it is open
+        assert path is not None
+        self.propose(
+            ev.RequestFinished(
+                session=session,
+                request=request,
+                finish_reason="length" if unwanted else "stop",
+                prompt_tokens=len(rendered(talk.parts)),
+                cached_tokens=path.reused_tokens,
+                answer_tokens=done,
+                completion_tokens=done,
+            )
+        )
+        talk.answer = answer[:done]
+        yield from self._settle(session, talk.tenant)
+
+    def _emit(self, session: str, request: str, first: int, ids: tuple[int, ...]) -> None:
+        self.propose(
+            ev.TokensEmitted(session=session, request=request, first=first, ids=ids, text="wörd ")
+        )
+
+    def _cancel(
+        self, session: str, request: str, tenant: str, stage: ev.CancelStage
+    ) -> Generator[None, None, None]:
+        self.propose(ev.RequestCancelled(session=session, request=request, stage=stage))
+        yield from self._settle(session, tenant)
+
+    def _settle(self, session: str, tenant: str) -> Generator[None, None, None]:
+        held = self.state.session(session)
+        assert held.last is not None
+        ids = held.last.sequence
+        keys = self.keys(tenant, ids)
+        slab = self.slabs.get(session)
+        canonical = len(held.slab_keys) * self.chunk
+        if slab is not None and len(slab.rows) > canonical:
+            self.trim(session, canonical, "provisional")
+        yield
+        complete = True
+        while slab is not None and self._reusable and len(slab.rows) + self.chunk <= len(ids):
+            start = len(slab.rows)
+            if session in self.hurried or start + self.chunk > slab.capacity_tokens:
+                complete = False
+                break
+            self.extend(session, None, "settle", ids[start : start + self.chunk])
+            self.seal(session, keys[start // self.chunk])
+            yield
+        self.propose(
+            ev.SessionSettled(
+                session=session,
+                canonical_tokens=len(slab.rows) if slab is not None else 0,
+                complete=complete,
+            )
+        )
+
+    def step(self, session: str) -> None:
+        """
+        A session does what is next for it.
+        """
+        try:
+            next(self.work[session])
+        except StopIteration:
+            self._done(session)
+        except Violated:
+            self._done(session)
+            raise
+
+    def _done(self, session: str) -> None:
+        self.work.pop(session, None)
+        self.cancelled.discard(session)
+        self.hurried.discard(session)
+
+    def finish(self, session: str) -> None:
+        """
+        A session works until it rests.
+        """
+        while session in self.work:
+            self.step(session)
+
+    def serve(self, talk: Talk, **kwargs: Any) -> str:
+        """
+        A request from its arrival to the session at rest.
+        """
+        session = self.ask(talk, **kwargs)
+        assert session is not None
+        self.finish(session)
+        return session
+
+    def crash(self, session: str) -> None:
+        """
+        A session's own code fails.
+        """
+        self.take(self.ledger.record_crash(session=session, message="it fell", trace="here"))
+        self._done(session)
+
+    # histories
+
+    def play(self) -> Driver:
+        """
+        A history as the tape has it.
+        """
+        self.start()
+        while not self.tape.over:
+            self._move()
+        return self
+
+    def _move(self) -> None:
+        move = self.tape.below(32)
+        if move < 18 and self.work:
+            session = self.tape.one_of(sorted(self.work))
+            for _ in range(1 + self.tape.below(16)):
+                if session in self.work:
+                    self.step(session)
+        elif move < 24 and len(self.work) < 5:
+            self._client()
+        elif move == 24 and self.work:
+            self.cancelled.add(self.tape.one_of(sorted(self.work)))
+        elif move in (25, 26) and self.evictable():
+            self.evict(self.tape.one_of(self.evictable()))
+        elif move == 27 and self.releasable():
+            self.release(self.tape.one_of(self.releasable()))
+        elif move == 28:
+            self._forget()
+        elif move == 29 and self.tape.below(4) == 0:
+            kind = self.tape.one_of(("stopped", "lost", "unloaded"))
+            self.end_run(kind)
+            fingerprint = self.tape.one_of(("fp-a", "fp-a", "fp-b"))
+            if kind == "unloaded":
+                self.load(fingerprint)
+            else:
+                self.start(fingerprint)
+        elif move == 30 and self._crashes and self.state.sessions:
+            self.crash(self.tape.one_of(sorted(self.state.sessions)))
+        elif move == 31:
+            self.propose(ev.OperatorActed(action="note", detail="nothing follows"))
+
+    def _forget(self) -> None:
+        resting = [
+            name
+            for name, session in sorted(self.state.sessions.items())
+            if session.life in ("idle", "cold", "quarantined") and session.slab is None
+        ]
+        if resting:
+            self.propose(ev.SessionClosed(session=self.tape.one_of(resting), reason="forgotten"))
+
+    def _client(self) -> None:
+        if not self.talks or self.tape.below(5) == 0:
+            talk = self._new_talk()
+            self.talks.append(talk)
+        else:
+            talk = self._changed(self.tape.one_of(self.talks))
+            if talk not in self.talks:
+                self.talks.append(talk)
+        thought = (90 + self.tape.below(2),) if self.tape.below(3) == 0 else ()
+        answer = thought + tuple(60 + self.tape.below(4) for _ in range(1 + self.tape.below(7)))
+        self.ask(
+            talk,
+            cache_prompt=self.tape.below(12) != 11,
+            answer=answer,
+            room=1 + self.tape.below(8),
+            based=self.tape.below(6) != 5,
+        )
+
+    def _words(self) -> tuple[int, ...]:
+        return tuple(10 + self.tape.below(2) for _ in range(1 + self.tape.below(6)))
+
+    def _new_talk(self) -> Talk:
+        parts: list[Part] = []
+        if self.tape.below(4) == 3:
+            parts.append(("tools", (20 + self.tape.below(2),) * 5))
+        if self.tape.below(2) == 1:
+            parts.append(("system", (30 + self.tape.below(2),) * 6))
+        parts.append(("user", self._words()))
+        tenant = self.tape.one_of(("t1", "t1", "t2"))
+        return Talk(
+            tenant=tenant,
+            group=self.tape.one_of((None, None, "g1", "g2")),
+            name=self.tape.one_of((None, None, None, None, f"{tenant}-n1", "s1")),
+            parts=tuple(parts),
+        )
+
+    def _changed(self, talk: Talk) -> Talk:
+        how = self.tape.below(10)
+        parts, answer = talk.parts, talk.answer
+        if how < 6 and answer is not None:
+            said = answer if self.tape.below(3) else (80, *answer[1:])
+            more: tuple[Part, ...] = (("assistant", said), ("user", self._words()))
+            parts = (*parts, *more)
+        elif how == 6:
+            parts = parts[: 1 + self.tape.below(len(parts))]
+        elif how == 7:
+            place = self.tape.below(len(parts))
+            changed = (parts[place][0], (*parts[place][1], 40))
+            parts = (*parts[:place], changed, *parts[place + 1 :])
+        elif how == 8:
+            parts = (*parts, ("user", self._words()))
+        group = self.tape.one_of((None, "g1")) if how == 9 else talk.group
+        return Talk(tenant=talk.tenant, group=group, name=talk.name, parts=parts)

@@ -1,0 +1,179 @@
+"""
+The fold gives what a slow and simple one gives, over any history that a server can make.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import example, given
+from tests.journal.model import TAPES, Driver, Talk, World, plain, played, profile, tape
+
+from cairn.journal import events as ev
+from cairn.journal.state import EMPTY, apply, lengthened
+
+HELLO = ("user", (10, 11))
+
+
+@profile(100)
+@given(TAPES)
+def test_the_fold_equals_the_model(data: bytes):
+    """After every append the state is what the model gives for the same events."""
+    driver = played(data)
+    world = World()
+
+    for place, (recorded, state) in enumerate(zip(driver.recorded, driver.states, strict=True)):
+        world.take(recorded)
+        if state.position == recorded.position and (place % 7 == 0 or place > 300):
+            assert world.seen() == plain(state)
+    assert world.seen() == plain(driver.state)
+
+
+@profile(60)
+@given(TAPES)
+def test_a_state_stays_as_it_was(data: bytes):
+    """Folding an event changes nothing in the state before it."""
+    driver = played(data)
+    state = EMPTY
+
+    for recorded in driver.recorded[:200]:
+        before = copy.copy(plain(state))
+        after = apply(state, recorded)
+
+        assert before == plain(state)
+        state = after
+
+
+@profile(60)
+@given(TAPES)
+def test_memory_adds_up(data: bytes):
+    """Pins are those of the sessions at work, and what the pool counts is what is there."""
+    driver = played(data)
+
+    for state in driver.states[::5]:
+        pinned: dict[str, int] = {}
+        for session in state.sessions.values():
+            for key in session.pins:
+                pinned[key] = pinned.get(key, 0) + 1
+        assert pinned == {key: block.pins for key, block in state.blocks.items() if block.pins}
+        assert sum(s.slab is not None for s in state.sessions.values()) == state.pool.slabs
+        assert sum(block.present for block in state.blocks.values()) == state.pool.blocks
+    assert len(driver.slabs) == driver.state.pool.slabs
+    assert len(driver.store) == driver.state.pool.blocks
+
+
+@profile(60)
+@given(TAPES)
+@example(bytes(range(200)))
+def test_reuse_gives_the_bits_of_a_cold_prefill(data: bytes):
+    """The driver's KV is that of a cold prefill after every prefill, and every key has one KV."""
+    driver = played(data)
+    known: dict[str, str] = {}
+
+    for recorded in driver.recorded:
+        event = recorded.event
+        if isinstance(event, ev.BlockSealed):
+            assert known.setdefault(event.key, event.digest) == event.digest
+
+
+def test_every_kind_of_event_is_played():
+    """The histories above hold every kind of event, so that no arm of the fold goes untested."""
+    wanted = {kind.kind for kind in ev.ALL_EVENTS} - {"blocks_quarantined", "admission_closed"}
+    seen: set[str] = set()
+
+    for seed in range(12):
+        seen |= {recorded.event.kind for recorded in played(tape(seed, 600)).recorded}
+
+    assert wanted == wanted & seen
+
+
+def _busy_sessions(count: int) -> Driver:
+    """
+    Sessions that all have the same conversation in hand.
+    """
+    driver = Driver(pool_slabs=count)
+    driver.start()
+    for _ in range(count):
+        driver.ask(Talk(tenant="t1", group=None, name=None, parts=(HELLO,)))
+    return driver
+
+
+@pytest.mark.parametrize("kind", ["stopped", "lost", "unloaded"])
+def test_requests_end_in_the_order_in_which_they_came(kind: str):
+    """
+    What the end of a run leaves behind does not follow from the order in which a map lists its
+    keys, which is another one in every process.
+    """
+    driver = _busy_sessions(9)
+    driver.end_run(kind)
+
+    expected = tuple(f"s{n}" for n in range(1, 10))
+    assert [expected] == list(driver.state.tips.values())
+    assert [expected] == list(driver.state.parts.values())
+
+
+def test_the_end_of_a_run_takes_the_model_with_it():
+    """Between two runs nothing is loaded, held or open, and sealed digests are still known."""
+    driver = _busy_sessions(2)
+    driver.finish("s1")
+    driver.end_run("lost")
+    state = driver.state
+
+    assert (None, None, 0, 0) == (state.boot, state.model, state.pool.slabs, state.pool.blocks)
+    assert {} == dict(state.requests)
+    assert {"idle"} == {str(session.life) for session in state.sessions.values()}
+    assert {(False, 0)} == {(block.present, block.pins) for block in state.blocks.values()}
+
+
+def test_a_quarantine_ends_the_request_in_hand():
+    """A session that is taken out of service has no request any more, nor any pin."""
+    driver = _busy_sessions(1)
+    driver.crash("s1")
+    session = driver.state.session("s1")
+
+    assert (None, (), driver.bugs[0]) == (session.request, session.pins, session.bug_id)
+    assert {} == dict(driver.state.requests)
+
+    direct = _busy_sessions(1)
+    direct.propose(ev.SessionQuarantined(session="s1", bug_id="from elsewhere"))
+    assert {} == dict(direct.state.requests)
+    assert direct.state.session("s1").request is None
+
+
+def test_an_event_that_does_not_fit_raises():
+    """The fold of an event that was not checked raises, and the state is as it was."""
+    driver = _busy_sessions(1)
+    before = plain(driver.state)
+    for event in (
+        ev.SessionSettled(session="s1", canonical_tokens=0, complete=True),
+        ev.SessionClosed(session="nobody", reason="-"),
+        ev.BlockEvicted(key="nothing", bytes=1, store_blocks=0, store_bytes=0),
+    ):
+        place = ev.Recorded(
+            position=99, stream=event.stream, seq=1, event_id="-", time_us=0, event=event
+        )
+        with pytest.raises((AssertionError, LookupError)):
+            apply(driver.state, place)
+
+    assert before == plain(driver.state)
+
+
+def test_a_lengthened_state_has_one_more_row_and_nothing_else():
+    """A violating event takes its place in the journal and in its stream, and has no effect."""
+    driver = _busy_sessions(1)
+    place = ev.Recorded(
+        position=driver.state.position + 1,
+        stream="session/s1",
+        seq=9,
+        event_id="-",
+        time_us=0,
+        event=ev.SessionClosed(session="s1", reason="-"),
+    )
+    longer = plain(lengthened(driver.state, place))
+
+    assert driver.state.position + 1 == longer["position"]
+    assert 9 == longer["streams"]["session/s1"]
+    for name, value in plain(driver.state).items():
+        if name not in ("position", "streams"):
+            assert value == longer[name]

@@ -1,0 +1,595 @@
+"""
+Path selection is total, and equals a look at every session and every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from tests.journal.model import (
+    CHUNKS,
+    TAPES,
+    Driver,
+    Talk,
+    World,
+    chosen,
+    decided,
+    played,
+    profile,
+    rendered,
+    tape,
+)
+
+from cairn.journal import events as ev
+from cairn.journal import paths
+from cairn.journal.state import OpenRequest, Session, SessionId
+
+SYSTEM = ("system", (30, 31, 32, 33, 34))
+TOOLS = ("tools", (20, 21, 22, 23, 24))
+HELLO = ("user", (10, 11, 12))
+SAID = ("assistant", (50, 51, 52))
+MORE = ("user", (13, 14, 15, 16, 17))
+OTHER = ("user", (18, 19, 18, 19))
+
+
+def talk(*parts: tuple[str, tuple[int, ...]], **of: Any) -> Talk:
+    """
+    A conversation of tenant t1.
+    """
+    return Talk(**{"tenant": "t1", "group": None, "name": None, "parts": parts, **of})
+
+
+def started(**kwargs: Any) -> Driver:
+    """
+    A server that runs, with room for four slabs that have room for another turn.
+    """
+    driver = Driver(**{"pool_slabs": 4, "blocks_kept": 40, "spare_tokens": 60, **kwargs})
+    driver.start()
+    return driver
+
+
+def path_of(driver: Driver, name: str | None) -> ev.PathSelected:
+    """
+    The decision on the request that a session has in hand.
+    """
+    assert name is not None
+    request = driver.state.session(name).request
+    assert request is not None
+    assert request.path is not None
+    return request.path
+
+
+# --- against the model ----------------------------------------------------------------------------
+
+
+def _request(driver: Driver, asked: Talk, cache_prompt: bool, max_tokens: int) -> OpenRequest:
+    ids, chain = rendered(asked.parts), driver.chain(asked)
+    received = ev.RequestReceived(
+        session="s?",
+        request="r?",
+        protocol="openai",
+        tenant=asked.tenant,
+        fingerprint=driver.fingerprint,
+        session_name=asked.name,
+        group=asked.group,
+        cache_prompt=cache_prompt,
+        base_request=None,
+        kept_parts=0,
+        new_parts=chain,
+        kept_tokens=0,
+        new_ids=ids,
+        kept_keys=0,
+        new_keys=driver.keys(asked.tenant, ids),
+        prompt_tokens=len(ids),
+        max_tokens=max_tokens,
+        sampling={},
+        seed=1,
+        seed_given=True,
+        asked_model="tiny",
+    )
+    return OpenRequest(ask=received, chain=chain, prompt_ids=ids, prompt_keys=received.new_keys)
+
+
+def _asks(driver: Driver, world: World) -> Iterator[tuple[Talk, bool]]:
+    """
+    Conversations that were had, parts of them, more than them, and others; from everybody.
+    """
+    heard = driver.talks[-6:]
+    for had in heard:
+        answer = had.answer or (77,)
+        for parts in (
+            had.parts,
+            had.parts[:1],
+            (*had.parts, ("assistant", answer), HELLO),
+            (*had.parts, HELLO),
+            (TOOLS, *had.parts),
+        ):
+            for tenant, group, name in (
+                (had.tenant, had.group, None),
+                ("t1", None, None),
+                ("t2", "g1", None),
+                (had.tenant, "g2", None),
+                (had.tenant, None, "s1"),
+                ("t2", None, "t1-n1"),
+            ):
+                yield Talk(tenant=tenant, group=group, name=name, parts=parts), True
+        yield had, False
+
+
+@profile(60)
+@given(TAPES)
+def test_every_request_on_every_state_gets_the_models_decision(data: bytes):
+    """
+    Whatever was asked before and whatever is asked now, there is a decision, and it is what one
+    finds by looking at everything. The session is another's, a new one or the right one.
+    """
+    driver = played(data)
+    world = World()
+    for recorded in driver.recorded:
+        world.take(recorded)
+    state = driver.state
+    others = sorted(state.sessions)[:3]
+
+    for asked, cache_prompt in _asks(driver, world):
+        ask = driver.asked(asked, cache_prompt=cache_prompt)
+        name = paths.choose_session(state, ask)
+        assert chosen(world, ask) == name
+        request = _request(driver, asked, cache_prompt, 5)
+        for held in {name, *others} - {None}:
+            assert held is not None
+            found = paths.select(state, state.session(held), request)
+            assert decided(world, held, request) == attrs.asdict(found)
+        fresh = Session(
+            id=SessionId("s?"), tenant=asked.tenant, fingerprint="fp-a", group=None, named=False
+        )
+        world.sessions["s?"] = {"last": None, "slab": None, "id": "s?"}
+        found = paths.select(state, fresh, request)
+        assert decided(world, "s?", request) == attrs.asdict(found)
+        del world.sessions["s?"]
+
+
+@profile(100)
+@given(TAPES)
+def test_every_decision_of_a_history_is_the_models(data: bytes):
+    """Each session that took a request and each path in a history is what the model gives."""
+    driver = played(data)
+    world = World()
+    opened: str | None = None
+
+    for recorded in driver.recorded:
+        event = recorded.event
+        if isinstance(event, ev.RequestReceived):
+            last = world.sessions[event.session]["last"]
+            chain = (*(last["chain"] if last else ())[: event.kept_parts], *event.new_parts)
+            fit = chosen(world, paths.ask_of(event, chain))
+            assert event.session == fit or (fit is None and opened == event.session)
+        if isinstance(event, ev.PathSelected):
+            held = world.sessions[event.session]["request"]
+            found = decided(world, event.session, OpenRequest(**held))
+            assert found == {name: getattr(event, name) for name in found}
+        opened = event.session if isinstance(event, ev.SessionOpened) else opened
+        world.take(recorded)
+
+
+@profile(60)
+@given(TAPES)
+def test_a_tenant_sees_nothing_of_another(data: bytes):
+    """No decision names another tenant's session, and no block goes from one to the other."""
+    driver = played(data)
+    owner: dict[str, str] = {}
+    made: dict[str, str] = {}
+
+    for recorded in driver.recorded:
+        event = recorded.event
+        if isinstance(event, ev.SessionOpened):
+            owner[event.session] = event.tenant
+        if isinstance(event, ev.BlockSealed):
+            tenant = owner[event.session]
+            assert tenant == made.setdefault(event.key, tenant)
+        if isinstance(event, ev.BlocksShared):
+            assert {owner[event.session]} == {made[key] for key in event.keys}
+        if isinstance(event, ev.PathSelected) and event.nearest is not None:
+            assert owner[event.session] == owner[event.nearest]
+
+
+def test_all_reasons_are_given():
+    """The histories above give every reason there is, so that none goes untested."""
+    seen: set[str | None] = set()
+    for seed in range(40):
+        for recorded in played(tape(seed, 600)).recorded:
+            if isinstance(recorded.event, ev.PathSelected):
+                seen.add(recorded.event.reason)
+
+    assert {None, *paths.Reason.__args__} == seen  # type: ignore[attr-defined]  # a Literal has them
+
+
+# --- each path, with its reason -------------------------------------------------------------------
+
+PARTS = (SYSTEM, HELLO)
+FOLLOWED = (*PARTS, SAID, MORE)
+
+
+def _cold(driver: Driver) -> str | None:
+    return driver.ask(talk(*PARTS))
+
+
+def _continued(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _reworded(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(*PARTS, ("assistant", (50, 55)), MORE))
+
+
+def _sent_again(driver: Driver) -> str | None:
+    name = driver.ask(talk(*PARTS))
+    assert name is not None
+    for _ in range(4):
+        driver.step(name)
+    driver.cancelled.add(name)
+    driver.finish(name)
+    return driver.ask(talk(*PARTS))
+
+
+def _sent_again_and_more(driver: Driver) -> str | None:
+    _sent_again(driver)
+    driver.cancelled.add("s1")
+    driver.finish("s1")
+    return driver.ask(talk(*PARTS, MORE))
+
+
+def _shorter(driver: Driver) -> str | None:
+    driver.serve(talk(*FOLLOWED))
+    return driver.ask(talk(*PARTS))
+
+
+def _same_again(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(*PARTS))
+
+
+def _edited(driver: Driver) -> str | None:
+    driver.serve(talk(*FOLLOWED))
+    return driver.ask(talk(SYSTEM, HELLO, SAID, OTHER))
+
+
+def _two_users(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(*PARTS, MORE))
+
+
+def _other_system(driver: Driver) -> str | None:
+    driver.serve(talk(TOOLS, *FOLLOWED))
+    return driver.ask(talk(TOOLS, ("system", (35,)), *FOLLOWED[1:]))
+
+
+def _system_gone(driver: Driver) -> str | None:
+    driver.serve(talk(*FOLLOWED, name="n"))
+    return driver.ask(talk(*FOLLOWED[1:], name="n"))
+
+
+def _other_tools(driver: Driver) -> str | None:
+    driver.serve(talk(TOOLS, *FOLLOWED, name="n"))
+    return driver.ask(talk(("tools", (25,)), *FOLLOWED, name="n"))
+
+
+def _tools_gone(driver: Driver) -> str | None:
+    driver.serve(talk(TOOLS, *FOLLOWED, name="n"))
+    return driver.ask(talk(*FOLLOWED, name="n"))
+
+
+def _tools_new(driver: Driver) -> str | None:
+    driver.serve(talk(*FOLLOWED, name="n"))
+    return driver.ask(talk(TOOLS, *FOLLOWED, name="n"))
+
+
+def _evicted(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    driver.release("s1")
+    for key in driver.evictable():
+        driver.evict(key)
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _busy(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    driver.ask(talk(*FOLLOWED))
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _quarantined(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    driver.crash("s1")
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _other_model(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    driver.end_run("stopped")
+    driver.start("fp-b")
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _disabled(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(*FOLLOWED), cache_prompt=False)
+
+
+def _after_a_restart(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    driver.end_run("lost")
+    driver.start()
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _other_tenant(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(*FOLLOWED, tenant="t2"))
+
+
+def _other_group(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS, group="g1"))
+    return driver.ask(talk(*FOLLOWED, group="g2"))
+
+
+def _same_group(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS, group="g1"))
+    return driver.ask(talk(*FOLLOWED, group="g1"))
+
+
+def _no_group(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS, group="g1"))
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _new_name(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(*FOLLOWED, name="n"))
+
+
+def _same_name(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS, name="n"))
+    return driver.ask(talk(*FOLLOWED, name="n"))
+
+
+def _name_only(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS, name="n"))
+    return driver.ask(talk(*FOLLOWED))
+
+
+PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str, Any]]] = {
+    # how it comes about: (steps, session, reason, what else the event says)
+    "first request": (_cold, "s1", "cold_start", {"nearest": None, "reused_tokens": 0}),
+    "the next turn": (_continued, "s1", None, {"kept_blocks": 3, "rerendered_tokens": 0}),
+    "another answer than was given": (_reworded, "s1", None, {"rerendered_tokens": 2}),
+    "cut off and sent again": (_sent_again, "s1", None, {"kept_blocks": 2}),
+    "cut off, then with more": (_sent_again_and_more, "s1", None, {"nearest": "s1"}),
+    "fewer messages": (_shorter, "s2", "shorter_history", {"shared_blocks": 2}),
+    "the same once more": (_same_again, "s2", "shorter_history", {"shared_blocks": 2}),
+    "a message edited": (
+        _edited,
+        "s2",
+        "diverged",
+        {"diverged_part": "messages_changed", "diverged_token": 15, "nearest": "s1"},
+    ),
+    "two messages in a row": (
+        _two_users,
+        "s2",
+        "diverged",
+        {"diverged_part": "messages_changed", "diverged_token": 10},
+    ),
+    "another system prompt": (
+        _other_system,
+        "s2",
+        "diverged",
+        {"diverged_part": "system_changed", "diverged_token": 7, "shared_blocks": 1},
+    ),
+    "no system prompt any more": (
+        _system_gone,
+        "n",
+        "diverged",
+        {"diverged_part": "system_changed", "diverged_token": 0},
+    ),
+    "other tools": (
+        _other_tools,
+        "n",
+        "diverged",
+        {"diverged_part": "tools_changed", "diverged_token": 1},
+    ),
+    "no tools any more": (_tools_gone, "n", "diverged", {"diverged_part": "tools_changed"}),
+    "tools for the first time": (_tools_new, "n", "diverged", {"diverged_part": "tools_changed"}),
+    "nothing is left": (_evicted, "s1", "evicted", {"reused_tokens": 0, "nearest": "s1"}),
+    "after a restart": (_after_a_restart, "s1", "evicted", {"nearest": "s1"}),
+    "the session works": (_busy, "s2", "session_busy", {"nearest": "s1", "shared_blocks": 3}),
+    "the session broke": (_quarantined, "s2", "quarantined", {"nearest": "s1"}),
+    "another model": (_other_model, "s2", "fingerprint_changed", {"nearest": "s1"}),
+    "no cache wanted": (_disabled, "s2", "cache_disabled", {"reused_tokens": 0}),
+    "another tenant": (_other_tenant, "s2", "cold_start", {"nearest": None, "reused_tokens": 0}),
+    "another group": (_other_group, "s2", "cold_start", {"nearest": None, "shared_blocks": 3}),
+    "the same group": (_same_group, "s1", None, {}),
+    "no group, where there was one": (_no_group, "s1", None, {}),
+    "a new name": (_new_name, "n", "cold_start", {"nearest": None, "shared_blocks": 3}),
+    "the same name": (_same_name, "n", None, {"kept_blocks": 3}),
+    "the name left out": (_name_only, "s1", "cold_start", {"nearest": None, "shared_blocks": 3}),
+}
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_each_path_leaves_its_event(case: str):
+    """The session, the path, its reason and its figures are what the case says."""
+    steps, session, reason, says = PATHS[case]
+    driver = started()
+    event = path_of(driver, steps(driver))
+
+    assert (session, reason) == (event.session, event.reason)
+    assert ("continuation" if reason is None else "new_session") == event.path
+    assert says == {name: getattr(event, name) for name in says}
+    assert (event.kept_blocks + event.shared_blocks) * CHUNKS["fp-a"] == event.reused_tokens
+    driver.finish(event.session)
+
+
+# --- which session --------------------------------------------------------------------------------
+
+
+def test_the_longest_chain_goes_on():
+    """Of two conversations that this one continues, the longer one does; a shorter one is left."""
+    driver = started()
+    driver.serve(talk(*PARTS))
+    driver.serve(talk(*FOLLOWED, group="g1"), cache_prompt=False)
+
+    longer = talk(*FOLLOWED, SAID, OTHER)
+    assert "s2" == paths.choose_session(driver.state, driver.asked(longer))
+    assert "s1" == paths.choose_session(driver.state, driver.asked(talk(*FOLLOWED)))
+
+
+def test_the_last_used_of_equals_goes_on():
+    """Of two sessions with the same conversation the one that was used last goes on."""
+    driver = started()
+    driver.serve(talk(*PARTS), cache_prompt=False)
+    driver.serve(talk(*PARTS), cache_prompt=False)
+    assert "s2" == paths.choose_session(driver.state, driver.asked(talk(*FOLLOWED)))
+
+    driver.ask(talk(*FOLLOWED))
+    assert "s1" == paths.choose_session(driver.state, driver.asked(talk(*FOLLOWED)))
+
+
+def test_a_settling_session_is_there_for_its_next_request():
+    """A request does not wait for settling, nor goes elsewhere because of it."""
+    driver = started()
+    driver.serve(talk(*PARTS))
+    driver.ask(talk(*FOLLOWED), answer=tuple(range(50, 70)), room=30)
+    while str(driver.state.session("s1").life) != "settling":
+        driver.step("s1")
+    driver.ask(talk(*FOLLOWED, ("assistant", tuple(range(50, 70))), HELLO))
+
+    assert "continuation" == path_of(driver, "s1").path
+    settled = [r.event for r in driver.recorded if isinstance(r.event, ev.SessionSettled)]
+    assert [True, False] == [event.complete for event in settled]
+
+
+def test_a_name_is_found_only_within_its_tenant():
+    """A tenant that gives the name of another's session does not get that session."""
+    driver = started()
+    driver.serve(talk(*PARTS, name="n"))
+
+    assert "n" == paths.choose_session(driver.state, driver.asked(talk(OTHER, name="n")))
+    foreign = driver.asked(talk(*FOLLOWED, name="n", tenant="t2"))
+    assert None is paths.choose_session(driver.state, foreign)
+
+
+def test_a_closed_session_is_forgotten_wherever_it_was_known():
+    """
+    A session that was named, had one conversation and then another, and was closed, is found by
+    none of the parts that it ever had: a decision on them is made without it.
+    """
+    for name in ("n", None):
+        driver = started()
+        driver.serve(talk(HELLO, name=name))
+        driver.serve(talk(OTHER, name=name or "s1"))
+        closing = name or "s1"
+        driver.release(closing)
+        driver.propose(ev.SessionClosed(session=closing, reason="forgotten"))
+
+        event = path_of(driver, driver.ask(talk(HELLO, SAID, MORE)))
+        assert ("cold_start", None) == (event.reason, event.nearest)
+
+
+def test_the_nearest_conversation_is_one_that_may_be_seen():
+    """
+    A named session with the same words, another group's, or one that was closed since, does not
+    hide the conversation that this request diverged from.
+    """
+
+    def named(driver: Driver) -> None:
+        driver.serve(talk(*FOLLOWED, name="n"))
+
+    def grouped(driver: Driver) -> None:
+        driver.serve(talk(*FOLLOWED, group="g2"), cache_prompt=False)
+
+    def closed(driver: Driver) -> None:
+        driver.serve(talk(*FOLLOWED, group="g1"), cache_prompt=False)
+        driver.release("s2")
+        driver.propose(ev.SessionClosed(session="s2", reason="forgotten"))
+
+    for hide in (named, grouped, closed):
+        driver = started()
+        driver.serve(talk(*FOLLOWED, group="g1"))
+        hide(driver)
+        event = path_of(driver, driver.ask(talk(*FOLLOWED[:3], OTHER, group="g1")))
+
+        assert ("diverged", "s1") == (event.reason, event.nearest)
+
+
+# --- what is reused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", range(1, 14))
+def test_the_last_prompt_token_is_always_run(tokens: int):
+    """At most floor((n - 1) / C) blocks are reused, though all chunks of the prompt are there."""
+    driver = started()
+    same = talk(("user", tuple(range(100, 100 + tokens))))
+    driver.serve(same)
+    event = path_of(driver, driver.ask(same))
+
+    prompt = tokens + 2
+    assert (prompt - 1) // CHUNKS["fp-a"] == event.kept_blocks + event.shared_blocks
+    assert event.reused_tokens < prompt
+
+
+def test_a_slab_that_is_too_small_is_exchanged():
+    """What lies in a slab without room for prompt and answer is taken from the store instead."""
+    driver = started()
+    driver.serve(talk(*PARTS))
+    event = path_of(driver, driver.ask(talk(*FOLLOWED), room=400))
+
+    assert (0, 3) == (event.kept_blocks, event.shared_blocks)
+    driver.finish("s1")
+    assert 400 < driver.slabs["s1"].capacity_tokens
+
+
+def test_nothing_is_reused_beyond_a_gap():
+    """A block is reused only with all blocks before it."""
+    driver = started()
+    driver.serve(talk(*FOLLOWED))
+    driver.release("s1")
+    first = next(iter(driver.store))
+    driver.evict(first)
+    event = path_of(driver, driver.ask(talk(*FOLLOWED[:3], OTHER)))
+
+    assert 0 == event.reused_tokens
+
+
+def test_a_model_whose_cache_cannot_be_cut_reuses_nothing():
+    """Where no blocks can be made, each request runs from its first token."""
+    driver = started(reusable=False)
+    driver.serve(talk(*PARTS))
+    event = path_of(driver, driver.ask(talk(*FOLLOWED)))
+
+    assert ("continuation", 0) == (event.path, event.reused_tokens)
+    driver.finish("s1")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((), ()), ((1,), ()), ((1, 2, 3), (1, 2, 3)), ((1, 2, 3), (1, 2)), ((1, 2, 3), (4, 2, 3))],
+)
+def test_common_length(one: tuple[int, ...], other: tuple[int, ...]):
+    """The common beginning of two sequences is as long as a walk along them finds it."""
+    walked = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    expected = min(len(one), len(other)) if walked is None else walked
+
+    assert expected == paths.common_length(one, other)
+    assert expected == paths.common_length(other, one)
+
+
+def test_common_length_wherever_they_part():
+    """Every place at which two long sequences part is found."""
+    one = tuple(range(100))
+    for place in range(100):
+        assert place == paths.common_length(one, (*one[:place], -1, *one[place + 1 :]))
