@@ -11,8 +11,12 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 import trio
-from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
-from quart.asgi import ASGIHTTPConnection
+from hypercorn.typing import (
+    ASGIReceiveCallable,
+    ASGIReceiveEvent,
+    ASGISendCallable,
+    ASGISendEvent,
+)
 from quart.wrappers import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
@@ -31,21 +35,29 @@ class OwningConnection(TrioASGIHTTPConnection):
     Leaves a request's contexts when its response was sent, or when its client has gone.
     """
 
-    _is_complete = False
-
-    async def handle_messages(  # type: ignore[override]
-        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
-    ) -> None:
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """
-        Take in the body; cancel the request if its client goes before the response is complete.
+        Serve one request.
 
         Hypercorn tells of a disconnect also at the end of a good response, from within the sending
         of its last piece, and then puts the connection to rest. Quart-trio would cancel that: the
         connection would never time out, and a server that stops would wait for it in vain.
         """
-        await ASGIHTTPConnection.handle_messages(self, request, receive)
-        if not self._is_complete:
-            nursery.cancel_scope.cancel()
+        is_complete = False
+
+        async def send_and_note(message: ASGISendEvent) -> None:
+            nonlocal is_complete
+            if message["type"] == "http.response.body" and not message["more_body"]:
+                is_complete = True
+            await send(message)
+
+        async def receive_while_incomplete() -> ASGIReceiveEvent:
+            message = await receive()
+            if is_complete:
+                await trio.sleep_forever()  # ends with the sending
+            return message
+
+        await super().__call__(receive_while_incomplete, send_and_note)
 
     async def handle_request(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, send: ASGISendCallable
@@ -53,13 +65,7 @@ class OwningConnection(TrioASGIHTTPConnection):
         """
         Handle the request and send its response, in one task.
         """
-
-        async def send_and_note(message: ASGISendEvent) -> None:
-            if message["type"] == "http.response.body" and not message["more_body"]:
-                self._is_complete = True
-            await send(message)
-
         assert isinstance(request, OwningRequest)
         async with AsyncExitStack() as resources:
             request.resources = resources
-            await super().handle_request(nursery, request, send_and_note)
+            await super().handle_request(nursery, request, send)
