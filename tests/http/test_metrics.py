@@ -295,9 +295,13 @@ def test_outcomes(ends: tuple[Event, ...], outcome: str):
 
 
 def test_rejected_requests():
-    """A request that no session took is an outcome too."""
+    """A request that no session took is an outcome too; by the client's will, a cancellation."""
     read = values(RequestRejected(request="r1", status=429, code="queue_full"))
     assert 1 == read("cairn_requests_total", outcome="rejected")
+    assert 0 == read("cairn_requests_total", outcome="cancelled")
+    read = values(RequestRejected(request="r1", status=499, code="client_gone"))
+    assert 0 == read("cairn_requests_total", outcome="rejected")
+    assert 1 == read("cairn_requests_total", outcome="cancelled")
 
 
 def test_violation_without_a_request():

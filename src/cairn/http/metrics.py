@@ -106,7 +106,9 @@ class Metrics:
             case RequestCancelled():
                 self._end(event.request, "cancelled")
             case RequestRejected():
-                self._requests.labels("rejected").inc()
+                # 499: no session had taken it when its client went away.
+                outcome = "cancelled" if event.status == 499 else "rejected"
+                self._requests.labels(outcome).inc()
             case InvariantViolated():
                 self._violations.labels(event.invariant.lower().replace("-", "")).inc()
                 # One broken request may break several invariants, and be cancelled after it.

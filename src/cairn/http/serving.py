@@ -63,7 +63,7 @@ async def serve_http(
     *,
     shutdown: trio.Event,
     on_ready: Callable[[str], None],
-    grace_s: float = 30.0,
+    grace_s: float = 40.0,
 ) -> None:
     """
     Serve until ``shutdown`` is set and the open streams have ended.
@@ -71,7 +71,8 @@ async def serve_http(
     Args:
         listener: from ``bind_socket``; it is used up.
         on_ready: called with the server's address once requests are answered.
-        grace_s: how long streams may run on after ``shutdown``; then they are cut.
+        grace_s: how long streams may run on after ``shutdown``; then they are cut. Longer than the
+            service's own limit, so that its last word to each client is still sent.
     """
     url = url_of(listener)
     async with trio.open_nursery() as nursery:
