@@ -81,7 +81,6 @@ STEPS: Mapping[Life, Mapping[str, Life]] = MappingProxyType(
             "cache_trimmed": Life.SETTLING,
             "cache_extended/settle": Life.SETTLING,
             "block_sealed": Life.SETTLING,
-            "blocks_shared": Life.SETTLING,
             "slab_released": Life.SETTLING,
             "session_settled": Life.IDLE,
             "invariant_violated": Life.SETTLING,

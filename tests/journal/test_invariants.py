@@ -1,0 +1,935 @@
+"""
+Each invariant can fail, is caught where it does, and takes out of service what it should and
+nothing else.
+
+``history`` is legal; a damage makes one of its events wrong, or puts another in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+from tests.journal.model import (
+    BLOCK_BYTES,
+    CHUNKS,
+    LAYERS,
+    Driver,
+    Talk,
+    Violated,
+    World,
+    plain,
+)
+
+from cairn.journal import events as ev
+from cairn.journal.invariants import SENTENCES
+from cairn.journal.keys import ids_hash
+from cairn.journal.replay import replay
+
+C = CHUNKS["fp-a"]
+SYSTEM = ("system", (30, 31, 32, 33, 34))
+HELLO = ("user", (10, 11, 12))
+OTHER = ("user", (18, 19, 18, 19, 18, 19))
+THOUGHT = (90, 50, 51, 52)
+SAID = ("assistant", THOUGHT)
+MORE = ("user", (13, 14, 15, 16, 17))
+LONG = tuple(range(60, 80))
+
+Damage = Callable[[Driver, Any], ev.Event | None]
+
+
+def bystander(driver: Driver) -> None:
+    """
+    Another session, in the middle of its answer.
+    """
+    driver.ask(Talk(tenant="t1", group="g9", name="by", parts=(MORE, SAID, OTHER)), answer=LONG)
+    for _ in range(9):
+        driver.step("by")
+
+
+def history(driver: Driver) -> None:
+    """
+    Something of everything: s1 goes on after an answer with a thought in it, s2 shares blocks and
+    is cut off, blocks are evicted and sealed again.
+    """
+    one, two = (SYSTEM, HELLO), (SYSTEM, HELLO, SAID, MORE)
+    driver.start()
+    bystander(driver)
+    driver.serve(talk(*one), answer=THOUGHT)
+    driver.serve(talk(*two), answer=LONG[:6])
+    driver.serve(talk(SYSTEM, OTHER))
+    driver.ask(talk(SYSTEM, OTHER, ("assistant", (50, 51, 52)), MORE))
+    for _ in range(3):
+        driver.step("s2")
+    driver.cancelled.add("s2")
+    driver.finish("s2")
+    driver.serve(talk(*one), cache_prompt=False, answer=THOUGHT)
+    driver.release("s2")
+    driver.propose(ev.SessionClosed(session="s2", reason="forgotten"))
+    driver.evict(driver.evictable()[0])
+    driver.propose(ev.OperatorActed(action="note", detail="all is well"))
+
+
+def talk(*parts: tuple[str, tuple[int, ...]], **of: Any) -> Talk:
+    """
+    A conversation of tenant t1.
+    """
+    return Talk(**{"tenant": "t1", "group": None, "name": None, "parts": parts, **of})
+
+
+def driver_of() -> Driver:
+    """
+    A server with room for four slabs.
+    """
+    return Driver(pool_slabs=4, blocks_kept=40, spare_tokens=60)
+
+
+def but(kind: type[ev.Event], when: Callable[[Any], bool] | None = None, **changes: Any) -> Damage:
+    """
+    The first event of a kind (for which ``when`` holds), with fields changed; a change may be a
+    function of the event.
+    """
+
+    def damage(driver: Driver, event: Any) -> ev.Event | None:
+        if not isinstance(event, kind) or getattr(event, "session", None) == "by":
+            return None
+        if when is not None and not when(event):
+            return None
+        given = {
+            name: change(event) if callable(change) else change for name, change in changes.items()
+        }
+        return attrs.evolve(event, **given)
+
+    return damage
+
+
+def instead(
+    kind: type[ev.Event], other: Damage, when: Callable[[Any], bool] | None = None
+) -> Damage:
+    """
+    Something else in the place of the first event of a kind (for which ``when`` holds).
+    """
+
+    def damage(driver: Driver, event: Any) -> ev.Event | None:
+        if but(kind, when)(driver, event) is None:
+            return None
+        return other(driver, event)
+
+    return damage
+
+
+def of(step: str) -> Callable[[Any], bool]:
+    """
+    Is it a pass of this step?
+    """
+    return lambda event: bool(event.step == step)
+
+
+def _last_prefill(event: Any) -> bool:
+    return event.step == "prefill" and bool(event.sampled)
+
+
+def _full_prefill(event: Any) -> bool:
+    return event.step == "prefill" and not event.sampled
+
+
+def _covered(*runs: tuple[int, int, int]) -> Callable[[Any], ev.Coverage]:
+    """
+    Runs of layers: (how many, start, how far from where they should end).
+    """
+    return lambda event: tuple((n, start, event.end + off) for n, start, off in runs)
+
+
+def _more(name: str, by: int = 1) -> Callable[[Any], int]:
+    return lambda event: getattr(event, name) + by
+
+
+def _pass(driver: Driver, event: Any, start: int, end: int, **changes: Any) -> ev.Event:
+    """
+    A prefill pass of the session's open request, measured as it would be.
+    """
+    request = driver.state.session(event.session).request
+    assert request is not None
+    return ev.CacheExtended(
+        **{
+            "session": event.session,
+            "request": request.ask.request,
+            "step": "prefill",
+            "start": start,
+            "end": end,
+            "ran_hash": ids_hash(request.prompt_ids[start:end]),
+            "coverage": ((LAYERS, 0, end),),
+            "sampled": (),
+            "logprobs": (),
+            "duration_us": 1,
+            **changes,
+        }
+    )
+
+
+def _sealed(driver: Driver, event: Any, start: int, key: str) -> ev.Event:
+    held = driver.state.session(event.session)
+    return ev.BlockSealed(
+        session=event.session,
+        key=key,
+        parent=held.slab_keys[-1] if held.slab_keys else None,
+        digest="d" * 16,
+        start=start,
+        end=start + C,
+        bytes=BLOCK_BYTES,
+        again=False,
+        stored=True,
+        store_blocks=driver.state.pool.blocks + 1,
+        store_bytes=driver.state.pool.block_bytes + BLOCK_BYTES,
+    )
+
+
+def _emitted(driver: Driver, event: Any, ids: tuple[int, ...]) -> ev.Event:
+    request = driver.state.session(event.session).request
+    assert request is not None
+    return ev.TokensEmitted(
+        session=event.session,
+        request=request.ask.request,
+        first=request.emitted,
+        ids=ids,
+        text="too soon",
+    )
+
+
+def _finished(driver: Driver, event: Any) -> ev.Event:
+    held = driver.state.session(event.session).request
+    assert held is not None
+    assert held.path is not None
+    return ev.RequestFinished(
+        session=event.session,
+        request=held.ask.request,
+        finish_reason="stop",
+        prompt_tokens=len(held.prompt_ids),
+        cached_tokens=held.path.reused_tokens,
+        answer_tokens=0,
+        completion_tokens=0,
+    )
+
+
+def _evicting(driver: Driver, event: Any, key: str) -> ev.Event:
+    pool = driver.state.pool
+    return ev.BlockEvicted(
+        key=key,
+        bytes=BLOCK_BYTES,
+        store_blocks=pool.blocks - 1,
+        store_bytes=pool.block_bytes - BLOCK_BYTES,
+    )
+
+
+def _pinned(driver: Driver, event: Any) -> ev.Event:
+    return _evicting(driver, event, next(k for k, b in driver.state.blocks.items() if b.pins))
+
+
+def _gone(driver: Driver, event: Any) -> ev.Event | None:
+    gone = [key for key, block in driver.state.blocks.items() if not block.present]
+    return _evicting(driver, event, gone[0]) if gone else None
+
+
+def _second_slab(driver: Driver, event: Any) -> ev.Event:
+    pool = driver.state.pool
+    return ev.SlabAcquired(
+        session=event.session,
+        slab=99,
+        capacity_tokens=40,
+        bytes=8,
+        pool_slabs=pool.slabs + 1,
+        pool_bytes=pool.slab_bytes + 8,
+    )
+
+
+def _received_again(driver: Driver, event: Any) -> ev.Event:
+    request = driver.state.session(event.session).request
+    assert request is not None
+    return attrs.evolve(request.ask, request="r-other")
+
+
+def _unsettled(driver: Driver, event: Any) -> ev.Event:
+    return ev.SessionSettled(
+        session=event.session, canonical_tokens=event.held_tokens, complete=True
+    )
+
+
+def _two_faced(driver: Driver, event: Any) -> ev.Event:
+    return attrs.evolve(event, request=driver.state.session("by").request.ask.request)  # type: ignore[union-attr]
+
+
+def _other_tokens(event: Any) -> bool:
+    return bool(event.reason == "other tokens")
+
+
+def _provisional(event: Any) -> bool:
+    return bool(event.reason == "provisional")
+
+
+def _again(event: Any) -> bool:
+    return bool(event.again)
+
+
+def _based(event: Any) -> bool:
+    return event.base_request is not None
+
+
+def _fresh(event: Any) -> bool:
+    return event.base_request is None
+
+
+def _goes_on(event: Any) -> bool:
+    return bool(event.path == "continuation")
+
+
+Ext, Trim, Seal, Share = ev.CacheExtended, ev.CacheTrimmed, ev.BlockSealed, ev.BlocksShared
+Rec, Sel, Emit, Fin = ev.RequestReceived, ev.PathSelected, ev.TokensEmitted, ev.RequestFinished
+Acq, Rel, Evict, Note = ev.SlabAcquired, ev.SlabReleased, ev.BlockEvicted, ev.OperatorActed
+
+DAMAGES: dict[str, dict[str, Damage]] = {
+    "INV-1": {
+        "a layer one short in prefill": but(
+            Ext, of("prefill"), coverage=_covered((1, 0, 0), (2, 0, -1))
+        ),
+        "a layer one short in decode": but(
+            Ext, of("decode"), coverage=_covered((1, 0, -1), (2, 0, 0))
+        ),
+        "a layer one short in settling": but(
+            Ext, of("settle"), coverage=_covered((2, 0, 0), (1, 0, -1))
+        ),
+        "a layer too far": but(Ext, of("decode"), coverage=_covered((2, 0, 0), (1, 0, 1))),
+        "all layers short": but(Ext, coverage=_covered((LAYERS, 0, -1))),
+        "a layer not measured": but(Ext, coverage=_covered((LAYERS - 1, 0, 0))),
+        "a layer too many": but(Ext, coverage=_covered((LAYERS + 1, 0, 0))),
+        "layers less than none": but(Ext, coverage=_covered((LAYERS + 1, 0, 0), (-1, 0, 0))),
+        "nothing measured": but(Ext, coverage=()),
+        "a layer short after sharing": but(Share, coverage=_covered((1, 0, -1), (2, 0, 0))),
+        "a layer long after a trim": but(Trim, coverage=_covered((1, 0, 1), (2, 0, 0))),
+        "shifted tokens in prefill": but(Ext, _full_prefill, ran_hash=ids_hash((30, 31, 32, 33))),
+        "other tokens in decode": but(Ext, of("decode"), ran_hash=ids_hash((50,))),
+        "other tokens in settling": but(Ext, of("settle"), ran_hash=ids_hash((1, 2, 3, 4))),
+        "a gap before a pass": but(
+            Ext, of("decode"), start=_more("end"), end=_more("end"), ran_hash=ids_hash(())
+        ),
+        "a chunk cut in two": instead(
+            Ext, lambda d, e: _pass(d, e, e.start, e.end - 1), _full_prefill
+        ),
+        "two chunks in one pass": instead(
+            Ext, lambda d, e: _pass(d, e, e.start, e.end + C), _full_prefill
+        ),
+        "the chunk after the next": instead(
+            Ext, lambda d, e: _pass(d, e, e.start + C, e.end + C), _full_prefill
+        ),
+        "a pass over nothing": instead(
+            Ext, lambda d, e: _pass(d, e, e.start, e.start), _full_prefill
+        ),
+        "a settling pass too short": but(
+            Ext,
+            of("settle"),
+            end=_more("end", -1),
+            coverage=_covered((LAYERS, 0, -1)),
+        ),
+        "a decode step inside the prompt": but(
+            Ext, lambda e: _full_prefill(e) and e.start == C, step="decode"
+        ),
+        "a decode step over nothing": but(
+            Ext,
+            of("decode"),
+            end=lambda e: e.start,
+            sampled=(),
+            logprobs=(),
+            ran_hash=ids_hash(()),
+            coverage=lambda e: ((LAYERS, 0, e.start),),
+        ),
+        "two tokens of one step": but(
+            Ext, of("decode"), sampled=lambda e: (*e.sampled, 5), logprobs=(-1.0, -1.0)
+        ),
+        "a token of an inner chunk": but(Ext, _full_prefill, sampled=(5,), logprobs=(-1.0,)),
+        "no token of the prompt's last pass": but(Ext, _last_prefill, sampled=(), logprobs=()),
+        "a token of a settling pass": but(Ext, of("settle"), sampled=(5,), logprobs=(-1.0,)),
+        "a log-probability missing": but(Ext, of("decode"), logprobs=()),
+        "a trim from elsewhere": but(Trim, held_tokens=_more("held_tokens")),
+        "a trim to a longer cache": but(
+            Trim, end=_more("held_tokens"), coverage=lambda e: ((LAYERS, 0, e.held_tokens + 1),)
+        ),
+        "a block of the chunk before": but(
+            Seal, lambda e: e.start > 0, start=_more("start", -C), end=_more("end", -C)
+        ),
+        "a block of half a chunk": but(Seal, start=_more("start", 2)),
+        "at rest elsewhere": but(ev.SessionSettled, canonical_tokens=_more("canonical_tokens", C)),
+        "at rest with decoded KV": instead(Trim, _unsettled, _provisional),
+        "a settling pass on decoded KV": instead(
+            Trim,
+            lambda d, e: ev.CacheExtended(
+                session=e.session,
+                request=None,
+                step="settle",
+                start=e.held_tokens,
+                end=e.held_tokens + C,
+                ran_hash=ids_hash(d.state.session(e.session).last.sequence[e.held_tokens :]),  # type: ignore[union-attr]
+                coverage=((LAYERS, 0, e.held_tokens + C),),
+                sampled=(),
+                logprobs=(),
+                duration_us=1,
+            ),
+            _provisional,
+        ),
+    },
+    "INV-2": {
+        "the window starts late in prefill": but(Ext, coverage=_covered((LAYERS, 1, 0))),
+        "the window starts late in decode": but(
+            Ext, of("decode"), coverage=_covered((LAYERS, 4, 0))
+        ),
+        "one layer's window": but(Ext, of("decode"), coverage=_covered((2, 0, 0), (1, 2, 0))),
+        "the window moves in a trim": but(Trim, _provisional, coverage=_covered((LAYERS, 2, 0))),
+        "the window moves in sharing": but(Share, coverage=_covered((1, 4, 0), (2, 0, 0))),
+    },
+    "INV-3": {
+        "another digest when sealed again": but(Seal, _again, digest="0" * 16),
+        "another digest when shared": but(Share, digests=lambda e: (*e.digests[:-1], "0" * 16)),
+        "a digest missing": but(Share, digests=lambda e: e.digests[:-1]),
+        "another parent": but(Seal, lambda e: e.start > 0, parent="somebody"),
+        "no parent": but(Seal, lambda e: e.start > 0, parent=None),
+        "another key in prefill": but(Seal, key="k" * 64),
+        "another key in settling over the prompt": instead(
+            Seal,
+            lambda d, e: (
+                attrs.evolve(e, key="k" * 64, again=False)
+                if d.state.session(e.session).life == "settling"
+                and e.end <= len(d.state.session(e.session).last.prompt_ids)  # type: ignore[union-attr]
+                else None
+            ),
+        ),
+        "sealed again and not said": but(Seal, _again, again=False),
+        "sealed for the first time and said otherwise": but(
+            Seal, lambda e: not e.again, again=True
+        ),
+        "of another size when sealed again": but(Seal, _again, bytes=_more("bytes")),
+    },
+    "INV-4": {
+        "another path": but(Sel, _goes_on, path="new_session", reason="cold_start"),
+        "another reason": but(Sel, reason="shorter_history"),
+        "fewer blocks kept": but(
+            Sel,
+            lambda e: e.kept_blocks,
+            kept_blocks=_more("kept_blocks", -1),
+            reused_tokens=_more("reused_tokens", -C),
+        ),
+        "more blocks shared": but(
+            Sel, shared_blocks=_more("shared_blocks"), reused_tokens=_more("reused_tokens", C)
+        ),
+        "shared, not kept": but(
+            Sel, lambda e: e.kept_blocks, kept_blocks=0, shared_blocks=lambda e: e.kept_blocks
+        ),
+        "another sum": but(Sel, reused_tokens=_more("reused_tokens", C)),
+        "another count of rendered tokens": but(
+            Sel, _goes_on, rerendered_tokens=_more("rerendered_tokens")
+        ),
+        "another neighbour": but(Sel, nearest="by"),
+        "another part": but(Sel, lambda e: e.reason == "diverged", diverged_part="tools_changed"),
+        "another place": but(
+            Sel, lambda e: e.reason == "diverged", diverged_token=_more("diverged_token")
+        ),
+        "decided earlier": but(Sel, decided_at=_more("decided_at", -1)),
+        "decided later": but(Sel, decided_at=_more("decided_at")),
+        "other rules": but(Sel, rules_version=_more("rules_version")),
+        "fewer blocks shared than decided": but(
+            Share, keys=lambda e: e.keys[:-1], digests=lambda e: e.digests[:-1]
+        ),
+        "no blocks shared": but(Share, keys=(), digests=()),
+        "sharing left out": instead(Share, lambda d, e: _pass(d, e, e.start, e.start + C)),
+        "the trim left out": instead(
+            Trim,
+            lambda d, e: _pass(
+                d,
+                e,
+                e.held_tokens,
+                min(e.held_tokens + C, d.state.session(e.session).request.ask.prompt_tokens),  # type: ignore[union-attr]
+            ),
+            _other_tokens,
+        ),
+        "a prompt built on another request": but(Rec, _based, base_request="r-none"),
+        "a prompt built on nothing": but(Rec, _based, base_request=None),
+        "a prompt of other length": but(Rec, prompt_tokens=_more("prompt_tokens")),
+        "a key missing": but(Rec, _fresh, new_keys=lambda e: e.new_keys[:-1]),
+        "a key too many": but(Rec, _fresh, new_keys=lambda e: (*e.new_keys, "k" * 64)),
+        "a key of tokens that changed": but(
+            Rec, _based, kept_keys=_more("kept_keys"), new_keys=lambda e: e.new_keys[1:]
+        ),
+        "more parts kept than there were": but(Rec, _based, kept_parts=99),
+        "another tenant's request": but(Rec, tenant="t2"),
+        "another model's request": but(Rec, fingerprint="fp-b"),
+        "a name that is not the session's": but(Rec, _fresh, session_name="s9"),
+        "somebody else's chain": but(Rec, _based, kept_parts=0),
+    },
+    "INV-5": {
+        "a slab too many counted": but(Acq, pool_slabs=_more("pool_slabs")),
+        "a slab's bytes not counted": but(Acq, pool_bytes=_more("pool_bytes", -1)),
+        "a second slab": instead(Trim, _second_slab, _other_tokens),
+        "a released slab still counted": but(Rel, pool_slabs=_more("pool_slabs")),
+        "a released slab's bytes still counted": but(Rel, pool_bytes=_more("pool_bytes")),
+        "another slab released": but(Rel, slab=_more("slab")),
+        "a slab of another size released": but(Rel, bytes=_more("bytes")),
+        "closed with its slab": instead(
+            Rel, lambda d, e: ev.SessionClosed(session=e.session, reason="forgotten")
+        ),
+        "a block too many counted": but(Seal, store_blocks=_more("store_blocks")),
+        "a block's bytes not counted": but(Seal, store_bytes=_more("store_bytes", -1)),
+        "a block vanished": but(Seal, _again, stored=False),
+        "a pinned block evicted": instead(Ext, _pinned, of("decode")),
+        "a block evicted twice": instead(Note, _gone),
+        "an evicted block still counted": but(Evict, store_blocks=_more("store_blocks")),
+        "an evicted block's bytes still counted": but(Evict, store_bytes=_more("store_bytes")),
+        "a block of another size evicted": but(Evict, bytes=_more("bytes", -1)),
+    },
+    "INV-6": {
+        "a step out of order": instead(
+            Trim, lambda d, e: ev.SessionClosed(session=e.session, reason="-")
+        ),
+        "decoding after the end": instead(
+            Trim, lambda d, e: _pass_of_last(d, e, "decode"), _provisional
+        ),
+        "a block sealed while decoding": instead(
+            Ext, lambda d, e: _sealed(d, e, 0, "k" * 64), of("decode")
+        ),
+        "a second request": instead(Ext, _received_again, of("decode")),
+        "a second decision": instead(Acq, lambda d, e: d.selected(e.session)),
+        "work before the decision": instead(
+            Sel, lambda d, e: _pass(d, e, 0, C), lambda e: e.reason == "cold_start"
+        ),
+        "another request's pass": but(Ext, of("decode"), request="r-none"),
+        "nobody's pass": but(Ext, of("prefill"), request=None),
+        "somebody's settling": but(Ext, of("settle"), request="r-none"),
+        "another request's end": but(Fin, request="r-none"),
+        "another request's tokens": but(Emit, request="r-none"),
+        "opened twice": instead(
+            Sel,
+            lambda d, e: ev.SessionOpened(
+                session=e.session, tenant="t1", fingerprint="fp-a", group=None, named=False
+            ),
+        ),
+        "a request in two hands": instead(Rec, _two_faced),
+        "an end without a request": instead(
+            Trim,
+            lambda d, e: ev.RequestCancelled(session=e.session, request="r1", stage="decode"),
+            _provisional,
+        ),
+    },
+    "INV-7": {
+        "another token": but(Emit, ids=lambda e: (*e.ids[:-1], 99)),
+        "a token left out": but(Emit, lambda e: e.first > 0, first=_more("first")),
+        "a token twice": but(Emit, lambda e: e.first > 0, first=_more("first", -1)),
+        "a token that is not made yet": but(Emit, ids=lambda e: (*e.ids, 50)),
+        "a token before its pass": instead(
+            Ext, lambda d, e: _emitted(d, e, e.sampled), of("decode")
+        ),
+        "words before the prompt has run": instead(
+            Ext, lambda d, e: _emitted(d, e, ()), lambda e: e.step == "prefill" and e.start > 0
+        ),
+        "an answer before the prompt has run": instead(
+            Ext, _finished, lambda e: e.step == "prefill" and e.start > 0
+        ),
+        "a longer answer than was made": but(Fin, answer_tokens=_more("answer_tokens")),
+        "a shorter answer than was released": but(Fin, answer_tokens=_more("answer_tokens", -1)),
+        "another prompt is billed": but(Fin, prompt_tokens=_more("prompt_tokens")),
+        "other reuse is reported": but(Fin, cached_tokens=_more("cached_tokens", C)),
+    },
+}
+
+
+def _pass_of_last(driver: Driver, event: Any, step: str) -> ev.Event:
+    return ev.CacheExtended(
+        session=event.session,
+        request=None,
+        step=step,  # type: ignore[arg-type]  # one of them
+        start=event.held_tokens,
+        end=event.held_tokens + 1,
+        ran_hash=ids_hash((52,)),
+        coverage=((LAYERS, 0, event.held_tokens + 1),),
+        sampled=(5,),
+        logprobs=(-1.0,),
+        duration_us=1,
+    )
+
+
+CASES = [(invariant, name) for invariant, cases in DAMAGES.items() for name in cases]
+
+
+@attrs.define
+class Broken:
+    """
+    A history in which one event was wrong.
+    """
+
+    driver: Driver
+    violated: Violated
+    before: dict[str, Any]
+    place: int
+
+    @property
+    def event(self) -> Any:
+        """
+        The wrong event.
+        """
+        return self.driver.recorded[self.place].event
+
+
+def damaged(damage: Damage) -> Broken:
+    """
+    The history up to where a damage was noticed.
+    """
+    driver = driver_of()
+    done: list[ev.Event] = []
+
+    def once(event: ev.Event) -> ev.Event:
+        wrong = None if done else damage(driver, event)
+        if wrong is None:
+            return event
+        done.append(wrong)
+        return wrong
+
+    driver.damage = once
+    with pytest.raises(Violated) as caught:
+        history(driver)
+    driver.damage = lambda event: event
+    place = len(driver.rows) - len(caught.value.outcome.rows)
+    while driver.recorded[place].event != done[0]:
+        place += 1
+    before = plain(driver.states[place - 1]) if place else {}
+    return Broken(driver=driver, violated=caught.value, before=before, place=place)
+
+
+def test_the_history_is_legal():
+    """Without a damage nothing is wrong, and each kind of event that is damaged is there."""
+    driver = driver_of()
+    history(driver)
+    driver.finish("by")
+
+    assert [] == driver.bugs
+    assert () == replay(driver.rows).findings
+
+
+@pytest.mark.parametrize(("invariant", "name"), CASES)
+def test_each_damage_is_caught(invariant: str, name: str):
+    """
+    The event stands in the journal and has no effect. The violation follows it at once, then what
+    it takes out of service: the session, the blocks with their descendants, or admission.
+    """
+    broken = damaged(DAMAGES[invariant][name])
+    outcome, driver = broken.violated.outcome, broken.driver
+    assert outcome.bug is not None
+    assert invariant == outcome.bug.invariant, outcome.bug
+
+    wrong, fault, *rest = driver.recorded[broken.place :]
+    assert isinstance(fault.event, ev.InvariantViolated)
+    assert (wrong.position, outcome.bug.bug_id) == (fault.event.at_position, fault.event.bug_id)
+    session = getattr(broken.event, "session", None)
+    assert session == fault.event.session
+    kinds = {
+        "session": [ev.SessionQuarantined],
+        "blocks": [ev.BlocksQuarantined],
+        "admission": [ev.AdmissionClosed],
+    }
+    expected = kinds[SENTENCES[invariant][1]] if session is not None else []
+    assert expected == [type(one.event) for one in rest]
+
+    world = World()
+    for recorded in driver.recorded:
+        take = world.pass_over if recorded is wrong else world.take
+        take(recorded)
+    assert world.seen() == plain(driver.state)
+
+
+@pytest.mark.parametrize(("invariant", "name"), CASES)
+def test_nothing_else_is_touched(invariant: str, name: str):
+    """
+    Other sessions stay as they were, and the one that was answering goes on to its end. The broken
+    one can be brought to rest. New requests are served, unless memory does not add up.
+    """
+    broken = damaged(DAMAGES[invariant][name])
+    driver, state = broken.driver, broken.driver.state
+    session = getattr(broken.event, "session", None)
+
+    for other, held in broken.before["sessions"].items():
+        if other != session:
+            assert held == plain(state)["sessions"][other]
+    assert (invariant == "INV-5") == (state.admission_bug is not None)
+    bugs = list(driver.bugs)
+    driver.finish("by")
+    if session in driver.state.sessions and session is not None:
+        if driver.state.session(session).slab is not None:
+            driver.release(session)
+        if driver.state.session(session).life == "settling":
+            driver.propose(ev.SessionSettled(session=session, canonical_tokens=0, complete=False))
+    newcomer = driver.ask(talk(SYSTEM, OTHER, SAID, HELLO))
+    if invariant == "INV-5":
+        assert newcomer is None
+    else:
+        assert newcomer is not None
+        driver.finish(newcomer)
+    assert bugs == driver.bugs
+    assert 1 == len(bugs)
+
+
+def _with_model(**changes: Any) -> Broken:
+    """
+    The history with a model of other figures than engine and store go by.
+    """
+    driver = driver_of()
+    driver.damage = lambda event: (
+        attrs.evolve(event, **changes) if isinstance(event, ev.ModelLoaded) else event
+    )
+    with pytest.raises(Violated) as caught:
+        history(driver)
+    place = len(driver.rows) - len(caught.value.outcome.rows)
+    return Broken(driver=driver, violated=caught.value, before={}, place=place)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"pool_slabs": 1}, ev.SlabAcquired),
+        ({"pool_bytes": 1500}, ev.SlabAcquired),
+        ({"blocks_bytes": 3 * BLOCK_BYTES}, ev.BlockSealed),
+    ],
+)
+def test_budgets_are_kept(changes: dict[str, int], kind: type[ev.Event]):
+    """A slab or block past the budget that the model was loaded with is a violation of INV-5."""
+    broken = _with_model(**changes)
+
+    assert isinstance(broken.event, kind)
+    assert "INV-5" == broken.violated.outcome.bug.invariant  # type: ignore[union-attr]
+
+
+def test_kv_past_the_end_of_its_slab():
+    """A pass that wrote past the capacity of its slab is a violation of INV-5."""
+    damage = but(Acq, capacity_tokens=C)
+    driver, done = driver_of(), False
+
+    def once(event: ev.Event) -> ev.Event:
+        nonlocal done
+        wrong = None if done else damage(driver, event)
+        done = done or wrong is not None
+        return wrong or event
+
+    driver.damage = once
+    with pytest.raises(Violated) as caught:
+        history(driver)
+
+    first = caught.value.outcome.recorded[0].event
+    assert isinstance(first, ev.CacheExtended)
+    assert "INV-5" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ev.ServerStarted(boot="boot-2", cairn_version="0", settings={}),
+        ev.ServerStopped(boot="boot-0", reason="signal"),
+        ev.ServerLost(boot="boot-0"),
+        ev.BlockEvicted(key="never sealed", bytes=1, store_blocks=0, store_bytes=0),
+        ev.SessionClosed(session="nobody", reason="-"),
+        ev.ModelLoaded(
+            name="second",
+            fingerprint="fp-b",
+            fields={},
+            layers=1,
+            chunk_tokens=4,
+            decode_rows=1,
+            context_tokens=8,
+            reusable=True,
+            pool_slabs=1,
+            pool_bytes=1,
+            blocks_bytes=1,
+        ),
+    ],
+    ids=lambda event: event.kind,
+)
+def test_what_no_session_did_is_checked_too(wrong: ev.Event):
+    """A step of the server that cannot be is recorded as INV-6; no session is touched by it."""
+    driver = driver_of()
+    history(driver)
+    before = plain(driver.state)
+    with pytest.raises(Violated) as caught:
+        driver.propose(wrong)
+
+    assert "INV-6" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
+    after = plain(driver.state)
+    for name in ("sessions", "blocks", "model", "boot", "pool", "admission_bug"):
+        assert before[name] == after[name]
+    driver.finish("by")
+
+
+def test_a_model_needs_chunks():
+    """A model without chunks is refused before anything divides by them."""
+    driver = driver_of()
+    driver.damage = lambda event: (
+        attrs.evolve(event, chunk_tokens=0) if isinstance(event, ev.ModelLoaded) else event
+    )
+    with pytest.raises(Violated):
+        driver.start()
+
+    assert None is driver.state.model
+
+
+def test_no_request_without_a_model():
+    """A request while nothing is loaded is a violation, and nothing of it stays."""
+    driver = driver_of()
+    history(driver)
+    driver.finish("by")
+    request = next(r.event for r in driver.recorded if isinstance(r.event, ev.RequestReceived))
+    driver.end_run("unloaded")
+    with pytest.raises(Violated) as caught:
+        driver.propose(
+            ev.SessionOpened(
+                session="new", tenant="t1", fingerprint="fp-a", group=None, named=False
+            ),
+            attrs.evolve(request, session="new", session_name=None),
+        )
+
+    assert "INV-4" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
+    assert {} == dict(driver.state.requests)
+
+
+def test_another_session_than_the_rules_choose():
+    """A new session for a conversation that goes on elsewhere is a violation of INV-4."""
+    driver = driver_of()
+    driver.start()
+    driver.serve(talk(SYSTEM, HELLO))
+    driver.ask(talk(SYSTEM, HELLO, SAID, MORE))
+    received = driver.state.session("s1").request.ask  # type: ignore[union-attr]
+    driver.finish("s1")
+    following = talk(SYSTEM, HELLO, SAID, MORE, SAID, OTHER)
+    chain = driver.chain(following)
+    with pytest.raises(Violated) as caught:
+        driver.propose(
+            ev.SessionOpened(
+                session="new", tenant="t1", fingerprint="fp-a", group=None, named=False
+            ),
+            attrs.evolve(
+                received,
+                session="new",
+                request="r-new",
+                base_request=None,
+                kept_parts=0,
+                new_parts=chain,
+                kept_tokens=0,
+                kept_keys=0,
+                prompt_tokens=2,
+                new_ids=(1, 2),
+                new_keys=(),
+            ),
+        )
+
+    bug = caught.value.outcome.bug
+    assert bug is not None
+    assert ("INV-4", "another session serves than the rules choose") == (bug.invariant, bug.message)
+    assert "quarantined" == driver.state.session("new").life
+    assert "idle" == driver.state.session("s1").life
+
+
+def test_a_request_is_in_one_hand():
+    """An id that another session has in hand is taken; that session keeps its request."""
+    broken = damaged(DAMAGES["INV-6"]["a request in two hands"])
+
+    assert isinstance(broken.event, ev.RequestReceived)
+    assert "by" == broken.driver.state.requests[broken.event.request]
+
+
+def _decoded_to_a_boundary() -> Driver:
+    """
+    A session that has just ended an answer, whose KV ends at a chunk's end by decoding alone.
+    """
+    driver = driver_of()
+    driver.start()
+    prompt = ("user", (10, 11, 12, 13))
+    name = driver.ask(talk(prompt), answer=(50, 51, 52))
+    assert name is not None
+    while driver.state.session(name).life != "decoding" or driver.state.requests:
+        before = driver.slabs[name].rows if name in driver.slabs else []
+        if len(before) == 2 * C:
+            break
+        driver.step(name)
+    return driver
+
+
+def test_kv_that_decoding_made_cannot_be_sealed():
+    """
+    Decoded rows fill a chunk to its end; they have other bits than canonical ones, and a block of
+    them would give those to others.
+    """
+    driver = _decoded_to_a_boundary()
+    session = driver.state.session("s1")
+    assert (2 * C, 6) == (session.cached_tokens, session.canonical_tokens)
+    driver.propose(ev.RequestCancelled(session="s1", request="r1", stage="decode"))
+    key = driver.keys("t1", (*driver.state.session("s1").last.prompt_ids, 50, 51))[1]  # type: ignore[union-attr]  # it has one
+    with pytest.raises(Violated) as caught:
+        driver.propose(_sealed(driver, driver.recorded[-1].event, C, key))
+
+    bug = caught.value.outcome.bug
+    assert bug is not None
+    assert ("INV-1", "a block of KV that is not canonical") == (bug.invariant, bug.message)
+    assert key not in driver.state.blocks
+
+
+def test_no_token_comes_of_a_pass_over_nothing():
+    """After a prompt that ends with a chunk, an empty pass at its end draws no second token."""
+    driver = driver_of()
+    driver.start()
+    driver.ask(talk(("user", (10, 11))))
+    while driver.state.session("s1").cached_tokens < C:
+        driver.step("s1")
+    with pytest.raises(Violated) as caught:
+        driver.propose(
+            _pass(driver, driver.recorded[-1].event, C, C, sampled=(51,), logprobs=(-1.0,))
+        )
+
+    assert "INV-1" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
+
+
+def test_doubt_goes_down_to_the_descendants():
+    """A second digest takes the block and all that were built on it out of use, and no other."""
+    broken = damaged(DAMAGES["INV-3"]["another digest when sealed again"])
+    state = broken.driver.state
+    doubted = {key for key, block in state.blocks.items() if block.bug_id is not None}
+
+    root = broken.event.key
+    expected = {root}
+    while True:
+        children = {key for key, block in state.blocks.items() if block.parent in expected}
+        if children <= expected:
+            break
+        expected |= children
+    assert expected == doubted
+    assert 1 < len(doubted) < len(state.blocks)
+    held = broken.driver.ask(talk(SYSTEM, OTHER))
+    assert held is not None
+    assert 0 == state.session("by").request.path.reused_tokens  # type: ignore[union-attr]
+    path = broken.driver.state.session(held).request.path  # type: ignore[union-attr]
+    assert path is not None
+    assert 0 == path.reused_tokens
+
+
+@pytest.mark.parametrize(("invariant", "name"), CASES)
+def test_replay_finds_the_same(invariant: str, name: str):
+    """
+    Replay of the rows breaks the same invariant at the same row; where the violation was not
+    recorded it finds it all the same. Its state is the ledger's.
+    """
+    broken = damaged(DAMAGES[invariant][name])
+    driver = broken.driver
+    driver.finish("by")
+    report = replay(driver.rows)
+
+    assert driver.state == report.state
+    (finding,) = report.findings
+    assert (driver.bugs[0], invariant) == (finding.bug_id, finding.invariant)
+    assert driver.rows[broken.place].position == finding.position
+    assert (True, True) == (finding.recorded, finding.reproduced)
+
+    (unrecorded,) = replay(driver.rows[: broken.place + 1]).findings
+    assert (invariant, finding.position) == (unrecorded.invariant, unrecorded.position)
+    assert (False, True) == (unrecorded.recorded, unrecorded.reproduced)
+    assert (finding.expected, finding.actual) == (unrecorded.expected, unrecorded.actual)
