@@ -1186,11 +1186,12 @@ class Driver:
     ) -> Generator[None, None, None]:
         done, shown = 1, 0
         late = self.tape.below(2)  # whether emission runs a step behind
+        silent = len(answer) == 1 and self.tape.below(2)  # an end token alone is not shown
         while True:
             if session in self.cancelled:
                 yield from self._cancel(session, request, talk.tenant, "decode")
                 return
-            due = max(done - late, 0)
+            due = 0 if silent else done - late
             if due > shown:
                 self._emit(session, request, shown, answer[shown:due])
                 shown = due
@@ -1208,7 +1209,7 @@ class Driver:
             yield
         unwanted = self.tape.below(2) if shown < done and done > 1 else 0
         done -= unwanted
-        if shown < done:
+        if shown < done and not silent:
             self._emit(session, request, shown, answer[shown:done])
         path = self.state.session(session).request.path  # type: ignore[union-attr]  # it is open
         assert path is not None
@@ -1242,6 +1243,8 @@ class Driver:
         assert held.last is not None
         ids = held.last.sequence
         keys = self.keys(tenant, ids)
+        if session in self.slabs and self.tape.below(12) == 11:
+            self.release(session)
         slab = self.slabs.get(session)
         canonical = len(held.slab_keys) * self.chunk
         if slab is not None and len(slab.rows) > canonical:

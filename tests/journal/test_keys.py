@@ -1,0 +1,160 @@
+"""
+Names that follow from content: the same content has the same name, and no other has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.journal.model import profile
+
+from cairn.journal.keys import block_keys, ids_bytes, ids_hash, part_hash
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
+CHUNKS = st.integers(1, 9)
+SECRET = b"a secret"
+
+
+def keys(ids: list[int], chunk_tokens: int = 4, **other: object) -> tuple[str, ...]:
+    """
+    The keys of a sequence, with something else than usual.
+    """
+    given: dict[str, object] = {"secret": SECRET, "fingerprint": "fp", "tenant": "t", **other}
+    return block_keys(ids=ids, chunk_tokens=chunk_tokens, **given)  # type: ignore[arg-type]
+
+
+def part(**other: object) -> str:
+    """
+    The name of a part, with something else than usual.
+    """
+    given: dict[str, object] = {
+        "secret": SECRET,
+        "tenant": "t",
+        "parent": "p",
+        "label": "user",
+        "content": b"hello",
+    }
+    return part_hash(**{**given, **other})  # type: ignore[arg-type]
+
+
+@profile(150)
+@given(IDS, CHUNKS, st.integers(0, 10))
+def test_known_keys_save_work_and_change_nothing(ids: list[int], chunk: int, known: int):
+    """The keys behind a beginning whose keys are known are those of the whole computation."""
+    whole = keys(ids, chunk)
+
+    assert len(ids) // chunk == len(whole)
+    assert whole == keys(ids, chunk, known=whole[:known])
+
+
+@profile(150)
+@given(IDS, IDS, CHUNKS)
+def test_keys_agree_as_far_as_the_tokens(one: list[int], other: list[int], chunk: int):
+    """Two sequences share a key exactly where all their tokens up to the chunk's end are equal."""
+    for first, second in ((one, other), (one, one[: len(one) // 2] + other)):
+        mine, theirs = keys(first, chunk), keys(second, chunk)
+        for place, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+            end = (place + 1) * chunk
+            assert (first[:end] == second[:end]) == (a == b)
+        assert len(set(mine)) == len(mine)
+
+
+def test_a_key_covers_what_came_before():
+    """The same chunk behind another beginning, or at another place, has another key."""
+    same = [7, 7, 7, 7]
+    assert len(set(keys(same * 6))) == 6
+    assert keys([1, 2, 3, 4, *same])[1] != keys([1, 2, 3, 5, *same])[1]
+
+
+@pytest.mark.parametrize(
+    "other", [{"secret": b"another"}, {"fingerprint": "other"}, {"tenant": "other"}]
+)
+def test_everything_about_a_block_matters(other: dict[str, object]):
+    """Another secret, fingerprint or tenant gives another key to the same tokens."""
+    ids = list(range(8))
+    assert not set(keys(ids)) & set(keys(ids, 4, **other))
+
+
+@profile(100)
+@given(st.text(max_size=6), st.text(max_size=6))
+def test_no_byte_moves_from_fingerprint_to_tenant(fingerprint: str, tenant: str):
+    """Fields that are the same when joined, but not each, give other keys."""
+    ids = list(range(4))
+    joined = fingerprint + tenant
+    seen = {
+        keys(ids, fingerprint=joined[:cut], tenant=joined[cut:]) for cut in range(len(joined) + 1)
+    }
+    assert len(joined) + 1 == len(seen)
+
+
+def test_an_incomplete_chunk_has_no_key():
+    """Only full chunks can be sealed."""
+    assert () == keys([])
+    assert () == keys([1, 2, 3])
+    assert 1 == len(keys([1, 2, 3, 4, 5, 6, 7]))
+
+
+def test_a_key_is_what_it_always_was():
+    """
+    The keys of stored blocks may not change from version to version: MAC over length-framed
+    fields, written out here.
+    """
+
+    def frame(*fields: bytes) -> bytes:
+        return b"".join(struct.pack("<Q", len(field)) + field for field in fields)
+
+    head = frame(b"cairn block", b"fp", b"t")
+    first = frame(b"", struct.pack("<4i", 1, 2, 3, 4))
+    one = hmac.new(SECRET, head + first, hashlib.sha256).hexdigest()
+    second = frame(one.encode(), struct.pack("<4i", 5, 6, 7, 8))
+    two = hmac.new(SECRET, head + second, hashlib.sha256).hexdigest()
+
+    assert (one, two) == keys([1, 2, 3, 4, 5, 6, 7, 8, 9])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"secret": b"another"},
+        {"tenant": "other"},
+        {"parent": "other"},
+        {"label": "system"},
+        {"content": b"hello "},
+        {"parent": "", "content": b"hello"},
+        {"parent": "pu", "label": "ser"},
+        {"label": "userh", "content": b"ello"},
+        {"tenant": "tp", "parent": ""},
+    ],
+)
+def test_everything_about_a_part_matters(other: dict[str, object]):
+    """Another secret, tenant, beginning, label or content gives another name; so do moved bytes."""
+    assert part() == part()
+    assert part() != part(**other)
+
+
+def test_a_part_is_no_block():
+    """The two kinds of names cannot be taken for each other."""
+    assert part() not in keys(list(range(8)))
+    assert 32 == len(part())
+    assert {64} == {len(key) for key in keys(list(range(8)))}
+
+
+@profile(100)
+@given(IDS, IDS)
+def test_ids_are_named_by_their_order(one: list[int], other: list[int]):
+    """Runs of token ids have one name exactly when they are equal."""
+    assert (one == other) == (ids_hash(one) == ids_hash(other))
+    assert ids_hash(one) == ids_hash(tuple(one))
+    assert struct.pack(f"<{len(one)}i", *one) == ids_bytes(one)
+
+
+@pytest.mark.parametrize("token", [2**31, -(2**31) - 1])
+def test_a_token_id_has_32_bits(token: int):
+    """What does not fit is refused, and not cut off."""
+    with pytest.raises(OverflowError):
+        ids_hash([token])

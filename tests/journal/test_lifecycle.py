@@ -1,0 +1,279 @@
+"""
+The table of legal steps is whole, and nothing happens that is not in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from tests.journal.model import Driver, Talk, plain, played, tape
+
+from cairn.journal import events as ev
+from cairn.journal.lifecycle import STEPS, Life, next_life
+from cairn.journal.state import Session, trigger
+
+SAMPLES: dict[str, ev.Event] = {
+    trigger(event): event
+    for event in (
+        ev.RequestReceived(
+            session="s1",
+            request="r9",
+            protocol="openai",
+            tenant="t1",
+            fingerprint="fp-a",
+            session_name=None,
+            group=None,
+            cache_prompt=True,
+            base_request=None,
+            kept_parts=0,
+            new_parts=(("user", "x"),),
+            kept_tokens=0,
+            new_ids=(1,),
+            kept_keys=0,
+            new_keys=(),
+            prompt_tokens=1,
+            max_tokens=1,
+            sampling={},
+            seed=0,
+            seed_given=False,
+            asked_model="tiny",
+        ),
+        ev.PathSelected(
+            session="s1",
+            request="r1",
+            rules_version=1,
+            decided_at=0,
+            path="continuation",
+            reason=None,
+            kept_blocks=0,
+            shared_blocks=0,
+            reused_tokens=0,
+            rerendered_tokens=0,
+            nearest=None,
+            diverged_part=None,
+            diverged_token=None,
+            diverged_text=None,
+        ),
+        ev.SlabAcquired(
+            session="s1", slab=1, capacity_tokens=1, bytes=1, pool_slabs=1, pool_bytes=1
+        ),
+        ev.SlabReleased(session="s1", slab=1, bytes=1, pool_slabs=0, pool_bytes=0, reason="-"),
+        ev.BlocksShared(
+            session="s1",
+            request="r1",
+            start=0,
+            end=0,
+            keys=(),
+            digests=(),
+            coverage=(),
+            duration_us=0,
+        ),
+        *(
+            ev.CacheExtended(
+                session="s1",
+                request="r1",
+                step=step,
+                start=0,
+                end=0,
+                ran_hash="-",
+                coverage=(),
+                sampled=(),
+                logprobs=(),
+                duration_us=0,
+            )
+            for step in ("prefill", "decode", "settle")
+        ),
+        ev.CacheTrimmed(session="s1", held_tokens=0, end=0, coverage=(), reason="-"),
+        ev.BlockSealed(
+            session="s1",
+            key="k",
+            parent=None,
+            digest="d",
+            start=0,
+            end=0,
+            bytes=1,
+            again=False,
+            stored=True,
+            store_blocks=1,
+            store_bytes=1,
+        ),
+        ev.TokensEmitted(session="s1", request="r1", first=0, ids=(), text=""),
+        ev.RequestFinished(
+            session="s1",
+            request="r1",
+            finish_reason="stop",
+            prompt_tokens=0,
+            cached_tokens=0,
+            answer_tokens=0,
+            completion_tokens=0,
+        ),
+        ev.RequestCancelled(session="s1", request="r1", stage="decode"),
+        ev.SessionSettled(session="s1", canonical_tokens=0, complete=True),
+        ev.SessionClosed(session="s1", reason="-"),
+        ev.InvariantViolated(
+            bug_id="b",
+            invariant="INV-1",
+            at_position=1,
+            session="s1",
+            request=None,
+            fingerprint=None,
+            cairn_version="0",
+            message="-",
+            expected="-",
+            actual="-",
+            trace="-",
+        ),
+        ev.SessionQuarantined(session="s1", bug_id="b"),
+        ev.BlocksQuarantined(session="s1", bug_id="b", keys=()),
+        ev.AdmissionClosed(session="s1", bug_id="b"),
+    )
+}
+OPEN = ev.SessionOpened(session="s1", tenant="t1", fingerprint="fp-a", group=None, named=False)
+
+
+def at(life: Life) -> Driver:
+    """
+    A history in which session s1 has come to a place in its life.
+    """
+    driver = Driver()
+    driver.start()
+    if life is Life.COLD:
+        driver.propose(OPEN)
+        return driver
+    driver.ask(Talk(tenant="t1", group=None, name=None, parts=(("user", tuple(range(10, 20))),)))
+    while driver.state.session("s1").life is not life:
+        if life is Life.QUARANTINED:
+            driver.crash("s1")
+        else:
+            driver.step("s1")
+    return driver
+
+
+LIVING = [life for life in Life if life is not Life.CLOSED]
+
+
+def test_the_table_is_closed():
+    """It has a row for every life, leads to no other, and knows only events that there are."""
+    assert set(Life) == set(STEPS)
+    assert set(Life) >= {after for steps in STEPS.values() for after in steps.values()}
+    assert set(SAMPLES) >= {name for steps in STEPS.values() for name in steps}
+
+
+def test_every_life_can_be_reached_and_left():
+    """Each life is reached from cold; each but the last has a step out of it."""
+    reached = {Life.COLD}
+    while more := {after for life in reached for after in STEPS[life].values()} - reached:
+        reached |= more
+
+    assert set(Life) == reached
+    assert {} == STEPS[Life.CLOSED]
+    for life in LIVING:
+        assert {life} != set(STEPS[life].values()) | {life}
+
+
+def test_a_violation_is_legal_wherever_one_stands():
+    """Whatever a session does, a violation can be recorded and can take it out of service."""
+    for life in LIVING:
+        after = next_life(life, "invariant_violated")
+        assert after is not None
+        if life is not Life.QUARANTINED:
+            for consequence in ("session_quarantined", "blocks_quarantined", "admission_closed"):
+                assert None is not next_life(after, consequence)
+
+
+def test_nothing_wakes_a_quarantined_session():
+    """From quarantine a session can only be closed."""
+    assert {Life.QUARANTINED, Life.CLOSED} == set(STEPS[Life.QUARANTINED].values())
+    assert None is next_life(Life.QUARANTINED, "request_received")
+
+
+def test_all_events_of_a_session_are_in_the_table():
+    """Each event that carries a session, but its opening, is a trigger; no other event is."""
+    of_sessions = {
+        event.kind for event in ev.ALL_EVENTS if "session" in {f.name for f in attrs.fields(event)}
+    }
+    triggers = {name.partition("/")[0] for name in SAMPLES}
+    assert of_sessions - {"session_opened"} == triggers
+    used = {name.partition("/")[0] for steps in STEPS.values() for name in steps}
+    assert used == triggers
+
+
+REFUSED = [(life, name) for life in LIVING for name in SAMPLES if name not in STEPS[life]]
+
+
+@pytest.mark.parametrize(("life", "name"), REFUSED)
+def test_a_step_that_is_not_in_the_table(life: Life, name: str):
+    """
+    It is recorded as a violation of INV-6 without effect; the session serves no more, unless it was
+    out of service already.
+    """
+    driver = at(life)
+    before = driver.state
+    held: Session = before.session("s1")
+    event: Any = SAMPLES[name]
+    outcome = driver.ledger.propose([event])
+    after = driver.state.session("s1")
+
+    assert outcome.bug is not None
+    assert "INV-6" == outcome.bug.invariant
+    assert f"{name} is no legal step of a {life} session" == outcome.bug.message
+    assert Life.QUARANTINED is after.life
+    kv = ("slab", "cached_tokens", "canonical_tokens", "slab_keys")
+    assert [getattr(held, field) for field in kv] == [getattr(after, field) for field in kv]
+    if life is Life.QUARANTINED:
+        assert held == after
+    assert before.pool == driver.state.pool
+    assert set(before.blocks) == set(driver.state.blocks)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_nothing_follows_a_closing(name: str):
+    """On a session that is closed, or never was, every event is a violation of INV-6."""
+    driver = at(Life.COLD)
+    driver.propose(ev.SessionClosed(session="s1", reason="-"))
+    before = plain(driver.state)
+    outcome = driver.ledger.propose([SAMPLES[name]])
+
+    assert outcome.bug is not None
+    assert "INV-6" == outcome.bug.invariant
+    after = plain(driver.state)
+    for field in ("sessions", "requests", "blocks", "pool", "tips", "parts"):
+        assert before[field] == after[field]
+
+
+def test_a_closed_session_may_be_opened_again():
+    """Its name is free, its stream goes on."""
+    driver = at(Life.COLD)
+    driver.propose(ev.SessionClosed(session="s1", reason="-"))
+    driver.propose(OPEN)
+
+    assert Life.COLD is driver.state.session("s1").life
+    assert 3 == driver.state.streams["session/s1"]
+
+
+def test_every_step_of_the_table_is_taken():
+    """No step stands in the table that no history takes, but those that only a fault takes."""
+    taken: set[tuple[str, str]] = set()
+    for seed in range(60):
+        life: dict[str, Life] = {}
+        for recorded, state in zip(*_history(seed), strict=True):
+            session = getattr(recorded.event, "session", None)
+            if session in life:
+                taken.add((life[session], trigger(recorded.event)))
+            life = {name: held.life for name, held in state.sessions.items()}
+    faults = ("invariant_violated", "quarantined", "admission_closed", "session_closed")
+
+    missing = {
+        (str(life), name)
+        for life, steps in STEPS.items()
+        for name in steps
+        if (life, name) not in taken and not name.endswith(faults)
+    }
+    assert set() == missing
+
+
+def _history(seed: int) -> tuple[list[ev.Recorded], list[Any]]:
+    driver = played(tape(seed, 600))
+    return driver.recorded, driver.states
