@@ -29,8 +29,11 @@ Scope = Literal["session", "blocks", "admission", "server"]
 
 SENTENCES: dict[str, tuple[str, Scope]] = {
     "INV-1": (
-        "after every mutation each layer's measured coverage ends at the session's token count, "
-        "and the passes that were run are those of the canonical schedule over its tokens",
+        (
+            "after every mutation each layer's measured coverage ends at the session's token "
+            "count, and the passes that were run are those of the canonical schedule over its "
+            "tokens"
+        ),
         "session",
     ),
     "INV-2": (
@@ -43,13 +46,17 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
         "session",
     ),
     "INV-5": (
-        "slabs, blocks and bytes acquired less those released equal what is measured, references "
-        "are never negative, and the budgets are kept",
+        (
+            "slabs, blocks and bytes acquired less those released equal what is measured, "
+            "references are never negative, and the budgets are kept"
+        ),
         "admission",
     ),
     "INV-6": (
-        "a session follows its table of legal steps, one command at a time, without gaps in its "
-        "sequence",
+        (
+            "a session follows its table of legal steps, one command at a time, without gaps in "
+            "its sequence"
+        ),
         "session",
     ),
     "INV-7": (

@@ -54,7 +54,7 @@ class MemoryStore:
         """
         See ``Store.append``.
         """
-        known = {row.event_id: row for row in self.rows[-len(rows) - 1 :]}
+        known = {row.event_id: row for row in self.rows}
         new = [row for row in rows if known.get(row.event_id) != row]
         if not new:
             return
