@@ -251,6 +251,7 @@ def picture(requests: Sequence[Told], chunk: int, said: Sequence[str]) -> str:
     The picture as SVG, for light pages and dark ones.
     """
     scale = (BAR_RIGHT - BAR_LEFT) / max(one.prompt + one.generated for one in requests)
+    sessions = dict.fromkeys(one.session for one in requests)
     names = {session: chr(ord("A") + place % 26) for place, session in enumerate(sessions)}
     parts = [*_head(chunk)]
     for place, one in enumerate(requests):
