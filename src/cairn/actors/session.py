@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
+import structlog
 import trio
 
 from cairn.actors.engine import Decoding, EngineThread
@@ -30,6 +31,7 @@ from cairn.engine.prompt import Tokenizer
 from cairn.engine.reports import (
     DecodeRow,
     Drawn,
+    EngineFault,
     ModelFacts,
     PassReport,
     SealReport,
@@ -45,6 +47,9 @@ from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import OpenRequest, Session
+
+
+log = structlog.get_logger("cairn")
 
 
 @attrs.frozen(kw_only=True)
@@ -109,6 +114,7 @@ class SessionActor:
         self.ended = False
         self.opened = session_id in house.sequencer.state.sessions
         self._seq = house.sequencer.state.streams.get(f"session/{session_id}", 0)
+        self._asked_for_slab: list[trio.Event] = []
         self._send, self._inbox = trio.open_memory_channel[_Serve | _GiveUpSlab](float("inf"))
 
     # --- commands, for other tasks -----------------------------------------------------------
@@ -123,9 +129,11 @@ class SessionActor:
 
     async def give_up_slab(self) -> None:
         """
-        Have a session at rest release its slab. Nothing happens where it holds none.
+        Have a session without a request release its slab. Nothing happens where it holds none, or
+        where it takes a request first: who asks must not wait for that request's end.
         """
         done = trio.Event()
+        self._asked_for_slab.append(done)
         self._send.send_nowait(_GiveUpSlab(done))
         await done.wait()
 
@@ -156,8 +164,10 @@ class SessionActor:
         try:
             if ticket is not None:
                 await self._serve(ticket)
-            elif self._session.slab is not None:
-                await self._release_slab("room for another session")
+            elif isinstance(command, _GiveUpSlab) and not command.done.is_set():
+                self._asked_for_slab.remove(command.done)
+                if self._session.slab is not None:
+                    await self._release_slab("room for another session")
         except BugError as bug:
             await self._break(ticket, bug)
         except Exception as error:
@@ -180,7 +190,12 @@ class SessionActor:
         if self.id not in self._house.sequencer.state.sessions:
             return
         if self._session.slab is not None:
-            await self._release_slab(f"bug {bug.bug_id}")
+            try:
+                await self._release_slab(f"bug {bug.bug_id}")
+            except EngineFault as fault:
+                # The bug is on record, and the pool's next measure (INV-5) will not add up.
+                log.error("slab not released", session=self.id, bug_id=bug.bug_id, fact=str(fault))
+                return
         if self._session.life is Life.SETTLING:
             self._append(ev.SessionSettled(session=self.id, canonical_tokens=0, complete=False))
 
@@ -202,13 +217,19 @@ class SessionActor:
     # --- the six steps ----------------------------------------------------------------------------
 
     async def _serve(self, ticket: Ticket) -> None:
-        if ticket.gone is not None:
-            return
-        if not self._take(ticket):
+        async with self._house.memory.steady:
+            if ticket.gone is not None:
+                return
+            taken = self._take(ticket)
+        if taken is None:
             ticket.rerouted = True
             return
+        while self._asked_for_slab:
+            self._asked_for_slab.pop().set()
         try:
             await self._lay_stones(ticket)
+            # Not before there is a slab: until then the request may still be refused.
+            ticket.reply(*taken)
             first = await self._prefill(ticket)
             await self._answer(ticket, first)
         except _Gone as gone:
@@ -217,14 +238,17 @@ class SessionActor:
         ticket.left_turn.set()
         await self._settle()
 
-    def _take(self, ticket: Ticket) -> bool:
+    def _take(self, ticket: Ticket) -> tuple[int, Accepted] | None:
         """
         Take a request in hand and select its path, where it is still this session's to serve.
+
+        Returns:
+            What to tell its client and the receipt that it waits for; None for another's request.
         """
         house, prepared = self._house, ticket.prepared
         chosen = house.sequencer.choose(prepared.ask)
         if chosen != self.id and (self.opened or chosen is not None):
-            return False
+            return None
         opened = None
         if not self.opened:
             opened = ev.SessionOpened(
@@ -245,20 +269,16 @@ class SessionActor:
         ticket.accepted = True
         path = self._path
         ticket.prefilled_tokens = path.reused_tokens
-        ticket.reply(
-            receipt,
-            Accepted(
-                request=ticket.id,
-                session=self.id,
-                path=path.path,
-                reason=path.reason,
-                prompt_tokens=len(prepared.prompt_ids),
-                cached_tokens=path.reused_tokens,
-                seed=prepared.seed,
-                created_s=ticket.created_s,
-            ),
+        return receipt, Accepted(
+            request=ticket.id,
+            session=self.id,
+            path=path.path,
+            reason=path.reason,
+            prompt_tokens=len(prepared.prompt_ids),
+            cached_tokens=path.reused_tokens,
+            seed=prepared.seed,
+            created_s=ticket.created_s,
         )
-        return True
 
     def _received(self, ticket: Ticket) -> ev.RequestReceived:
         """
