@@ -55,8 +55,9 @@ def digest(block: SealedBlock) -> str:
     for array in (*block.keys, *block.values):
         found.update(f"{array.shape}{array.dtype}".encode())
         # numpy knows no bfloat16; bytes are bytes.
-        octets: Any = array.view(mx.uint8)
-        found.update(memoryview(octets).cast("B"))
+        if array.size:
+            octets: Any = array.view(mx.uint8)
+            found.update(memoryview(octets).cast("B"))
     return found.hexdigest()
 
 

@@ -8,12 +8,12 @@ the arrays and nobody would have counted them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import CacheList, KVCache
 
 from cairn.engine.reports import EngineFault
 from cairn.journal.events import Coverage
@@ -74,30 +74,70 @@ class LayerShape:
 class HeldSlab:
     """
     A slab in use: one cache for each layer.
+
+    Attributes:
+        fixed: whether its arrays have been there since it was opened. Other caches are mlx-lm's own
+            and grow as they will.
+        ran: rows that passes have put in, for models none of whose layers counts its tokens.
     """
 
     id: int
     capacity_tokens: int
     caches: list[Any]
+    fixed: bool = True
+    ran: int = 0
 
     @property
     def nbytes(self) -> int:
         """
-        The size of its arrays, as they are.
+        The size of its fixed arrays, as they are.
         """
+        if not self.fixed:
+            return 0
         return sum(cache.keys.nbytes + cache.values.nbytes for cache in self.caches)
 
-    def arrays(self) -> list[mx.array]:
+    @property
+    def end(self) -> int:
         """
-        All arrays, for evaluation.
+        One past the last token, by the first layer that counts its tokens.
         """
+        spans = self._spans()
+        return spans[0][1] if spans else self.ran
+
+    def arrays(self) -> list[Any]:
+        """
+        All that is to be evaluated after a pass.
+        """
+        if not self.fixed:
+            return [layer.state for layer in flat(self.caches)]
         return [array for cache in self.caches for array in (cache.keys, cache.values)]
 
     def coverage(self) -> Coverage:
         """
-        What each layer holds, equal neighbours counted together.
+        What each layer that counts its tokens holds, equal neighbours counted together.
         """
-        return runs([(getattr(cache, "start", 0), cache.offset) for cache in self.caches])
+        return runs(self._spans())
+
+    def _spans(self) -> list[tuple[int, int]]:
+        layers = (layer for layer in flat(self.caches) if counts_tokens(layer))
+        return [(getattr(layer, "start", 0), layer.offset) for layer in layers]
+
+
+def flat(caches: Sequence[Any]) -> list[Any]:
+    """
+    The caches of all layers, those that a layer keeps together taken apart.
+    """
+    found: list[Any] = []
+    for cache in caches:
+        found.extend(flat(cache.caches) if isinstance(cache, CacheList) else [cache])
+    return found
+
+
+def counts_tokens(cache: Any) -> bool:
+    """
+    Whether a layer's cache knows how many tokens it covers; a recurrent state does not.
+    """
+    return isinstance(getattr(cache, "offset", None), int)
 
 
 def runs(spans: Sequence[tuple[int, int]]) -> Coverage:
@@ -118,13 +158,21 @@ class SlabPool:
     Opens and closes slabs, and measures what is held.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], *, own_classes: bool) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        *,
+        own_classes: bool,
+        growing: Callable[[], list[Any]],
+    ) -> None:
         """
         Args:
-            shapes: of each layer.
+            shapes: of each layer; empty where the model's caches grow as they will.
             own_classes: False to use mlx-lm's ``KVCache`` over the same arrays.
+            growing: makes the model's own caches.
         """
         self._shapes = tuple(shapes)
+        self._growing = growing
         self._own = own_classes
         self._held: dict[int, HeldSlab] = {}
         self._opened = 0
@@ -139,10 +187,19 @@ class SlabPool:
         """
         Allocate a slab.
         """
-        caches = [self._layer(shape, capacity_tokens) for shape in self._shapes]
         self._opened += 1
-        slab = HeldSlab(id=self._opened, capacity_tokens=capacity_tokens, caches=caches)
-        mx.eval(slab.arrays())
+        if not self._shapes:
+            caches = self._growing()
+        else:
+            caches = [self._layer(shape, capacity_tokens) for shape in self._shapes]
+        slab = HeldSlab(
+            id=self._opened,
+            capacity_tokens=capacity_tokens,
+            caches=caches,
+            fixed=bool(self._shapes),
+        )
+        if slab.fixed:
+            mx.eval(slab.arrays())
         self._held[slab.id] = slab
         return slab
 

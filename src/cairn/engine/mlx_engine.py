@@ -19,6 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 
 from cairn.engine import mlx_blocks
 from cairn.engine.mlx_blocks import BlockStore
@@ -50,7 +51,11 @@ class MlxEngine:
     def __init__(self, loaded: LoadedModel, *, decode_rows: int, own_classes: bool = True) -> None:
         self._model = loaded.model
         self._rows = decode_rows
-        self.pool = SlabPool(loaded.shapes, own_classes=own_classes)
+        self.pool = SlabPool(
+            loaded.shapes,
+            own_classes=own_classes,
+            growing=lambda: make_prompt_cache(loaded.model),
+        )
         self.blocks = BlockStore()
 
     @property
@@ -111,7 +116,7 @@ class MlxEngine:
         """
         began = time.perf_counter_ns()
         held = self.pool.get(slab)
-        start = held.caches[0].offset
+        start = held.end
         tokens = mx.array(list(ids))
         logits = self._model(tokens[None], cache=held.caches)
         drawn = None
@@ -120,9 +125,10 @@ class MlxEngine:
         else:
             position = start + len(ids)
             drawn = self._drawn(logits[0, -1], wanted, position, held.arrays())
+        held.ran += len(ids)
         return PassReport(
             start=start,
-            end=held.caches[0].offset,
+            end=held.end,
             ran_hash=ids_hash(np.array(tokens).tolist()),
             coverage=held.coverage(),
             drawn=drawn,
@@ -144,7 +150,7 @@ class MlxEngine:
             raise EngineFault(f"a decode pass has {self._rows} rows, not {len(rows)}")
         began = time.perf_counter_ns()
         held = [self.pool.get(row.slab) if row is not None else None for row in rows]
-        starts = [slab.caches[0].offset if slab is not None else 0 for slab in held]
+        starts = [slab.end if slab is not None else 0 for slab in held]
         tokens = mx.array([[row.token if row is not None else 0] for row in rows])
         caches: list[Any]
         if self._rows == 1:
@@ -169,6 +175,7 @@ class MlxEngine:
             if row is None or slab is None:
                 reports.append(None)
                 continue
+            slab.ran += 1
             try:
                 drawn = _read(next(ready), row.wanted.top)
             except EngineFault as fault:
@@ -177,7 +184,7 @@ class MlxEngine:
             reports.append(
                 PassReport(
                     start=starts[place],
-                    end=slab.caches[0].offset,
+                    end=slab.end,
                     ran_hash=ids_hash([fed[place]]),
                     coverage=slab.coverage(),
                     drawn=drawn,

@@ -34,7 +34,8 @@ class LoadedModel:
         tokenizer: mlx-lm's wrapper.
         directory: where it was loaded from.
         name: the name that clients see.
-        shapes: what each layer keeps for a token.
+        shapes: what each layer keeps for a token; empty where the layers keep other things than the
+            keys and values of all tokens, of which no sealed block can be made yet.
     """
 
     model: Any
@@ -45,7 +46,6 @@ class LoadedModel:
     shapes: tuple[LayerShape, ...]
     context_tokens: int
     eos_ids: frozenset[int]
-    defaults: Mapping[str, Any]
 
 
 def load_model(where: str, *, name: str | None = None) -> LoadedModel:
@@ -78,7 +78,6 @@ def load_model(where: str, *, name: str | None = None) -> LoadedModel:
         shapes=_shapes(model),
         context_tokens=_context_tokens(config),
         eos_ids=frozenset(int(token) for token in tokenizer.eos_token_ids),
-        defaults=_generation_defaults(directory),
     )
 
 
@@ -102,19 +101,13 @@ def _directory(where: str) -> Path:
 
 def _shapes(model: Any) -> tuple[LayerShape, ...]:
     """
-    What each layer keeps, found by running one token.
-
-    Raises:
-        ModelRefused: a layer keeps something else than the keys and values of all tokens.
+    What each layer keeps, found by running one token. Empty where a layer keeps something else
+    than the keys and values of all tokens (a window, a recurrent state).
     """
     caches = make_prompt_cache(model)
-    for cache in caches:
-        if type(cache) is not KVCache:
-            raise ModelRefused(
-                f"a layer of this model keeps its past in a {type(cache).__name__}; this version "
-                "serves models whose layers all attend to everything (mlx-lm's KVCache)"
-            )
     mx.eval(model(mx.array([[0]]), cache=caches))
+    if any(type(cache) is not KVCache for cache in caches):
+        return ()
     return tuple(
         LayerShape(
             kv_heads=cache.keys.shape[1],
@@ -130,14 +123,3 @@ def _context_tokens(config: Mapping[str, Any]) -> int:
     text = config.get("text_config", config)
     found = text.get("max_position_embeddings", config.get("max_position_embeddings"))
     return int(found) if found else 32768
-
-
-def _generation_defaults(directory: Path) -> Mapping[str, Any]:
-    path = directory / "generation_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelRefused(f"{path} cannot be read: {error}") from error
-    return found if isinstance(found, dict) else {}

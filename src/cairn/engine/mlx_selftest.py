@@ -75,7 +75,7 @@ def run_self_test(loaded: LoadedModel, engine: MlxEngine, chunk_tokens: int) -> 
 
 
 def _tolerance(loaded: LoadedModel) -> float:
-    dtype = str(loaded.shapes[0].dtype).removeprefix("mlx.core.")
+    dtype = str(loaded.shapes[0].dtype if loaded.shapes else mx.float32).removeprefix("mlx.core.")
     return TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
 
 
@@ -113,6 +113,8 @@ class _Test:
         """
         A prompt on a block that was sealed elsewhere gives the bits of a cold one.
         """
+        if not self.loaded.shapes:
+            return self._answer(self.prompt) == self.cold  # nothing is reused; twice is the same
         slab = self.engine.open_slab(self.capacity).slab
         self._prefill(slab, self.prompt[: self.chunk], 0)
         self.engine.seal(slab, "self-test", 0, self.chunk, store=True)
@@ -210,7 +212,7 @@ class _Test:
                         if seat == slab:
                             trace.append(_drawn(report))
             held = engine.pool.get(slab)
-            kv = mlx_blocks.digest(mlx_blocks.cut(held, 0, held.caches[0].offset))
+            kv = mlx_blocks.digest(mlx_blocks.cut(held, 0, held.end)) if held.fixed else ""
             return _Answer(tuple(trace), kv)
         finally:
             engine.close_slab(slab)

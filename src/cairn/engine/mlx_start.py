@@ -11,8 +11,10 @@ from typing import Any
 import attrs
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 
 from cairn.engine import fingerprint
+from cairn.engine.mlx_cache import counts_tokens, flat
 from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.mlx_model import LoadedModel, load_model
 from cairn.engine.mlx_selftest import SelfTest, run_self_test
@@ -65,7 +67,8 @@ def start_engine(
     loaded = load_model(where, name=name)
     progress("loading the model", 1, 1)
     chunk = chunk_tokens or default_chunk_tokens()
-    rows = decode_rows or default_decode_rows()
+    # Rows need caches that can be looked at one token at a time.
+    rows = (decode_rows or default_decode_rows()) if loaded.shapes else 1
     started = _with_rows(loaded, chunk, rows, kv_cache, pool_bytes, remembered, progress)
     if started.tested is None or started.tested.passed or rows == 1:
         return started
@@ -126,12 +129,12 @@ def _with_rows(
         name=loaded.name,
         fingerprint=fingerprint.name_of(fields),
         fields=fields,
-        layers=len(loaded.shapes),
+        layers=_layers_that_count(loaded),
         kv_token_bytes=token_bytes,
         chunk_tokens=chunk,
         decode_rows=rows,
-        context_tokens=min(loaded.context_tokens, pool_bytes // token_bytes // chunk * chunk),
-        reusable=True,
+        context_tokens=_context(loaded, pool_bytes, chunk),
+        reusable=bool(loaded.shapes),
         eos_ids=loaded.eos_ids,
     )
     engine = MlxEngine(loaded, decode_rows=rows, own_classes=kv_cache == "slab")
@@ -141,6 +144,21 @@ def _with_rows(
         tested = run_self_test(loaded, engine, chunk)
         progress("self-test", 1, 1)
     return Started(engine=engine, loaded=loaded, facts=facts, tested=tested, narrowed=None)
+
+
+def _context(loaded: LoadedModel, pool_bytes: int, chunk: int) -> int:
+    """
+    The longest sequence: what the model takes, and what a slab within the budget holds.
+    """
+    token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
+    if not token_bytes:
+        return loaded.context_tokens
+    return min(loaded.context_tokens, pool_bytes // token_bytes // chunk * chunk)
+
+
+def _layers_that_count(loaded: LoadedModel) -> int:
+    caches = make_prompt_cache(loaded.model)
+    return sum(counts_tokens(layer) for layer in flat(caches))
 
 
 def _dtypes(model: Any) -> dict[str, int]:
