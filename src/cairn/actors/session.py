@@ -48,7 +48,6 @@ from cairn.journal.keys import block_keys, ids_hash
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import OpenRequest, Session
 
-
 log = structlog.get_logger("cairn")
 
 
@@ -412,7 +411,9 @@ class SessionActor:
         session, facts = self._session, self._house.facts
         assert session.last is not None
         sealed = len(session.slab_keys)
-        if session.slab is not None and session.cached_tokens > sealed * self._chunk:
+        if session.slab is not None and not facts.reusable:
+            await self._release_slab("this model's caches cannot be cut back")
+        elif session.slab is not None and session.cached_tokens > sealed * self._chunk:
             await self._trim(sealed * self._chunk, "decoded or partial, so not canonical")
         sequence = session.last.sequence
         full = len(sequence) // self._chunk
