@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,8 @@ from cairn.ops.preload import preload_blas
 from cairn.ops.where import default_data_dir, example, log_path, url_of
 
 _ENDED_AT_ONCE = 130
+# After the last answer was cut off, its client still has to hear of it.
+_LAST_WORDS_S = 10.0
 
 
 @click.command(
@@ -161,28 +162,26 @@ async def _serve(
         await nursery.start(_signals, stop)
         with ShownProgress() as progress:
             settings = _settings(options, data_dir, progress)
-            secret = tenant_secret(data_dir)
-            context = booted(settings, store, secret, progress)
-            server = await context.__aenter__()
-        try:
-            app = create_app(server, hosts_allowed=options["allow_host"])
-
-            def ready(url: str) -> None:
-                _greet(url, server, store, options)
-
-            await serve_http(
-                app,
-                listener,
-                shutdown=stop,
-                on_ready=ready,
-                grace_s=settings.limits.drain_s,
-            )
-        except BaseException:
-            if not await context.__aexit__(*sys.exc_info()):
-                raise
-        else:
-            await context.__aexit__(None, None, None)
+            booting = booted(settings, store, tenant_secret(data_dir), progress)
+            async with booting as server:
+                progress.close()
+                nursery.start_soon(_drain, server, stop)
+                await serve_http(
+                    create_app(server, hosts_allowed=options["allow_host"]),
+                    listener,
+                    shutdown=stop,
+                    on_ready=lambda url: _greet(url, server, options),
+                    grace_s=settings.limits.drain_s + _LAST_WORDS_S,
+                )
         nursery.cancel_scope.cancel()
+
+
+async def _drain(server: Server, stop: trio.Event) -> None:
+    """
+    Turn new requests away while those that run come to their end.
+    """
+    await stop.wait()
+    await server.drain()
 
 
 async def _signals(
@@ -246,15 +245,21 @@ class ShownProgress:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bars.stop()
+        self.close()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
         self._bars.update(self._tasks[what], completed=done, total=total)
 
+    def close(self) -> None:
+        """
+        Take the bars away. Again does no harm.
+        """
+        self._bars.stop()
 
-def _greet(url: str, server: Server, store: SqlStore, options: dict[str, Any]) -> None:
+
+def _greet(url: str, server: Server, options: dict[str, Any]) -> None:
     """
     What somebody wants to know who started a server, and a line to try it with.
     """
