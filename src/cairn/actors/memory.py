@@ -1,12 +1,12 @@
 """
 Room for slabs and blocks: who decides is the journal's fold, who carries out is the engine.
 
-Making room and taking it is one step for everybody else, hence the lock.
+Making room and taking it is one step for everybody else, hence the locks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
@@ -15,11 +15,18 @@ from cairn.actors.sequencer import Sequencer
 from cairn.engine.reports import EvictReport, SealReport, SlabReport
 from cairn.journal import events as ev
 from cairn.journal import eviction
+from cairn.journal.lifecycle import Life
+from cairn.journal.state import Session, State
 
 
 class Memory:
     """
     Opens slabs and seals blocks within their budgets.
+
+    Attributes:
+        give_up: has a session give up its slab, unless it takes a request first.
+        steady: who decides what to reuse holds this. A block that was chosen to leave must not be
+            chosen to be shared before the engine has dropped it.
     """
 
     def __init__(self, sequencer: Sequencer, engine: EngineThread, slab_token_bytes: int) -> None:
@@ -32,11 +39,13 @@ class Memory:
         self._token_bytes = slab_token_bytes
         self._slabs = trio.Lock()
         self._blocks = trio.Lock()
+        self.steady = trio.Lock()
         self.give_up: Callable[[str], Awaitable[None]] = _nobody
 
     async def open_slab(self, capacity_tokens: int, record: Callable[[SlabReport], None]) -> bool:
         """
-        Open a slab, taking those of sessions at rest where there is no room. False where all work.
+        Open a slab, taking those of sessions without a request where there is no room: the least
+        recently used at rest, else one that settles. False where all have a request in hand.
 
         Args:
             record: appends what was measured.
@@ -44,7 +53,8 @@ class Memory:
         size = capacity_tokens * self._token_bytes
         async with self._slabs:
             while not eviction.slab_fits(self._sequencer.state, size):
-                victim = eviction.slab_to_release(self._sequencer.state)
+                state = self._sequencer.state
+                victim = eviction.slab_to_release(state) or _settling(state)
                 if victim is None:
                     return False
                 await self.give_up(victim.id)
@@ -62,28 +72,46 @@ class Memory:
             known = self._sequencer.state.blocks.get(key)
             store = True
             if known is None or not known.present:
-                leaving = eviction.room_for_block(
-                    self._sequencer.state, (end - start) * self._token_bytes
-                )
-                store = leaving is not None
-                for other in leaving or ():
-                    await self._evict(other)
+                store = await self._make_room((end - start) * self._token_bytes)
             await self._engine.call(
                 lambda mlx: mlx.seal(slab, key, start, end, store=store), record
             )
 
-    async def _evict(self, key: str) -> None:
-        await self._engine.call(lambda mlx: mlx.evict(key), self._evicted)
+    async def _make_room(self, size: int) -> bool:
+        """
+        Have blocks leave until one of ``size`` bytes fits. False where that cannot be had.
+        """
+        async with self.steady:
+            leaving = eviction.room_for_block(self._sequencer.state, size)
+            if leaving:
+                await self._engine.call(
+                    lambda mlx: [mlx.evict(key) for key in leaving], self._evicted
+                )
+            return leaving is not None
 
-    def _evicted(self, report: EvictReport) -> None:
-        self._sequencer.append(
-            ev.BlockEvicted(
-                key=report.key,
-                bytes=report.bytes,
-                store_blocks=report.store_blocks,
-                store_bytes=report.store_bytes,
+    def _evicted(self, reports: Sequence[EvictReport]) -> None:
+        for report in reports:
+            self._sequencer.append(
+                ev.BlockEvicted(
+                    key=report.key,
+                    bytes=report.bytes,
+                    store_blocks=report.store_blocks,
+                    store_bytes=report.store_bytes,
+                )
             )
-        )
+
+
+def _settling(state: State) -> Session | None:
+    """
+    The least recently used session that settles and could do without its slab. What it has not
+    settled yet, its next request computes.
+    """
+    found = (
+        session
+        for session in state.sessions.values()
+        if session.slab is not None and session.life is Life.SETTLING
+    )
+    return min(found, key=lambda session: session.last_used, default=None)
 
 
 async def _nobody(session: str) -> None:

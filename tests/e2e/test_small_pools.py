@@ -1,0 +1,164 @@
+"""
+Where there is room for little: slabs and blocks change hands, and no answer changes with them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tests.e2e.conftest import Start, servers
+from tests.serving import Answer, Listener, Serving, ask, ask_with, assistant, together, user
+
+from cairn.journal import events as ev
+
+STORY = "The stone lies on the path, and the path goes over the hill. "
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
+    """
+    A server with one slab.
+    """
+    with servers(tmp_path_factory.mktemp("narrow"), model_directory) as start:
+        yield start("--pool-slabs", 1)
+
+
+def long_enough(name: object) -> dict[str, str]:
+    """A message that fills some blocks, and shares none with another name's."""
+    return user(f"{name}: {STORY * 12}")
+
+
+def in_turn(server: Serving, cold: Serving, count: int, turns: int) -> list[Answer]:
+    """Conversations that take turns; each answer is the one that a cold server gives."""
+    talks = [[long_enough(number)] for number in range(count)]
+    answers = []
+    for _ in range(turns):
+        for talk in talks:
+            answer = ask(server, *talk)
+            assert ask(cold, *talk, cache_prompt=False).bits == answer.bits
+            talk += [assistant(answer.text), user("And then?")]
+            answers.append(answer)
+    return answers
+
+
+def assert_no_memory(response: Any) -> None:
+    """A refusal that an official client asks again after."""
+    assert 503 == response.status_code
+    assert int(response.headers["retry-after"]) >= 1
+    error = response.json()["error"]
+    assert ("overloaded_error", "no_memory") == (error["type"], error["code"])
+    assert "slab" in error["message"]
+
+
+def test_one_slab_for_three_conversations(narrow: Serving, cold: Serving):
+    """Each takes the slab from one at rest, and goes on from its sealed blocks."""
+    before = narrow.position()
+    answers = in_turn(narrow, cold, count=3, turns=2)
+    assert {"new_session": 3, "continuation": 3} == Counter(answer.path for answer in answers)
+    assert all(answer.cached_tokens >= 128 for answer in answers[3:])
+    assert 1 == narrow.at_rest()["pool"]["slabs"]
+    assert len(narrow.events(ev.SlabReleased, after=before)) >= 5
+
+
+def test_a_session_that_settles_gives_up_its_slab(narrow: Serving, lengthy: tuple[Any, Any]):
+    """Who asks the moment after another's answer is served, though that session settles still."""
+    before = narrow.position()
+    client = narrow.client()
+    for seed in range(3):
+        ask_with(client, **{**lengthy[0], "seed": seed, "max_tokens": 200})
+        answer = ask_with(client, user(f"Number {seed}"), max_tokens=2)
+        assert 2 == answer.completion_tokens
+    narrow.at_rest()
+    assert [] == narrow.events(ev.RequestCancelled, after=before)
+
+
+def test_every_slab_at_work(narrow: Serving, cold: Serving, lengthy: tuple[Any, Any]):
+    """Who finds no slab is told so with a time to come back; who has one notices nothing."""
+    before = narrow.position()
+    running = Listener(narrow, **lengthy[0], max_tokens=400).decoding()
+    for stream in (False, True):
+        assert_no_memory(narrow.post(messages=[user("Hello")], max_tokens=4, stream=stream))
+    running.end()
+    alone = ask(cold, **lengthy[0], max_tokens=400, cache_prompt=False)
+    assert (alone.text, alone.tokens) == (running.text, running.tokens)
+    assert 4 == ask(narrow, user("Hello"), max_tokens=4).completion_tokens
+    narrow.at_rest()
+    assert 2 == len(narrow.events(ev.RequestCancelled, after=before, stage="no_memory"))
+
+
+def test_blocks_leave_memory(start: Start, cold: Serving):
+    """Four blocks for four conversations: they push each other out, and the reason says so."""
+    server = start("--pool-slabs", 1, "--blocks-mb", 1)
+    answers = in_turn(server, cold, count=4, turns=2)
+    assert 8 == len(answers)
+    assert "evicted" in {answer.reason for answer in answers[4:]}
+    evicted = server.events(ev.BlockEvicted)
+    assert evicted
+    assert max(event.store_bytes for event in evicted) <= 1024 * 1024
+    health = server.at_rest()
+    assert health["blocks"]["bytes"] <= health["blocks"]["bytes_total"] == 1024 * 1024
+
+
+def test_blocks_leave_while_others_want_them(start: Start):
+    """What is about to leave is shared with nobody, and what is shared does not leave."""
+    server = start("--blocks-mb", 1, "--pool-slabs", 8)
+
+    def conversation(number: int) -> None:
+        client = server.client()
+        for turn in range(12):
+            ask_with(client, long_enough((number + 3 * turn) % 6), max_tokens=1)
+
+    together([partial(conversation, number) for number in range(6)])
+    server.at_rest()
+    assert server.events(ev.BlockEvicted)
+    assert server.events(ev.BlocksShared)
+    assert [] == server.events(ev.InvariantViolated)
+
+
+def test_one_slab_and_a_conversation_that_outgrows_it(narrow: Serving):
+    """Two want the slab at once, and one of them holds it and needs a larger: both hear an end."""
+    client = narrow.client()
+
+    def outcome(*talk: dict[str, str], **body: Any) -> str:
+        try:
+            return ask_with(client, *talk, **{"max_tokens": 2, **body}).finish_reason
+        except openai.InternalServerError as error:
+            assert_no_memory(error.response)
+            return "no_memory"
+
+    for number in range(6):
+        talk = [user(f"Number {number}")]
+        answer = ask_with(client, *talk, max_tokens=2)
+        talk += [assistant(answer.text), user("More.")]
+        narrow.at_rest()
+        ends = together(
+            [
+                partial(outcome, *talk, max_tokens=600, stop=[" "]),
+                partial(outcome, user(f"Another {number}")),
+            ]
+        )
+        assert set(ends) <= {"stop", "length", "no_memory"}
+        assert ["no_memory"] * 2 != ends
+
+
+def test_a_pool_for_one_short_prompt(start: Start):
+    """The context is what the pool can hold; a longer prompt is refused with both numbers, and an
+    answer ends where the pool does."""
+    server = start("--pool-mb", 1)
+    context = server.health()["context_tokens"]
+    assert context < 1024
+    refused = server.post(messages=[user(STORY * 200)])
+    assert 400 == refused.status_code
+    error = refused.json()["error"]
+    assert "context_length_exceeded" == error["code"]
+    assert f"{context} tokens" in error["message"]
+    assert 4 == ask(server, user("Hello"), max_tokens=4).completion_tokens
+    for tokens in (64, 100_000):
+        body = {"messages": [user("Hello")], "temperature": 3.0, "max_tokens": tokens}
+        assert server.post(**body).json()["usage"]["total_tokens"] <= context
