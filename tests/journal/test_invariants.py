@@ -874,6 +874,37 @@ def test_kv_that_decoding_made_cannot_be_sealed():
     assert key not in driver.state.blocks
 
 
+def test_nothing_canonical_is_built_on_what_is_not():
+    """A settling pass that starts where a chunk does, but on decoded rows, is a violation."""
+    driver = driver_of()
+    driver.start()
+    driver.ask(talk(("user", (10, 11, 12, 13))), answer=(50, 51, 52, 53, 54, 55, 56))
+    while driver.state.session("s1").cached_tokens < 3 * C:
+        driver.step("s1")
+    if driver.state.session("s1").request is not None:
+        driver.propose(
+            ev.RequestFinished(
+                session="s1",
+                request="r1",
+                finish_reason="stop",
+                prompt_tokens=6,
+                cached_tokens=0,
+                answer_tokens=7,
+                completion_tokens=7,
+            )
+        )
+    driver.trim("s1", 2 * C, "not far enough")
+    assert 6 == driver.state.session("s1").canonical_tokens
+    last = driver.state.session("s1").last
+    assert last is not None
+    with pytest.raises(Violated) as caught:
+        driver.extend("s1", None, "settle", last.sequence[2 * C : 3 * C])
+
+    bug = caught.value.outcome.bug
+    assert bug is not None
+    assert ("INV-1", "a canonical pass on KV that is not") == (bug.invariant, bug.message)
+
+
 def test_no_token_comes_of_a_pass_over_nothing():
     """After a prompt that ends with a chunk, an empty pass at its end draws no second token."""
     driver = driver_of()
@@ -910,6 +941,29 @@ def test_doubt_goes_down_to_the_descendants():
     path = broken.driver.state.session(held).request.path  # type: ignore[union-attr]
     assert path is not None
     assert 0 == path.reused_tokens
+    going = talk(SYSTEM, HELLO, SAID, MORE, ("assistant", LONG[:6]), OTHER)
+    assert root in broken.driver.state.session("s1").slab_keys
+    assert "s1" == broken.driver.ask(going)
+    path = broken.driver.state.session("s1").request.path  # type: ignore[union-attr]
+    assert path is not None
+    assert 0 == path.reused_tokens
+    broken.driver.finish("s1")
+
+
+def test_doubt_stays():
+    """A block that is in doubt stays so when it is sealed once more with the digest it had."""
+    broken = damaged(DAMAGES["INV-3"]["another digest when sealed again"])
+    driver, key = broken.driver, broken.event.key
+    driver.serve(talk(SYSTEM, HELLO), cache_prompt=False)
+    last = next(
+        recorded.event
+        for recorded in reversed(driver.recorded)
+        if isinstance(recorded.event, ev.BlockSealed) and recorded.event.key == key
+    )
+
+    assert driver.state.blocks[key].digest == last.digest
+    assert 1 == len(driver.bugs)
+    assert driver.bugs[0] == driver.state.blocks[key].bug_id
 
 
 @pytest.mark.parametrize(("invariant", "name"), CASES)

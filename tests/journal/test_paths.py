@@ -483,6 +483,21 @@ def test_a_name_is_found_only_within_its_tenant():
     assert None is paths.choose_session(driver.state, foreign)
 
 
+def test_a_chain_is_compared_only_within_its_tenant():
+    """Another tenant's conversation is not found by its chain, should it come to be the same."""
+    driver = started()
+    driver.serve(talk(*PARTS))
+    ask = driver.asked(talk(*FOLLOWED))
+
+    assert "s1" == paths.choose_session(driver.state, ask)
+    assert None is paths.choose_session(driver.state, attrs.evolve(ask, tenant="t2"))
+    request = _request(driver, talk(*FOLLOWED), True, 4)
+    foreign = attrs.evolve(request, ask=attrs.evolve(request.ask, tenant="t2"))
+    fresh = Session(id=SessionId("x"), tenant="t2", fingerprint="fp-a", group=None, named=False)
+    decision = paths.select(driver.state, fresh, foreign)
+    assert ("cold_start", None) == (decision.reason, decision.nearest)
+
+
 def test_a_closed_session_is_forgotten_wherever_it_was_known():
     """
     A session that was named, had one conversation and then another, and was closed, is found by
