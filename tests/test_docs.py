@@ -1,0 +1,200 @@
+"""
+What the documentation says is there is there, and what is there is in the documentation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import attrs
+import pytest
+
+from cairn.journal.events import ALL_EVENTS
+from cairn.journal.invariants import SENTENCES
+from cairn.journal.lifecycle import STEPS
+from cairn.journal.paths import Reason
+from cairn.ops.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    + list((ROOT / "docs").rglob("*.md"))
+)
+NOTES = sorted((ROOT / "docs" / "design").glob("*.md"))
+HEADINGS = ["Context", "Decision", "Alternatives", "Out of scope"]
+
+#: What a repository path begins with; ``journal.db`` and ``~/models`` are paths of other places.
+ROOMS = ("src/", "tests/", "docs/", "tools/", ".ci/")
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+
+def relative(path: Path) -> str:
+    """
+    A page's name, for the test's own.
+    """
+    return path.relative_to(ROOT).as_posix()
+
+
+def section(page: Path, heading: str) -> str:
+    """
+    The text below a heading, up to the next one of its kind.
+    """
+    found = re.split(rf"^## {re.escape(heading)}$", page.read_text(encoding="utf-8"), flags=re.M)
+    assert 2 == len(found), f"{relative(page)} has no section {heading}"
+    return re.split(r"^## ", found[1], flags=re.M)[0]
+
+
+def first_cells(table: str) -> list[str]:
+    """
+    The first cells of a table's rows, without quotes, heads and rules.
+    """
+    cells = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")]
+    return [cell.strip("`") for cell in cells[2:]]
+
+
+def quoted(page: Path) -> Iterator[str]:
+    """
+    What stands in backticks on a page, outside code blocks.
+    """
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    yield from re.findall(r"`([^`\n]+)`", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """
+    The names by which a page's headings are linked.
+    """
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_paths_named_on_a_page_exist(page: Path):
+    """
+    Every path of the repository in backticks, in text or in a command, is there.
+    """
+    words = [word for code in quoted(page) for word in code.split()]
+    named = [word.rstrip(".,;:") for word in words if word.startswith(ROOMS)]
+    assert [] == [path for path in named if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_inside_the_repository_lead_somewhere(page: Path):
+    """
+    Every link and picture that is no address leads to a file, and to a heading if it names one.
+    """
+    text = page.read_text(encoding="utf-8")
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path) if path else page
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            broken.append(target)
+    assert [] == broken
+
+
+def test_every_kind_of_event_is_told_and_no_other():
+    """
+    The table of events has a row for each kind, in the order of ``ALL_EVENTS``.
+    """
+    assert [event.kind for event in ALL_EVENTS] == first_cells(section(ARCHITECTURE, "Events"))
+
+
+def test_private_fields_that_are_named_are_the_private_ones():
+    """
+    A field is marked **P** in the table of events if and only if it is private.
+    """
+    rows = {
+        line.split("|")[1].strip(" `"): line.split("|")[3]
+        for line in section(ARCHITECTURE, "Events").splitlines()
+        if line.startswith("| `")
+    }
+    for event in ALL_EVENTS:
+        fields = {field.name: field for field in attrs.fields(event)}
+        private = {name for name, field in fields.items() if field.metadata.get("private")}
+        assert private == set(re.findall(r"`(\w+)` \*\*P\*\*", rows[event.kind])), event.kind
+        named = set(re.findall(r"`(\w+)`", rows[event.kind]))
+        assert named <= set(fields), event.kind
+
+
+def test_every_invariant_is_told_in_its_own_words_and_no_other():
+    """
+    The table of invariants is that of ``SENTENCES``: names, sentences, scopes.
+    """
+    lines = section(ARCHITECTURE, "Invariants").splitlines()
+    rows = [tuple(cell.strip() for cell in line.split("|")[1:4]) for line in lines if "|" in line]
+    expected = [(name, sentence, scope) for name, (sentence, scope) in SENTENCES.items()]
+    assert expected == rows[2:]
+
+
+def test_every_reason_is_told_and_no_other():
+    """
+    The table of paths names each reason that the rules give.
+    """
+    named = re.findall(r"^\| new_session \| `(\w+)`", section(ARCHITECTURE, "Paths"), flags=re.M)
+    assert list(get_args(Reason)) == named
+
+
+def test_the_drawing_of_a_sessions_life_is_the_table_of_legal_steps():
+    """
+    Arrows and the list of steps that stay are together what ``STEPS`` has, no more and no less.
+    """
+    text = section(ARCHITECTURE, "The life of a session")
+    arrows = re.findall(r"^    (\w+) --> (\w+): (\S+)$", text, flags=re.M)
+    drawn = {(start, trigger, end) for start, end, trigger in arrows}
+    for line in text.splitlines():
+        if line.startswith("| ") and "`" in line:
+            _, life, triggers, _ = (cell.strip() for cell in line.split("|"))
+            drawn |= {(life, trigger, life) for trigger in re.findall(r"`([^`]+)`", triggers)}
+    steps = {
+        (str(life), trigger, str(end))
+        for life, table in STEPS.items()
+        for trigger, end in table.items()
+    }
+    assert steps == drawn
+
+
+def test_every_command_is_named():
+    """
+    Each command of `ops` is named in the README, and no command is named that is not there.
+    """
+    named = set(re.findall(r"`(?:\./)?ops ([a-z]+)", (ROOT / "README.md").read_text("utf-8")))
+    assert set(COMMANDS) == named
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_make_targets_on_a_page_are_in_the_makefile(page: Path):
+    """
+    What a page has one call with ``make`` is a target.
+    """
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.M))
+    text = page.read_text(encoding="utf-8")
+    called = set(re.findall(r"(?:^|`)make ([a-z]+)", text, flags=re.M))
+    assert set() == called - targets
+
+
+@pytest.mark.parametrize("note", NOTES, ids=lambda note: note.stem)
+def test_a_decision_note_has_its_date_and_four_headings(note: Path):
+    """
+    A note says when, in what situation, what was decided, what was not, and what it leaves out.
+    """
+    text = note.read_text(encoding="utf-8")
+    day = re.match(r"(\d{4})(\d\d)(\d\d)-", note.name)
+    assert day is not None
+    assert "-".join(day.groups()) in text.splitlines()
+    assert re.findall(r"^## (.+)$", text, flags=re.M) == HEADINGS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_pages_know_no_machine(page: Path):
+    """
+    No path of somebody's machine stands on a page.
+    """
+    text = page.read_text(encoding="utf-8")
+    assert [] == re.findall(r"/(?:work|root|home|tmp|Users)/[^\s`]*", text)
