@@ -52,7 +52,7 @@ def bystander(driver: Driver) -> None:
 def history(driver: Driver) -> None:
     """
     Something of everything: s1 goes on after an answer with a thought in it, s2 shares blocks and
-    is cut off, blocks are evicted and sealed again.
+    is cut off, blocks are evicted and sealed again, and n, which has a name, is told another story.
     """
     one, two = (SYSTEM, HELLO), (SYSTEM, HELLO, SAID, MORE)
     driver.start()
@@ -70,6 +70,8 @@ def history(driver: Driver) -> None:
     driver.propose(ev.SessionClosed(session="s2", reason="forgotten"))
     driver.evict(driver.evictable()[0])
     driver.propose(ev.OperatorActed(action="note", detail="all is well"))
+    driver.serve(talk(*one, name="n"))
+    driver.serve(talk(OTHER, name="n"))
 
 
 def talk(*parts: tuple[str, tuple[int, ...]], **of: Any) -> Talk:
@@ -276,6 +278,10 @@ def _based(event: Any) -> bool:
     return event.base_request is not None
 
 
+def _edited(event: Any) -> bool:
+    return event.base_request is not None and event.kept_keys == 0
+
+
 def _fresh(event: Any) -> bool:
     return event.base_request is None
 
@@ -439,6 +445,9 @@ DAMAGES: dict[str, dict[str, Damage]] = {
             Share, keys=lambda e: e.keys[:-1], digests=lambda e: e.digests[:-1]
         ),
         "no blocks shared": but(Share, keys=(), digests=()),
+        "more shared than the blocks hold": but(
+            Share, end=_more("end", C), coverage=_covered((LAYERS, 0, C))
+        ),
         "sharing left out": instead(Share, lambda d, e: _pass(d, e, e.start, e.start + C)),
         "the trim left out": instead(
             Trim,
@@ -457,6 +466,9 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "a key too many": but(Rec, _fresh, new_keys=lambda e: (*e.new_keys, "k" * 64)),
         "a key of tokens that changed": but(
             Rec, _based, kept_keys=_more("kept_keys"), new_keys=lambda e: e.new_keys[1:]
+        ),
+        "keys kept though the tokens changed": but(
+            Rec, _edited, kept_keys=1, new_keys=lambda e: e.new_keys[1:]
         ),
         "more parts kept than there were": but(Rec, _based, kept_parts=99),
         "another tenant's request": but(Rec, tenant="t2"),

@@ -361,6 +361,7 @@ def test_an_unrecorded_violation(invariant: str):
     assert (invariant, rows[place].position) == (finding.invariant, finding.position)
     assert (False, True) == (finding.recorded, finding.reproduced)
     assert len(rows) == first.rows
+    assert [finding] == [other for other in first.findings if other.session == finding.session]
     assert [finding] == list(replay(rows[: place + 1]).findings)
 
 
