@@ -62,7 +62,8 @@ async def ask(server: Server, command: Generate) -> Said:
     Ask, and read the answer to its end.
     """
     accepted, finished = None, None
-    text, tokens = "", []
+    text = ""
+    tokens: list[TokenInfo] = []
     async with server.generate(command) as replies:
         async for reply in replies:
             match reply:

@@ -82,8 +82,9 @@ def over_mlx_lm(loaded: LoadedModel, ids: list[int], rows: int) -> list[tuple[in
     answer = []
     for _ in range(STEPS + 1):
         logprobs = last - mx.logsumexp(last)
-        token = int(mx.argmax(logprobs).item())
-        answer.append((token, float(logprobs[token].item())))
+        token: Any = mx.argmax(logprobs).item()
+        logprob: Any = logprobs[token].item()
+        answer.append((token, logprob))
         fed = mx.array([[token]] + [[0]] * (rows - 1))
         seats = caches if rows == 1 else row_caches([caches, *[None] * (rows - 1)])
         last = loaded.model(fed, cache=seats)[0, -1]

@@ -62,7 +62,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.fixture(params=list(FAMILIES.values()), ids=list(FAMILIES))
 def family_directory(request: pytest.FixtureRequest, model_directory: Path, tmp_path: Path) -> Path:
     """
     A small model of the family with random weights, and the built-in model's tokenizer.

@@ -91,7 +91,8 @@ class MlxEngine:
 
     def share(self, slab: int, keys: Sequence[str], start: int) -> ShareReport:
         """
-        Copy sealed blocks into a slab, and hash what was copied.
+        Copy sealed blocks into a slab, and hash what the slab holds then: a block that changed in
+        memory is found by it, and a copy that went wrong.
 
         Raises:
             EngineFault: a block is not in memory, or the slab does not end at ``start``.
@@ -99,8 +100,12 @@ class MlxEngine:
         began = time.perf_counter_ns()
         held = self.pool.get(slab)
         blocks = [self.blocks.get(key) for key in keys]
-        digests = tuple(mlx_blocks.digest(block) for block in blocks)
-        mlx_blocks.paste(held, blocks, start)
+        end = mlx_blocks.paste(held, blocks, start)
+        rows = (end - start) // len(blocks)
+        digests = tuple(
+            mlx_blocks.digest(mlx_blocks.cut(held, first, first + rows))
+            for first in range(start, end, rows)
+        )
         return ShareReport(digests=digests, coverage=held.coverage(), duration_us=_since_us(began))
 
     def run_chunk(self, slab: int, ids: Sequence[int], wanted: Wanted | None) -> PassReport:

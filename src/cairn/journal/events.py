@@ -334,7 +334,7 @@ class BlocksShared(Event):
 
     Attributes:
         keys: the blocks, in order of their tokens.
-        digests: measured: of the bytes that were copied.
+        digests: measured: of the bytes that the slab holds of each after the copy.
         coverage: measured: what each layer holds after it.
     """
 

@@ -61,7 +61,7 @@ _LAST_WORDS_S = 10.0
 @click.option(
     "--decode-rows",
     type=click.IntRange(1, 64),
-    help="W, the rows of a decode pass: so many answers are written at once (4).",
+    help="W, the rows of a decode pass: so many requests are served at once (4).",
 )
 @click.option(
     "--kv-cache",
