@@ -10,7 +10,6 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from tests.running import ask, generate, serving
 
 from cairn.actors.sequencer import Sequencer, outside
 from cairn.actors.writer import JournalWriter, WriterDied
@@ -20,6 +19,7 @@ from cairn.journal.codec import Row
 from cairn.journal.errors import HeadMoved, StoreError
 from cairn.journal.ledger import Ledger
 from cairn.journal.store import MemoryStore
+from tests.running import ask, generate, serving
 
 
 def started(boot: str) -> ev.ServerStarted:

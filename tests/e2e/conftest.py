@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.serving import Serving, ask, assert_holds, started, user
 
 Start = Callable[..., Serving]

@@ -12,10 +12,10 @@ from typing import Any
 
 import openai
 import pytest
-from tests.e2e.conftest import Start, servers
-from tests.serving import Answer, Listener, Serving, ask, ask_with, assistant, together, user
 
 from cairn.journal import events as ev
+from tests.e2e.conftest import Start, servers
+from tests.serving import Answer, Listener, Serving, ask, ask_with, assistant, together, user
 
 STORY = "The stone lies on the path, and the path goes over the hill. "
 

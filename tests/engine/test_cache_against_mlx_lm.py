@@ -14,7 +14,6 @@ import mlx.core as mx
 import pytest
 import trio
 from mlx_lm.models.cache import KVCache, make_prompt_cache
-from tests.running import ask, generate, serving
 
 from cairn.engine.mlx_cache import SlabCache
 from cairn.engine.mlx_engine import MlxEngine
@@ -24,6 +23,7 @@ from cairn.engine.prompt import Conversation, Message
 from cairn.engine.reports import DecodeRow, Drawn, EngineFault, PassReport, Wanted
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes
+from tests.running import ask, generate, serving
 
 CHUNK = 64
 STEPS = 24

@@ -15,11 +15,11 @@ import mlx.core as mx
 import pytest
 import trio
 from mlx.utils import tree_flatten, tree_map
-from tests.running import Said, ask, generate, serving
 
 from cairn.engine.prompt import Conversation, Message
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
+from tests.running import Said, ask, generate, serving
 
 SMALL = {
     "hidden_size": 128,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-from tests.running import Said
 
 from cairn.engine.prompt import Conversation, Message
+from tests.running import Said
 
 TOOLS: tuple[Mapping[str, Any], ...] = (
     {

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import trio
-from tests.gate.conversation import Talk, thirty_steps, words
-from tests.running import Said, ask, generate, serving
 
 from cairn.actors.messages import Generate
 from cairn.engine.mlx_engine import MlxEngine
@@ -27,6 +25,8 @@ from cairn.journal import events as ev
 from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
+from tests.gate.conversation import Talk, thirty_steps, words
+from tests.running import Said, ask, generate, serving
 
 pytestmark = pytest.mark.gate
 

@@ -8,10 +8,10 @@ from functools import partial
 import httpx
 import pytest
 import trio
-from tests.http.fake_service import FakeService
 
 from cairn.http.app import create_app
 from cairn.http.serving import bind_socket, serve_http
+from tests.http.fake_service import FakeService
 
 Serve = Callable[[FakeService], Awaitable[str]]
 

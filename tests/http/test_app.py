@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 import httpx
 import pytest
-from tests.http.conftest import Serve
-from tests.http.fake_service import FACTS, FakeService
 
 from cairn.http.app import BODY_BYTES_MAX, create_app
+from tests.http.conftest import Serve
+from tests.http.fake_service import FACTS, FakeService
 
 pytestmark = pytest.mark.trio
 

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from tests.http.fake_service import FakeService
 
 from cairn.http.app import create_app
+from tests.http.fake_service import FakeService
 
 pytestmark = pytest.mark.trio
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.http.fake_service import FakeService
 
 from cairn.http.app import create_app
 from cairn.http.metrics import Metrics
@@ -25,6 +24,7 @@ from cairn.journal.events import (
     TokensEmitted,
 )
 from cairn.journal.invariants import SENTENCES
+from tests.http.fake_service import FakeService
 
 Labels = dict[str, str]
 

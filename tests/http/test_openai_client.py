@@ -9,6 +9,15 @@ import attrs
 import openai
 import pytest
 import trio
+
+from cairn.actors.messages import (
+    Broken,
+    NoMemory,
+    PromptRefused,
+    PromptTooLong,
+    QueueFull,
+    Stopping,
+)
 from tests.http.conftest import Serve
 from tests.http.fake_service import (
     ACCEPTED,
@@ -20,15 +29,6 @@ from tests.http.fake_service import (
     QUEUED,
     FakeService,
     Hold,
-)
-
-from cairn.actors.messages import (
-    Broken,
-    NoMemory,
-    PromptRefused,
-    PromptTooLong,
-    QueueFull,
-    Stopping,
 )
 
 pytestmark = pytest.mark.trio

@@ -11,11 +11,11 @@ import httpx
 import pytest
 import trio
 import trio.testing
-from tests.http.conftest import Serve, run_server
-from tests.http.fake_service import ACCEPTED, DELTAS, FINISHED, FakeService, Hold
 
 from cairn.http import serving
 from cairn.http.serving import bind_socket, url_of
+from tests.http.conftest import Serve, run_server
+from tests.http.fake_service import ACCEPTED, DELTAS, FINISHED, FakeService, Hold
 
 STREAM: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
 CHAT = "/v1/chat/completions"

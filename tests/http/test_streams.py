@@ -10,6 +10,10 @@ import httpx
 import pytest
 import structlog
 import trio
+
+from cairn.actors.messages import Broken
+from cairn.http.app import create_app
+from cairn.http.openai_answers import UnfinishedAnswer
 from tests.http.conftest import Serve
 from tests.http.fake_service import (
     ACCEPTED,
@@ -22,10 +26,6 @@ from tests.http.fake_service import (
     Hold,
     Step,
 )
-
-from cairn.actors.messages import Broken
-from cairn.http.app import create_app
-from cairn.http.openai_answers import UnfinishedAnswer
 
 pytestmark = pytest.mark.trio
 

@@ -8,10 +8,10 @@ import copy
 
 import pytest
 from hypothesis import example, given
-from tests.journal.model import TAPES, Driver, Talk, World, plain, played, profile, tape
 
 from cairn.journal import events as ev
 from cairn.journal.state import EMPTY, apply, lengthened
+from tests.journal.model import TAPES, Driver, Talk, World, plain, played, profile, tape
 
 HELLO = ("user", (10, 11))
 

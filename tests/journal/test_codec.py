@@ -14,12 +14,12 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.journal.model import profile
 
 from cairn.journal import codec
 from cairn.journal import events as ev
 from cairn.journal.codec import GENESIS, Row, chain_fault, decode, encode, row_hash
 from cairn.journal.errors import DamagedRow, UnknownEvent
+from tests.journal.model import profile
 
 HASH = "a" * 64
 TEXTS = st.text(max_size=12)  # no half characters: a border of its own refuses them

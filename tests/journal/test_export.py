@@ -9,10 +9,10 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.journals import BREAKABLE, broken, healthy, tampered
 
 from cairn.journal.errors import StoreError
 from cairn.journal.export import from_line, read_export, to_line
+from tests.journals import BREAKABLE, broken, healthy, tampered
 
 
 @pytest.mark.parametrize("name", ["healthy", "tampered", *BREAKABLE])

@@ -12,6 +12,11 @@ from typing import Any
 
 import attrs
 import pytest
+
+from cairn.journal import events as ev
+from cairn.journal.invariants import SENTENCES
+from cairn.journal.keys import ids_hash
+from cairn.journal.replay import replay
 from tests.journal.model import (
     BLOCK_BYTES,
     CHUNKS,
@@ -22,11 +27,6 @@ from tests.journal.model import (
     World,
     plain,
 )
-
-from cairn.journal import events as ev
-from cairn.journal.invariants import SENTENCES
-from cairn.journal.keys import ids_hash
-from cairn.journal.replay import replay
 
 C = CHUNKS["fp-a"]
 SYSTEM = ("system", (30, 31, 32, 33, 34))

@@ -11,9 +11,9 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.journal.model import profile
 
 from cairn.journal.keys import block_keys, ids_bytes, ids_hash, part_hash
+from tests.journal.model import profile
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 CHUNKS = st.integers(1, 9)

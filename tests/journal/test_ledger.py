@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import given
-from tests.journal.model import TAPES, Driver, Talk, plain, played, profile
 
 from cairn.journal import events as ev
 from cairn.journal.codec import GENESIS, chain_fault
 from cairn.journal.errors import BugError
 from cairn.journal.ledger import Ledger, Outcome, Outside, broken_keys
 from cairn.journal.state import EMPTY
+from tests.journal.model import TAPES, Driver, Talk, plain, played, profile
 
 NOTE = ev.OperatorActed(action="note", detail="-")
 OPEN = ev.SessionOpened(session="s1", tenant="t1", fingerprint="fp-a", group=None, named=False)

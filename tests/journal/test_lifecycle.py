@@ -8,11 +8,11 @@ from typing import Any
 
 import attrs
 import pytest
-from tests.journal.model import Driver, Talk, plain, played, tape
 
 from cairn.journal import events as ev
 from cairn.journal.lifecycle import STEPS, Life, next_life
 from cairn.journal.state import Session, trigger
+from tests.journal.model import Driver, Talk, plain, played, tape
 
 SAMPLES: dict[str, ev.Event] = {
     trigger(event): event

@@ -10,6 +10,10 @@ from typing import Any
 import attrs
 import pytest
 from hypothesis import given
+
+from cairn.journal import events as ev
+from cairn.journal import paths
+from cairn.journal.state import OpenRequest, Session, SessionId
 from tests.journal.model import (
     CHUNKS,
     TAPES,
@@ -23,10 +27,6 @@ from tests.journal.model import (
     rendered,
     tape,
 )
-
-from cairn.journal import events as ev
-from cairn.journal import paths
-from cairn.journal.state import OpenRequest, Session, SessionId
 
 SYSTEM = ("system", (30, 31, 32, 33, 34))
 TOOLS = ("tools", (20, 21, 22, 23, 24))

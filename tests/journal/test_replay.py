@@ -16,13 +16,13 @@ from typing import Any
 import attrs
 import pytest
 from hypothesis import given
-from tests.journal.model import TAPES, Driver, Talk, played, profile, tape
 
 from cairn.journal import events as ev
 from cairn.journal.codec import GENESIS, Row, decode, encode, row_hash
 from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.replay import Finding, Replay, Report, replay
 from cairn.journal.state import State
+from tests.journal.model import TAPES, Driver, Talk, played, profile, tape
 
 
 def conversation(answer: tuple[int, ...] = (50, 51, 52)) -> Driver:

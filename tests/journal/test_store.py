@@ -13,13 +13,13 @@ import pytest
 import sqlalchemy as sa
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from tests.journals import healthy, unrecorded
 
 from cairn.journal import store_sql
 from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import HeadMoved, StoreError
 from cairn.journal.store import MemoryStore, Store
 from cairn.journal.store_sql import SqlStore, journal_url, migrate, schema_revision, sqlite_url
+from tests.journals import healthy, unrecorded
 
 ROWS = healthy()
 

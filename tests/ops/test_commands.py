@@ -6,7 +6,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.journals import broken, healthy, tampered
 
 from cairn.journal.export import read_export
 from cairn.journal.store_sql import SqlStore, journal_url
@@ -15,6 +14,7 @@ from cairn.ops.cli import COMMANDS
 from cairn.ops.doctor import Found
 from cairn.ops.reference import page
 from cairn.ops.where import default_data_dir
+from tests.journals import broken, healthy, tampered
 
 OURS = [name for name in COMMANDS if name != "serve"]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from tests.running import ask, generate, serving
 
 from cairn.engine.prompt import Conversation, Message
 from cairn.engine.sampling import Sampling
@@ -19,6 +18,7 @@ from cairn.journal import events as ev
 from cairn.journal.codec import GENESIS, Row, decode, encode
 from cairn.journal.store import MemoryStore
 from cairn.ops.replay_engine import DIFFERS, OTHER_FINGERPRINT, SAME, rerun
+from tests.running import ask, generate, serving
 
 NAMED = "the session"
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.journals import healthy
 
 from cairn.ops.tail import Log, _show_pretty
+from tests.journals import healthy
 
 LINES = [
     {

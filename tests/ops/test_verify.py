@@ -8,11 +8,11 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tests.journals import BREAKABLE, Builder, broken, healthy, tampered, unrecorded
 
 from cairn.journal.codec import row_hash
 from cairn.journal.export import to_line
 from cairn.journal.store_sql import SqlStore, journal_url
+from tests.journals import BREAKABLE, Builder, broken, healthy, tampered, unrecorded
 
 
 def write(path: Path, rows) -> Path:
