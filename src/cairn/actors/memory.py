@@ -15,6 +15,7 @@ from cairn.actors.sequencer import Sequencer
 from cairn.engine.reports import EvictReport, SealReport, SlabReport
 from cairn.journal import events as ev
 from cairn.journal import eviction
+from cairn.journal.errors import BugError
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import Session, State
 
@@ -58,7 +59,18 @@ class Memory:
                 if victim is None:
                     return False
                 await self.give_up(victim.id)
-            await self._engine.call(lambda mlx: mlx.open_slab(capacity_tokens), record)
+            opened: list[int] = []
+
+            def kept(report: SlabReport) -> None:
+                opened.append(report.slab)
+                record(report)
+
+            try:
+                await self._engine.call(lambda mlx: mlx.open_slab(capacity_tokens), kept)
+            except BugError:
+                # The journal does not have it, so nobody may hold it.
+                await self._engine.call(lambda mlx: mlx.close_slab(opened[0]), _undone)
+                raise
         return True
 
     async def seal(
@@ -70,12 +82,17 @@ class Memory:
         """
         async with self._blocks:
             known = self._sequencer.state.blocks.get(key)
-            store = True
-            if known is None or not known.present:
-                store = await self._make_room((end - start) * self._token_bytes)
-            await self._engine.call(
-                lambda mlx: mlx.seal(slab, key, start, end, store=store), record
-            )
+            there = known is not None and known.present
+            store = there or await self._make_room((end - start) * self._token_bytes)
+            try:
+                await self._engine.call(
+                    lambda mlx: mlx.seal(slab, key, start, end, store=store), record
+                )
+            except BugError:
+                # The journal does not have it, so the store may not either.
+                if store and not there:
+                    await self._engine.call(lambda mlx: mlx.evict(key), _undone)
+                raise
 
     async def _make_room(self, size: int) -> bool:
         """
@@ -99,6 +116,12 @@ class Memory:
                     store_bytes=report.store_bytes,
                 )
             )
+
+
+def _undone(report: object) -> None:
+    """
+    Nothing to record: the journal never had it.
+    """
 
 
 def _settling(state: State) -> Session | None:

@@ -52,6 +52,11 @@ from cairn.journal.state import SessionId
 
 log = structlog.get_logger("cairn")
 
+_REJECTED = {"client": (499, "client_gone"), "server_stopped": (503, "server_stopping")}
+"""
+Why nobody waits for a request that no session has taken: how that goes on record.
+"""
+
 
 @attrs.frozen(kw_only=True)
 class Limits:
@@ -322,9 +327,10 @@ class Server:
             del self._tickets[ticket.id]
             self._ticket_gone.unpark_all()
             self._dismiss_unopened(ticket.prepared.command.session_name)
-            if not ticket.accepted and ticket.gone == "client":
+            if not ticket.accepted and ticket.gone is not None:
+                status, code = _REJECTED[ticket.gone]
                 self._sequencer.append(
-                    ev.RequestRejected(request=ticket.id, status=499, code="client_gone")
+                    ev.RequestRejected(request=ticket.id, status=status, code=code)
                 )
 
     async def _in_turn(self, ticket: Ticket) -> None:

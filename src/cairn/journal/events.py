@@ -370,7 +370,8 @@ class CacheExtended(Event):
     step: Step
     start: int = natural()
     end: int = attrs.field(validator=_range)
-    ran_hash: str
+    # A hash of few token ids can be guessed back.
+    ran_hash: str = private()
     coverage: Coverage
     sampled: tuple[int, ...] = private()
     logprobs: tuple[float, ...] = private()
@@ -535,8 +536,9 @@ class InvariantViolated(Event):
     fingerprint: str | None
     cairn_version: str
     message: str
-    expected: str
-    actual: str
+    # They may hold token ids.
+    expected: str = private()
+    actual: str = private()
     trace: str = private()
 
 

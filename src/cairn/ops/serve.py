@@ -94,6 +94,22 @@ _LAST_WORDS_S = 10.0
     help="Requests that may wait; the next one gets 429.",
 )
 @click.option(
+    "--heartbeat",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(0.05),
+    metavar="SECONDS",
+    help="How often a client that waits is told that it still does.",
+)
+@click.option(
+    "--drain",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0.0),
+    metavar="SECONDS",
+    help="How long running answers may go on after SIGTERM.",
+)
+@click.option(
     "--blas",
     type=click.Choice(["auto", "bundled"]),
     default="auto",
@@ -215,11 +231,16 @@ def _settings(options: dict[str, Any], data_dir: Path, progress: Any) -> Setting
     return Settings(
         model=model,
         model_name=options["model_name"],
-        limits=Limits(queue=options["queue"], max_tokens=options["max_tokens"]),
+        limits=Limits(
+            queue=options["queue"],
+            max_tokens=options["max_tokens"],
+            heartbeat_s=options["heartbeat"],
+            drain_s=options["drain"],
+        ),
         on_record={
             name: value
             for name, value in options.items()
-            if isinstance(value, str | int | bool) and name not in ("model", "journal")
+            if isinstance(value, str | int | float | bool) and name not in ("model", "journal")
         }
         | {"python": sysconfig.get_python_version()},
         **budgets,
