@@ -416,7 +416,8 @@ class SessionActor:
         elif session.slab is not None and session.cached_tokens > sealed * self._chunk:
             await self._trim(sealed * self._chunk, "decoded or partial, so not canonical")
         sequence = session.last.sequence
-        full = len(sequence) // self._chunk
+        # A prompt that was cut off is not read to its end for nobody.
+        full = len(sequence) // self._chunk if session.last.answered else sealed
         complete = True
         if session.slab is not None and facts.reusable and sealed < full:
             keys = block_keys(

@@ -1,0 +1,109 @@
+"""
+More clients than rows: who waits hears so, and everybody gets the answer that they would get alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from cairn.journal import events as ev
+from tests.e2e.conftest import servers
+from tests.serving import Listener, Serving, ask, ask_with, eventually, together, user
+
+STORY = "The stone lies on the path, and the path goes over the hill. "
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
+    """
+    A server with four rows and room for four more in its queue.
+    """
+    with servers(tmp_path_factory.mktemp("busy"), model_directory) as start:
+        yield start("--queue", 4, "--heartbeat", 0.05)
+
+
+def questions(lengthy: Any) -> list[dict[str, Any]]:
+    """Four greedy and four sampled questions, long and short, two of them the same but the seed."""
+    shared = f"{STORY * 10} What of it?"
+    return [
+        {**lengthy[0], "max_tokens": 150},
+        {**lengthy[1], "max_tokens": 90},
+        {"messages": [user(shared)], "temperature": 0.8, "seed": 5, "max_tokens": 80},
+        {"messages": [user(shared)], "temperature": 0.8, "seed": 6, "max_tokens": 80},
+        {"messages": [user(shared)], "max_tokens": 60},
+        {"messages": [user("What is a cairn?")], "max_tokens": 60},
+        {"messages": [user("Count the stones.")], "max_tokens": 60},
+        {"messages": [user(STORY * 60)], "top_p": 0.9, "temperature": 1.0, "seed": 7},
+    ]
+
+
+def test_eight_on_four_rows(busy: Serving, cold: Serving, lengthy: Any):
+    """Tokens and log-probabilities are those of a server that is asked one thing at a time."""
+    asked = questions(lengthy)
+    clients = [Listener(busy, **body) for body in asked]
+    for client in clients:
+        client.end()
+    alone = [ask(cold, **body, cache_prompt=False) for body in asked]
+    assert [True] * 8 == [client.done for client in clients]
+    for expected, client in zip(alone, clients, strict=True):
+        assert expected.text == client.text
+        assert expected.tokens == client.tokens
+        assert expected.finish_reason == client.finish_reason
+    assert 1 < len({client.text for client in clients[2:5]})
+    waited = [client for client in clients if ": waiting" in client.comments]
+    assert len(waited) >= 3  # one may have found a row that was free again
+
+
+def test_together_again(busy: Serving, cold: Serving, lengthy: Any):
+    """The same questions once more, now that most of their blocks are there: the same answers."""
+    asked = questions(lengthy)
+    answers = together([partial(ask, busy, **body) for body in asked])
+    alone = [ask(cold, **body, cache_prompt=False) for body in asked]
+    assert [answer.bits for answer in alone] == [answer.bits for answer in answers]
+    assert any(answer.cached_tokens for answer in answers)
+
+
+def test_a_full_queue(busy: Serving, lengthy: Any):
+    """
+    One more than rows and queue hold gets 429 and a time to come back; the official client comes
+    back by itself and is answered.
+    """
+    before = busy.position()
+    running = [
+        Listener(busy, **{**lengthy[n % 2], "seed": n}, max_tokens=20_000, logprobs=False)
+        for n in range(4)
+    ]
+    for client in running:
+        client.accepted()
+    queued = [Listener(busy, user("Hello"), max_tokens=2) for _ in range(4)]
+    busy.queued(4)
+    refused = busy.post(messages=[user("Hello")])
+    assert 429 == refused.status_code
+    assert int(refused.headers["retry-after"]) >= 1
+    error = refused.json()["error"]
+    assert ("rate_limit_error", "queue_full", None) == (
+        error["type"],
+        error["code"],
+        error["param"],
+    )
+    with pytest.raises(openai.RateLimitError):
+        ask(busy, user("Hello"))
+
+    def come_back() -> int:
+        return ask_with(busy.client(max_retries=3), user("Hello"), max_tokens=2).completion_tokens
+
+    def make_room() -> int:
+        rejected = 3  # two above, and the first try of the client that comes back
+        eventually(lambda: len(busy.events(ev.RequestRejected, after=before)) >= rejected)
+        for client in running:
+            client.leave()
+        return 0
+
+    assert [2, 0] == together([come_back, make_room])
+    assert [True] * 4 == [client.end().done for client in queued]

@@ -1,0 +1,110 @@
+"""
+The server is killed in the middle of its work: what a client saw is in the journal, and the next
+server goes on from there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cairn.journal import events as ev
+from tests.e2e.conftest import Start
+from tests.serving import (
+    Listener,
+    Serving,
+    ask,
+    assert_holds,
+    assistant,
+    user,
+)
+
+PATH = "The stone lies on the path, and the path goes over the hill. "
+
+
+def committed(server: Serving, request: str) -> tuple[str, list[float]]:
+    """The text that was released for a request, and the log-probabilities of its tokens."""
+    emitted = server.events(ev.TokensEmitted, request=request)
+    drawn = server.events(ev.CacheExtended, request=request)
+    logprobs = [logprob for event in drawn for logprob in event.logprobs]
+    return "".join(event.text for event in emitted), logprobs
+
+
+def assert_journaled(server: Serving, client: Listener) -> None:
+    """All that a client saw is committed, as it saw it."""
+    text, logprobs = committed(server, client.request)
+    assert text.startswith(client.text)
+    seen = [logprob for _, logprob in client.tokens]
+    assert logprobs[: len(seen)] == seen
+    emitted = server.events(ev.TokensEmitted, request=client.request)
+    assert sum(len(event.ids) for event in emitted) >= len(seen)
+
+
+def at_work(server: Serving, lengthy: Any) -> list[Listener]:
+    """Three that decode, one in its prefill, and one that waits in the queue."""
+    clients = [Listener(server, **{**lengthy[n % 2], "seed": n}, max_tokens=400) for n in range(3)]
+    clients += [Listener(server, user(PATH * 250), max_tokens=4)]
+    for client in clients:
+        client.accepted()
+    waiting = Listener(server, user("Is anybody there?"))
+    server.queued(1)
+    clients[0].decoding(20)
+    assert not waiting.chunks
+    return [*clients, waiting]
+
+
+def test_killed_at_work(start: Start, cold: Serving, lengthy: Any):
+    """Nothing that was seen is lost, the rest has ended, and the conversation can go on."""
+    server = start()
+    talk = [user(PATH * 12)]
+    talk += [assistant(ask(server, *talk).text), user("And then?")]
+    clients = at_work(server, lengthy)
+    server.kill()
+    for client in clients:
+        assert not client.end().done
+    taken = [client for client in clients if client.chunks]
+    assert clients[:4] == taken
+    assert_holds(server.data_dir)
+    for client in taken:
+        assert_journaled(server, client)
+    known = {event.request for event in server.events(ev.RequestReceived)}
+    assert len(taken) + 1 == len(known)  # who waited has left no trace
+
+    again = start(data_dir=server.data_dir)
+    lost = again.events(ev.ServerLost)
+    assert [server.events(ev.ServerStarted)[0].boot] == [event.boot for event in lost]
+    assert {"queued": 0, "running": 0} == again.health()["queue"]
+    assert {"idle"} == set(again.health()["sessions"])
+    assert 0 == again.health()["blocks"]["count"]
+
+    first = ask(again, *talk)
+    assert ("new_session", "evicted", 0) == (first.path, first.reason, first.cached_tokens)
+    assert ask(cold, *talk, cache_prompt=False).bits == first.bits
+    second = ask(again, *talk, assistant(first.text), user("Go on."))
+    assert ("continuation", None) == (second.path, second.reason)
+    assert second.session == first.session
+    assert second.cached_tokens >= 128
+
+
+def test_killed_in_prefill_and_at_the_first_token(start: Start, cold: Serving, lengthy: Any):
+    """Asked again word for word, answers that were cut off come as they would have come."""
+    server = start()
+    first = Listener(server, **lengthy[0], max_tokens=400).decoding(1)
+    server.kill()
+    seen = first.end().tokens
+    assert_journaled(server, first)
+
+    again = start(data_dir=server.data_dir)
+    answer = ask(again, **lengthy[0], max_tokens=400)
+    assert answer.tokens[: len(seen)] == seen
+    assert ask(cold, **lengthy[0], max_tokens=400, cache_prompt=False).bits == answer.bits
+    assert ("continuation", None) == (answer.path, answer.reason)
+    second = Listener(again, user(PATH * 250), max_tokens=4).accepted()
+    again.kill()
+    assert () == second.end().tokens
+    assert [] == again.events(ev.TokensEmitted, request=second.request)
+
+    third = start(data_dir=server.data_dir)
+    assert 2 == len(third.events(ev.ServerLost))
+    answer = ask(third, user(PATH * 250), max_tokens=4)
+    assert ask(cold, user(PATH * 250), max_tokens=4, cache_prompt=False).bits == answer.bits
+    assert second.chunks[0]["cairn"]["session"] == answer.session

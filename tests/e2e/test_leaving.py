@@ -1,0 +1,132 @@
+"""
+Clients that go away: wherever their request is, it ends, it is on record, and the next is served.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from cairn.journal import events as ev
+from tests.e2e.conftest import servers
+from tests.serving import Listener, Serving, ask, assistant, eventually, user
+
+PATH = "The stone lies on the path, and the path goes over the hill. "
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
+    """
+    A server that answers one at a time.
+    """
+    with servers(tmp_path_factory.mktemp("single"), model_directory) as start:
+        yield start("--decode-rows", 1)
+
+
+def assert_served(server: Serving) -> None:
+    """Everything has come to rest, and the next one is answered."""
+    health = server.at_rest()
+    assert {"queued": 0, "running": 0} == health["queue"]
+    assert {"idle"} == set(health["sessions"])
+    assert 2 == ask(server, user("Hello"), max_tokens=2).completion_tokens
+
+
+def running(server: Serving) -> None:
+    """Wait until a session has a request in hand."""
+    eventually(lambda: server.health()["queue"]["running"] == 1)
+
+
+def test_in_the_queue(single: Serving, lengthy: Any):
+    """It is rejected as 499; who is served before it notices nothing."""
+    before = single.position()
+    first = Listener(single, **lengthy[0], max_tokens=400).decoding()
+    second = Listener(single, user("Hello"))
+    single.queued(1)
+    second.leave()
+    single.queued(0)
+    assert not first.ended.is_set()
+    (event,) = eventually(lambda: single.events(ev.RequestRejected, after=before))
+    assert (499, "client_gone") == (event.status, event.code)
+    assert 400 == len(first.end().tokens)
+    assert_served(single)
+
+
+def test_in_prefill(single: Serving):
+    """What was sealed of its prompt stays: sent again, the prompt starts from there."""
+    before = single.position()
+    talk = [user(f"In prefill: {PATH * 250}")]
+    blocks = single.health()["blocks"]["count"]
+    client = Listener(single, *talk, max_tokens=2).accepted()
+    eventually(lambda: single.health()["blocks"]["count"] >= blocks + 4)
+    client.leave()
+    single.at_rest()
+    (event,) = single.events(ev.RequestCancelled, after=before)
+    assert (client.request, "prefill") == (event.request, event.stage)
+    sealed = len(single.events(ev.BlockSealed, after=before))
+    again = ask(single, *talk, max_tokens=2)
+    assert ask(single, *talk, max_tokens=2, cache_prompt=False).bits == again.bits
+    assert ("continuation", None) == (again.path, again.reason)
+    assert sealed * 64 == again.cached_tokens
+    assert again.cached_tokens < again.prompt_tokens - 64
+    assert_served(single)
+
+
+def test_in_decoding(single: Serving, lengthy: Any):
+    """The answer ends, and the conversation goes on with the part that the client has."""
+    before = single.position()
+    client = Listener(single, **lengthy[1], max_tokens=400).decoding()
+    client.leave()
+    single.at_rest()
+    (event,) = single.events(ev.RequestCancelled, after=before)
+    assert (client.request, "decode") == (event.request, event.stage)
+    talk = [*lengthy[1]["messages"], assistant(client.text), user("And then?")]
+    answer = ask(single, *talk)
+    assert ("continuation", event.session) == (answer.path, answer.session)
+    assert_served(single)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_before_anything_is_read(single: Serving, lengthy: Any, stream: bool):
+    """A client that never looks at its response, streamed or whole, is a client that left."""
+    before = single.position()
+    # Long enough to be cut off, and not asked before.
+    asked = {**lengthy[0], "seed": 1000 + stream, "max_tokens": 20_000}
+    client = Listener(single, **asked, stream=stream, logprobs=False)
+    running(single)
+    client.leave()
+    single.at_rest()
+    cancelled = single.events(ev.RequestCancelled, after=before)
+    assert 1 == len(cancelled)
+    assert cancelled[0].stage in ("prefill", "decode")
+    assert [] == single.events(ev.RequestFinished, after=before)
+    assert_served(single)
+
+
+def test_in_the_middle_of_its_own_body(single: Serving):
+    """A request that never arrived as a whole has changed nothing."""
+    before = single.position()
+    address = urlsplit(single.url)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(head + b'{"messages": [')
+    single.at_rest()
+    assert before == single.position()
+    assert_served(single)
+
+
+def test_again_and_again(single: Serving, lengthy: Any):
+    """Slabs are held by sessions at rest only, however many clients have left."""
+    before = single.position()
+    for seed in range(2000, 2008):
+        Listener(single, **{**lengthy[0], "seed": seed}, max_tokens=400).accepted().leave()
+    health = single.at_rest()
+    assert health["pool"]["slabs"] <= health["sessions"]["idle"]
+    cancelled = single.events(ev.RequestCancelled, after=before)
+    finished = single.events(ev.RequestFinished, after=before)
+    assert 8 == len(cancelled) + len(finished)
+    assert_served(single)

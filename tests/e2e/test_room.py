@@ -1,0 +1,109 @@
+"""
+Two who want the same room at the same moment; the moment is made, in the test's own process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from cairn.engine.prompt import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.store import MemoryStore
+from tests.running import Said, ask, generate, serving
+
+pytestmark = pytest.mark.trio
+
+STORY = "The stone lies on the path, and the path goes over the hill. "
+
+
+def said(*texts: str) -> Conversation:
+    """User and assistant in turn."""
+    roles = ("user", "assistant")
+    messages = (Message(role=roles[n % 2], content=text) for n, text in enumerate(texts))
+    return Conversation(messages=tuple(messages))
+
+
+async def until(fact: Callable[[], object]) -> None:
+    """Wait until something is so of which no event tells."""
+    while not fact():  # noqa: ASYNC110 - other tasks' insides set no event
+        await trio.sleep(0.001)
+
+
+def waiters(lock: trio.Lock) -> int:
+    """How many wait for a lock."""
+    return lock.statistics().tasks_waiting
+
+
+async def test_who_waits_for_a_slab_does_not_wait_for_its_holder(model_directory: Path):
+    """
+    A session that is asked for its slab takes a request first, and the request needs a larger slab:
+    it must not wait for who waits for it.
+    """
+    ends: list[Any] = []
+
+    async def outcome(server: Any, conversation: Conversation, **changes: Any) -> None:
+        try:
+            ends.append(await ask(server, generate(conversation, **changes)))
+        except Exception as error:
+            ends.append(error)
+
+    async with serving(model_directory, pool_slabs=1) as server:
+        memory: Any = server._memory
+        first = await ask(server, generate(said("Hello"), max_tokens=2))
+        await until(lambda: server.statistics().sessions == {"idle": 1})
+        holder: Any = server._actors[first.accepted.session]
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await memory._slabs.acquire()
+                nursery.start_soon(partial(outcome, server, said("Another"), max_tokens=2))
+                await until(lambda: waiters(memory._slabs))
+                await memory.steady.acquire()
+                more = said("Hello", first.text, "More")
+                nursery.start_soon(partial(outcome, server, more, max_tokens=600))
+                await until(lambda: waiters(memory.steady))
+                memory._slabs.release()
+                await until(lambda: holder._asked_for_slab)
+                memory.steady.release()
+    assert any(isinstance(end, Said) for end in ends)
+    assert 2 == len(ends)
+
+
+async def test_a_block_that_leaves_is_not_shared(model_directory: Path):
+    """
+    A request that comes between the choice of the blocks that leave and their leaving does not
+    build on them.
+    """
+    store = MemoryStore()
+    reached, go = threading.Event(), threading.Event()
+    async with serving(model_directory, store, blocks_bytes=1024 * 1024) as server:
+        engine: Any = server._engine._device
+        evict = engine.evict
+
+        def slow(key: str) -> Any:
+            reached.set()
+            go.wait(60)
+            return evict(key)
+
+        engine.evict = slow
+        old, new = said(f"0 {STORY * 20}"), said(f"1 {STORY * 20}")
+        await ask(server, generate(old, max_tokens=1))
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, server, generate(new, max_tokens=1))
+                await trio.to_thread.run_sync(reached.wait)
+                nursery.start_soon(ask, server, generate(old, max_tokens=1))
+                memory: Any = server._memory
+                # It waits; one that did not would have decided by now.
+                await until(lambda: waiters(memory.steady) or server.statistics().running > 1)
+                go.set()
+    events = [decode(row).event for row in store.rows]
+    assert [] == [event for event in events if isinstance(event, ev.InvariantViolated)]
+    assert [] != [event for event in events if isinstance(event, ev.BlockEvicted)]

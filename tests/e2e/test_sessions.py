@@ -1,0 +1,121 @@
+"""
+Names and groups: which session a request goes to.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from cairn.journal import events as ev
+from tests.serving import Answer, Listener, Serving, ask, assistant, together, user
+
+STORY = "The stone lies on the path, and the path goes over the hill. "
+
+
+def ask_in(server: Serving, group: str, *talk: dict[str, str], **body: Any) -> Answer:
+    """Ask with the header that some clients send."""
+    headers = {"x-session-id": group}
+    return ask(server, *talk, **body, extra_headers=headers)
+
+
+def test_a_name_is_a_session(shared: Serving):
+    """What is asked under a name goes to its session; what is asked without it never does."""
+    talk = [user(f"By name: {STORY * 6}")]
+    first = ask(shared, *talk, session_id="named/1")
+    assert ("named/1", "new_session", "cold_start") == (first.session, first.path, first.reason)
+    talk += [assistant(first.text), user("And then?")]
+    nameless = ask(shared, *talk)
+    assert "named/1" != nameless.session
+    second = ask(shared, *talk, session_id="named/1")
+    assert ("named/1", "continuation", None) == (second.session, second.path, second.reason)
+    assert nameless.bits == second.bits
+    other = ask(shared, *talk, session_id="named/2")
+    assert ("named/2", "new_session", "cold_start") == (other.session, other.path, other.reason)
+    assert other.cached_tokens >= 64  # blocks are shared, whoever made them
+
+
+def test_another_conversation_under_the_same_name(shared: Serving, cold: Serving):
+    """It is a new session by its path, and keeps the id."""
+    ask(shared, user(f"Before: {STORY * 6}"), session_id="named/3")
+    talk = [user(f"After: {STORY * 6}")]
+    answer = ask(shared, *talk, session_id="named/3")
+    assert ("named/3", "new_session", "diverged") == (answer.session, answer.path, answer.reason)
+    assert ask(cold, *talk, cache_prompt=False).bits == answer.bits
+    longer = [*talk, assistant(answer.text), user("And then?")]
+    assert "continuation" == ask(shared, *longer, session_id="named/3").path
+    shorter = ask(shared, *talk, session_id="named/3")
+    assert ("named/3", "shorter_history") == (shorter.session, shorter.reason)
+
+
+def test_one_after_the_other(shared: Serving, lengthy: Any):
+    """Requests that name one session do not overlap; each finds what the one before left."""
+    body = {"session_id": "named/4", "max_tokens": 60}
+    asked = [{**lengthy[0], **body}, {**lengthy[1], **body}, {**lengthy[0], **body}]
+    answers = together([partial(ask, shared, **each) for each in asked])
+    assert {"named/4"} == {answer.session for answer in answers}
+    assert answers[0].bits == answers[2].bits
+    shared.at_rest()
+    kinds = [
+        place.event.kind
+        for place in shared.recorded()
+        if place.stream == "session/named/4"
+        and isinstance(place.event, ev.RequestReceived | ev.RequestFinished)
+    ]
+    assert ["request_received", "request_finished"] * 3 == kinds
+
+
+def test_a_client_that_leaves_its_line(shared: Serving, lengthy: Any):
+    """Who waits for a named session and goes away holds up nobody behind it."""
+    running = Listener(shared, **lengthy[0], session_id="named/5", max_tokens=400).decoding()
+    leaving = Listener(shared, user("Never mind."), session_id="named/5")
+    shared.queued(1)
+    patient = Listener(shared, user("Hello"), session_id="named/5", max_tokens=2)
+    shared.queued(2)
+    leaving.leave()
+    assert running.end().done
+    assert patient.end().done
+    assert "named/5" == patient.chunks[0]["cairn"]["session"]
+
+
+def test_names_in_any_script(shared: Serving):
+    """The id comes back as it was given."""
+    assert "Pfad 你好/7" == ask(shared, user("Hello"), session_id="Pfad 你好/7").session
+
+
+def test_a_title_beside_the_conversation(shared: Serving):
+    """A group is not a session: what else a client asks in it leaves the conversation alone."""
+    system = {"role": "system", "content": "You keep the path."}
+    talk = [system, user(f"In a group: {STORY * 6}")]
+    main = [ask_in(shared, "group-1", *talk)]
+    for turn in range(2):
+        title = ask_in(
+            shared,
+            "group-1",
+            {"role": "system", "content": "Write a title of three words."},
+            user(f"{talk[1]['content']} {turn}"),
+            max_tokens=4,
+        )
+        assert main[0].session != title.session
+        talk += [assistant(main[-1].text), user(f"Turn {turn}")]
+        main.append(ask_in(shared, "group-1", *talk))
+    assert 1 == len({answer.session for answer in main})
+    assert ["continuation"] * 2 == [answer.path for answer in main[1:]]
+    assert main[-1].cached_tokens >= main[0].prompt_tokens - 64
+
+
+def test_the_longest_chain_in_the_group(shared: Serving):
+    """Of two conversations with one beginning the longer goes on; another group has its own."""
+    opening = [user(f"Two ways: {STORY * 6}")]
+    short = ask_in(shared, "group-2", *opening)
+    forked = [*opening, assistant("No."), user("Why?")]
+    fork = ask_in(shared, "group-2", *opening[:1], assistant("Yes."), user("How?"))
+    other = ask_in(shared, "group-2", *forked, cache_prompt=False)
+    assert other.session not in (short.session, fork.session)
+    longer = [*forked, assistant(other.text), user("Because?")]
+    went_on = ask_in(shared, "group-2", *longer)
+    assert ("continuation", other.session) == (went_on.path, went_on.session)
+    elsewhere = ask_in(shared, "group-3", *longer)
+    assert elsewhere.session not in (short.session, fork.session, other.session)
+    assert "new_session" == elsewhere.path
+    assert went_on.bits == elsewhere.bits

@@ -1,0 +1,99 @@
+"""
+Signals: the first lets running answers come to their end, the second ends the process at once.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import httpx
+import pytest
+
+from cairn.journal import events as ev
+from tests.e2e.conftest import Start
+from tests.serving import Listener, Serving, assert_holds, eventually, user
+
+
+def told(server: Serving) -> None:
+    """Wait until the server has taken notice of a signal."""
+    eventually(lambda: "Stopping when the running answers are done" in server.stderr())
+
+
+def refused(server: Serving, client: httpx.Client) -> bool:
+    """Whether a request is not served: no connection, or 503."""
+    try:
+        return 503 == client.get(f"{server.url}/v1/models").status_code
+    except httpx.TransportError:
+        return True
+
+
+def test_a_running_answer_goes_on_to_its_end(start: Start, cold: Serving, lengthy: Any):
+    """
+    Nothing is cut off that was begun, in the queue or in a session; nothing more is taken, on a new
+    connection or an old one; the journal ends with the stop.
+    """
+    server = start("--decode-rows", 1)
+    with httpx.Client() as kept, httpx.Client() as new:
+        assert 200 == kept.get(f"{server.url}/v1/models").status_code
+        running = Listener(server, **lengthy[0], max_tokens=400).decoding()
+        queued = Listener(server, user("Hello"), max_tokens=2)
+        server.queued(1)
+        server.signal(signal.SIGTERM)
+        told(server)
+        eventually(lambda: refused(server, new))
+        assert refused(server, kept)
+        assert not running.ended.is_set()
+    assert running.end().done
+    assert queued.end().done
+    assert ("length", 400) == (running.finish_reason, len(running.tokens))
+    assert 0 == server.wait()
+    last = server.recorded()[-1].event
+    assert isinstance(last, ev.ServerStopped)
+    assert 2 == len(server.events(ev.RequestFinished))
+    assert_holds(server.data_dir)
+
+
+def test_an_idle_server_stops_though_clients_are_connected(start: Start):
+    """A connection that is kept open for a next request does not hold it up."""
+    server = start()
+    with httpx.Client() as kept:
+        assert 200 == kept.get(f"{server.url}/v1/models").status_code
+        assert 0 == server.stop()
+    assert isinstance(server.recorded()[-1].event, ev.ServerStopped)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once(start: Start, lengthy: Any, number: signal.Signals):
+    """The answer is cut off, what was seen of it is committed, and the next start finds it."""
+    server = start()
+    running = Listener(server, **lengthy[0], max_tokens=400).decoding()
+    server.signal(number)
+    told(server)
+    server.signal(number)
+    assert 130 == server.wait()
+    assert not running.end().done
+    assert_holds(server.data_dir)
+    assert [] == server.events(ev.RequestFinished) + server.events(ev.ServerStopped)
+    emitted = server.events(ev.TokensEmitted, request=running.request)
+    assert "".join(event.text for event in emitted).startswith(running.text)
+
+
+def test_what_takes_longer_than_the_drain_is_told_so(start: Start, lengthy: Any):
+    """One in a session hears it in mid-stream, one in the queue as 503; both are on record."""
+    server = start("--decode-rows", 1, "--drain", 0.1)
+    running = Listener(server, **lengthy[0], max_tokens=20_000, logprobs=False).accepted()
+    queued = Listener(server, user("Hello"), max_tokens=2)
+    server.queued(1)
+    assert 0 == server.stop()
+    error = running.end().error
+    assert error is not None
+    assert "server_stopping" == error["code"]
+    assert not running.done
+    assert 503 == queued.end().status
+    assert queued.refusal is not None
+    assert "server_stopping" == queued.refusal["error"]["code"]
+    assert 1 == len(server.events(ev.RequestCancelled, stage="server_stopped"))
+    assert 1 == len(server.events(ev.RequestRejected, status=503, code="server_stopping"))
+    assert isinstance(server.recorded()[-1].event, ev.ServerStopped)
+    assert_holds(server.data_dir)
