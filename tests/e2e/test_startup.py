@@ -1,0 +1,135 @@
+"""
+How a server starts, and how it says that it does not: exit code 2 and one sentence.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sqlite3
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from cairn.engine.blas import find_blas
+from cairn.journal import events as ev
+from tests.e2e.conftest import Start
+from tests.serving import Serving, ask, run_ops, user
+
+STORY = "The stone lies on the path, and the path goes over the hill. "
+
+
+def refusal(*arguments: object) -> str:
+    """What `ops serve` says on stderr when it does not start; nothing goes to stdout."""
+    code, out, err = run_ops("serve", "--port", 0, *arguments)
+    assert (2, "") == (code, out)
+    assert "Traceback" not in err
+    (sentence,) = err.strip().splitlines()
+    return sentence
+
+
+def rows(data_dir: Path) -> list[tuple[object, ...]]:
+    """All that stands in a journal's table, as it is stored."""
+    with sqlite3.connect(f"file:{data_dir / 'journal.db'}?mode=ro", uri=True) as database:
+        found = database.execute("SELECT * FROM events ORDER BY position").fetchall()
+    database.close()
+    return found
+
+
+def test_its_address_and_its_folder(shared: Serving):
+    """Port 0 is a free port of this machine, and the data directory is its owner's alone."""
+    assert shared.url.startswith("http://127.0.0.1:")
+    assert not shared.url.endswith(":0")
+    assert shared.health()["status"] == "ok"
+    modes = {
+        name: stat.S_IMODE((shared.data_dir / name).stat().st_mode) for name in (".", "secret")
+    }
+    assert {".": 0o700, "secret": 0o600} == modes
+    assert 32 == len((shared.data_dir / "secret").read_bytes())
+
+
+def test_a_port_in_use(tmp_path: Path, model_directory: Path):
+    """The sentence names the port; nothing was journaled, for no model was loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        sentence = refusal(
+            "--port", port, "--data-dir", tmp_path / "home", "--model", model_directory
+        )
+    assert f"Port {port} on 127.0.0.1 cannot be used" in sentence
+    assert not (tmp_path / "home" / "journal.db").exists()
+
+
+def test_a_second_server_on_one_folder(shared: Serving, model_directory: Path):
+    """The sentence names the process that holds it, which goes on."""
+    before = shared.position()
+    sentence = refusal("--data-dir", shared.data_dir, "--model", model_directory)
+    assert f"process {shared.pid}" in sentence
+    assert str(shared.data_dir) in sentence
+    assert before == shared.position()
+    assert 2 == ask(shared, user("Hello"), max_tokens=2).completion_tokens
+
+
+def test_no_model(tmp_path: Path):
+    """An empty directory, and one whose model is no model, are named in the sentence."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert str(empty) in refusal("--data-dir", tmp_path / "home", "--model", empty)
+    (empty / "config.json").write_text('{"model_type": "none of ours"}')
+    assert str(empty) in refusal("--data-dir", tmp_path / "home", "--model", empty)
+    code, out, _ = run_ops("verify", "--data-dir", tmp_path / "home")
+    assert (0, True) == (code, "broken: 0" in out)
+
+
+def test_a_damaged_journal(start: Start, model_directory: Path):
+    """A byte that is not what it was: the server refuses, says how to look, and writes nothing."""
+    server = start()
+    ask(server, user("Hello"), max_tokens=4)
+    assert 0 == server.stop()
+    with sqlite3.connect(server.data_dir / "journal.db") as database:
+        (position, public) = database.execute(
+            "SELECT position, public FROM events WHERE kind = 'tokens_emitted'"
+        ).fetchone()
+        public = public.encode() if isinstance(public, str) else public
+        damaged = public.replace(b'"first":0', b'"first":1')
+        assert damaged != public
+        database.execute("UPDATE events SET public = ? WHERE position = ?", (damaged, position))
+    database.close()
+    before = rows(server.data_dir)
+    sentence = refusal("--data-dir", server.data_dir, "--model", model_directory)
+    assert "`ops verify`" in sentence
+    assert f"row {position}" in sentence
+    assert before == rows(server.data_dir)
+    assert 1 == run_ops("verify", "--data-dir", server.data_dir)[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
+def test_a_library_that_the_caller_preloads(start: Start, tmp_path: Path):
+    """It stays in force: no other BLAS is put in front of it."""
+    found = find_blas()
+    if found is None:
+        pytest.skip("no BLAS here to be preloaded")
+    mine = tmp_path / "libopenblas-mine.so"
+    shutil.copy(found, mine)
+    server = start(env={"LD_PRELOAD": str(mine)})
+    maps = Path(f"/proc/{server.pid}/maps").read_text(encoding="utf-8")
+    assert str(mine) in maps
+    assert str(found) not in maps
+
+
+def test_options_go_into_the_fingerprint(start: Start, shared: Serving):
+    """W, C and the cache classes are what was asked for, and name another fingerprint."""
+    server = start("--decode-rows", 1, "--chunk-tokens", 32, "--kv-cache", "mlx-lm", "--queue", 3)
+    (loaded,) = server.events(ev.ModelLoaded)
+    (ran,) = server.events(ev.ServerStarted)
+    fields = ("decode_rows", "chunk_tokens", "kv_cache")
+    assert (1, 32, "mlx-lm") == tuple(loaded.fields[name] for name in fields)
+    assert (1, 32) == (loaded.decode_rows, loaded.chunk_tokens)
+    assert loaded.fingerprint != shared.health()["fingerprint"]
+    assert 3 == ran.settings["queue"]
+    talk = [user(STORY * 12)]
+    first = ask(server, *talk)
+    again = ask(server, *talk)
+    assert (0, (first.prompt_tokens - 1) // 32 * 32) == (first.cached_tokens, again.cached_tokens)
+    assert first.bits == again.bits
