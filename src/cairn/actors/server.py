@@ -21,7 +21,6 @@ import trio
 from cairn.actors.engine import EngineThread
 from cairn.actors.memory import Memory
 from cairn.actors.messages import (
-    Accepted,
     Broken,
     Finished,
     Generate,
@@ -35,6 +34,7 @@ from cairn.actors.messages import (
     Stopping,
     Waiting,
 )
+from cairn.actors.request_log import RequestLog
 from cairn.actors.sequencer import Sequencer, new_id, wall_clock_us
 from cairn.actors.session import House, SessionActor
 from cairn.actors.ticket import Prepared, Ticket
@@ -44,7 +44,6 @@ from cairn.engine.reports import ModelFacts
 from cairn.engine.schedule import slab_capacity
 from cairn.journal import events as ev
 from cairn.journal import eviction
-from cairn.journal.errors import BugError
 from cairn.journal.events import Recorded
 from cairn.journal.keys import block_keys
 from cairn.journal.paths import Ask
@@ -118,8 +117,8 @@ class Server:
             tokenizer=tokenizer,
             detokenizer=tokenizer.detokenizer,
             secret=secret,
-            crashed=self._bug_found,
         )
+        writer.observe(RequestLog())
         self._actors: dict[str, SessionActor] = {}
         self._running = trio.CapacityLimiter(facts.decode_rows)
         # One at a time: a tokenizer is not made for several threads.
@@ -414,11 +413,6 @@ class Server:
                 ev.SessionClosed(session=session.id, reason="least recently used")
             )
 
-    def _bug_found(self, bug: BugError) -> None:
-        log.error(
-            "invariant violated", bug_id=bug.bug_id, invariant=bug.invariant, fact=bug.message
-        )
-
 
 class _Replies:
     """
@@ -447,28 +441,4 @@ class _Replies:
             raise item
         await self._writer.wait_committed(item.receipt)
         self._finished = isinstance(item.reply, Finished)
-        if isinstance(item.reply, Accepted | Finished):
-            _tell(ticket, item.reply)
         return item.reply
-
-
-def _tell(ticket: Ticket, reply: Accepted | Finished) -> None:
-    """
-    One line a request at its beginning, one at its end.
-    """
-    if isinstance(reply, Accepted):
-        ticket.told = reply
-        return
-    accepted = ticket.told
-    log.info(
-        "request",
-        request=ticket.id,
-        session=accepted.session if accepted else None,
-        path=accepted.path if accepted else None,
-        reason=accepted.reason if accepted else None,
-        prompt_tokens=reply.prompt_tokens,
-        reused_tokens=reply.cached_tokens,
-        prefilled_tokens=reply.prompt_tokens - reply.cached_tokens,
-        generated_tokens=reply.completion_tokens,
-        finish_reason=reply.finish_reason,
-    )

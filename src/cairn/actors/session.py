@@ -59,7 +59,6 @@ class House:
     Attributes:
         secret: the tenant's, for block keys.
         detokenizer: a streaming detokenizer to copy.
-        crashed: is told of every bug, for the log.
     """
 
     sequencer: Sequencer
@@ -69,7 +68,6 @@ class House:
     tokenizer: Tokenizer
     detokenizer: Any
     secret: bytes
-    crashed: Callable[[BugError], None]
 
 
 @attrs.frozen
@@ -181,7 +179,6 @@ class SessionActor:
         """
         A bug came to light: tell the client, and give back what the session holds.
         """
-        self._house.crashed(bug)
         if ticket is not None:
             ticket.fail(Broken(bug.bug_id))
             ticket.left_turn.set()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import attrs
 import trio
 
-from cairn.actors.messages import Accepted, Generate, RefusalError, Reply
+from cairn.actors.messages import Generate, RefusalError, Reply
 from cairn.journal.paths import Ask
 from cairn.journal.state import Part
 
@@ -54,7 +54,6 @@ class Ticket:
         gone: why nobody waits for the answer any more, or None. The session looks at every step.
         rerouted: the session found, in its turn, that the rules choose another one by now.
         prefilled_tokens: how far the prompt has come, for keep-alives.
-        told: what its client was told when a session took it.
     """
 
     def __init__(self, request_id: str, prepared: Prepared, created_s: int) -> None:
@@ -65,7 +64,6 @@ class Ticket:
         self.rerouted = False
         self.accepted = False
         self.prefilled_tokens = 0
-        self.told: Accepted | None = None
         self.left_turn = trio.Event()
         self.waiting = trio.CancelScope()
         self._send, self.replies = trio.open_memory_channel[Committed | RefusalError](float("inf"))

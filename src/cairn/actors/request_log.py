@@ -1,0 +1,116 @@
+"""
+One line a request in the log: which path, what was reused, what was computed, how long it took.
+
+A projection of committed events, like the metrics: the log says what the journal says, under the
+same ids.
+"""
+
+from __future__ import annotations
+
+import attrs
+import structlog
+
+from cairn.journal import events as ev
+
+log = structlog.get_logger("cairn")
+
+
+@attrs.define(kw_only=True)
+class _Line:
+    session: str
+    began_us: int
+    prompt_tokens: int
+    path: str | None = None
+    reason: str | None = None
+    reused_tokens: int = 0
+    rerendered_tokens: int = 0
+    prefilled_tokens: int = 0
+    generated_tokens: int = 0
+    first_token_us: int | None = None
+
+
+class RequestLog:
+    """
+    Follows requests through the journal and logs each once, when it ends.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Line] = {}
+
+    def __call__(self, recorded: ev.Recorded) -> None:
+        """
+        Take in a committed event.
+        """
+        event = recorded.event
+        match event:
+            case ev.RequestReceived():
+                self._open[event.request] = _Line(
+                    session=event.session,
+                    began_us=recorded.time_us,
+                    prompt_tokens=event.prompt_tokens,
+                )
+            case ev.RequestRejected():
+                log.warning(
+                    "request rejected",
+                    request=event.request,
+                    status=event.status,
+                    code=event.code,
+                )
+            case ev.InvariantViolated():
+                log.error(
+                    "invariant violated",
+                    bug_id=event.bug_id,
+                    invariant=event.invariant,
+                    session=event.session,
+                    request=event.request,
+                    row=event.at_position,
+                    fact=event.message,
+                )
+                self._ended(recorded, event.request, f"bug {event.bug_id}")
+            case _:
+                self._went_on(recorded)
+
+    def _went_on(self, recorded: ev.Recorded) -> None:
+        event = recorded.event
+        line = self._open.get(getattr(event, "request", None) or "")
+        if line is None:
+            return
+        match event:
+            case ev.PathSelected():
+                line.path, line.reason = event.path, event.reason
+                line.reused_tokens = event.reused_tokens
+                line.rerendered_tokens = event.rerendered_tokens
+            case ev.CacheExtended():
+                line.generated_tokens += len(event.sampled)
+                if event.step == "prefill":
+                    line.prefilled_tokens += event.end - event.start
+                if event.sampled and line.first_token_us is None:
+                    line.first_token_us = recorded.time_us
+            case ev.RequestFinished():
+                line.generated_tokens = event.completion_tokens
+                self._ended(recorded, event.request, event.finish_reason)
+            case ev.RequestCancelled():
+                self._ended(recorded, event.request, f"cancelled in {event.stage}")
+            case _:
+                pass
+
+    def _ended(self, recorded: ev.Recorded, request: str | None, how: str) -> None:
+        line = self._open.pop(request or "", None)
+        if line is None:
+            return
+        first = line.first_token_us
+        log.info(
+            "request",
+            request=request,
+            session=line.session,
+            path=line.path,
+            reason=line.reason,
+            prompt_tokens=line.prompt_tokens,
+            reused_tokens=line.reused_tokens,
+            rerendered_tokens=line.rerendered_tokens,
+            prefilled_tokens=line.prefilled_tokens,
+            generated_tokens=line.generated_tokens,
+            first_token_ms=None if first is None else (first - line.began_us) // 1000,
+            total_ms=(recorded.time_us - line.began_us) // 1000,
+            ended=how,
+        )

@@ -1,0 +1,59 @@
+"""
+One line a request, whatever became of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from cairn.actors.messages import Accepted, Broken
+from cairn.engine.prompt import Conversation, Message
+from tests.running import ask, generate, serving
+
+HELLO = Conversation(messages=(Message(role="user", content="Hello. " * 60),))
+
+
+def test_each_request_is_one_line(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    An answer, a request that was left and one that met a bug are each one line with their ids and
+    figures; the bug is a line of its own with its id.
+    """
+
+    async def main() -> None:
+        async with serving(model_directory) as server:
+            await ask(server, generate(HELLO))
+            async with server.generate(generate(HELLO, max_tokens=500)) as replies:
+                async for reply in replies:
+                    if isinstance(reply, Accepted):
+                        break
+
+            def broken(*args: object) -> None:
+                raise RuntimeError("the device gave up")
+
+            monkeypatch.setattr(server._engine._device, "share", broken)
+            with pytest.raises(Broken):
+                await ask(server, generate(HELLO))
+
+    with capture_logs() as lines:
+        trio.run(main)
+
+    requests = [line for line in lines if line["event"] == "request"]
+    bugs = [line for line in lines if line["event"] == "invariant violated"]
+    assert len(requests) == 3
+    assert len(bugs) == 1
+    answered = requests[0]
+    assert ("new_session", "cold_start", 0) == (
+        answered["path"],
+        answered["reason"],
+        answered["reused_tokens"],
+    )
+    assert answered["prompt_tokens"] == answered["prefilled_tokens"]
+    assert answered["ended"] == "length"
+    assert answered["generated_tokens"] == 24
+    endings = {line["ended"] for line in requests}
+    assert f"bug {bugs[0]['bug_id']}" in endings
+    assert any(ending.startswith("cancelled") for ending in endings)
