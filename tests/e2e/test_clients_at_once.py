@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from cairn.journal import events as ev
-from tests.e2e.conftest import servers
+from tests.e2e.conftest import Start, servers
 from tests.serving import Listener, Serving, ask, ask_with, eventually, together, user
 
 STORY = "The stone lies on the path, and the path goes over the hill. "
@@ -107,3 +107,21 @@ def test_a_full_queue(busy: Serving, lengthy: Any):
 
     assert [2, 0] == together([come_back, make_room])
     assert [True] * 4 == [client.end().done for client in queued]
+
+
+def test_nobody_may_wait(start: Start, lengthy: Any):
+    """Without a queue there is a place for each row, also for those that come at once."""
+    server = start("--queue", 0)
+    answers = together([partial(ask, server, user(f"Number {n}"), max_tokens=2) for n in range(4)])
+    assert [2] * 4 == [answer.completion_tokens for answer in answers]
+    running = [
+        Listener(server, **{**lengthy[0], "seed": n}, max_tokens=20_000, logprobs=False)
+        for n in range(4)
+    ]
+    for client in running:
+        client.accepted()
+    assert 429 == server.post(messages=[user("Hello")]).status_code
+    for client in running:
+        client.leave()
+    server.at_rest()
+    assert 200 == server.post(messages=[user("Hello")], max_tokens=2).status_code

@@ -59,7 +59,7 @@ def test_in_the_queue(single: Serving, lengthy: Any):
 def test_in_prefill(single: Serving):
     """What was sealed of its prompt stays: sent again, the prompt starts from there."""
     before = single.position()
-    talk = [user(f"In prefill: {PATH * 250}")]
+    talk = [user(f"In prefill: {PATH * 150}")]
     blocks = single.health()["blocks"]["count"]
     client = Listener(single, *talk, max_tokens=2).accepted()
     eventually(lambda: single.health()["blocks"]["count"] >= blocks + 4)

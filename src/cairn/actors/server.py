@@ -241,13 +241,14 @@ class Server:
         bug_id = self._quarantine_of(command.session_name)
         if bug_id is not None:
             raise Broken(bug_id)
-        waiting = sum(not ticket.accepted for ticket in self._tickets.values())
-        if waiting >= self._limits.queue:
+        waiting = sum(not ticket.seated for ticket in self._tickets.values())
+        if waiting >= self._limits.queue + self._running.available_tokens:
             self._sequencer.append(
                 ev.RequestRejected(request=new_id(), status=429, code="queue_full")
             )
             raise QueueFull(
-                f"{waiting} requests wait already; try again in a few seconds", retry_after_s=5
+                f"no row is free and {waiting} requests wait already; try again in a few seconds",
+                retry_after_s=5,
             )
 
     async def _prepare(self, command: Generate) -> Prepared:
@@ -334,6 +335,7 @@ class Server:
 
     async def _in_turn(self, ticket: Ticket) -> None:
         async with self._running:
+            ticket.seated = True
             while True:
                 ticket.rerouted = False
                 name = ticket.prepared.command.session_name

@@ -52,6 +52,7 @@ class Ticket:
         id: of the request.
         created_s: seconds since 1970.
         gone: why nobody waits for the answer any more, or None. The session looks at every step.
+        seated: one of the rows that decode is its own, so it does not count as one that waits.
         rerouted: the session found, in its turn, that the rules choose another one by now.
         prefilled_tokens: how far the prompt has come, for keep-alives.
     """
@@ -61,6 +62,7 @@ class Ticket:
         self.prepared = prepared
         self.created_s = created_s
         self.gone: str | None = None
+        self.seated = False
         self.rerouted = False
         self.accepted = False
         self.prefilled_tokens = 0
