@@ -192,9 +192,16 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
     Journal the model and its self-test.
 
     Raises:
-        BootRefused: the self-test failed and the operator did not accept that.
+        BootRefused: the pool holds nothing, or the self-test failed and the operator did not accept
+            that.
     """
     facts: ModelFacts = started.facts
+    if facts.context_tokens < 2:  # a prompt and an answer, of a token each
+        raise BootRefused(
+            f"the memory for sessions ({settings.pool_bytes} bytes) does not hold the KV of one "
+            f"chunk of {facts.chunk_tokens} tokens ({facts.kv_token_bytes} bytes each), so nothing "
+            "could be served. Start with a larger --pool-mb or a smaller --chunk-tokens."
+        )
     known = sequencer.state.self_tests.get(facts.fingerprint)
     tested = started.tested
     sequencer.append(
