@@ -1211,15 +1211,15 @@ class Driver:
         done -= unwanted
         if shown < done and not silent:
             self._emit(session, request, shown, answer[shown:done])
-        path = self.state.session(session).request.path  # type: ignore[union-attr]  # it is open
-        assert path is not None
+        opened = self.state.session(session).request
+        assert opened is not None and opened.path is not None
         self.propose(
             ev.RequestFinished(
                 session=session,
                 request=request,
-                finish_reason="length" if unwanted else "stop",
+                finish_reason="length" if done == opened.ask.max_tokens else "stop",
                 prompt_tokens=len(rendered(talk.parts)),
-                cached_tokens=path.reused_tokens,
+                cached_tokens=opened.path.reused_tokens,
                 answer_tokens=done,
                 completion_tokens=done,
             )

@@ -547,6 +547,11 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "a shorter answer than was released": but(Fin, answer_tokens=_more("answer_tokens", -1)),
         "another prompt is billed": but(Fin, prompt_tokens=_more("prompt_tokens")),
         "other reuse is reported": but(Fin, cached_tokens=_more("cached_tokens", C)),
+        "a longer answer is billed": but(Fin, completion_tokens=_more("completion_tokens")),
+        "a shorter answer is billed": but(Fin, completion_tokens=_more("completion_tokens", -1)),
+        "cut off before its length": but(
+            Fin, lambda e: e.finish_reason == "stop", finish_reason="length"
+        ),
     },
 }
 

@@ -520,6 +520,17 @@ def _finished(state: State, event: ev.RequestFinished) -> Iterator[Violation]:
         yield _broken(
             "INV-7", "other reuse is reported", request.path.reused_tokens, event.cached_tokens
         )
+    if event.completion_tokens != event.answer_tokens:
+        yield _broken(
+            "INV-7", "another answer is billed", event.answer_tokens, event.completion_tokens
+        )
+    if event.finish_reason == "length" and event.answer_tokens != request.ask.max_tokens:
+        yield _broken(
+            "INV-7",
+            "an answer cut off at another length than was asked for",
+            request.ask.max_tokens,
+            event.answer_tokens,
+        )
 
 
 _CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]], ...]] = {
