@@ -271,7 +271,7 @@ def test_caught_online_and_in_replay(
                         bystander.append(await ask(server, BYSTANDERS))
 
                     nursery.start_soon(beside)
-                    while not server.statistics().running:
+                    while not server.statistics().slabs:
                         await trio.testing.wait_all_tasks_blocked()
                     if damage == "finished_twice":
                         # The answer was complete; what came after it broke the session.

@@ -6,7 +6,7 @@ Making room and taking it is one step for everybody else, hence the locks.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -15,7 +15,6 @@ from cairn.actors.sequencer import Sequencer
 from cairn.engine.reports import EvictReport, SealReport, SlabReport
 from cairn.journal import events as ev
 from cairn.journal import eviction
-from cairn.journal.errors import BugError
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import Session, State
 
@@ -67,9 +66,10 @@ class Memory:
 
             try:
                 await self._engine.call(lambda mlx: mlx.open_slab(capacity_tokens), kept)
-            except BugError:
+            except Exception:
                 # The journal does not have it, so nobody may hold it.
-                await self._engine.call(lambda mlx: mlx.close_slab(opened[0]), _undone)
+                if opened:
+                    await self._engine.call(lambda mlx: mlx.close_slab(opened[0]), _undone)
                 raise
         return True
 
@@ -84,13 +84,19 @@ class Memory:
             known = self._sequencer.state.blocks.get(key)
             there = known is not None and known.present
             store = there or await self._make_room((end - start) * self._token_bytes)
+            sealed: list[SealReport] = []
+
+            def kept(report: SealReport) -> None:
+                sealed.append(report)
+                record(report)
+
             try:
                 await self._engine.call(
-                    lambda mlx: mlx.seal(slab, key, start, end, store=store), record
+                    lambda mlx: mlx.seal(slab, key, start, end, store=store), kept
                 )
-            except BugError:
+            except Exception:
                 # The journal does not have it, so the store may not either.
-                if store and not there:
+                if sealed and store and not there:
                     await self._engine.call(lambda mlx: mlx.evict(key), _undone)
                 raise
 
@@ -100,22 +106,22 @@ class Memory:
         """
         async with self.steady:
             leaving = eviction.room_for_block(self._sequencer.state, size)
-            if leaving:
-                await self._engine.call(
-                    lambda mlx: [mlx.evict(key) for key in leaving], self._evicted
-                )
+            for key in leaving or ():
+                await self._evict(key)
             return leaving is not None
 
-    def _evicted(self, reports: Sequence[EvictReport]) -> None:
-        for report in reports:
-            self._sequencer.append(
-                ev.BlockEvicted(
-                    key=report.key,
-                    bytes=report.bytes,
-                    store_blocks=report.store_blocks,
-                    store_bytes=report.store_bytes,
-                )
+    async def _evict(self, key: str) -> None:
+        await self._engine.call(lambda mlx: mlx.evict(key), self._evicted)
+
+    def _evicted(self, report: EvictReport) -> None:
+        self._sequencer.append(
+            ev.BlockEvicted(
+                key=report.key,
+                bytes=report.bytes,
+                store_blocks=report.store_blocks,
+                store_bytes=report.store_bytes,
             )
+        )
 
 
 def _undone(report: object) -> None:

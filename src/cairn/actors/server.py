@@ -348,10 +348,10 @@ class Server:
                 # A session that has the ticket looks itself whether somebody still waits.
                 with trio.CancelScope(shield=True):
                     await actor.serve(ticket)
-                if not ticket.rerouted:
-                    break
                 if name is None:
                     self._dismiss_unopened(actor.id)
+                if not ticket.rerouted:
+                    break
         self._forget_sessions()
 
     def _quarantine_of(self, name: str | None) -> str | None:

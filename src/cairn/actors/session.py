@@ -37,6 +37,7 @@ from cairn.engine.reports import (
     SealReport,
     ShareReport,
     SlabReport,
+    TrimReport,
     Wanted,
 )
 from cairn.engine.schedule import passes
@@ -185,6 +186,10 @@ class SessionActor:
         self._seq = self._house.sequencer.state.streams.get(f"session/{self.id}", 0)
         if self.id not in self._house.sequencer.state.sessions:
             return
+        if self._session.request is not None:
+            # The bug was another's: this request ends with it, and the session goes on.
+            request = self._session.request.ask.request
+            self._append(ev.RequestCancelled(session=self.id, request=request, stage="bug"))
         if self._session.slab is not None:
             try:
                 await self._release_slab(f"bug {bug.bug_id}")
@@ -215,6 +220,10 @@ class SessionActor:
     async def _serve(self, ticket: Ticket) -> None:
         async with self._house.memory.steady:
             if ticket.gone is not None:
+                return
+            closed = self._house.sequencer.state.admission_bug
+            if closed is not None:
+                ticket.fail(Broken(closed))
                 return
             taken = self._take(ticket)
         if taken is None:
@@ -342,7 +351,9 @@ class SessionActor:
             )
             ticket.prefilled_tokens = end
             if end - start == self._chunk and self._house.facts.reusable:
-                await self._seal(self._request.prompt_keys[start // self._chunk], start, end)
+                key = self._request.prompt_keys[start // self._chunk]
+                if self._can_seal(key, start):
+                    await self._seal(key, start, end)
             drawn = report.drawn
         assert drawn is not None
         self._look(ticket, "prefill")
@@ -427,6 +438,8 @@ class SessionActor:
             )
             for place in range(sealed, full):
                 start, end = place * self._chunk, (place + 1) * self._chunk
+                if not self._can_seal(keys[place], start):
+                    break
                 report = await self._house.engine.settle(
                     self._chunk_pass(sequence[start:end], None),
                     lambda report: self._extended(report, "settle", None),
@@ -436,13 +449,7 @@ class SessionActor:
                     complete = False
                     break
                 await self._seal(keys[place], start, end)
-        self._append(
-            ev.SessionSettled(
-                session=self.id,
-                canonical_tokens=self._session.cached_tokens,
-                complete=complete,
-            )
-        )
+        await self._rest(complete)
 
     # --- mutations of the cache, each with its event ------------------------------------------
 
@@ -470,6 +477,22 @@ class SessionActor:
             )
             raise _Gone("no_memory")
 
+    async def _rest(self, complete: bool) -> None:
+        """
+        Come to rest with what the slab holds.
+        """
+
+        def record(held_tokens: int) -> None:
+            self._append(
+                ev.SessionSettled(session=self.id, canonical_tokens=held_tokens, complete=complete)
+            )
+
+        if self._session.slab is None:
+            record(0)
+            return
+        slab = self._slab_id
+        await self._house.engine.call(lambda mlx: mlx.held_tokens(slab), record)
+
     async def _release_slab(self, reason: str) -> None:
         slab = self._slab_id
 
@@ -488,12 +511,16 @@ class SessionActor:
         await self._house.engine.call(lambda mlx: mlx.close_slab(slab), record)
 
     async def _trim(self, end: int, reason: str) -> None:
-        slab, held = self._slab_id, self._session.cached_tokens
+        slab = self._slab_id
 
-        def record(coverage: ev.Coverage) -> None:
+        def record(report: TrimReport) -> None:
             self._append(
                 ev.CacheTrimmed(
-                    session=self.id, held_tokens=held, end=end, coverage=coverage, reason=reason
+                    session=self.id,
+                    held_tokens=report.held_tokens,
+                    end=end,
+                    coverage=report.coverage,
+                    reason=reason,
                 )
             )
 
@@ -517,6 +544,15 @@ class SessionActor:
             )
 
         await self._house.engine.call(lambda mlx: mlx.share(slab, keys, start), record)
+
+    def _can_seal(self, key: str, start: int) -> bool:
+        """
+        Whether a chunk may become a block: not one in doubt, and not one behind it. The passes of a
+        block in doubt run like any other; its digest on record stays the first one.
+        """
+        known = self._house.sequencer.state.blocks.get(key)
+        unbroken = len(self._session.slab_keys) * self._chunk == start
+        return unbroken and (known is None or known.bug_id is None)
 
     async def _seal(self, key: str, start: int, end: int) -> None:
         def record(report: SealReport) -> None:
@@ -548,7 +584,7 @@ class SessionActor:
                 step=step,
                 start=report.start,
                 end=report.end,
-                ran_hash=report.ran_hash,
+                ran_hash=ids_hash(report.ran),
                 coverage=report.coverage,
                 sampled=(drawn.token,) if drawn else (),
                 logprobs=(drawn.logprob,) if drawn else (),
@@ -559,32 +595,24 @@ class SessionActor:
 
     def _decoded(self, batch: Sequence[PassReport], request: str) -> None:
         """
-        Decode steps that came together, as one event.
+        Decode steps that came together: one event for all whose measures follow each other.
         """
-        if not batch:
-            return
-        drawn = [report.drawn for report in batch if report.drawn is not None]
-        fed = [self._request.sampled[-1], *(one.token for one in drawn[:-1])]
-        ran = batch[0].ran_hash
-        if len(batch) > 1:
-            wrong = [
-                r for r, token in zip(batch, fed, strict=True) if r.ran_hash != ids_hash([token])
-            ]
-            ran = wrong[0].ran_hash if wrong else ids_hash(fed)
-        self._append(
-            ev.CacheExtended(
-                session=self.id,
-                request=request,
-                step="decode",
-                start=batch[0].start,
-                end=batch[-1].end,
-                ran_hash=ran,
-                coverage=batch[-1].coverage,
-                sampled=tuple(one.token for one in drawn),
-                logprobs=tuple(one.logprob for one in drawn),
-                duration_us=sum(report.duration_us for report in batch),
+        for run in _runs(batch):
+            drawn = [report.drawn for report in run if report.drawn is not None]
+            self._append(
+                ev.CacheExtended(
+                    session=self.id,
+                    request=request,
+                    step="decode",
+                    start=run[0].start,
+                    end=run[-1].end,
+                    ran_hash=ids_hash([token for report in run for token in report.ran]),
+                    coverage=run[-1].coverage,
+                    sampled=tuple(one.token for one in drawn),
+                    logprobs=tuple(one.logprob for one in drawn),
+                    duration_us=sum(report.duration_us for report in run),
+                )
             )
-        )
 
     # --- small things -----------------------------------------------------------------------------
 
@@ -763,6 +791,27 @@ def _into(
         batch.append(report)
         return False, None
     return True, report
+
+
+def _runs(batch: Sequence[PassReport]) -> list[list[PassReport]]:
+    """
+    Decode passes, those together of which each adds exactly one token to what every layer held
+    after the one before. What the passes in the middle measured follows then from the last; a pass
+    that measured something else stands by itself, for the checks to see.
+    """
+    runs: list[list[PassReport]] = []
+    for report in batch:
+        last = runs[-1][-1] if runs else None
+        follows = (
+            last is not None
+            and (report.start, report.end) == (last.end, last.end + 1)
+            and report.coverage == tuple((n, start, end + 1) for n, start, end in last.coverage)
+        )
+        if follows:
+            runs[-1].append(report)
+        else:
+            runs.append([report])
+    return runs
 
 
 def _common_parts(one: Sequence[Any], other: Sequence[Any]) -> int:

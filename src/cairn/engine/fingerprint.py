@@ -43,7 +43,16 @@ Environment variables that steer kernels.
 """
 
 _WEIGHTS = ("*.safetensors", "config.json", "generation_config.json")
-_TEXT = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "chat_template*")
+_TEXT = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+    "*.model",
+    "*.py",
+)
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
@@ -55,6 +64,7 @@ def collect(
     chunk_tokens: int,
     decode_rows: int,
     kv_cache: str,
+    context_tokens: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """
@@ -64,6 +74,7 @@ def collect(
         directory: of the model.
         device: what MLX says of the device.
         dtypes: how many parameters have which dtype.
+        context_tokens: the longest sequence that is served.
         progress: called with (bytes hashed, bytes in all).
     """
     blas = loaded_blas()
@@ -86,6 +97,8 @@ def collect(
         "kv_policy": "full",
         "kv_cache": kv_cache,
         "shards": 1,
+        # Where an answer must end; on a small machine sooner than the model would have it.
+        "context_tokens": context_tokens,
     }
 
 

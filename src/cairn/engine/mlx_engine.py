@@ -36,11 +36,10 @@ from cairn.engine.reports import (
     SealReport,
     ShareReport,
     SlabReport,
+    TrimReport,
     Wanted,
 )
 from cairn.engine.sampling import token_key
-from cairn.journal.events import Coverage
-from cairn.journal.keys import ids_hash
 
 
 class MlxEngine:
@@ -80,14 +79,21 @@ class MlxEngine:
         """
         return self._slab_report(self.pool.close(slab))
 
-    def trim(self, slab: int, end: int) -> Coverage:
+    def held_tokens(self, slab: int) -> int:
+        """
+        One past the last token that a slab holds.
+        """
+        return self.pool.get(slab).end
+
+    def trim(self, slab: int, end: int) -> TrimReport:
         """
         Cut a slab back to ``[0, end)``. The arrays keep the old rows behind the end.
         """
         held = self.pool.get(slab)
+        before = held.end
         for cache in held.caches:
             cache.trim(cache.offset - end)
-        return held.coverage()
+        return TrimReport(held_tokens=before, coverage=held.coverage())
 
     def share(self, slab: int, keys: Sequence[str], start: int) -> ShareReport:
         """
@@ -134,7 +140,7 @@ class MlxEngine:
         return PassReport(
             start=start,
             end=held.end,
-            ran_hash=ids_hash(np.array(tokens).tolist()),
+            ran=tuple(np.array(tokens).tolist()),
             coverage=held.coverage(),
             drawn=drawn,
             duration_us=_since_us(began),
@@ -142,8 +148,9 @@ class MlxEngine:
 
     def decode(self, rows: Sequence[DecodeRow | None]) -> list[PassReport | EngineFault | None]:
         """
-        One decode pass of W rows. Adds one token's KV to each session's slab. A row whose
-        log-probability is not finite gets the fault as its report; the others go on.
+        One decode pass of W rows. Adds one token's KV to each session's slab. A row that has no
+        slab, no room in it, or no finite log-probability gets the fault as its report; the others
+        go on.
 
         Args:
             rows: W rows; None for a dummy. At least one is a session's.
@@ -154,7 +161,16 @@ class MlxEngine:
         if len(rows) != self._rows:
             raise EngineFault(f"a decode pass has {self._rows} rows, not {len(rows)}")
         began = time.perf_counter_ns()
-        held = [self.pool.get(row.slab) if row is not None else None for row in rows]
+        reports: list[PassReport | EngineFault | None] = [None] * len(rows)
+        held: list[HeldSlab | None] = [None] * len(rows)
+        for place, row in enumerate(rows):
+            if row is not None:
+                try:
+                    held[place] = self._room_for_one(row.slab)
+                except EngineFault as fault:
+                    reports[place] = fault
+        if not any(held):
+            return reports
         starts = [slab.end if slab is not None else 0 for slab in held]
         tokens = mx.array([[row.token if row is not None else 0] for row in rows])
         caches: list[Any]
@@ -167,34 +183,30 @@ class MlxEngine:
         pending = [
             _pending(logits[place, -1], row.wanted, starts[place] + 1)
             for place, row in enumerate(rows)
-            if row is not None
+            if row is not None and held[place] is not None
         ]
         arrays = [array for slab in held if slab is not None for array in slab.arrays()]
         mx.eval(pending, arrays)
         fed = np.array(tokens)[:, 0].tolist()
         took = _since_us(began)
-        reports: list[PassReport | EngineFault | None] = []
         ready = iter(pending)
         for place, row in enumerate(rows):
             slab = held[place]
             if row is None or slab is None:
-                reports.append(None)
                 continue
             slab.ran += 1
             try:
                 drawn = _read(next(ready), row.wanted.top)
             except EngineFault as fault:
-                reports.append(fault)
+                reports[place] = fault
                 continue
-            reports.append(
-                PassReport(
-                    start=starts[place],
-                    end=slab.end,
-                    ran_hash=ids_hash([fed[place]]),
-                    coverage=slab.coverage(),
-                    drawn=drawn,
-                    duration_us=took,
-                )
+            reports[place] = PassReport(
+                start=starts[place],
+                end=slab.end,
+                ran=(fed[place],),
+                coverage=slab.coverage(),
+                drawn=drawn,
+                duration_us=took,
             )
         return reports
 
@@ -227,6 +239,15 @@ class MlxEngine:
         block = self.blocks.evict(key)
         blocks, size = self.blocks.measure()
         return EvictReport(key=key, bytes=block.nbytes, store_blocks=blocks, store_bytes=size)
+
+    def _room_for_one(self, slab_id: int) -> HeldSlab:
+        """
+        A slab that holds one token more.
+        """
+        slab = self.pool.get(slab_id)
+        if slab.end >= slab.capacity_tokens:
+            raise EngineFault(f"slab {slab_id} is full at {slab.end} tokens")
+        return slab
 
     def _slab_report(self, slab: HeldSlab) -> SlabReport:
         slabs, size = self.pool.measure()

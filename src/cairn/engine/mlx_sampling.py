@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-from cairn.engine.sampling import Sampling
+from cairn.engine.sampling import COLDEST, Sampling
 
 
 def log_probabilities(logits: mx.array) -> mx.array:
@@ -31,7 +31,7 @@ def draw(logprobs: mx.array, sampling: Sampling, key: int) -> mx.array:
     Returns:
         The token id, an array without dimensions, not evaluated.
     """
-    if sampling.temperature == 0.0:
+    if sampling.temperature < COLDEST:
         return mx.argmax(logprobs)
     kept = logprobs[None]
     if sampling.top_p < 1.0:

@@ -28,14 +28,15 @@ class Started:
 
     Attributes:
         tested: what the self-test found; None where an earlier start has shown it already.
-        narrowed: why decode passes have one row though more were asked for, or None.
+        narrowed: the fingerprint and the self-test of more rows, where they did not hold and decode
+            passes have one row instead.
     """
 
     engine: MlxEngine
     loaded: LoadedModel
     facts: ModelFacts
     tested: SelfTest | None
-    narrowed: str | None
+    narrowed: tuple[str, SelfTest] | None
 
 
 def start_engine(
@@ -74,8 +75,7 @@ def start_engine(
         return started
     # Where a model or a device does not keep rows apart, W is 1 there, and the fingerprint says so.
     single = _with_rows(loaded, chunk, 1, kv_cache, pool_bytes, remembered, progress)
-    failed = [name for name, held in started.tested.findings.items() if not held]
-    return attrs.evolve(single, narrowed=", ".join(failed))
+    return attrs.evolve(single, narrowed=(started.facts.fingerprint, started.tested))
 
 
 def default_chunk_tokens() -> int:
@@ -113,6 +113,7 @@ def _with_rows(
     remembered: Callable[[str], bool],
     progress: Callable[[str, int, int], None],
 ) -> Started:
+    context = _context(loaded, pool_bytes, chunk)
     fields = fingerprint.collect(
         directory=loaded.directory,
         device=device_facts(),
@@ -120,6 +121,7 @@ def _with_rows(
         chunk_tokens=chunk,
         decode_rows=rows,
         kv_cache=kv_cache,
+        context_tokens=context,
         progress=lambda done, total: progress(
             "reading the weights for the fingerprint", done, total
         ),
@@ -133,7 +135,7 @@ def _with_rows(
         kv_token_bytes=token_bytes,
         chunk_tokens=chunk,
         decode_rows=rows,
-        context_tokens=_context(loaded, pool_bytes, chunk),
+        context_tokens=context,
         reusable=bool(loaded.shapes),
         eos_ids=loaded.eos_ids,
     )

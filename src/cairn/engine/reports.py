@@ -106,17 +106,31 @@ class PassReport:
 
     Attributes:
         start, end: the tokens whose KV it added.
-        ran_hash: of the token ids that the pass was given, read back from the device.
+        ran: the token ids that the pass was given, read back from the device.
         coverage: what each layer holds after it.
         drawn: the token drawn from its last row, if one was asked for.
     """
 
     start: int
     end: int
-    ran_hash: str
+    ran: tuple[int, ...]
     coverage: Coverage
     drawn: Drawn | None
     duration_us: int
+
+
+@attrs.frozen(kw_only=True)
+class TrimReport:
+    """
+    A slab was cut back.
+
+    Attributes:
+        held_tokens: where its first layer ended before.
+        coverage: what each layer holds after it.
+    """
+
+    held_tokens: int
+    coverage: Coverage
 
 
 @attrs.frozen(kw_only=True)

@@ -11,11 +11,17 @@ import hashlib
 
 import attrs
 
+COLDEST = 1e-5
+"""
+Below this temperature the likeliest token is as good as certain, and its inverse overflows.
+"""
+
 
 @attrs.frozen(kw_only=True)
 class Sampling:
     """
-    Sampling parameters. Temperature 0 is greedy and needs no randomness.
+    Sampling parameters. A temperature of 0, or one below ``COLDEST``, is greedy and needs no
+    randomness.
 
     Raises:
         ValueError: a parameter is out of its range; the message names it.

@@ -29,7 +29,7 @@ Coverage = tuple[tuple[int, int, int], ...]
 Step = Literal["prefill", "decode", "settle"]
 Path = Literal["continuation", "new_session"]
 FinishReason = Literal["stop", "length"]
-CancelStage = Literal["prefill", "decode", "no_memory", "server_stopped"]
+CancelStage = Literal["prefill", "decode", "no_memory", "server_stopped", "bug"]
 
 
 def private(**kwargs: Any) -> Any:
@@ -477,7 +477,8 @@ class RequestCancelled(Event):
 
     Attributes:
         stage: where it was when its client went away; ``no_memory`` where no slab could be had,
-            ``server_stopped`` where the server drained no longer.
+            ``server_stopped`` where the server drained no longer, ``bug`` where a fault of somebody
+            else's took it along.
     """
 
     kind: ClassVar[str] = "request_cancelled"

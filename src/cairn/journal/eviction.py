@@ -60,14 +60,15 @@ def slab_to_release(state: State) -> Session | None:
 
 def session_to_forget(state: State, most: int) -> Session | None:
     """
-    The session to close where more than ``most`` are open: the least recently used at rest.
+    The session to close where more than ``most`` are open: the least recently used at rest. A
+    quarantined one stays, so that who names it hears of its bug.
     """
     if len(state.sessions) <= most:
         return None
     resting = [
         session
         for session in state.sessions.values()
-        if session.life in (Life.IDLE, Life.QUARANTINED) and session.slab is None
+        if session.life in (Life.IDLE, Life.COLD) and session.slab is None
     ]
     return min(resting, key=lambda session: session.last_used, default=None)
 

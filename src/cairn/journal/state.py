@@ -329,7 +329,9 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return _blocks_quarantined(state, event)
         case ev.AdmissionClosed():
             session = state.session(event.session)
-            return attrs.evolve(_stepped(state, session, event), admission_bug=event.bug_id)
+            return attrs.evolve(
+                _stepped(state, session, event), admission_bug=state.admission_bug or event.bug_id
+            )
         case _:
             assert_never(event)  # type: ignore[arg-type]  # Event is open to mypy; ALL_EVENTS is not
 
@@ -651,7 +653,7 @@ def _invariant_violated(state: State, event: ev.InvariantViolated) -> State:
     state = attrs.evolve(state, faults=state.faults.set(event.bug_id, fault))
     if event.invariant == "INV-5":
         # Here and not by ``admission_closed`` alone, which needs a session: an eviction has none.
-        state = attrs.evolve(state, admission_bug=event.bug_id)
+        state = attrs.evolve(state, admission_bug=state.admission_bug or event.bug_id)
     if event.session is None:
         return state
     state = _stepped(state, state.session(event.session), event)

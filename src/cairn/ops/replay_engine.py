@@ -158,8 +158,8 @@ class _Again:
             case ev.SlabReleased() | ev.ServerStopped() | ev.ServerLost():
                 self._close()
             case ev.CacheTrimmed():
-                coverage = self._engine.trim(self._held, event.end)
-                _same("coverage", event.coverage, coverage)
+                trimmed = self._engine.trim(self._held, event.end)
+                _same("coverage", event.coverage, trimmed.coverage)
             case ev.BlocksShared():
                 assert session is not None
                 self._share(event, session)
@@ -240,7 +240,7 @@ def _sequence(session: Session) -> tuple[int, ...]:
 
 
 def _same_pass(event: ev.CacheExtended, report: PassReport, token: int | None) -> None:
-    _same("tokens that ran", event.ran_hash, report.ran_hash)
+    _same("tokens that ran", event.ran_hash, ids_hash(report.ran))
     _same("coverage", event.coverage, report.coverage)
     if report.drawn is not None:
         _same("the token drawn", event.sampled[0], token)
