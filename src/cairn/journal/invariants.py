@@ -210,10 +210,10 @@ def _extended(state: State, event: ev.CacheExtended) -> Iterator[Violation]:
     if event.start != session.cached_tokens:
         yield _broken("INV-1", "a pass left a gap", session.cached_tokens, event.start)
     yield from _coverage(state, session, event.coverage, event.end)
-    sequence = _sequence(session, event)
-    ran = ids_hash(sequence[event.start : event.end])
-    if event.end > len(sequence):
-        yield _broken("INV-1", "a pass ran past the tokens", len(sequence), event.end)
+    due = _tokens(session, event)
+    ran = ids_hash(due)
+    if len(due) != event.end - event.start:
+        yield _broken("INV-1", "a pass ran past the tokens", event.start + len(due), event.end)
     elif ran != event.ran_hash:
         yield _broken("INV-1", "a pass ran over other tokens", ran, event.ran_hash)
     yield from _schedule(state, session, event)
@@ -221,10 +221,23 @@ def _extended(state: State, event: ev.CacheExtended) -> Iterator[Violation]:
         yield _broken("INV-1", "not a log-probability a token", len(event.sampled), event.logprobs)
 
 
-def _sequence(session: Session, event: ev.CacheExtended) -> tuple[int, ...]:
+def _tokens(session: Session, event: ev.CacheExtended) -> tuple[int, ...]:
+    """
+    The tokens that the passes of an event had to run over. Cut out of prompt and answer, and not
+    of the two put together: a step costs no more for a long prompt.
+    """
     if session.request is not None:
-        return session.request.sequence + event.sampled
-    return session.last.sequence if session.last is not None else ()
+        parts = (session.request.prompt_ids, session.request.sampled, event.sampled)
+    elif session.last is not None:
+        parts = (session.last.prompt_ids, session.last.answer_ids, ())
+    else:
+        return ()
+    found: tuple[int, ...] = ()
+    offset = 0
+    for part in parts:
+        found += part[max(0, event.start - offset) : max(0, event.end - offset)]
+        offset += len(part)
+    return found
 
 
 def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterator[Violation]:
