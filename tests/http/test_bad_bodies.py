@@ -135,6 +135,7 @@ BAD: list[tuple[str, bytes, str | None, str]] = [
     ("top_logprobs alone", say(top_logprobs=2), "top_logprobs", "needs logprobs"),
     ("n two", say(n=2), "n", "one choice"),
     ("n zero", say(n=0), "n", "one choice"),
+    ("json mode", say(response_format={"type": "json_object"}), "response_format", "yet"),
     ("stream text", say(stream="yes"), "stream", "true or false, not a string"),
     ("stream options", say(stream_options=True), "stream_options", "an object"),
     (

@@ -61,6 +61,7 @@ class _Request(msgspec.Struct):
     n: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     cache_prompt: bool | None = None
@@ -117,6 +118,13 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], ignored: Ignored)
         raise ClientError(
             f"n is {wire.n}: this server gives one choice a request; leave n out or send 1",
             param="n",
+            code="unsupported_value",
+        )
+    if (wire.response_format or {}).get("type", "text") != "text":
+        # To answer in free text what was promised as JSON would break the client later on.
+        raise ClientError(
+            "response_format: this server cannot hold an answer to a format yet; leave it out",
+            param="response_format",
             code="unsupported_value",
         )
     if wire.tool_choice not in (None, "auto", "none"):
