@@ -1,0 +1,108 @@
+"""
+The canonical schedule and the capacities of slabs, for all lengths.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.engine.schedule import SMALLEST_SLAB, passes, slab_capacity
+
+CHUNKS = st.sampled_from([1, 7, 16, 64, 100, 256, 512, 1000])
+
+
+@given(chunk=CHUNKS, reused=st.integers(0, 40), added=st.integers(0, 5000))
+def test_passes_cover_what_is_missing(chunk: int, reused: int, added: int) -> None:
+    """
+    Passes follow each other from the start to the last token, none of them empty.
+    """
+    start = reused * chunk
+
+    found = list(passes(start, start + added, chunk))
+
+    assert all(first < end for first, end in found)
+    assert [start, *(end for _, end in found)] == [*(first for first, _ in found), start + added]
+
+
+@given(chunk=CHUNKS, reused=st.integers(0, 40), added=st.integers(0, 5000))
+def test_passes_are_aligned(chunk: int, reused: int, added: int) -> None:
+    """
+    Every pass begins on a chunk's boundary, all but the last have C rows, and the last has what is
+    left.
+    """
+    start = reused * chunk
+
+    found = list(passes(start, start + added, chunk))
+
+    assert all(first % chunk == 0 for first, _ in found)
+    assert all(end - first == chunk for first, end in found[:-1])
+    assert all(end - first == (added % chunk or chunk) for first, end in found[-1:])
+
+
+@given(chunk=CHUNKS, tokens=st.integers(1, 5000), data=st.data())
+def test_reuse_changes_no_pass(chunk: int, tokens: int, data: st.DataObject) -> None:
+    """
+    The passes that are left after reuse are those that would have run without it: a hit is computed
+    as a miss is.
+    """
+    reused = data.draw(st.integers(0, tokens // chunk)) * chunk
+    cold = list(passes(0, tokens, chunk))
+
+    assert [one for one in cold if one[0] >= reused] == list(passes(reused, tokens, chunk))
+
+
+@given(chunk=st.integers(2, 512), reused=st.integers(0, 40), data=st.data())
+def test_a_start_off_the_grid_is_refused(chunk: int, reused: int, data: st.DataObject) -> None:
+    """
+    Nothing is computed from the middle of a chunk.
+    """
+    start = reused * chunk + data.draw(st.integers(1, chunk - 1))
+
+    with pytest.raises(ValueError, match=f"{start} is not a multiple of {chunk}"):
+        list(passes(start, start + 1, chunk))
+
+
+@given(chunk=CHUNKS, context=st.integers(1, 1 << 18), data=st.data())
+def test_a_capacity_holds_the_tokens(chunk: int, context: int, data: st.DataObject) -> None:
+    """
+    A slab is whole chunks, holds what is asked for, and is no larger than the context rounded up.
+    """
+    tokens = data.draw(st.integers(1, context))
+
+    capacity = slab_capacity(tokens, chunk, context)
+
+    assert capacity % chunk == 0
+    assert tokens <= capacity < context + chunk
+
+
+@given(chunk=CHUNKS, context=st.integers(1, 1 << 18), data=st.data())
+def test_a_capacity_grows_with_the_tokens(chunk: int, context: int, data: st.DataObject) -> None:
+    """
+    More tokens never get a smaller slab.
+    """
+    fewer, more = sorted(data.draw(st.tuples(st.integers(1, context), st.integers(1, context))))
+
+    assert slab_capacity(fewer, chunk, context) <= slab_capacity(more, chunk, context)
+
+
+@given(chunk=CHUNKS, context=st.integers(1, 1 << 18), data=st.data())
+def test_a_capacity_is_less_than_twice_what_is_needed(
+    chunk: int, context: int, data: st.DataObject
+) -> None:
+    """
+    A slab wastes less than half of itself, the smallest apart and the last chunk apart.
+    """
+    tokens = data.draw(st.integers(1, context))
+
+    assert slab_capacity(tokens, chunk, context) < max(2 * tokens, SMALLEST_SLAB + 1) + chunk
+
+
+def test_there_are_few_capacities() -> None:
+    """
+    A conversation that grows to the context moves to a larger slab a handful of times.
+    """
+    found = {slab_capacity(tokens, 64, 32768) for tokens in range(1, 32769)}
+
+    assert {512, 1024, 2048, 4096, 8192, 16384, 32768} == found
