@@ -1,5 +1,5 @@
 """
-The data directory of a server: made once, private, held by one server at a time.
+The data directory of a server: made once, private, held by one server at a time, as is its journal.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from cairn.journal.store_sql import sqlite_path
 from cairn.ops.cli import Unreadable
 
 _SECRET_BYTES = 32
@@ -34,22 +35,44 @@ def make_home(data_dir: Path) -> None:
 
 
 @contextlib.contextmanager
-def hold(data_dir: Path) -> Iterator[None]:
+def hold(data_dir: Path, url: str) -> Iterator[None]:
     """
-    Hold the data directory against other servers while the context lasts.
+    Hold the data directory and the journal against other servers while the context lasts.
+
+    A journal in SQLite is held by a file beside it, since a server with another data directory may
+    be pointed at it. One in PostgreSQL is not held: the lock would have to be the database's own,
+    on the store's connection. There, who starts two servers on one database has to know better.
 
     Raises:
-        Unreadable: another server holds it.
+        Unreadable: another server holds one of them, or they cannot be locked.
     """
-    with (data_dir / "lock").open("a+") as file:
+    with contextlib.ExitStack() as held:
+        held.enter_context(_locked(data_dir / "lock", data_dir, "directory with --data-dir"))
+        if url.startswith("sqlite"):
+            # Whatever path leads there, it is one file.
+            journal = Path(os.path.realpath(sqlite_path(url)))
+            lock = journal.with_name(f"{journal.name}.lock")
+            held.enter_context(_locked(lock, journal, "journal with --journal"))
+        yield
+
+
+@contextlib.contextmanager
+def _locked(lock: Path, what: Path, other: str) -> Iterator[None]:
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = lock.open("a+")
+    except OSError as error:
+        raise Unreadable(
+            f"{lock} cannot be written: {error.strerror}. Name another {other}."
+        ) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise Unreadable(
-                f"Another server (process {holder}) uses {data_dir}. Stop it, or name another "
-                "directory with --data-dir."
+                f"Another server (process {holder}) uses {what}. Stop it, or name another {other}."
             ) from error
         file.truncate(0)
         file.write(str(os.getpid()))

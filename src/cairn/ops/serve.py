@@ -130,7 +130,8 @@ def serve(**options: Any) -> None:
     data_dir: Path = options["data_dir"]
     make_home(data_dir)
     set_up_logs(log_path(data_dir))
-    with hold(data_dir):
+    url = url_of(data_dir, options["journal"])
+    with hold(data_dir, url):
         try:
             listener = bind_socket(options["host"], options["port"])
         except OSError as error:
@@ -138,7 +139,6 @@ def serve(**options: Any) -> None:
                 f"Port {options['port']} on {options['host']} cannot be used: {error.strerror}. "
                 "Choose another with --port; --port 0 takes a free one."
             ) from error
-        url = url_of(data_dir, options["journal"])
         migrate(url)
         store = SqlStore.open(url)
         try:

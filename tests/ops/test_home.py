@@ -1,0 +1,81 @@
+"""
+A data directory and a journal are held by one server at a time.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cairn.journal.store_sql import journal_url, sqlite_url
+from cairn.ops.cli import Unreadable
+from cairn.ops.home import hold, make_home
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> tuple[Path, Path]:
+    """
+    Two data directories.
+    """
+    both = (tmp_path / "one", tmp_path / "two")
+    for home in both:
+        make_home(home)
+    return both
+
+
+def test_a_directory_is_held_once(homes: tuple[Path, Path], tmp_path: Path) -> None:
+    """Not even another journal lets a second server in; the sentence names the first one."""
+    one, _ = homes
+    with (
+        hold(one, journal_url(one)),
+        pytest.raises(Unreadable) as refused,
+        hold(one, sqlite_url(tmp_path / "other.db")),
+    ):
+        pass
+    assert f"Another server (process {os.getpid()}) uses {one}. " in str(refused.value)
+    assert 2 == refused.value.exit_code
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_journal_is_held_once(homes: tuple[Path, Path], tmp_path: Path, linked: bool) -> None:
+    """Two data directories and one journal: the second server is refused, whatever its path."""
+    one, two = homes
+    path = one / "journal.db"
+    if linked:
+        path = tmp_path / "link.db"
+        path.symlink_to(one / "journal.db")
+    with (
+        hold(one, journal_url(one)),
+        pytest.raises(Unreadable) as refused,
+        hold(two, sqlite_url(path)),
+    ):
+        pass
+    held = (one / "journal.db").resolve()
+    assert f"Another server (process {os.getpid()}) uses {held}. " in str(refused.value)
+    assert "--journal" in str(refused.value)
+
+
+def test_what_is_let_go_is_free(homes: tuple[Path, Path]) -> None:
+    """Afterwards others may have it; a refused server holds nothing."""
+    one, two = homes
+    with hold(one, journal_url(one)), pytest.raises(Unreadable), hold(two, journal_url(one)):
+        pass
+    with hold(two, journal_url(one)):
+        pass
+    with hold(one, journal_url(one)), hold(two, journal_url(two)):
+        pass
+
+
+def test_a_database_of_others_is_not_locked(homes: tuple[Path, Path]) -> None:
+    """For PostgreSQL the directories alone are held."""
+    one, two = homes
+    with hold(one, "postgresql://h/d"), hold(two, "postgresql://h/d"):
+        assert ["lock"] == [path.name for path in one.iterdir()]
+
+
+def test_a_journal_where_nothing_can_be_written(homes: tuple[Path, Path]) -> None:
+    """A sentence, no traceback."""
+    one, _ = homes
+    (one / "file").write_text("")
+    with pytest.raises(Unreadable, match="cannot be written"):
+        hold(one, sqlite_url(one / "file" / "journal.db")).__enter__()
