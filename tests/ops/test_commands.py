@@ -3,6 +3,8 @@ The small commands, and what all commands have in common.
 """
 
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,36 @@ def test_doctor_finds(run, stored):
     assert 1 == result.exit_code
     assert "fail  journal   the chain is broken at row 4 - run `ops verify`\n" in result.stdout
     assert "warn  port " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        (b'{"status":"ok","fingerprint":"f","journal_position":1}', "ok"),
+        (b'{"status":"ok"}', "warn"),
+        (b"[1]", "warn"),
+        (b"hello", "warn"),
+    ],
+)
+def test_doctor_knows_cairn(told: bytes, status: str):
+    """A port that Cairn itself uses is no finding; who answers otherwise is somebody else."""
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+            self.wfile.write(told)
+
+        def log_message(self, *of: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        found = doctor.check_port(server.server_port)
+        thread.join()
+    assert status == found.status
+    assert (status == "ok") == ("Cairn is there" in found.fact)
 
 
 def test_doctor_survives_mlx(monkeypatch: pytest.MonkeyPatch):

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import shutil
 import socket
@@ -29,6 +31,8 @@ from cairn.ops.where import example, journal_options, url_of
 
 _PORT = 8000
 _IMPORT_S = 120
+_HEALTH_S = 1
+_HEALTH_BYTES = 65536
 _LAST_ROWS = 1000
 _GIB = 1 << 30
 _WAL_FIXED = (3, 51, 3)
@@ -223,6 +227,23 @@ def check_port(port: int) -> Found:
         except PermissionError:
             return Found("fail", f"{port} may not be used", "choose a --port above 1023")
         except OSError as error:
-            words = f"{port} is in use ({error.strerror})"
-            return Found("warn", words, "if it is not Cairn's, choose another --port")
+            if _is_cairn(port):
+                return Found("ok", f"{port} is in use, and Cairn is there")
+            words = f"{port} is in use ({error.strerror}), and not by Cairn"
+            return Found("warn", words, "choose another --port")
     return Found("ok", f"{port} is free")
+
+
+def _is_cairn(port: int) -> bool:
+    """
+    Whether who listens tells its health as Cairn does.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_HEALTH_S)
+    try:
+        connection.request("GET", "/health")
+        told = json.loads(connection.getresponse().read(_HEALTH_BYTES))
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+    finally:
+        connection.close()
+    return isinstance(told, dict) and {"fingerprint", "journal_position"} <= told.keys()
