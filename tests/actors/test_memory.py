@@ -1,0 +1,644 @@
+"""
+Room for slabs and blocks: budgets hold however many ask at once, who rests gives way, what is
+pinned stays, and what the journal did not take the engine does not keep.
+
+The engine is one without a model, on the real engine's thread; the books stand for the sequencer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import attrs
+import pytest
+import trio
+from immutables import Map
+
+from cairn.actors.engine import EngineThread
+from cairn.actors.memory import Memory
+from cairn.actors.sequencer import Sequencer
+from cairn.engine.reports import EngineFault, EvictReport, SealReport, SlabReport
+from cairn.journal import events as ev
+from cairn.journal.errors import BugError
+from cairn.journal.lifecycle import Life
+from cairn.journal.state import Block, Model, Pool, Session, SessionId, Slab, State
+
+TOKEN_BYTES = 10
+SIZE = 512
+CHUNK = 64
+BLOCK_BYTES = CHUNK * TOKEN_BYTES
+
+
+class ScriptedEngine:
+    """
+    Slabs and blocks that are numbers only.
+
+    Attributes:
+        slabs: id to tokens of capacity.
+        blocks: key to bytes.
+        most: the most (slabs, bytes of slabs, bytes of blocks) that there ever were.
+        fault: what the next call raises before it does anything.
+    """
+
+    decode_rows = 1
+
+    def __init__(self) -> None:
+        self.slabs: dict[int, int] = {}
+        self.blocks: dict[str, int] = {}
+        self.most = (0, 0, 0)
+        self.opened = 0
+        self.fault: Exception | None = None
+
+    def decode(self, rows: list[Any]) -> list[Any]:
+        """
+        Nobody decodes.
+        """
+        return []
+
+    def open_slab(self, capacity_tokens: int) -> SlabReport:
+        """
+        One slab more.
+        """
+        self._fail()
+        self.opened += 1
+        self.slabs[self.opened] = capacity_tokens
+        return self._slab_report(self.opened, capacity_tokens)
+
+    def close_slab(self, slab: int) -> SlabReport:
+        """
+        One slab less.
+        """
+        return self._slab_report(slab, self.slabs.pop(slab))
+
+    def seal(self, slab: int, key: str, start: int, end: int, *, store: bool) -> SealReport:
+        """
+        One block more, where it is to be kept.
+        """
+        self._fail()
+        size = (end - start) * TOKEN_BYTES
+        if store:
+            self.blocks.setdefault(key, size)
+        self._measure()
+        return SealReport(
+            digest=key,
+            bytes=size,
+            stored=store,
+            store_blocks=len(self.blocks),
+            store_bytes=sum(self.blocks.values()),
+        )
+
+    def evict(self, key: str) -> EvictReport:
+        """
+        One block less.
+        """
+        return EvictReport(
+            key=key,
+            bytes=self.blocks.pop(key),
+            store_blocks=len(self.blocks),
+            store_bytes=sum(self.blocks.values()),
+        )
+
+    def _fail(self) -> None:
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            raise fault
+
+    def _slab_report(self, slab: int, capacity_tokens: int) -> SlabReport:
+        slabs, size = self._measure()
+        return SlabReport(
+            slab=slab,
+            capacity_tokens=capacity_tokens,
+            bytes=capacity_tokens * TOKEN_BYTES,
+            pool_slabs=slabs,
+            pool_bytes=size,
+        )
+
+    def _measure(self) -> tuple[int, int]:
+        found = len(self.slabs), sum(self.slabs.values()) * TOKEN_BYTES
+        figures = (*found, sum(self.blocks.values()))
+        self.most = cast(
+            "tuple[int, int, int]", tuple(map(max, zip(self.most, figures, strict=True)))
+        )
+        return found
+
+
+class Books:
+    """
+    The journal's state as the sessions of a test write it, without its checks.
+
+    Attributes:
+        evicted: keys, in the order in which they left.
+    """
+
+    def __init__(self, *, slabs: int = 3, tokens: int = 3 * SIZE, blocks: int = 4) -> None:
+        self.evicted: list[str] = []
+        self.state = State(
+            model=Model(
+                name="none",
+                fingerprint="f",
+                layers=1,
+                chunk_tokens=CHUNK,
+                decode_rows=1,
+                context_tokens=4096,
+                reusable=True,
+                pool_slabs=slabs,
+                pool_bytes=tokens * TOKEN_BYTES,
+                blocks_bytes=blocks * BLOCK_BYTES,
+            )
+        )
+
+    def append(self, *events: ev.Event, expected_seq: int | None = None) -> int:
+        """
+        Take in what ``Memory`` itself appends: that a block left.
+        """
+        for event in events:
+            assert isinstance(event, ev.BlockEvicted)
+            self.evicted.append(event.key)
+            self._block(attrs.evolve(self.state.blocks[event.key], present=False))
+            assert (event.store_blocks, event.store_bytes) == self.blocks
+        return 0
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """
+        (blocks in memory, their bytes).
+        """
+        return self.state.pool.blocks, self.state.pool.block_bytes
+
+    def session(self, name: str, life: Life, used: int = 0) -> None:
+        """
+        A session comes to a step of its life.
+        """
+        known = self.state.sessions.get(SessionId(name)) or Session(
+            id=SessionId(name), tenant="t", fingerprint="f", group=None, named=True
+        )
+        self._session(attrs.evolve(known, life=life, last_used=used or known.last_used))
+
+    def holders(self) -> set[str]:
+        """
+        The sessions that hold a slab.
+        """
+        return {name for name, session in self.state.sessions.items() if session.slab is not None}
+
+    def acquired(self, name: str) -> Callable[[SlabReport], None]:
+        """
+        Records that a session has a slab.
+        """
+
+        def record(report: SlabReport) -> None:
+            slab = Slab(id=report.slab, capacity_tokens=report.capacity_tokens, bytes=report.bytes)
+            self._session(attrs.evolve(self.state.session(name), slab=slab))
+            self._slabs(report)
+
+        return record
+
+    def released(self, name: str) -> Callable[[SlabReport], None]:
+        """
+        Records that a session gave its slab up.
+        """
+
+        def record(report: SlabReport) -> None:
+            self._session(attrs.evolve(self.state.session(name), slab=None))
+            self._slabs(report)
+
+        return record
+
+    def sealed(self, key: str, *, pins: int = 0, used: int = 0) -> Callable[[SealReport], None]:
+        """
+        Records that there is a block.
+        """
+
+        def record(report: SealReport) -> None:
+            self._block(
+                Block(
+                    key=key,
+                    parent=None,
+                    digest=report.digest,
+                    start=0,
+                    bytes=report.bytes,
+                    present=report.stored,
+                    pins=pins,
+                    last_used=used,
+                )
+            )
+            assert (report.store_blocks, report.store_bytes) == self.blocks
+
+        return record
+
+    def _session(self, session: Session) -> None:
+        sessions = self.state.sessions.set(session.id, session)
+        self.state = attrs.evolve(self.state, sessions=sessions)
+
+    def _slabs(self, report: SlabReport) -> None:
+        pool = attrs.evolve(self.state.pool, slabs=report.pool_slabs, slab_bytes=report.pool_bytes)
+        self.state = attrs.evolve(self.state, pool=pool)
+
+    def _block(self, block: Block) -> None:
+        blocks: Map[str, Block] = self.state.blocks.set(block.key, block)
+        there = [one.bytes for one in blocks.values() if one.present]
+        pool = attrs.evolve(self.state.pool, blocks=len(there), block_bytes=sum(there))
+        self.state = attrs.evolve(self.state, blocks=blocks, pool=pool)
+
+
+@attrs.frozen(kw_only=True)
+class House:
+    """
+    Memory and what it works on.
+
+    Attributes:
+        gave_up: the sessions that were asked for their slab, in order.
+    """
+
+    memory: Memory
+    engine: ScriptedEngine
+    books: Books
+    gave_up: list[str]
+
+    async def open(self, name: str, tokens: int = SIZE) -> bool:
+        """
+        A session that works asks for a slab.
+        """
+        self.books.session(name, Life.RESTORING)
+        return await self.memory.open_slab(tokens, self.books.acquired(name))
+
+    async def seal(self, key: str, *, pins: int = 0, used: int = 0) -> None:
+        """
+        A block is sealed.
+        """
+        await self.memory.seal(1, key, 0, CHUNK, self.books.sealed(key, pins=pins, used=used))
+
+    def agree(self) -> bool:
+        """
+        Whether engine and journal have the same slabs and blocks.
+        """
+        sessions = self.books.state.sessions.values()
+        held = {one.slab.id: one.slab.capacity_tokens for one in sessions if one.slab is not None}
+        known = {one.key: one.bytes for one in self.books.state.blocks.values() if one.present}
+        size = sum(held.values()) * TOKEN_BYTES
+        return (held, known) == (self.engine.slabs, self.engine.blocks) and Pool(
+            slabs=len(held),
+            slab_bytes=size,
+            blocks=len(known),
+            block_bytes=sum(known.values()),
+        ) == self.books.state.pool
+
+
+@contextlib.asynccontextmanager
+async def house(**budgets: int) -> AsyncIterator[House]:
+    """
+    Memory over an engine's thread that runs.
+    """
+    books, scripted, thread = Books(**budgets), ScriptedEngine(), EngineThread()
+    memory = Memory(cast("Sequencer", books), thread, TOKEN_BYTES)
+    gave_up: list[str] = []
+
+    async def give_up(name: str) -> None:
+        gave_up.append(name)
+        slab = books.state.session(name).slab
+        assert slab is not None
+        await thread.call(lambda mlx: mlx.close_slab(slab.id), books.released(name))
+
+    memory.give_up = give_up
+    async with trio.open_nursery() as nursery:
+        await nursery.start(thread.run)
+        thread.install(scripted)
+        try:
+            yield House(memory=memory, engine=scripted, books=books, gave_up=gave_up)
+        finally:
+            thread.close()
+
+
+def bug() -> BugError:
+    """
+    What the sequencer raises where an invariant broke.
+    """
+    return BugError("bug-1", "INV-5", "memory does not add up")
+
+
+# --- slabs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [{"slabs": 3, "tokens": 100 * SIZE}, {"slabs": 100, "tokens": 3 * SIZE}],
+    ids=["slabs", "bytes"],
+)
+def test_many_ask_at_once(budget: dict[str, int]) -> None:
+    """
+    However many ask, no more slabs are open than the budget has; each is served once one of the
+    others rests.
+    """
+    served: list[str] = []
+
+    async def main() -> None:
+        async with house(**budget) as home, trio.open_nursery() as nursery:
+
+            async def ask(name: str) -> None:
+                while not await home.open(name):
+                    await trio.lowlevel.checkpoint()
+                served.append(name)
+                home.books.session(name, Life.IDLE, used=len(served))
+
+            for index in range(20):
+                nursery.start_soon(ask, f"s{index}")
+            while len(served) < 20:
+                await trio.lowlevel.checkpoint()
+
+            assert home.engine.most == (3, 3 * SIZE * TOKEN_BYTES, 0)
+            assert home.engine.opened == 20
+            assert len(home.gave_up) == 17
+            assert home.agree()
+
+    trio.run(main)
+
+    assert len(set(served)) == 20
+
+
+def test_nothing_to_take() -> None:
+    """
+    Where all have a request in hand, whoever asks is told so, and nothing is opened or closed.
+    """
+
+    async def main() -> None:
+        async with house() as home:
+            for name in "abc":
+                assert await home.open(name)
+            assert not await home.open("d")
+
+            assert home.books.holders() == set("abc")
+            assert home.gave_up == []
+            assert home.agree()
+
+    trio.run(main)
+
+
+def test_the_least_recently_used_at_rest_gives_way() -> None:
+    """
+    Sessions at rest give up their slabs, the one that was used longest ago first.
+    """
+
+    async def main() -> None:
+        async with house() as home:
+            for name, used in (("a", 30), ("b", 10), ("c", 20)):
+                await home.open(name)
+                home.books.session(name, Life.IDLE, used=used)
+            for name in "def":
+                assert await home.open(name)
+
+            assert home.gave_up == ["b", "c", "a"]
+            assert home.books.holders() == set("def")
+            assert home.agree()
+
+    trio.run(main)
+
+
+def test_a_session_that_settles_gives_way_last() -> None:
+    """
+    One that settles is taken only where nobody rests, though it was used before those that do.
+    """
+
+    async def main() -> None:
+        async with house() as home:
+            for name, life, used in (
+                ("later", Life.SETTLING, 6),
+                ("settles", Life.SETTLING, 5),
+                ("rests", Life.IDLE, 9),
+            ):
+                await home.open(name)
+                home.books.session(name, life, used=used)
+            for name in "de":
+                assert await home.open(name)
+
+            assert home.gave_up == ["rests", "settles"]
+            assert home.books.holders() == {"later", "d", "e"}
+
+    trio.run(main)
+
+
+def test_several_give_way_to_a_large_one() -> None:
+    """
+    As many slabs are taken as a larger one needs, and no more.
+    """
+
+    async def main() -> None:
+        async with house(slabs=10, tokens=5 * SIZE) as home:
+            for used, name in enumerate("abcde", start=1):
+                await home.open(name)
+                home.books.session(name, Life.IDLE, used=used)
+            assert await home.open("large", 3 * SIZE)
+
+            assert home.gave_up == ["a", "b", "c"]
+            assert home.books.holders() == {"d", "e", "large"}
+            assert home.engine.most[1] == 5 * SIZE * TOKEN_BYTES
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("error", [bug(), ValueError("no event")], ids=["bug", "other"])
+def test_a_slab_that_the_journal_refused_is_closed(error: Exception) -> None:
+    """
+    Where what was measured cannot be recorded, the engine gives the slab back, and who comes next
+    is served.
+    """
+
+    def refused(report: SlabReport) -> None:
+        raise error
+
+    async def main() -> None:
+        async with house() as home:
+            await home.open("a")
+            with pytest.raises(type(error)) as caught:
+                await home.memory.open_slab(SIZE, refused)
+            assert caught.value is error
+            assert home.engine.opened == 2
+            assert list(home.engine.slabs) == [1]
+            assert home.agree()
+            assert await home.open("b")
+            assert home.agree()
+
+    trio.run(main)
+
+
+def test_a_slab_that_the_engine_refused() -> None:
+    """
+    Where no slab was opened, none is closed, and the engine's word comes through.
+    """
+
+    async def main() -> None:
+        async with house() as home:
+            await home.open("a")
+            home.engine.fault = EngineFault("no memory")
+            with pytest.raises(EngineFault, match="no memory"):
+                await home.open("b")
+            assert home.books.holders() == {"a"}
+            assert home.agree()
+            assert await home.open("b")
+
+    trio.run(main)
+
+
+# --- blocks ----------------------------------------------------------------------------------
+
+
+def test_a_full_store_lets_the_oldest_go() -> None:
+    """
+    Blocks leave in the order of their last use until the new one fits.
+    """
+
+    async def main() -> None:
+        async with house(blocks=4) as home:
+            for key, used in (("a", 4), ("b", 1), ("c", 3), ("d", 2)):
+                await home.seal(key, used=used)
+            assert home.books.evicted == []
+            await home.seal("e", used=5)
+
+            assert home.books.evicted == ["b", "d"]  # a tenth of the store is freed with it
+            assert set(home.engine.blocks) == {"a", "c", "e"}
+            assert home.agree()
+
+    trio.run(main)
+
+
+def test_what_is_pinned_stays() -> None:
+    """
+    A block that a session works with never leaves, though it was used longest ago.
+    """
+
+    async def main() -> None:
+        async with house(blocks=4) as home:
+            for key, pins, used in (("a", 1, 1), ("b", 0, 3), ("c", 2, 2), ("d", 0, 4)):
+                await home.seal(key, pins=pins, used=used)
+            for used, key in enumerate("efgh", start=5):
+                await home.seal(key, used=used)
+
+            assert not {"a", "c"} & set(home.books.evicted)
+            assert {"a", "c", "h"} <= set(home.engine.blocks)
+            assert home.engine.most[2] <= 4 * BLOCK_BYTES
+            assert home.agree()
+
+    trio.run(main)
+
+
+def test_a_store_of_pinned_blocks() -> None:
+    """
+    Where nothing can leave, the block is hashed and not kept.
+    """
+    reports: list[SealReport] = []
+
+    async def main() -> None:
+        async with house(blocks=2) as home:
+            for key in "ab":
+                await home.seal(key, pins=1)
+            await home.memory.seal(1, "c", 0, CHUNK, reports.append)
+
+            assert home.books.evicted == []
+            assert set(home.engine.blocks) == {"a", "b"}
+
+    trio.run(main)
+
+    assert [(False, "c", 2)] == [(one.stored, one.digest, one.store_blocks) for one in reports]
+
+
+def test_a_block_that_is_there_needs_no_room() -> None:
+    """
+    Sealing a block again in a full store sends none away.
+    """
+
+    async def main() -> None:
+        async with house(blocks=2) as home:
+            for key in "ab":
+                await home.seal(key)
+            await home.seal("a")
+
+            assert home.books.evicted == []
+            assert home.agree()
+
+    trio.run(main)
+
+
+def test_many_seal_at_once() -> None:
+    """
+    However many seal, the store never holds more than its budget, and no block is sent away twice.
+    """
+
+    async def main() -> None:
+        async with house(blocks=4) as home:
+            async with trio.open_nursery() as nursery:
+                for index in range(30):
+                    nursery.start_soon(lambda used: home.seal(f"b{used}", used=used), index)
+
+            assert home.engine.most[2] == 4 * BLOCK_BYTES
+            assert len(home.books.evicted) == len(set(home.books.evicted))
+            assert len(home.books.evicted) + len(home.engine.blocks) == 30
+            assert home.agree()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("error", [bug(), ValueError("no event")], ids=["bug", "other"])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_block_that_the_journal_refused_is_not_kept(error: Exception, full: bool) -> None:
+    """
+    Where what was measured cannot be recorded, the store does not have the block; those that left
+    for it are on record as gone.
+    """
+
+    def refused(report: SealReport) -> None:
+        raise error
+
+    async def main() -> None:
+        async with house(blocks=2) as home:
+            for used, key in enumerate("ab" if full else "a", start=1):
+                await home.seal(key, used=used)
+            with pytest.raises(type(error)) as caught:
+                await home.memory.seal(1, "c", 0, CHUNK, refused)
+            assert caught.value is error
+            assert "c" not in home.engine.blocks
+            assert home.agree()
+            await home.seal("c", used=9)
+            assert "c" in home.engine.blocks
+            assert home.agree()
+
+    trio.run(main)
+
+
+def test_a_block_that_was_there_before_a_refusal_stays() -> None:
+    """
+    A block that the journal has stays in the store, though sealing it again was refused; and one
+    that was never stored is not sent away.
+    """
+
+    def refused(report: SealReport) -> None:
+        raise bug()
+
+    async def main() -> None:
+        async with house(blocks=2) as home:
+            for key in "ab":
+                await home.seal(key, pins=1)
+            for key in "ac":
+                with pytest.raises(BugError):
+                    await home.memory.seal(1, key, 0, CHUNK, refused)
+            assert set(home.engine.blocks) == {"a", "b"}
+            assert home.books.evicted == []
+            assert home.agree()
+
+    trio.run(main)
+
+
+def test_a_block_that_the_engine_refused() -> None:
+    """
+    Where nothing was sealed, nothing is sent away, and the engine's word comes through.
+    """
+
+    async def main() -> None:
+        async with house() as home:
+            await home.seal("a")
+            home.engine.fault = EngineFault("slab 1 is not held")
+            with pytest.raises(EngineFault, match="not held"):
+                await home.seal("b")
+            assert set(home.engine.blocks) == {"a"}
+            assert home.agree()
+
+    trio.run(main)
