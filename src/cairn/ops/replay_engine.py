@@ -3,12 +3,14 @@
 
 Every pass that the journal has of the session is run: the same rows, the same tokens. Blocks that
 were shared are computed from their tokens, so that a hit is compared with a miss. Tokens,
-log-probabilities, digests and coverage must be those of the journal.
+log-probabilities, digests, coverage and the bytes of slabs and blocks must be those of the journal,
+and so must the text that the tokens of each answer make.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ import click
 from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.mlx_model import ModelRefused
 from cairn.engine.mlx_start import start_engine
-from cairn.engine.reports import DecodeRow, EngineFault, PassReport, Wanted
+from cairn.engine.reports import DecodeRow, EngineFault, PassReport, SealReport, Wanted
 from cairn.engine.sampling import Sampling
+from cairn.engine.text import AnswerText
 from cairn.journal import events as ev
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
@@ -29,8 +32,11 @@ from cairn.journal.state import Session, SessionId
 from cairn.ops.output import progress
 
 SAME = 0
+NOTHING = 1
 DIFFERS = 3
 OTHER_FINGERPRINT = 4
+
+_RUN = (ev.CacheExtended, ev.BlocksShared)
 
 
 @attrs.frozen
@@ -61,7 +67,8 @@ def rerun(rows: Sequence[Row], session_id: str, model: str | None) -> int:
         model: the model's directory, where it is no longer the one on record.
 
     Returns:
-        0 where all is the same, 3 where an event differs, 4 for another fingerprint.
+        0 where all is the same, 1 where nothing could be run, 3 where an event differs, 4 for
+        another fingerprint.
 
     Raises:
         StoreError: the model on record cannot be loaded.
@@ -81,6 +88,9 @@ def rerun(rows: Sequence[Row], session_id: str, model: str | None) -> int:
             steps.append(_Step(recorded, state.sessions.get(SessionId(session_id))))
 
     replay(rows, watch=watch)
+    if not any(isinstance(step.recorded.event, _RUN) for step in steps):
+        # Said before the model is loaded, which may take a while.
+        return _nothing(session_id)
     if len(used) != 1:
         click.echo(f"The session was served under {len(used)} fingerprints; one can be run.")
         return OTHER_FINGERPRINT
@@ -89,7 +99,11 @@ def rerun(rows: Sequence[Row], session_id: str, model: str | None) -> int:
     if started.facts.fingerprint != recorded_model.fingerprint:
         _tell_difference(recorded_model.fields, started.facts.fields)
         return OTHER_FINGERPRINT
-    again = _Again(started.engine, started.facts.chunk_tokens)
+    again = _Again(
+        started.engine,
+        started.facts.chunk_tokens,
+        _Text(started.loaded.tokenizer.detokenizer, started.facts.eos_ids),
+    )
     for step in progress(steps, "passes", len(steps)):
         try:
             again.run(step)
@@ -98,11 +112,18 @@ def rerun(rows: Sequence[Row], session_id: str, model: str | None) -> int:
             click.echo(f"differs at event {step.recorded.position} ({event.kind})")
             click.echo(f"  {difference}")
             return DIFFERS
+    if not again.passes:
+        return _nothing(session_id)
     click.echo(
         f"same: {again.passes} passes, {again.tokens} tokens drawn, {again.blocks} blocks "
         f"under fingerprint {recorded_model.fingerprint}"
     )
     return SAME
+
+
+def _nothing(session_id: str) -> int:
+    click.echo(f"nothing of session {session_id} could be run again: the journal has no pass of it")
+    return NOTHING
 
 
 def _start(recorded: ev.ModelLoaded, model: str | None) -> Any:
@@ -133,15 +154,96 @@ def _tell_difference(journal: Any, here: Any) -> None:
             click.echo(f"  {name}: {journal.get(name)} on record, {here.get(name)} here")
 
 
+class _Text:
+    """
+    The text of the answer in hand: what its tokens make, and what the journal has of it.
+    """
+
+    def __init__(self, detokenizer: Any, ends: Collection[int]) -> None:
+        self._detokenizer = detokenizer
+        self._ends = ends
+        self.begin()
+
+    def begin(self) -> None:
+        """
+        Another answer begins.
+        """
+        self._tokens: list[int] = []
+        self._said = ""
+        self._text = AnswerText(self._detokenizer)
+        self._certain = ""
+        self._over = False
+
+    def drawn(self, tokens: Sequence[int]) -> None:
+        """
+        Tokens were drawn. Those past an end token are none of the answer's.
+        """
+        for token in tokens:
+            self._tokens.append(token)
+            self._over = self._over or token in self._ends
+            if not self._over:
+                self._certain += self._text.add(token).text
+
+    def emitted(self, text: str) -> None:
+        """
+        Text was released.
+
+        Raises:
+            _Differs: it is not a beginning of what the tokens make.
+        """
+        self._said += text
+        # The last piece of an answer may hold what is no whole character.
+        if not self._certain.startswith(self._said):
+            whole = self._whole(self._tokens)
+            if not whole.startswith(self._said):
+                raise self._other(whole)
+
+    def finished(self, event: ev.RequestFinished) -> None:
+        """
+        The answer is complete.
+
+        Raises:
+            _Differs: its text is another one.
+        """
+        tokens = self._tokens[: event.answer_tokens]
+        whole = self._whole(tokens)
+        # Stop texts are not journaled: one cut the answer where no end token and no length did.
+        cut = event.finish_reason == "stop" and not (tokens and tokens[-1] in self._ends)
+        if self._said != whole and not (cut and whole.startswith(self._said)):
+            raise self._other(whole)
+
+    def _whole(self, tokens: Sequence[int]) -> str:
+        text = AnswerText(self._detokenizer)
+        made = ""
+        for token in tokens:
+            if token in self._ends:
+                break
+            made += text.add(token).text
+        return made + text.finish().text
+
+    def _other(self, whole: str) -> _Differs:
+        """
+        Told without the words, which are the client's.
+        """
+        pairs = zip(self._said, whole, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return _Differs(
+            f"the text, the same for {same} characters",
+            f"{len(self._said)} characters",
+            f"{len(whole)}",
+        )
+
+
 class _Again:
     """
     The session's passes on an engine of our own.
     """
 
-    def __init__(self, engine: MlxEngine, chunk_tokens: int) -> None:
+    def __init__(self, engine: MlxEngine, chunk_tokens: int, text: _Text) -> None:
         self.passes = self.tokens = self.blocks = 0
         self._engine = engine
         self._chunk = chunk_tokens
+        self._text = text
         self._slab: int | None = None
 
     def run(self, step: _Step) -> None:
@@ -154,7 +256,10 @@ class _Again:
         event, session = step.recorded.event, step.session
         match event:
             case ev.SlabAcquired():
-                self._slab = self._engine.open_slab(event.capacity_tokens).slab
+                slab = self._engine.open_slab(event.capacity_tokens)
+                self._slab = slab.slab
+                _same("tokens of the slab", event.capacity_tokens, slab.capacity_tokens)
+                _same("bytes of the slab", event.bytes, slab.bytes)
             case ev.SlabReleased() | ev.ServerStopped() | ev.ServerLost():
                 self._close()
             case ev.CacheTrimmed():
@@ -165,7 +270,9 @@ class _Again:
                 self._share(event, session)
             case ev.BlockSealed():
                 self.blocks += 1
-                _same("digest", event.digest, self._digest(event.start, event.end))
+                block = self._seal(event.start, event.end)
+                _same("digest", event.digest, block.digest)
+                _same("bytes of the block", event.bytes, block.bytes)
             case ev.CacheExtended() if event.step == "decode":
                 assert session is not None
                 self._decode(event, session)
@@ -175,6 +282,13 @@ class _Again:
                 ids = _sequence(session)[event.start : event.end]
                 report = self._pass(ids, wanted)
                 _same_pass(event, report, report.drawn.token if report.drawn else None)
+                self._text.drawn(event.sampled)
+            case ev.RequestReceived():
+                self._text.begin()
+            case ev.TokensEmitted():
+                self._text.emitted(event.text)
+            case ev.RequestFinished():
+                self._text.finished(event)
             case _:
                 pass  # it changes no cache
 
@@ -193,8 +307,8 @@ class _Again:
         self.tokens += wanted is not None
         return self._engine.run_chunk(self._held, ids, wanted)
 
-    def _digest(self, start: int, end: int) -> str:
-        return self._engine.seal(self._held, "again", start, end, store=False).digest
+    def _seal(self, start: int, end: int) -> SealReport:
+        return self._engine.seal(self._held, "again", start, end, store=False)
 
     def _share(self, event: ev.BlocksShared, session: Session) -> None:
         """
@@ -205,7 +319,7 @@ class _Again:
             start = event.start + place * self._chunk
             self._pass(sequence[start : start + self._chunk], None)
             self.blocks += 1
-            _same("digest", digest, self._digest(start, start + self._chunk))
+            _same("digest", digest, self._seal(start, start + self._chunk).digest)
 
     def _decode(self, event: ev.CacheExtended, session: Session) -> None:
         wanted = _wanted(session)
@@ -225,6 +339,7 @@ class _Again:
             if start + 1 == event.end:
                 _same("tokens that ran", event.ran_hash, ids_hash(fed))
                 _same("coverage", event.coverage, report.coverage)
+        self._text.drawn(event.sampled)
 
 
 def _wanted(session: Session) -> Wanted:
