@@ -3,12 +3,35 @@
 """
 
 import os
+import sqlite3
 import sys
+from pathlib import Path
 from types import ModuleType
 
+import attrs
 import pytest
 
+from cairn.journal.store_sql import journal_url, sqlite_path
 from tests.journals import BREAKABLE, broken, healthy, tampered, unrecorded
+
+
+@pytest.fixture
+def reruns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """
+    What runs the model again, replaced: its calls, each of which exits with 3.
+    """
+    calls = []
+
+    def rerun(*arguments: object) -> int:
+        calls.append(arguments)
+        return 3
+
+    module = ModuleType("cairn.ops.replay_engine")
+    monkeypatch.setattr(module, "rerun", rerun, raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    # Whoever set it keeps it: the command does not start anew to preload a BLAS.
+    monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
+    return calls
 
 
 @pytest.mark.parametrize("invariant", [name for name in BREAKABLE if name != "CRASH"])
@@ -117,20 +140,67 @@ def test_an_export_with_gaps(run, stored, tmp_path, option: str):
     assert "Export the journal without" in result.stderr
 
 
-def test_engine(run, stored, monkeypatch: pytest.MonkeyPatch):
+def _changed(folder: Path, kind: str, new: bytes) -> int:
+    """
+    Changes the private contents of the last row of a kind in a stored journal; its position.
+    """
+    with sqlite3.connect(sqlite_path(journal_url(folder))) as database:
+        ((position,),) = database.execute(
+            "SELECT max(position) FROM events WHERE kind = ?", (kind,)
+        ).fetchall()
+        database.execute("UPDATE events SET private = ? WHERE position = ?", (new, position))
+    database.close()
+    return int(position)
+
+
+@pytest.mark.parametrize("options", [(), ("--engine",)])
+@pytest.mark.parametrize("new", [b'{"ids":[42],"text":"c"}', b"no event"])
+def test_a_changed_row_under_a_session(run, stored, reruns, options: tuple[str, ...], new: bytes):
+    """A session does not come out the same over a changed row, and the model is not run for it."""
+    position = _changed(stored(healthy()), "tokens_emitted", new)
+    bug_id = run("verify").stdout.split("\t")[0]
+    result = run("replay", "s1", *options)
+    assert 1 == result.exit_code
+    assert f"broken at row {position}: INV-8, {bug_id}: " in result.stdout
+    assert "same:" not in result.stdout
+    assert [] == reruns
+
+
+def test_a_changed_row_behind_a_session(run, stored, reruns):
+    """What was changed after a session's last row does not concern it."""
+    rows = healthy()
+    rows[-1] = attrs.evolve(rows[-1], public=rows[-1].public.replace(b"signal", b"sigkil"))
+    stored(rows)
+    assert 1 == run("verify").exit_code
+    assert 0 == run("replay", "s1").exit_code
+    assert 3 == run("replay", "s1", "--engine").exit_code
+
+
+@pytest.mark.parametrize("options", [(), ("--engine",)])
+def test_a_session_with_a_bug_that_nobody_recorded(run, stored, reruns, options: tuple[str, ...]):
+    """It is named, and the model is not run: the fold ends there for this session."""
+    stored(unrecorded("INV-4"))
+    bug_id = run("verify").stdout.split("\t")[0]
+    result = run("replay", "s1", *options)
+    assert 1 == result.exit_code
+    assert f"broken at row 19: INV-4, {bug_id}: another decision\n" in result.stdout
+    assert [] == reruns
+
+
+def test_engine(run, stored, reruns):
     """``--engine`` hands rows and session to what runs the model, and exits with its code."""
     rows, bug_id = broken("INV-7")
     folder = stored(rows)
-    calls = []
-
-    def rerun(*arguments: object) -> int:
-        calls.append(arguments)
-        return 3
-
-    module = ModuleType("cairn.ops.replay_engine")
-    monkeypatch.setattr(module, "rerun", rerun, raising=False)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    # Whoever set it keeps it: the command does not start anew to preload a BLAS.
-    monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
     assert 3 == run("replay", bug_id, "--engine", "--data-dir", folder).exit_code
-    assert [(rows, "s1")] == [arguments[:2] for arguments in calls]
+    assert [(rows, "s1")] == [arguments[:2] for arguments in reruns]
+
+
+@pytest.mark.usefixtures("reruns")
+def test_an_engine_that_cannot_be_loaded(run, stored, monkeypatch: pytest.MonkeyPatch):
+    """Where MLX or what needs it is not there, that is a sentence."""
+    stored(healthy())
+    monkeypatch.setitem(sys.modules, "cairn.ops.replay_engine", None)
+    result = run("replay", "s1", "--engine")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert result.stderr.startswith("The model cannot be run here: ")
+    assert "`ops doctor`" in result.stderr

@@ -7,11 +7,13 @@ decision is made again on the way. ``--engine`` runs the model again too.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import click
@@ -85,12 +87,13 @@ def replay(
     breaks again. Of a session: its requests, with every path decision made again. At least six
     characters of an id will do. FILE is an export; without it, the server's journal is read.
 
-    With --engine, every pass of the session is run on its model again.
+    With --engine, every pass of the session is run on its model again. Nothing is run where rows
+    were changed, or where a check breaks that is not on record.
 
     \b
     Exit code
       0  reproduced; for a session: all of it came out the same
-      1  not reproduced; for a session: something is broken
+      1  not reproduced; for a session: something is broken, or nothing could be run again
       2  no such id, or the journal cannot be read
       3  with --engine: an event came out otherwise; it is named
       4  with --engine: the journal was written under another fingerprint
@@ -108,10 +111,14 @@ def replay(
     if engine:
         if session is None:
             raise StoreError(f"Bug {target} concerns no session, so there is nothing to run again.")
-        # Loads the model's code, so only here.
-        preload_blas()
-        engine_module = importlib.import_module("cairn.ops.replay_engine")
-        sys.exit(engine_module.rerun(list(source.rows("read")), session, model))
+        rows = list(source.rows("read"))
+        last = max((row.position for row in rows if row.stream == f"session/{session}"), default=0)
+        news = [one for one in _broken(report, session, last) if not one.recorded]
+        if news:
+            # What would be compared is not what the server wrote.
+            _tell_broken(news)
+            sys.exit(1)
+        sys.exit(_engine_module().rerun(rows, session, model))
     if at is not None:
         _show_session(_folded(source, until=at).state, session, at)
         return
@@ -119,6 +126,22 @@ def replay(
         sys.exit(_tell_bug(source, finding))
     assert session is not None
     sys.exit(_tell_session(source, report, session))
+
+
+def _engine_module() -> Any:
+    """
+    What runs the model again. It loads the model's code, so it is not imported before it is needed.
+
+    Raises:
+        StoreError: that code cannot be loaded here.
+    """
+    preload_blas()
+    try:
+        return importlib.import_module("cairn.ops.replay_engine")
+    except ImportError as error:
+        raise StoreError(
+            f"The model cannot be run here: {error}. `ops doctor` tells what is missing."
+        ) from error
 
 
 # --- finding what is meant -----------------------------------------------------------------------
@@ -260,7 +283,9 @@ def _gist(row: Row) -> str:
 
 
 def _tell_session(source: Source, report: Report, session: str) -> int:
-    requests = asked(decode(row) for row in source.rows("story", stream=f"session/{session}"))
+    rows = list(source.rows("story", stream=f"session/{session}"))
+    broken = _broken(report, session, rows[-1].position if rows else 0)
+    requests = asked(_readable(rows))
     table(
         (
             *("request", "row", "path", "reason", "prompt", "reused", "prefilled", "generated"),
@@ -275,14 +300,44 @@ def _tell_session(source: Source, report: Report, session: str) -> int:
             for one in requests
         ),
     )
-    broken = [finding for finding in report.findings if finding.session == session]
     decided = sum(1 for one in requests if one.path)
-    for finding in broken:
-        click.echo(f"broken at row {finding.position}: {finding.invariant}, {finding.bug_id}")
     if broken:
+        _tell_broken(broken)
         return 1
     click.echo(f"same: {decided} path decisions made again, every check holds")
     return 0
+
+
+def _broken(report: Report, session: str, last: int) -> list[Finding]:
+    """
+    What is broken of a session whose last row is at ``last``: its own findings, and of those that
+    are nobody's (a changed row, an eviction) the unrecorded ones that it may rest on. No row before
+    its last one is beside the point, since the decisions are made on all of them.
+    """
+    return [
+        finding
+        for finding in report.findings
+        if finding.session == session
+        or (finding.session is None and not finding.recorded and finding.position <= last)
+    ]
+
+
+def _tell_broken(broken: Iterable[Finding]) -> None:
+    for finding in broken:
+        click.echo(
+            f"broken at row {finding.position}: {finding.invariant}, {finding.bug_id}: "
+            f"{printable(finding.message)}"
+        )
+
+
+def _readable(rows: Iterable[Row]) -> Iterator[ev.Recorded]:
+    """
+    The events, less those of rows that were changed until they are none. Of these there is a
+    finding.
+    """
+    for row in rows:
+        with contextlib.suppress(DamagedRow):
+            yield decode(row)
 
 
 def asked(events: Iterable[ev.Recorded]) -> list[Asked]:
