@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 import httpx
 import pytest
+import structlog
 
+from cairn.actors.messages import Broken, QueueFull
 from cairn.http.app import BODY_BYTES_MAX, create_app
 from tests.http.conftest import Serve
 from tests.http.fake_service import FACTS, FakeService
@@ -104,6 +107,9 @@ async def test_wrong_address_or_method(method: str, path: str, status: int, code
         error["type"],
     )
     assert (status == 405) == ("allow" in response.headers)
+    if status == 405:
+        allowed = sorted(response.headers["allow"].split(", "))
+        assert f"this address takes {', '.join(allowed)}" == error["message"]
 
 
 async def test_large_body_is_refused(serve: Serve):
@@ -170,6 +176,99 @@ async def test_hosts(host: str, allowed: tuple[str, ...], status: int):
     if status == 403:
         error = json.loads(await response.get_data(as_text=True))["error"]
         assert "host_not_allowed" == error["code"]
+
+
+ORIGINS = [
+    ("http://localhost:8000", "localhost:8000", (), 200),
+    ("http://localhost:3000", "localhost:8000", (), 200),
+    ("http://LocalHost", "localhost.:8000", (), 200),
+    ("http://127.0.0.1:8000", "127.0.0.1:8000", (), 200),
+    ("http://[::1]:8000", "[::1]:8000", (), 200),
+    ("https://evil.example", "localhost:8000", (), 403),
+    ("https://localhost.evil.example", "localhost:8000", (), 403),
+    ("http://6.6.6.6", "127.0.0.1:8000", (), 403),
+    ("http://localhost:8000", "127.0.0.1:8000", (), 403),
+    ("http://localhost@evil.example", "localhost", (), 403),
+    ("http://[::1", "localhost", (), 403),
+    ("null", "localhost", (), 403),
+    ("null", "null", ("null",), 403),
+    ("", "localhost", (), 403),
+    ("https://Box.LAN", "localhost", ("box.lan",), 200),
+    ("https://other.lan", "localhost", ("box.lan",), 403),
+    ("https://evil.example", "localhost", ("*",), 200),
+]
+
+
+@pytest.mark.parametrize(("origin", "host", "allowed", "status"), ORIGINS)
+async def test_origins(origin: str, host: str, allowed: tuple[str, ...], status: int):
+    """A page of the server's own host or of an allowed one may ask; another's may not, blindly."""
+    service = FakeService()
+    client = create_app(service, hosts_allowed=allowed).test_client()
+    # What a form on a page can send: a browser asks nobody beforehand.
+    headers = {"host": host, "origin": origin, "content-type": "text/plain"}
+    response = await client.post(CHAT, data=ASK, headers=headers)
+    assert status == response.status_code
+    assert (1 if status == 200 else 0) == len(service.commands)
+    if status == 403:
+        error = json.loads(await response.get_data(as_text=True))["error"]
+        assert "origin_not_allowed" == error["code"]
+
+
+SECRET = "a word of the client's"
+REFUSED = [
+    ("post", CHAT, {"n": 2}, None, 400, "unsupported_value", "n"),
+    ("post", CHAT, {"tool_choice": SECRET}, None, 400, "invalid_value", "tool_choice"),
+    ("get", "/not\nhere?q=a", {}, None, 404, "not_found", None),
+    ("get", CHAT, {}, None, 405, "method_not_allowed", None),
+    ("post", CHAT, {}, QueueFull("full", retry_after_s=5), 429, "queue_full", None),
+    ("post", CHAT, {}, Broken("bug-1"), 500, "kv_cache_inv_violation", None),
+    ("post", CHAT, {}, RuntimeError(SECRET), 500, "internal_error", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "fields", "refusal", "status", "code", "param"),
+    REFUSED,
+    ids=[row[5] for row in REFUSED],
+)
+async def test_refusals_leave_a_line_and_a_count(
+    method: str,
+    path: str,
+    fields: dict[str, Any],
+    refusal: Exception | None,
+    status: int,
+    code: str,
+    param: str | None,
+):
+    """Every error answer is one line at info without the client's words, and is counted."""
+    client = create_app(FakeService(refusal=refusal)).test_client()
+    body = {"messages": [{"role": "user", "content": SECRET}], **fields}
+    with structlog.testing.capture_logs() as logs:
+        response = await getattr(client, method)(
+            quote(path, safe="/?="), **({"data": json.dumps(body)} if method == "post" else {})
+        )
+    assert status == response.status_code
+    (line,) = [entry for entry in logs if entry["log_level"] == "info"]
+    assert {
+        "event": "request_refused",
+        "log_level": "info",
+        "status": status,
+        "code": code,
+        "param": param,
+        "path": quote(path.split("?")[0]),
+    } == line
+    text = await (await client.get("/metrics")).get_data(as_text=True)
+    assert 'cairn_requests_total{outcome="refused"} 1.0' in text.splitlines()
+
+
+async def test_good_answers_are_no_refusals():
+    """The control: an answer leaves no such line and no count."""
+    client = create_app(FakeService()).test_client()
+    with structlog.testing.capture_logs() as logs:
+        assert 200 == (await client.post(CHAT, data=ASK)).status_code
+    assert [] == logs
+    text = await (await client.get("/metrics")).get_data(as_text=True)
+    assert 'cairn_requests_total{outcome="refused"} 0.0' in text.splitlines()
 
 
 async def test_error_in_a_page_is_an_envelope():

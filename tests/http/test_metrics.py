@@ -188,7 +188,7 @@ def test_every_series_is_there_from_the_start():
         assert 0 == read("cairn_path_selection_reason_total", reason=reason)
     for kind in (*(f"inv{number}" for number in range(1, 9)), "crash"):
         assert 0 == read("cairn_cache_invariant_violations_total", kind=kind)
-    for outcome in ("stop", "length", "cancelled", "rejected", "broken"):
+    for outcome in ("stop", "length", "cancelled", "rejected", "broken", "refused"):
         assert 0 == read("cairn_requests_total", outcome=outcome)
     for name in (
         "cairn_continuation_tokens_skipped_total",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import pytest
 import structlog
 
@@ -278,26 +279,42 @@ def test_group_headers(headers: dict[str, str], expected: str | None):
     assert expected == read(headers=headers).command.group
 
 
-def test_unknown_parameters_are_ignored_and_named_once():
-    """What is not understood changes nothing, and the log has its name once."""
+def test_unknown_parameters_are_ignored_and_named():
+    """What is not understood changes nothing; each answer names it, and the log has it once."""
     ignored = Ignored()
-    body = json.dumps({"messages": HELLO, "logit_bias": {"1": 2}, "user": "me"}).encode()
+    body = json.dumps({"messages": HELLO, "user": "me", "logit_bias": {"1": 2}}).encode()
     with structlog.testing.capture_logs() as logs:
         first = read_chat_request(body, {}, ignored)
         again = read_chat_request(body, {}, ignored)
-    assert read() == first == again
-    assert [("info", "logit_bias"), ("info", "user")] == [
+    assert attrs.evolve(read(), ignored=("logit_bias", "user")) == first == again
+    assert [("warning", "logit_bias"), ("warning", "user")] == [
         (entry["log_level"], entry["parameter"]) for entry in logs
     ]
 
 
-def test_forced_tool_choice_is_named():
-    """That a call is not forced is in the log."""
-    ignored = Ignored()
-    body = json.dumps({"messages": HELLO, "tool_choice": "required"}).encode()
-    with structlog.testing.capture_logs() as logs:
-        read_chat_request(body, {}, ignored)
-    assert ["tool_choice"] == [entry["parameter"] for entry in logs]
+@pytest.mark.parametrize(
+    ("name", "neutral", "effective"),
+    [
+        ("frequency_penalty", 0, 0.5),
+        ("presence_penalty", 0.0, -1),
+        ("repetition_penalty", 1.0, 1.1),
+        ("logit_bias", {}, {"1": 2}),
+        ("made_up", None, False),
+    ],
+)
+def test_what_would_change_nothing_is_not_told(name: str, neutral: Any, effective: Any):
+    """A parameter that is not there is only told of where it would have had an effect."""
+    assert () == read(**{name: neutral}).ignored
+    assert () == read(**{name: None}).ignored
+    assert (name,) == read(**{name: effective}).ignored
+
+
+def test_made_up_names_do_not_fill_the_answer():
+    """An answer names so many, and the beginning of each."""
+    fields: dict[str, Any] = {f"name-{number:03}" + "x" * 1000: 1 for number in range(100)}
+    asked = read(**fields)
+    assert 64 == len(asked.ignored)
+    assert "name-000" + "x" * 92 == asked.ignored[0]
 
 
 def test_made_up_names_do_not_fill_the_log():
@@ -305,6 +322,5 @@ def test_made_up_names_do_not_fill_the_log():
     ignored = Ignored(names_max=3)
     with structlog.testing.capture_logs() as logs:
         for number in range(10):
-            ignored.add(f"name-{number}" + "x" * 1000)
-    assert 3 == len(logs)
-    assert 100 == len(logs[0]["parameter"])
+            ignored.add(f"name-{number}")
+    assert ["name-0", "name-1", "name-2"] == [entry["parameter"] for entry in logs]

@@ -94,6 +94,16 @@ async def test_chunks_of_a_stream():
     assert "data: [DONE]" == found[-1]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_ignored_parameters_are_told(stream: bool):
+    """The object of Cairn's names what was sent and not done, in a stream with the first chunk."""
+    ask = {**ASK, "stream": stream, "user": "me", "presence_penalty": 1, "frequency_penalty": 0}
+    client = create_app(FakeService()).test_client()
+    text = await (await client.post(CHAT, data=json.dumps(ask))).get_data(as_text=True)
+    answer = content(text.split("\n\n")[0]) if stream else json.loads(text)
+    assert ["presence_penalty", "user"] == answer["cairn"]["ignored"]
+
+
 async def test_usage_is_null_until_the_end():
     """With usage asked for, each chunk has the field and the last before the end has the value."""
     found = await events(FakeService(), {**STREAM, "stream_options": {"include_usage": True}})
@@ -211,7 +221,8 @@ async def test_what_is_not_finished_does_not_look_so(script: tuple[Step, ...]):
             for client in [create_app(FakeService(script)).test_client()]
         ]
     last = streamed.strip().rsplit("data: ", 1)[-1]
-    for entry, answer in zip(logs, (last, whole), strict=True):
+    failures = [entry for entry in logs if entry["log_level"] == "error"]
+    for entry, answer in zip(failures, (last, whole), strict=True):
         assert UnfinishedAnswer is type(entry["exc_info"])
         error = json.loads(answer)["error"]
         assert "internal_error" == error["code"]

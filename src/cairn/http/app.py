@@ -7,7 +7,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection
 from typing import cast
+from urllib.parse import quote, urlsplit
 
+import structlog
 from quart import Response, request
 from quart_trio import QuartTrio
 
@@ -20,6 +22,8 @@ from .openai_answers import model_object
 from .pages import front_page
 from .service import Service
 from .wire import encode
+
+log = structlog.get_logger(__name__)
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
 
@@ -42,7 +46,8 @@ def create_app(service: Service, *, hosts_allowed: Collection[str] = ()) -> Cair
     Args:
         hosts_allowed: names, besides ``localhost`` and plain addresses, by which clients may call
             the server; ``"*"`` for any. A page on the web can give a name of its own the address
-            of this machine, and its visitors' browsers would then talk to the server.
+            of this machine, and its visitors' browsers would then talk to the server. Pages of
+            these names may call the server as well.
     """
     app = CairnApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
@@ -52,8 +57,10 @@ def create_app(service: Service, *, hosts_allowed: Collection[str] = ()) -> Cair
     hosts = frozenset(host.lower() for host in hosts_allowed)
 
     @app.before_request
-    async def check_host() -> None:
-        _check_host(request.headers.get("host", ""), hosts)
+    async def check_names() -> None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        _check_host(host, hosts)
+        _check_origin(origin, host, hosts)
 
     @app.post("/v1/chat/completions")
     async def chat_completions() -> Response:
@@ -97,6 +104,7 @@ def create_app(service: Service, *, hosts_allowed: Collection[str] = ()) -> Cair
 
     @app.errorhandler(Exception)
     async def failed(error: Exception) -> Response:
+        metrics.count_refusal()
         return _error(error)
 
     return app
@@ -137,8 +145,7 @@ def _check_host(header: str, allowed: frozenset[str]) -> None:
     # No browser leaves the header out.
     if not header or "*" in allowed:
         return
-    name = header.rsplit("]", 1)[0].lstrip("[") if "]" in header else header.rsplit(":", 1)[0]
-    name = name.lower().rstrip(".")
+    name = _host_name(header)
     if name == "localhost" or name in allowed or _is_address(name):
         return
     raise ClientError(
@@ -147,6 +154,29 @@ def _check_host(header: str, allowed: frozenset[str]) -> None:
         code="host_not_allowed",
         status=403,
     )
+
+
+def _check_origin(origin: str | None, host: str, allowed: frozenset[str]) -> None:
+    # A page of another host cannot read an answer, but without this it could ask: a browser sends
+    # a form, or a post of plain text, to any address. What is no browser sends no origin.
+    if origin is None or "*" in allowed:
+        return
+    try:
+        name = (urlsplit(origin).hostname or "").rstrip(".")
+    except ValueError:
+        name = ""
+    if name and (name == _host_name(host) or name in allowed):
+        return
+    raise ClientError(
+        f"a page of {origin[:200]!r} may not call this server; have its operator allow the name",
+        code="origin_not_allowed",
+        status=403,
+    )
+
+
+def _host_name(header: str) -> str:
+    name = header.rsplit("]", 1)[0].lstrip("[") if "]" in header else header.rsplit(":", 1)[0]
+    return name.lower().rstrip(".")
 
 
 def _is_address(name: str) -> bool:
@@ -163,6 +193,14 @@ def _json(body: object, status: int = 200) -> Response:
 
 def _error(error: Exception) -> Response:
     answer = describe(error)
+    log.info(
+        "request_refused",
+        status=answer.status,
+        code=answer.code,
+        param=answer.param,
+        # Quoted, so that it stays one line.
+        path=quote(request.path[:200]),
+    )
     return Response(
         encode(answer.envelope()),
         status=answer.status,

@@ -37,7 +37,9 @@ async def whole_answer(service: Service, request: ChatRequest) -> Response:
         RefusalError: the request is not served, or its answer ended early.
     """
     command = request.command
-    completion = Completion(service.facts, logprobs=command.top_logprobs is not None)
+    completion = Completion(
+        service.facts, logprobs=command.top_logprobs is not None, ignored=request.ignored
+    )
     async with service.generate(command) as replies:
         async for reply in replies:
             completion.take(reply)
@@ -66,6 +68,7 @@ async def streamed_answer(
         service.facts,
         logprobs=command.top_logprobs is not None,
         include_usage=request.include_usage,
+        ignored=request.ignored,
     )
     headers = {**_STREAM_HEADERS, **accepted_headers(first)}
     response = Response(_events(first, replies, chunks, resources), headers=headers)

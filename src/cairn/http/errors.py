@@ -172,7 +172,7 @@ def _http(error: HTTPException) -> ErrorAnswer:
         case 404:
             code, message = "not_found", "there is nothing at this address; GET / lists what is"
         case 405:
-            code, message = "method_not_allowed", "this address takes another method"
+            code, message = "method_not_allowed", f"this address takes {_methods(error)}"
         case 408:
             code, message = "request_timeout", "the body did not arrive in time; send it again"
         case 413:
@@ -188,6 +188,11 @@ def _http(error: HTTPException) -> ErrorAnswer:
         code=code,
         headers=headers,
     )
+
+
+def _methods(error: HTTPException) -> str:
+    methods = getattr(error, "valid_methods", None)
+    return ", ".join(sorted(methods)) if methods else "another method"
 
 
 def _unforeseen(error: BaseException) -> ErrorAnswer:

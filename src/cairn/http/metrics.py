@@ -2,8 +2,9 @@
 Prometheus metrics: a projection of the committed events, and the server's figures at the moment of
 a scrape.
 
-Counters follow from events and from nothing else, so what they say is what the journal says of
-this run of the server. Gauges are asked for when somebody looks.
+Counters follow from events, so what they say is what the journal says of this run of the server.
+One does not: most requests that are refused come to no event, and are counted as they are answered.
+Gauges are asked for when somebody looks.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 #: Every kind of violation; a rate can only be alerted on if its series is there before the first.
 VIOLATIONS = (*(f"inv{number}" for number in range(1, 9)), "crash")
-OUTCOMES = (*get_args(FinishReason), "cancelled", "rejected", "broken")
+OUTCOMES = (*get_args(FinishReason), "cancelled", "rejected", "broken", "refused")
 
 _PREFILL_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -121,6 +122,12 @@ class Metrics:
             case _:
                 pass
 
+    def count_refusal(self) -> None:
+        """
+        Count an answer that was an error. Where the journal has an outcome too, both are counted.
+        """
+        self._requests.labels("refused").inc()
+
     def _define(self) -> None:
         registry = self.registry
         self._paths = Counter(
@@ -157,7 +164,10 @@ class Metrics:
             "cairn_tokens_emitted_total", "Tokens released for delivery", registry=registry
         )
         self._requests = Counter(
-            "cairn_requests_total", "Requests ended", ["outcome"], registry=registry
+            "cairn_requests_total",
+            "Requests ended; refused are all that were answered with an error status",
+            ["outcome"],
+            registry=registry,
         )
         self._blocks_sealed = Counter(
             "cairn_blocks_sealed_total", "Full chunks of canonical KV sealed", registry=registry

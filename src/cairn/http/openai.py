@@ -2,7 +2,8 @@
 OpenAI's chat completions: from the wire to a command. ``openai_answers.py`` is the way back; no
 type of OpenAI's goes past the modules of this name.
 
-Tolerant of what may be missing here: an unknown parameter is ignored, and named once in the log.
+Tolerant of what may be missing here: an unknown parameter is ignored, named in the answer and once
+in the log.
 Strict about what is understood: a value that cannot be used is a 400 that says where it stands and
 what to send instead. Nothing is clamped or guessed.
 """
@@ -10,6 +11,7 @@ what to send instead. Nothing is clamped or guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -37,6 +39,20 @@ _STOPS_MAX = 4
 _TOP_LOGPROBS_MAX = 20
 _NAME_MAX = 200
 _INT64_MAX = 2**63 - 1
+#: A client may make up any number of names; the answer has so many, cut to so many characters.
+_IGNORED_MAX = 64
+_IGNORED_NAME_MAX = 100
+
+#: Understood and not done. Clients send these with the values that do nothing, and are not to be
+#: bothered for that.
+_WITHOUT_EFFECT: Mapping[str, Any] = MappingProxyType(
+    {
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "presence_penalty": 0,
+        "repetition_penalty": 1,
+    }
+)
 
 
 class _StreamOptions(msgspec.Struct):
@@ -72,11 +88,15 @@ class _Request(msgspec.Struct):
 class ChatRequest:
     """
     A command, and how its answer is to be sent.
+
+    Attributes:
+        ignored: parameters that were sent and not acted on, sorted.
     """
 
     command: Generate
     stream: bool
     include_usage: bool
+    ignored: tuple[str, ...] = ()
 
 
 class Ignored:
@@ -92,12 +112,11 @@ class Ignored:
         """
         Log the name, if it is new.
         """
-        name = name[:100]
         # A client that makes up names must not fill the memory or the log.
         if name in self._names or len(self._names) >= self._names_max:
             return
         self._names.add(name)
-        log.info("parameter_ignored", parameter=name)
+        log.warning("parameter_ignored", parameter=name)
 
 
 def read_chat_request(body: bytes, headers: Mapping[str, str], ignored: Ignored) -> ChatRequest:
@@ -111,8 +130,6 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], ignored: Ignored)
         ClientError: they cannot be used.
     """
     fields = decode_object(body)
-    for name in sorted(fields.keys() - set(_Request.__struct_fields__)):
-        ignored.add(name)
     wire = to_struct(fields, _Request)
     if wire.n not in (None, 1):
         raise ClientError(
@@ -127,8 +144,6 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], ignored: Ignored)
             param="response_format",
             code="unsupported_value",
         )
-    if wire.tool_choice not in (None, "auto", "none"):
-        ignored.add("tool_choice")  # that a call must be made is not enforced
     model = wire.model or ""
     if len(model) > _NAME_MAX:
         raise ClientError(f"model is longer than {_NAME_MAX} characters", param="model")
@@ -152,14 +167,28 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], ignored: Ignored)
         cache_prompt=wire.cache_prompt is not False,
         asked_model=model,
     )
+    names = _ignored(fields)
+    for name in names:
+        ignored.add(name)
     return ChatRequest(
         command=command,
         stream=wire.stream is True,
         include_usage=options is not None and options.include_usage is True,
+        ignored=names,
     )
 
 
 # --- parameters --------------------------------------------------------------------------------
+
+
+def _ignored(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    names = sorted(
+        name[:_IGNORED_NAME_MAX]
+        for name in fields.keys() - set(_Request.__struct_fields__)
+        if fields[name] is not None
+        and not (name in _WITHOUT_EFFECT and fields[name] == _WITHOUT_EFFECT[name])
+    )
+    return tuple(names[:_IGNORED_MAX])
 
 
 def _sampling(wire: _Request) -> Sampling:
@@ -182,9 +211,12 @@ def _max_tokens(wire: _Request) -> int | None:
 
 
 def _integer(name: str, value: int | None, low: int, high: int) -> int | None:
-    if value is not None and not low <= value <= high:
-        raise ClientError(f"{name} must be between {low} and {high}", param=name)
-    return value
+    if value is None or low <= value <= high:
+        return value
+    limits = f"between {low} and {high}"
+    if high == _INT64_MAX:  # nobody comes near it, and it would hide the limit that counts
+        limits = f"at least {low}" if value < low else f"at most {high}"
+    raise ClientError(f"{name} must be {limits}", param=name)
 
 
 def _stop(wire: str | list[str] | None) -> tuple[str, ...]:

@@ -31,8 +31,11 @@ class Completion:
     An answer that is sent as a whole.
     """
 
-    def __init__(self, facts: ServerFacts, *, logprobs: bool) -> None:
+    def __init__(
+        self, facts: ServerFacts, *, logprobs: bool, ignored: tuple[str, ...] = ()
+    ) -> None:
         self._facts = facts
+        self._ignored = ignored
         self._logprobs = logprobs
         self._texts: list[str] = []
         self._tokens: list[TokenInfo] = []
@@ -81,7 +84,7 @@ class Completion:
             **_head("chat.completion", accepted, self._facts),
             "choices": [choice],
             "usage": _usage(finished),
-            "cairn": _cairn(accepted),
+            "cairn": _cairn(accepted, self._ignored),
         }
 
 
@@ -90,8 +93,16 @@ class Chunks:
     An answer that is sent as server-sent events. The last one is sent by ``done``.
     """
 
-    def __init__(self, facts: ServerFacts, *, logprobs: bool, include_usage: bool) -> None:
+    def __init__(
+        self,
+        facts: ServerFacts,
+        *,
+        logprobs: bool,
+        include_usage: bool,
+        ignored: tuple[str, ...] = (),
+    ) -> None:
         self._facts = facts
+        self._ignored = ignored
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._accepted: Accepted | None = None
@@ -109,7 +120,7 @@ class Chunks:
                 self._accepted = reply
                 self._head = _head("chat.completion.chunk", reply, self._facts)
                 role = {"role": "assistant", "content": ""}
-                return self._chunk(role, cairn=_cairn(reply))
+                return self._chunk(role, cairn=_cairn(reply, self._ignored))
             case Delta():
                 # What a stop text or half a character holds back comes with a later token.
                 if not reply.text and not (self._logprobs and reply.tokens):
@@ -219,14 +230,15 @@ def _usage(finished: Finished) -> dict[str, Any]:
     }
 
 
-def _cairn(accepted: Accepted) -> dict[str, Any]:
-    return {
+def _cairn(accepted: Accepted, ignored: tuple[str, ...]) -> dict[str, Any]:
+    told = {
         "session": accepted.session,
         "path": accepted.path,
         "reason": accepted.reason,
         "reused_tokens": accepted.cached_tokens,
         "seed": accepted.seed,
     }
+    return {**told, "ignored": list(ignored)} if ignored else told
 
 
 def _logprobs(tokens: list[TokenInfo] | tuple[TokenInfo, ...]) -> dict[str, Any]:

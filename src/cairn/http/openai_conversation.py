@@ -103,12 +103,19 @@ def read_tools(
     The tools as the template takes them; none where the choice is ``none``.
 
     Raises:
-        ClientError: one of them is no function, or the choice is unknown.
+        ClientError: one of them is no function, or the choice is unknown or asks for a call.
     """
-    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+    if choice == "required" or isinstance(choice, dict):
+        # A client that counts on a call would take the text for one, or fail on it later.
         raise ClientError(
-            f"tool_choice is {choice[:40]!r}; it must be none, auto, required or an object",
+            "tool_choice: this server does not enforce tool calls yet; send auto or none, or leave "
+            "it out",
             param="tool_choice",
+            code="unsupported_value",
+        )
+    if choice not in (None, "none", "auto"):
+        raise ClientError(
+            f"tool_choice is {choice[:40]!r}; it must be none or auto", param="tool_choice"
         )
     tools = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(wire))
     return () if choice == "none" else tools

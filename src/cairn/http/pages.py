@@ -42,6 +42,8 @@ _PAGE = """<!doctype html>
 <p>With a client of OpenAI's: base URL <code>{base}/v1</code>, any API key.</p>
 <p><a href="/v1/models">/v1/models</a> · <a href="/health">/health</a> ·
    <a href="/metrics">/metrics</a></p>
+<p>Every field, header and error code is in <code>docs/reference/http.md</code> of Cairn's
+   repository.</p>
 </html>
 """
 
