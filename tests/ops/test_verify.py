@@ -2,6 +2,7 @@
 `ops verify` passes what holds, names what is broken, and claims no more than it checked.
 """
 
+import gzip
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,116 @@ def test_a_changed_row(run, stored):
     result = run("verify")
     assert 1 == result.exit_code
     assert "INV-8\trow 4\tserver\tthe row was changed\tnot on record" in result.stdout
+
+
+def test_what_may_follow(run, tmp_path: Path):
+    """Behind a changed row the rest is marked and counted apart; each break of the chain is one."""
+    rows = healthy()
+    rows[11] = attrs.evolve(rows[11], public=rows[11].public.replace(b"s1", b"s9"))
+    lines = run("verify", write(tmp_path / "x.jsonl", rows)).stdout.splitlines()
+    assert "\tINV-8\trow 12\t" in lines[0]
+    assert lines[0].endswith("\tnot on record")
+    assert "first broken: row 12" == lines[1]
+    behind = [line for line in lines[2:] if "\t" in line]
+    assert behind
+    assert all(line.endswith("\tnot on record\tmay follow from it") for line in behind)
+    assert f"broken: 1, and {len(behind)} that may follow" == lines[-1]
+    rows[30] = attrs.evolve(rows[30], time_us=0)
+    lines = run("verify", write(tmp_path / "x.jsonl", rows)).stdout.splitlines()
+    assert f"broken: 2, and {len(behind)} that may follow" == lines[-1]
+
+
+@pytest.mark.parametrize("invariant", BREAKABLE)
+def test_what_is_on_record_follows_from_nothing(run, stored, invariant: str):
+    """The server found it on a fold that holds."""
+    stored(broken(invariant)[0])
+    stdout = run("verify").stdout
+    assert "may follow" not in stdout
+    assert "first broken" not in stdout
+
+
+def test_a_kept_head(run, stored, tmp_path: Path):
+    """A head of earlier is in a journal that grew, and not in one that was cut or made anew."""
+    rows = healthy()
+    stored(rows)
+    for kept, row in ((rows[-1].hash, 31), (rows[19].hash.upper(), 20), ("0" * 64, 0)):
+        result = run("verify", "--head", kept)
+        assert 0 == result.exit_code
+        assert f"kept head: in the chain, at row {row}\n" in result.stdout
+    cut = write(tmp_path / "x.jsonl", rows[:-1])
+    assert 0 == run("verify", cut).exit_code
+    result = run("verify", cut, "--head", rows[-1].hash)
+    assert 1 == result.exit_code
+    assert "kept head: not in the chain" in result.stdout
+    assert result.stdout.endswith("broken: 0\n")
+
+
+def test_a_kept_head_and_an_excerpt(run, tmp_path: Path):
+    """One session's rows need not have it."""
+    rows = healthy()
+    excerpt = write(tmp_path / "x.jsonl", [row for row in rows if row.stream == "session/s1"])
+    result = run("verify", excerpt, "--head", rows[0].hash)
+    assert 3 == result.exit_code
+    assert "kept head: not in this excerpt" in result.stdout
+
+
+@pytest.mark.parametrize("kept", ["", "abc", "g" * 64])
+def test_a_head_that_is_none(run, stored, kept: str):
+    """What cannot be a hash is not looked for."""
+    stored(healthy())
+    result = run("verify", "--head", kept)
+    assert (2, "") == (result.exit_code, result.stdout)
+
+
+def test_what_it_cannot_see_is_said(run, stored):
+    """In the help and in every answer."""
+    stored(healthy())
+    assert (
+        "not seen: rows cut off at the end, or a whole chain written anew" in run("verify").stdout
+    )
+    assert "rows cut off at the end" in " ".join(run("verify", "--help").stdout.split())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packed: bool):
+    """An export through a pipe, packed or not; nothing stays behind."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    text = b"".join(map(to_line, healthy()))
+    done = piped(name, gzip.compress(text) if packed else text)
+    assert 0 == done.returncode
+    assert b"rows: 31\n" in done.stdout
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_standard_input_that_is_no_export(stored):
+    """It is named as such; a database has to be named by its path."""
+    done = piped("-", b"Dear diary\n")
+    assert (2, b"") == (done.returncode, done.stdout)
+    assert done.stderr.startswith(b"standard input, line 1, is no row of an export: ")
+    done = piped("-", (stored(healthy()) / "journal.db").read_bytes())
+    assert (2, b"") == (done.returncode, done.stdout)
+    assert b"is a database" in done.stderr
+
+
+def piped(name: str, text: bytes) -> subprocess.CompletedProcess[bytes]:
+    """`ops verify` with text on its standard input."""
+    command = [sys.executable, "-P", "-m", "cairn.ops", "verify", name]
+    return subprocess.run(command, input=text, capture_output=True, check=False)
+
+
+def test_a_packed_export(run, tmp_path: Path):
+    """It is unpacked; one that was cut off is refused."""
+    path = tmp_path / "x.jsonl.gz"
+    packed = gzip.compress(b"".join(map(to_line, healthy())))
+    path.write_bytes(packed)
+    result = run("verify", path)
+    assert 0 == result.exit_code
+    assert "rows: 31\n" in result.stdout
+    path.write_bytes(packed[:-20])
+    result = run("verify", path)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert f"{path} cannot be read" in result.stderr
 
 
 @pytest.mark.parametrize("missing", [slice(9, 10), slice(0, 1), slice(0, 5)])

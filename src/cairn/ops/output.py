@@ -4,15 +4,35 @@ How commands speak: tables, and progress on whatever lasts.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+import attrs
 import click
 
 Item = TypeVar("Item")
 
 _STEP_ROWS = 1000
+_GAP = 2
+_UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+@attrs.frozen
+class Shown:
+    """
+    A value of a table with a form for people. As text it is the full one.
+    """
+
+    full: str
+    short: str
+
+    def __str__(self) -> str:
+        """
+        The full form.
+        """
+        return self.full
 
 
 def progress(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
@@ -42,27 +62,68 @@ def printable(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    hidden: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> None:
     """
     Print a table: drawn on a terminal, with tabs between the columns elsewhere.
+
+    On a terminal values are short (eight characters of an id), a row is one line, and where the
+    columns do not fit, those that can be spared go, the first named one first; a line says which.
+
+    Args:
+        hidden: the columns that say nothing to people.
+        spare: the columns that a narrow terminal may go without.
     """
-    texts = [["" if value is None else printable(str(value)) for value in row] for row in rows]
     if not sys.stdout.isatty():
-        for cells in (columns, *texts):
-            click.echo("\t".join(cells))
+        for cells in (columns, *rows):
+            click.echo("\t".join(_cell(value, short=False) for value in cells))
         return
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, header_style="bold", pad_edge=False)
-    for column, cells in zip(columns, zip(*texts, strict=True) if texts else (), strict=False):
-        number = all(cell.isdigit() or not cell for cell in cells)
-        drawn.add_column(column, justify="right" if number else "left", overflow="fold")
-    if texts:
-        for cells in texts:
-            drawn.add_row(*map(Text, cells))
-        Console().print(drawn)
+    texts = [[_cell(value, short=True) for value in row] for row in rows]
+    if not texts:
+        return
+    console = Console(highlight=False)
+    shown = dict(zip(columns, zip(*texts, strict=True), strict=True))
+    shown = {name: cells for name, cells in shown.items() if name not in hidden}
+
+    def missing(gap: int) -> int:
+        widths = (max(map(cell_len, (name, *cells))) for name, cells in shown.items())
+        return sum(widths) + gap * (len(shown) - 1) - console.width
+
+    gap = _GAP if missing(_GAP) <= 0 else 1
+    left_out = []
+    for name in (name for name in spare if name in shown):
+        if missing(gap) <= 0:
+            break
+        del shown[name]
+        left_out.append(name)
+    drawn = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
+    for name, cells in shown.items():
+        number = any(cells) and all(cell.isdigit() or not cell for cell in cells)
+        side: Literal["left", "right"] = "right" if number else "left"
+        drawn.add_column(name, justify=side, overflow="ellipsis", no_wrap=True)
+    for cells in zip(*shown.values(), strict=True):
+        drawn.add_row(*map(Text, cells))
+    console.print(drawn)
+    if left_out:
+        click.echo(f"(a wider terminal also shows: {', '.join(left_out)})")
+
+
+def _cell(value: object, *, short: bool) -> str:
+    if value is None:
+        return ""
+    text = printable(value.short if short and isinstance(value, Shown) else str(value))
+    named = _UUID.fullmatch(text) if short else None
+    return named[1] if named else text
 
 
 def facts(pairs: Iterable[tuple[str, object]], indent: int = 0) -> None:

@@ -229,8 +229,9 @@ def _tell_bug(source: Source, finding: Finding) -> int:
             ("fingerprint", violated.fingerprint if violated else model),
             ("version", violated.cairn_version if violated else None),
             ("on record", "yes" if finding.recorded else "no"),
-            ("expected", finding.expected),
-            ("actual", finding.actual),
+            # Without these words, what was expected is taken for what the journal says.
+            ("expected", f"{finding.expected} (by the rules)"),
+            ("actual", f"{finding.actual} (on record)"),
         )
     )
     click.echo("\nwhat led to it:")
@@ -299,6 +300,7 @@ def _tell_session(source: Source, report: Report, session: str) -> int:
             )
             for one in requests
         ),
+        spare=("sealed", "shared", "kept", "generated", "prefilled"),
     )
     decided = sum(1 for one in requests if one.path)
     if broken:

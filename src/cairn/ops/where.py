@@ -4,10 +4,15 @@ Where things are: the data directory, and the rows that a command was pointed at
 
 from __future__ import annotations
 
+import fcntl
+import gzip
 import os
+import shutil
+import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import click
@@ -20,6 +25,10 @@ if TYPE_CHECKING:
     from cairn.journal.store_sql import SqlStore
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+_STDIN = Path("-")
+_GZIP = b"\x1f\x8b"
+_SQLITE = b"SQLite format 3\0"
 
 
 def default_data_dir() -> Path:
@@ -74,9 +83,9 @@ def journal_options(command: Decorated) -> Decorated:
 
 def file_argument(command: Decorated) -> Decorated:
     """
-    An export (or an SQLite file) in place of the server's journal.
+    An export (or an SQLite file) in place of the server's journal; ``-`` is standard input.
     """
-    path = click.Path(exists=True, dir_okay=False, path_type=Path)
+    path = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
     return click.argument("file", type=path, required=False)(command)
 
 
@@ -100,6 +109,7 @@ class Source:
     name: str
     _file: Path | None
     _url: str | None
+    _lock: Path | None = None
 
     @classmethod
     def of(cls, data_dir: Path, journal: str | None, file: Path | None = None) -> Source:
@@ -108,15 +118,23 @@ class Source:
 
         Raises:
             click.UsageError: at two things.
+            StoreError: the file cannot be read.
         """
         if file is not None and journal is not None:
             raise click.UsageError("Name a file or --journal, not both.")
-        if file is not None and _is_sqlite(file):
-            file, journal = None, str(file)
         if file is not None:
-            return cls(str(file), file, None)
+            name = "standard input" if file == _STDIN else str(file)
+            plain = _plain(file, name)
+            if _begins(plain, name) != _SQLITE:
+                return cls(name, plain, None)
+            if plain != file:
+                raise StoreError(
+                    f"{name} is a database, and its last rows may lie in a file beside it. Name it "
+                    "by its path, or pass on what `ops export` writes."
+                )
+            journal = str(file)
         url = url_of(data_dir, journal)
-        return cls(journal or str(data_dir), None, url)
+        return cls(journal or str(data_dir), None, url, _lock_of(data_dir, journal, url))
 
     @property
     def is_export(self) -> bool:
@@ -125,6 +143,26 @@ class Source:
         """
         return self._file is not None
 
+    @property
+    def is_held(self) -> bool | None:
+        """
+        Whether a server holds the journal; None where that cannot be told.
+        """
+        if self._lock is None:
+            return None
+        try:
+            with self._lock.open("rb") as lock:
+                # A shared lock, so that two who look do not see each other. It is given back at
+                # once, since a server that starts meanwhile would take us for another server.
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return None
+        return False
+
     def rows(self, label: str, *, stream: str | None = None) -> Iterator[Row]:
         """
         The rows in order, of one stream if one is named, with a progress bar named ``label``.
@@ -132,9 +170,13 @@ class Source:
         if self._file is not None:
             from cairn.journal.export import read_export
 
-            for row in progress(read_export(self._file), label):
-                if stream in (None, row.stream):
-                    yield row
+            try:
+                for row in progress(read_export(self._file), label):
+                    if stream in (None, row.stream):
+                        yield row
+            except StoreError as error:
+                # What was unpacked has a name that nobody gave it.
+                raise StoreError(str(error).replace(str(self._file), self.name)) from error
             return
         store = self.open()
         try:
@@ -153,9 +195,56 @@ class Source:
         return SqlStore.open(self._url, read_only=True)
 
 
-def _is_sqlite(path: Path) -> bool:
+def _lock_of(data_dir: Path, journal: str | None, url: str) -> Path | None:
+    """
+    The file that a server locks which writes a journal: the data directory's for the journal there,
+    one beside the journal elsewhere.
+    """
+    from cairn.journal.store_sql import sqlite_path
+
+    if journal is None:
+        return data_dir / "lock"
+    if not url.startswith("sqlite"):
+        return None
+    path = Path(os.path.realpath(sqlite_path(url)))
+    beside = path.with_name(f"{path.name}.lock")
+    return beside if beside.exists() else path.with_name("lock")
+
+
+def _plain(file: Path, name: str) -> Path:
+    """
+    A file that can be read again from its beginning. What comes through a pipe or is packed is
+    written to one that goes when the command ends: a story is told in several passes.
+    """
+    if file != _STDIN and file.is_file() and _begins(file, name)[:2] != _GZIP:
+        return file
+    kept = _kept()
+    try:
+        with click.open_file(str(file), "rb") as stream:
+            shutil.copyfileobj(stream, kept)
+        kept.flush()
+        if _begins(Path(kept.name), name)[:2] == _GZIP:
+            with gzip.open(kept.name) as unpacked:
+                kept = _kept()
+                shutil.copyfileobj(unpacked, kept)
+            kept.flush()
+    except (OSError, EOFError, zlib.error) as error:
+        raise StoreError(f"{name} cannot be read: {error}.") from error
+    return Path(kept.name)
+
+
+def _kept() -> IO[bytes]:
+    """
+    A file that its owner alone can read, for as long as the command runs.
+    """
+    file = tempfile.NamedTemporaryFile(prefix="cairn-")  # noqa: SIM115  # outlives this call
+    click.get_current_context().call_on_close(file.close)
+    return file
+
+
+def _begins(path: Path, name: str) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(16) == b"SQLite format 3\0"
+            return file.read(len(_SQLITE))
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+        raise StoreError(f"{name} cannot be read: {error.strerror}.") from error
