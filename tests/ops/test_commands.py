@@ -2,8 +2,16 @@
 The small commands, and what all commands have in common.
 """
 
+import contextlib
+import fcntl
+import os
+import pty
 import socket
+import subprocess
+import sys
 import threading
+import time
+import uuid
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -14,9 +22,12 @@ from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS
 from cairn.ops.doctor import Found
+from cairn.ops.output import table
 from cairn.ops.reference import page
+from cairn.ops.sessions import time_text, used
 from cairn.ops.where import default_data_dir
-from tests.journals import broken, healthy, tampered
+from tests import journals
+from tests.journals import Builder, broken, healthy, tampered
 
 OURS = [name for name in COMMANDS if name != "serve"]
 
@@ -65,6 +76,7 @@ def test_export(run, stored, tmp_path: Path):
         result.stderr,
     )
     assert healthy() == list(read_export(path))
+    assert 0o600 == path.stat().st_mode & 0o777
     assert path.read_bytes() == run("export", "--format", "jsonl").stdout_bytes
 
 
@@ -108,6 +120,97 @@ def test_sessions(run, stored):
     head, line = run("sessions").stdout.splitlines()
     assert head.startswith("id\tlife\t")
     assert ["s1", "quarantined", bug_id] == [line.split("\t")[index] for index in (0, 1, -1)]
+
+
+def lines_of_sessions(run, *arguments) -> dict[str, dict[str, str]]:
+    """The lines of `ops sessions` by the id of the session."""
+    head, *lines = (line.split("\t") for line in run("sessions", *arguments).stdout.splitlines())
+    return {line[0]: dict(zip(head, line, strict=True)) for line in lines}
+
+
+def test_sessions_of_a_server_that_died(run, stored, tmp_path: Path):
+    """What it did is lost and its memory gone, unless somebody holds the journal."""
+    rows = healthy()
+    decoding = next(row.position for row in rows if row.kind == "cache_extended")
+    folder = stored(rows[:decoding])
+    line = lines_of_sessions(run)["s1"]
+    assert ("lost", "0", "0") == (line["life"], line["in slab"], line["blocks"])
+    assert "lost" == lines_of_sessions(run, "--journal", folder / "journal.db")["s1"]["life"]
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for arguments in ((), ("--journal", folder / "journal.db")):
+            line = lines_of_sessions(run, *arguments)["s1"]
+            assert line["life"] in ("prefilling", "decoding")
+            assert int(line["in slab"]) > 0
+    export = tmp_path / "x.jsonl"
+    run("export", "-o", export)
+    assert lines_of_sessions(run, export)["s1"]["life"] in ("prefilling", "decoding")
+
+
+def on_a_terminal(width: int, *arguments: object) -> list[str]:
+    """The lines that a command shows on a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "cairn.ops", *map(str, arguments)],
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": str(width), "TERM": "dumb"},
+    )
+    os.close(theirs)
+    shown = b""
+    # Linux ends with an error when the other side is closed, macOS with nothing.
+    with contextlib.suppress(OSError):
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert 0 == process.wait(30)
+    return shown.decode().splitlines()
+
+
+@pytest.fixture
+def talk(stored, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A journal of a session that has id and tenant of a real one."""
+    monkeypatch.setattr(journals, "TENANT", "local")
+    builder = Builder()
+    builder.start()
+    builder.turn(TALK, str(uuid.UUID(int=1)), ["hello"], range(1, 9), [21, 22])
+    folder: Path = stored(builder.rows)
+    return folder
+
+
+TALK = "f221b9a8-dec4-4006-b7c0-1964353c27be"
+
+
+def test_sessions_on_a_terminal(talk: Path):
+    """A line each, with short ids."""
+    head, line = on_a_terminal(80, "sessions", "--data-dir", talk)
+    assert ["id", "life", "requests", "in", "slab", "blocks"] == head.split()[:6]
+    assert line.startswith("f221b9a8  ")
+    assert max(map(len, (head, line))) <= 80
+
+
+def test_a_session_on_a_terminal(talk: Path):
+    """A line for each request; what there is no room for is named."""
+    for width, words in ((80, "a wider terminal also shows: sealed"), (120, "cold_start")):
+        lines = on_a_terminal(width, "replay", TALK, "--data-dir", talk)
+        assert lines[1].startswith("00000000 ")
+        assert "new_session" in lines[1]
+        assert any(words in line for line in lines)
+        assert max(map(len, lines)) <= width
+
+
+def test_times_and_tenants_for_people(capsys: pytest.CaptureFixture[str]):
+    """A date only where it is not today's; off a terminal, all in full."""
+    now = time.time_ns() // 1000
+    shown = used(now)
+    assert shown is not None
+    assert time_text(now) == str(shown)
+    assert shown.full[11:19] == shown.short
+    old = used(0)
+    assert old is not None
+    assert "1970-01-01 00:00:00" == old.short
+    table(("id", "tenant"), [(TALK, "local")], hidden=("tenant",))
+    assert f"id\ttenant\n{TALK}\tlocal\n" == capsys.readouterr().out
 
 
 # --- doctor --------------------------------------------------------------------------------------

@@ -100,6 +100,14 @@ def test_events(run, stored):
     assert {"ids": [21], "text": "a "} == event["private"]
 
 
+def test_a_kind_that_is_none(run, stored):
+    """No event will ever have it, so that is said."""
+    stored(healthy())
+    result = run("tail", "--journal", "kind=nonsense")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "there is no kind nonsense" in result.stderr
+
+
 def test_nothing_steers_a_terminal(capsys: pytest.CaptureFixture[str], log: Path):
     """What a client chose is shown with its control characters spelled out."""
     log.write_text('{"event": "a\\u001b[2Jb", "model": "c\\nd\\u009be"}\n')

@@ -29,7 +29,8 @@ from cairn.ops.where import Source, example, journal_options
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write; it is replaced at the end, as a whole. Default: stdout.",
+    help="The file to write, readable by you alone; it is replaced at the end, as a whole. "
+    "Default: stdout.",
 )
 @click.option("--session", metavar="ID", help="Only the rows of this session.")
 @click.option("--no-private", is_flag=True, help="Leave out texts and token ids.")
@@ -44,8 +45,8 @@ def export(
     """
     Write a journal as lines of JSON, one event a line.
 
-    `ops verify` and `ops replay` take the file. Without texts and token ids, or of one session
-    alone, `ops verify` can check the hashes only, and says so.
+    `ops verify` and `ops replay` take the file, packed with gzip or not. Without texts and token
+    ids, or of one session alone, `ops verify` can check the hashes only, and says so.
     """
     source = Source.of(data_dir, journal)
     count, head = 0, GENESIS
@@ -70,7 +71,8 @@ def _written(path: Path | None) -> Iterator[BinaryIO]:
         return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("xb") as file:
+        # It has everybody's conversations in it, whatever the umask.
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

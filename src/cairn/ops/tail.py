@@ -23,6 +23,7 @@ import msgspec
 
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
+from cairn.journal.events import ALL_EVENTS
 from cairn.journal.export import to_line
 from cairn.ops.output import printable
 from cairn.ops.where import Source, data_dir_option, example, log_path
@@ -151,6 +152,7 @@ def tail(
     show = _show_pretty if sys.stdout.isatty() else _show_json
     reader: Reader
     if journal or url is not None:
+        _check_kinds(wanted)
         reader = Events(Source.of(data_dir, url), after or 0, private=private)
         if lines is not None and after is None and wanted.all:
             reader.skip_to_last(lines)
@@ -340,3 +342,19 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise click.BadParameter(f"{text} is not FIELD=VALUE", param_hint="FIELD=VALUE")
     return name, value
+
+
+def _check_kinds(wanted: Wanted) -> None:
+    """
+    A kind that no event has would wait for ever, in silence.
+
+    Raises:
+        click.BadParameter: there is no such kind.
+    """
+    kinds = [event.kind for event in ALL_EVENTS]
+    for name, value in wanted.values:
+        if name == "kind" and value not in kinds:
+            raise click.BadParameter(
+                f"there is no kind {value}; the kinds are {', '.join(kinds)}",
+                param_hint="FIELD=VALUE",
+            )
