@@ -1,0 +1,116 @@
+"""The reference page and the code have the same fields, codes and metrics."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.http import openai
+from cairn.http.app import create_app
+from cairn.http.metrics import OUTCOMES
+from cairn.http.openai_conversation import WireMessage
+from tests.http.fake_service import FakeService
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src" / "cairn" / "http"
+PAGE = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
+
+
+def section(heading: str) -> str:
+    """The text below a heading, up to the next one of any kind."""
+    found = re.split(rf"^##+ {re.escape(heading)}$", PAGE, flags=re.M)
+    assert 2 == len(found), heading
+    return re.split(r"^##+ ", found[1], flags=re.M)[0]
+
+
+def names(heading: str) -> list[str]:
+    """What stands in backticks in the first cells of a section's table."""
+    cells = [line.split("|")[1] for line in section(heading).splitlines() if line.startswith("| `")]
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def codes() -> set[str]:
+    """The error codes that the sources have, as arguments, defaults or variables named ``code``."""
+    found: set[Any] = set()
+    for path in SOURCES.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.keyword(arg="code", value=ast.Constant(value=value)):
+                    found.add(value)
+                case ast.arguments(kwonlyargs=arguments, kw_defaults=defaults):
+                    for argument, default in zip(arguments, defaults, strict=True):
+                        if argument.arg == "code" and isinstance(default, ast.Constant):
+                            found.add(default.value)
+                case ast.Assign(
+                    targets=[ast.Tuple(elts=[ast.Name(id="code"), *_])],
+                    value=ast.Tuple(elts=[ast.Constant(value=value), *_]),
+                ):
+                    found.add(value)
+                case _:
+                    pass
+    return found
+
+
+async def body(path: str) -> str:
+    """What an address of a server gives."""
+    response = await create_app(FakeService()).test_client().get(path)
+    return await response.get_data(as_text=True)
+
+
+def test_every_field_of_a_request_is_told_and_no_other():
+    """The tables of fields are those of the request and of its messages."""
+    assert sorted(openai._Request.__struct_fields__) == sorted(names("Request"))
+    assert sorted(WireMessage.__struct_fields__) == sorted(names("Messages"))
+
+
+def test_every_parameter_without_effect_is_told():
+    """What is ignored under a name of its own is named."""
+    told = section("Request").split("**Ignored.**")[1]
+    assert set() == {name for name in openai._WITHOUT_EFFECT if f"`{name}`" not in told}
+
+
+def test_every_group_header_is_told_in_order():
+    """The headers that name a group, the first that counts first."""
+    assert list(openai.GROUP_HEADERS) == re.findall(r"`([^`]+)`", section("Headers in"))
+
+
+def test_every_error_code_is_told_and_no_other():
+    """The table of errors is what the sources give."""
+    assert {"invalid_value", "not_found", "queue_full", "invalid_json"} <= codes()
+    assert sorted(codes()) == sorted(names("Errors"))
+
+
+@pytest.mark.trio
+async def test_every_field_of_the_cairn_object_is_told_and_no_other():
+    """The table of the object is that of an answer to a request that has something ignored."""
+    client = create_app(FakeService()).test_client()
+    ask = {"messages": [{"role": "user", "content": "Hello"}], "user": "me"}
+    response = await client.post("/v1/chat/completions", data=json.dumps(ask))
+    answer = json.loads(await response.get_data(as_text=True))
+    assert list(answer["cairn"]) == names("The cairn object")
+
+
+@pytest.mark.trio
+async def test_every_field_of_health_is_told_and_no_other():
+    """The table is the page's, in its order; the sessions' steps are told elsewhere."""
+    found = []
+    for name, value in json.loads(await body("/health")).items():
+        nested = isinstance(value, dict) and name != "sessions"
+        found += [f"{name}.{key}" for key in value] if nested else [name]
+    assert found == names("Health")
+
+
+@pytest.mark.trio
+async def test_every_metric_is_told_with_its_type_and_no_other():
+    """The table of metrics is what a scrape has, and the outcomes are those that are counted."""
+    lines = (await body("/metrics")).splitlines()
+    types = dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
+    told = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("Metrics"), flags=re.M)
+    assert types == dict(told)
+    outcomes = section("Metrics").split("The outcomes are")[1]
+    assert set() == {name for name in OUTCOMES if f"`{name}`" not in outcomes}
