@@ -4,6 +4,7 @@ Clients that go away: wherever their request is, it ends, it is on record, and t
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +23,10 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
     """
-    A server that answers one at a time.
+    A server that answers one at a time, and often tells those who wait.
     """
     with servers(tmp_path_factory.mktemp("single"), model_directory) as start:
-        yield start("--decode-rows", 1)
+        yield start("--decode-rows", 1, "--heartbeat", 0.05)
 
 
 def assert_served(server: Serving) -> None:
@@ -56,13 +57,18 @@ def test_in_the_queue(single: Serving, lengthy: Any):
     assert_served(single)
 
 
+def read(comment: str) -> int:
+    """How much of the prompt has been read, by a comment such as `: prefill 128/2048`."""
+    found = re.match(r": prefill (\d+)/\d+", comment)
+    return int(found[1]) if found else 0
+
+
 def test_in_prefill(single: Serving):
     """What was sealed of its prompt stays: sent again, the prompt starts from there."""
     before = single.position()
-    talk = [user(f"In prefill: {PATH * 150}")]
-    blocks = single.health()["blocks"]["count"]
-    client = Listener(single, *talk, max_tokens=2).accepted()
-    eventually(lambda: single.health()["blocks"]["count"] >= blocks + 4)
+    talk = [user(f"In prefill: {PATH * 200}")]
+    client = Listener(single, *talk, max_tokens=2)
+    client.until(lambda it: any(read(comment) >= 128 for comment in it.comments))
     client.leave()
     single.at_rest()
     (event,) = single.events(ev.RequestCancelled, after=before)

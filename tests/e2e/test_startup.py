@@ -22,12 +22,12 @@ STORY = "The stone lies on the path, and the path goes over the hill. "
 
 
 def refusal(*arguments: object) -> str:
-    """What `ops serve` says on stderr when it does not start; nothing goes to stdout."""
+    """What `ops serve` says last when it does not start; nothing goes to stdout."""
     code, out, err = run_ops("serve", "--port", 0, *arguments)
     assert (2, "") == (code, out)
     assert "Traceback" not in err
-    (sentence,) = err.strip().splitlines()
-    return sentence
+    # What lasts is announced before it; the sentence comes last.
+    return err.strip().splitlines()[-1]
 
 
 def rows(data_dir: Path) -> list[tuple[object, ...]]:
@@ -78,8 +78,6 @@ def test_no_model(tmp_path: Path):
     assert str(empty) in refusal("--data-dir", tmp_path / "home", "--model", empty)
     (empty / "config.json").write_text('{"model_type": "none of ours"}')
     assert str(empty) in refusal("--data-dir", tmp_path / "home", "--model", empty)
-    code, out, _ = run_ops("verify", "--data-dir", tmp_path / "home")
-    assert (0, True) == (code, "broken: 0" in out)
 
 
 def test_a_pool_that_holds_nothing(tmp_path: Path, model_directory: Path):

@@ -146,6 +146,7 @@ async def _wired(
 ) -> Server:
     lost = sequencer.state.boot
     if lost is not None:
+        log.warning("the last run did not stop", open_requests=len(sequencer.state.requests))
         sequencer.append(ev.ServerLost(boot=lost))
     sequencer.append(
         ev.ServerStarted(boot=boot, cairn_version=cairn.__version__, settings=settings.on_record)
@@ -199,6 +200,12 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
             that.
     """
     facts: ModelFacts = started.facts
+    if facts.context_tokens < 2:  # a prompt and an answer, of a token each
+        raise BootRefused(
+            f"the memory for sessions ({settings.pool_bytes} bytes) does not hold the KV of one "
+            f"chunk of {facts.chunk_tokens} tokens ({facts.kv_token_bytes} bytes each), so nothing "
+            "could be served. Start with a larger --pool-mb or a smaller --chunk-tokens."
+        )
     known = sequencer.state.self_tests.get(facts.fingerprint)
     tested = started.tested
     if started.narrowed is not None:

@@ -4,7 +4,6 @@ Loading a model through mlx-lm, and finding out what Cairn must know of it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from cairn.engine import mlx_rows
 from cairn.engine.mlx_cache import LayerShape
+from cairn.engine.model_files import directory_fault, is_path
+from cairn.engine.prompt import Conversation, Message, TemplateError, render
 
 
 class ModelRefused(Exception):
@@ -62,10 +63,18 @@ def load_model(where: str, *, name: str | None = None) -> LoadedModel:
     directory = _directory(where)
     try:
         model, tokenizer, config = mlx_lm.load(str(directory), return_config=True)
-    except (FileNotFoundError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except Exception as error:  # a model can be broken in any way, and mlx-lm says how
+        fact = f"{error}".strip().rstrip(".") or type(error).__name__
         raise ModelRefused(
-            f"{where} cannot be loaded as a model: {error}. A model directory of mlx-lm holds "
+            f"{where} cannot be loaded as a model: {fact}. A model directory of mlx-lm holds "
             "config.json, *.safetensors and a tokenizer."
+        ) from error
+    try:
+        render(tokenizer, Conversation(messages=(Message(role="user", content="Hello"),)))
+    except TemplateError as error:
+        raise ModelRefused(
+            f"{where} cannot hold a conversation: {error}. It needs a tokenizer with a chat "
+            "template, as instruction-tuned models have it."
         ) from error
     model.eval()
     mlx_rows.install()
@@ -73,7 +82,7 @@ def load_model(where: str, *, name: str | None = None) -> LoadedModel:
         model=model,
         tokenizer=tokenizer,
         directory=directory,
-        name=name or (Path(where).resolve().name if Path(where).exists() else where),
+        name=name or (directory.resolve().name if is_path(where) else where),
         config=config,
         shapes=_shapes(model),
         context_tokens=_context_tokens(config),
@@ -82,11 +91,11 @@ def load_model(where: str, *, name: str | None = None) -> LoadedModel:
 
 
 def _directory(where: str) -> Path:
-    path = Path(where)
-    if path.exists():
-        if not (path / "config.json").is_file():
-            raise ModelRefused(f"{where} is no model directory: there is no config.json in it")
-        return path
+    if is_path(where):
+        fault = directory_fault(where)
+        if fault is not None:
+            raise ModelRefused(fault)
+        return Path(where).expanduser()
     try:
         from mlx_lm.utils import _download
     except ImportError as error:  # pragma: no cover - another mlx-lm than pyproject admits

@@ -20,6 +20,8 @@ from cairn.engine.mlx_model import LoadedModel, load_model
 from cairn.engine.mlx_selftest import SelfTest, run_self_test
 from cairn.engine.reports import ModelFacts
 
+_TESTING = "self-test: same bits on this device? (once a fingerprint)"
+
 
 @attrs.frozen(kw_only=True)
 class Started:
@@ -142,9 +144,9 @@ def _with_rows(
     engine = MlxEngine(loaded, decode_rows=rows, own_classes=kv_cache == "slab")
     tested = None
     if not remembered(facts.fingerprint):
-        progress("self-test", 0, 1)
+        progress(_TESTING, 0, 1)
         tested = run_self_test(loaded, engine, chunk)
-        progress("self-test", 1, 1)
+        progress(_TESTING, 1, 1)
     return Started(engine=engine, loaded=loaded, facts=facts, tested=tested, narrowed=None)
 
 

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from cairn.actors.boot import BootRefused, Settings, booted
 from cairn.actors.server import Limits, Server
 from cairn.engine.builtin import BUILTIN_NAME, BuiltinModelError, ensure_builtin_model
+from cairn.engine.model_files import directory_fault, is_path
 from cairn.http.app import create_app
 from cairn.http.serving import bind_socket, serve_http
 from cairn.journal.store_sql import SqlStore, migrate
@@ -127,6 +128,9 @@ def serve(**options: Any) -> None:
     Run the server. SIGTERM or Ctrl-C drains it; a second one ends it at once.
     """
     preload_blas(options["blas"])
+    model = options["model"]
+    if model is not None and is_path(model) and (fault := directory_fault(model)):
+        raise Unreadable(fault)
     data_dir: Path = options["data_dir"]
     make_home(data_dir)
     set_up_logs(log_path(data_dir))
@@ -175,12 +179,14 @@ async def _serve(
 ) -> None:
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        await nursery.start(_signals, stop)
+        serving = trio.Event()
+        await nursery.start(_signals, stop, serving)
         with ShownProgress() as progress:
             settings = _settings(options, data_dir, progress)
             booting = booted(settings, store, tenant_secret(data_dir), progress)
             async with booting as server:
                 progress.close()
+                serving.set()
                 nursery.start_soon(_drain, server, stop)
                 await serve_http(
                     create_app(server, hosts_allowed=options["allow_host"]),
@@ -201,14 +207,21 @@ async def _drain(server: Server, stop: trio.Event) -> None:
 
 
 async def _signals(
-    stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    stop: trio.Event,
+    serving: trio.Event,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """
-    The first signal drains, the second ends the process: what is committed is on disk.
+    The first signal drains, the second ends the process: what is committed is on disk. Before there
+    is anything to drain, the first one ends it.
     """
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:
+            if not serving.is_set():
+                click.echo("Stopped before it served anything.", err=True)
+                os._exit(_ENDED_AT_ONCE)
             if stop.is_set():
                 os._exit(_ENDED_AT_ONCE)
             click.echo(
@@ -271,6 +284,8 @@ class ShownProgress:
     def __call__(self, what: str, done: int, total: int) -> None:
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
+            if self._bars.disable:
+                click.echo(f"{what} ...", err=True)
         self._bars.update(self._tasks[what], completed=done, total=total)
 
     def close(self) -> None:
