@@ -1212,7 +1212,8 @@ class Driver:
         if shown < done and not silent:
             self._emit(session, request, shown, answer[shown:done])
         opened = self.state.session(session).request
-        assert opened is not None and opened.path is not None
+        assert opened is not None
+        assert opened.path is not None
         self.propose(
             ev.RequestFinished(
                 session=session,

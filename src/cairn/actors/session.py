@@ -725,6 +725,8 @@ class _Answer:
         Release what waits, and end the request.
         """
         rest = self._text.finish()
+        if rest.stopped:
+            self._reason = "stop"
         self._release(rest.text, len(self._waiting))
         actor, ticket = self._actor, self._ticket
         assert self._reason is not None

@@ -5,7 +5,6 @@ one is found out, though its chain holds and, where that can be, every invariant
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -15,12 +14,13 @@ import trio.testing
 
 from cairn.engine.prompt import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import GENESIS, Row, decode, encode
+from cairn.journal.codec import Row, decode
 from cairn.journal.keys import ids_hash
 from cairn.journal.lifecycle import Life
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from cairn.ops.replay_engine import DIFFERS, SAME, rerun
+from tests.ops.test_replay_engine import forged
 from tests.running import ask, generate, serving
 
 BRIEF = "one token"
@@ -64,19 +64,6 @@ def last(rows: list[Row], session: str, step: ev.Step) -> ev.CacheExtended:
             found = event
     assert found is not None, f"{session} ran no {step}"
     return found
-
-
-def forged(rows: list[Row], change: Callable[[ev.Event], ev.Event]) -> list[Row]:
-    """
-    The journal with changed events and a chain that holds.
-    """
-    head, again = GENESIS, []
-    for row in rows:
-        recorded = decode(row)
-        row = encode(attrs.evolve(recorded, event=change(recorded.event)), head)
-        head = row.hash
-        again.append(row)
-    return again
 
 
 def differs_at(rows: list[Row], session: str, capsys: pytest.CaptureFixture[str]) -> str:
