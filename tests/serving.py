@@ -58,6 +58,9 @@ class Serving:
     def __init__(self, process: subprocess.Popen[str], data_dir: Path, url: str, log: Path) -> None:
         self._process = process
         self._log = log
+        # Kept, since to make one costs more than to ask.
+        self._http = httpx.Client(base_url=url, verify=False, timeout=DEADLINE_S)
+        self._client: openai.OpenAI | None = None
         self.data_dir = data_dir
         self.url = url
 
@@ -82,17 +85,24 @@ class Serving:
         settings: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": DEADLINE_S}
         return openai.OpenAI(base_url=f"{self.url}/v1", **settings | options)
 
+    def ask(self, **body: Any) -> Answer:
+        """
+        Ask by an official client that is kept.
+        """
+        self._client = self._client or self.client()
+        return answer_of(self._client.chat.completions.create(**split(body)))
+
     def post(self, **body: Any) -> httpx.Response:
         """
-        A chat completion over a connection of its own, whatever comes of it.
+        A chat completion by a bare client, whatever comes of it.
         """
-        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=DEADLINE_S)
+        return self._http.post("/v1/chat/completions", json=body)
 
     def health(self) -> dict[str, Any]:
         """
         What the server tells of itself now.
         """
-        found: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=DEADLINE_S).json()
+        found: dict[str, Any] = self._http.get("/health").json()
         return found
 
     def at_rest(self) -> dict[str, Any]:
@@ -349,7 +359,7 @@ def ask(server: Serving, *messages: Mapping[str, str], **body: Any) -> Answer:
     Args:
         messages: or ``messages`` in the body.
     """
-    return ask_with(server.client(), *messages, **body)
+    return server.ask(**{"messages": list(messages), **PLAIN, **body})
 
 
 def ask_with(client: openai.OpenAI, *messages: Mapping[str, str], **body: Any) -> Answer:

@@ -74,14 +74,14 @@ def cold(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Ite
 @pytest.fixture(scope="session")
 def lengthy(cold: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
     """
-    Two things to ask whose answers have 400 tokens and more, with the parameters to ask them with.
+    Two things to ask whose answers have 250 tokens and more, with the parameters to ask them with.
 
     An answer follows from these alone, so what is long here is long everywhere.
     """
     found: list[dict[str, Any]] = []
     for seed in range(100):
         asked = {"messages": [user(f"Tell me of {seed} stones.")], "temperature": 3.0, "seed": seed}
-        answer = ask(cold, **asked, max_tokens=400, cache_prompt=False)
+        answer = ask(cold, **asked, max_tokens=250, cache_prompt=False)
         if answer.finish_reason == "length":
             found.append(asked)
         if len(found) == 2:

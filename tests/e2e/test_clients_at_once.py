@@ -14,7 +14,7 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start, servers
-from tests.serving import Listener, Serving, ask, ask_with, eventually, together, user
+from tests.serving import Answer, Listener, Serving, ask, ask_with, eventually, together, user
 
 STORY = "The stone lies on the path, and the path goes over the hill. "
 
@@ -43,13 +43,19 @@ def questions(lengthy: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_eight_on_four_rows(busy: Serving, cold: Serving, lengthy: Any):
+@pytest.fixture(scope="module")
+def alone(cold: Serving, lengthy: Any) -> list[Answer]:
+    """
+    What a server answers that is asked one thing at a time, and reuses nothing.
+    """
+    return [ask(cold, **body, cache_prompt=False) for body in questions(lengthy)]
+
+
+def test_eight_on_four_rows(busy: Serving, alone: list[Answer], lengthy: Any):
     """Tokens and log-probabilities are those of a server that is asked one thing at a time."""
-    asked = questions(lengthy)
-    clients = [Listener(busy, **body) for body in asked]
+    clients = [Listener(busy, **body) for body in questions(lengthy)]
     for client in clients:
         client.end()
-    alone = [ask(cold, **body, cache_prompt=False) for body in asked]
     assert [True] * 8 == [client.done for client in clients]
     for expected, client in zip(alone, clients, strict=True):
         assert expected.text == client.text
@@ -60,11 +66,9 @@ def test_eight_on_four_rows(busy: Serving, cold: Serving, lengthy: Any):
     assert len(waited) >= 3  # one may have found a row that was free again
 
 
-def test_together_again(busy: Serving, cold: Serving, lengthy: Any):
+def test_together_again(busy: Serving, alone: list[Answer], lengthy: Any):
     """The same questions once more, now that most of their blocks are there: the same answers."""
-    asked = questions(lengthy)
-    answers = together([partial(ask, busy, **body) for body in asked])
-    alone = [ask(cold, **body, cache_prompt=False) for body in asked]
+    answers = together([partial(ask, busy, **body) for body in questions(lengthy)])
     assert [answer.bits for answer in alone] == [answer.bits for answer in answers]
     assert any(answer.cached_tokens for answer in answers)
 

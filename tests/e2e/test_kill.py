@@ -41,8 +41,8 @@ def assert_journaled(server: Serving, client: Listener) -> None:
 
 def at_work(server: Serving, lengthy: Any) -> list[Listener]:
     """Three that decode, one in its prefill, and one that waits in the queue."""
-    clients = [Listener(server, **{**lengthy[n % 2], "seed": n}, max_tokens=400) for n in range(3)]
-    clients += [Listener(server, user(PATH * 150), max_tokens=4)]
+    clients = [Listener(server, **{**lengthy[n % 2], "seed": n}, max_tokens=250) for n in range(3)]
+    clients += [Listener(server, user(PATH * 90), max_tokens=4)]
     for client in clients:
         client.accepted()
     waiting = Listener(server, user("Is anybody there?"))
@@ -88,23 +88,23 @@ def test_killed_at_work(start: Start, cold: Serving, lengthy: Any):
 def test_killed_in_prefill_and_at_the_first_token(start: Start, cold: Serving, lengthy: Any):
     """Asked again word for word, answers that were cut off come as they would have come."""
     server = start()
-    first = Listener(server, **lengthy[0], max_tokens=400).decoding(1)
+    first = Listener(server, **lengthy[0], max_tokens=250).decoding(1)
     server.kill()
     seen = first.end().tokens
     assert_journaled(server, first)
 
     again = start(data_dir=server.data_dir)
-    answer = ask(again, **lengthy[0], max_tokens=400)
+    answer = ask(again, **lengthy[0], max_tokens=250)
     assert answer.tokens[: len(seen)] == seen
-    assert ask(cold, **lengthy[0], max_tokens=400, cache_prompt=False).bits == answer.bits
+    assert ask(cold, **lengthy[0], max_tokens=250, cache_prompt=False).bits == answer.bits
     assert ("continuation", None) == (answer.path, answer.reason)
-    second = Listener(again, user(PATH * 150), max_tokens=4).accepted()
+    second = Listener(again, user(PATH * 90), max_tokens=4).accepted()
     again.kill()
     assert () == second.end().tokens
     assert [] == again.events(ev.TokensEmitted, request=second.request)
 
     third = start(data_dir=server.data_dir)
     assert 2 == len(third.events(ev.ServerLost))
-    answer = ask(third, user(PATH * 150), max_tokens=4)
-    assert ask(cold, user(PATH * 150), max_tokens=4, cache_prompt=False).bits == answer.bits
+    answer = ask(third, user(PATH * 90), max_tokens=4)
+    assert ask(cold, user(PATH * 90), max_tokens=4, cache_prompt=False).bits == answer.bits
     assert second.chunks[0]["cairn"]["session"] == answer.session

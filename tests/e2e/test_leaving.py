@@ -45,7 +45,7 @@ def running(server: Serving) -> None:
 def test_in_the_queue(single: Serving, lengthy: Any):
     """It is rejected as 499; who is served before it notices nothing."""
     before = single.position()
-    first = Listener(single, **lengthy[0], max_tokens=400).decoding()
+    first = Listener(single, **lengthy[0], max_tokens=250).decoding()
     second = Listener(single, user("Hello"))
     single.queued(1)
     second.leave()
@@ -53,7 +53,7 @@ def test_in_the_queue(single: Serving, lengthy: Any):
     assert not first.ended.is_set()
     (event,) = eventually(lambda: single.events(ev.RequestRejected, after=before))
     assert (499, "client_gone") == (event.status, event.code)
-    assert 400 == len(first.end().tokens)
+    assert 250 == len(first.end().tokens)
     assert_served(single)
 
 
@@ -66,7 +66,7 @@ def read(comment: str) -> int:
 def test_in_prefill(single: Serving):
     """What was sealed of its prompt stays: sent again, the prompt starts from there."""
     before = single.position()
-    talk = [user(f"In prefill: {PATH * 200}")]
+    talk = [user(f"In prefill: {PATH * 150}")]
     client = Listener(single, *talk, max_tokens=2)
     client.until(lambda it: any(read(comment) >= 128 for comment in it.comments))
     client.leave()
@@ -85,7 +85,7 @@ def test_in_prefill(single: Serving):
 def test_in_decoding(single: Serving, lengthy: Any):
     """The answer ends, and the conversation goes on with the part that the client has."""
     before = single.position()
-    client = Listener(single, **lengthy[1], max_tokens=400).decoding()
+    client = Listener(single, **lengthy[1], max_tokens=250).decoding()
     client.leave()
     single.at_rest()
     (event,) = single.events(ev.RequestCancelled, after=before)
@@ -129,7 +129,7 @@ def test_again_and_again(single: Serving, lengthy: Any):
     """Slabs are held by sessions at rest only, however many clients have left."""
     before = single.position()
     for seed in range(2000, 2008):
-        Listener(single, **{**lengthy[0], "seed": seed}, max_tokens=400).accepted().leave()
+        Listener(single, **{**lengthy[0], "seed": seed}, max_tokens=250).accepted().leave()
     health = single.at_rest()
     assert health["pool"]["slabs"] <= health["sessions"]["idle"]
     cancelled = single.events(ev.RequestCancelled, after=before)

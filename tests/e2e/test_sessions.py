@@ -67,7 +67,7 @@ def test_one_after_the_other(shared: Serving, lengthy: Any):
 
 def test_a_client_that_leaves_its_line(shared: Serving, lengthy: Any):
     """Who waits for a named session and goes away holds up nobody behind it."""
-    running = Listener(shared, **lengthy[0], session_id="named/5", max_tokens=400).decoding()
+    running = Listener(shared, **lengthy[0], session_id="named/5", max_tokens=250).decoding()
     leaving = Listener(shared, user("Never mind."), session_id="named/5")
     shared.queued(1)
     patient = Listener(shared, user("Hello"), session_id="named/5", max_tokens=2)

@@ -81,11 +81,11 @@ def test_a_session_that_settles_gives_up_its_slab(narrow: Serving, lengthy: tupl
 def test_every_slab_at_work(narrow: Serving, cold: Serving, lengthy: tuple[Any, Any]):
     """Who finds no slab is told so with a time to come back; who has one notices nothing."""
     before = narrow.position()
-    running = Listener(narrow, **lengthy[0], max_tokens=400).decoding()
+    running = Listener(narrow, **lengthy[0], max_tokens=250).decoding()
     for stream in (False, True):
         assert_no_memory(narrow.post(messages=[user("Hello")], max_tokens=4, stream=stream))
     running.end()
-    alone = ask(cold, **lengthy[0], max_tokens=400, cache_prompt=False)
+    alone = ask(cold, **lengthy[0], max_tokens=250, cache_prompt=False)
     assert (alone.text, alone.tokens) == (running.text, running.tokens)
     assert 4 == ask(narrow, user("Hello"), max_tokens=4).completion_tokens
     narrow.at_rest()
@@ -93,11 +93,11 @@ def test_every_slab_at_work(narrow: Serving, cold: Serving, lengthy: tuple[Any, 
 
 
 def test_blocks_leave_memory(start: Start, cold: Serving):
-    """Four blocks for four conversations: they push each other out, and the reason says so."""
+    """Four blocks for three conversations: they push each other out, and the reason says so."""
     server = start("--pool-slabs", 1, "--blocks-mb", 1)
-    answers = in_turn(server, cold, count=4, turns=2)
-    assert 8 == len(answers)
-    assert "evicted" in {answer.reason for answer in answers[4:]}
+    answers = in_turn(server, cold, count=3, turns=2)
+    assert 6 == len(answers)
+    assert "evicted" in {answer.reason for answer in answers[3:]}
     evicted = server.events(ev.BlockEvicted)
     assert evicted
     assert max(event.store_bytes for event in evicted) <= 1024 * 1024
@@ -111,7 +111,7 @@ def test_blocks_leave_while_others_want_them(start: Start):
 
     def conversation(number: int) -> None:
         client = server.client()
-        for turn in range(12):
+        for turn in range(6):
             ask_with(client, long_enough((number + 3 * turn) % 6), max_tokens=1)
 
     together([partial(conversation, number) for number in range(6)])

@@ -36,7 +36,7 @@ def test_a_running_answer_goes_on_to_its_end(start: Start, cold: Serving, length
     server = start("--decode-rows", 1)
     with httpx.Client() as kept, httpx.Client() as new:
         assert 200 == kept.get(f"{server.url}/v1/models").status_code
-        running = Listener(server, **lengthy[0], max_tokens=400).decoding()
+        running = Listener(server, **lengthy[0], max_tokens=250).decoding()
         queued = Listener(server, user("Hello"), max_tokens=2)
         server.queued(1)
         server.signal(signal.SIGTERM)
@@ -46,7 +46,7 @@ def test_a_running_answer_goes_on_to_its_end(start: Start, cold: Serving, length
         assert not running.ended.is_set()
     assert running.end().done
     assert queued.end().done
-    assert ("length", 400) == (running.finish_reason, len(running.tokens))
+    assert ("length", 250) == (running.finish_reason, len(running.tokens))
     assert 0 == server.wait()
     last = server.recorded()[-1].event
     assert isinstance(last, ev.ServerStopped)
@@ -67,7 +67,7 @@ def test_an_idle_server_stops_though_clients_are_connected(start: Start):
 def test_a_second_signal_ends_at_once(start: Start, lengthy: Any, number: signal.Signals):
     """The answer is cut off, what was seen of it is committed, and the next start finds it."""
     server = start()
-    running = Listener(server, **lengthy[0], max_tokens=400).decoding()
+    running = Listener(server, **lengthy[0], max_tokens=250).decoding()
     server.signal(number)
     told(server)
     server.signal(number)
