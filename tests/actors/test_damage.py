@@ -17,10 +17,11 @@ import pytest
 import trio
 import trio.testing
 
+from cairn.actors.answer import Answer
 from cairn.actors.messages import Broken, Generate
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
-from cairn.actors.session import SessionActor, _Answer
+from cairn.actors.session import SessionActor
 from cairn.engine.mlx_cache import SlabPool
 from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.prompt import Conversation, Message
@@ -162,30 +163,30 @@ class Damages:
         """
         INV-6: the victim ends its request twice.
         """
-        finish = _Answer.finish
+        finish = Answer.finish
 
         def twice(this: Any) -> None:
             finish(this)
-            if this._actor.id == VICTIM:
-                this._actor._append(
+            if this._path.session == VICTIM:
+                this._append(
                     ev.RequestCancelled(session=VICTIM, request=this._ticket.id, stage="decode")
                 )
 
-        self.patch.setattr(_Answer, "finish", twice)
+        self.patch.setattr(Answer, "finish", twice)
 
     def emitted_before_made(self) -> None:
         """
         INV-7: a token leaves that no pass has made.
         """
-        release = _Answer._release
+        release = Answer._release
 
         def early(this: Any, text: str, tokens: int) -> None:
-            if this._actor.id == VICTIM:
+            if this._path.session == VICTIM:
                 for place, drawn in enumerate(this._waiting):
                     this._waiting[place] = attrs.evolve(drawn, token=drawn.token + 1)
             release(this, text, tokens)
 
-        self.patch.setattr(_Answer, "_release", early)
+        self.patch.setattr(Answer, "_release", early)
 
     def pass_raises(self) -> None:
         """

@@ -14,9 +14,9 @@ import pytest
 import trio
 import trio.testing
 
+from cairn.actors.answer import runs
 from cairn.actors.messages import Broken, Delta, Generate
 from cairn.actors.server import Limits, Server
-from cairn.actors.session import _runs
 from cairn.engine.mlx_cache import SlabPool
 from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.prompt import Conversation, Message
@@ -331,7 +331,7 @@ def test_passes_are_told_together_only_where_their_measures_follow() -> None:
     short = [passed(8, 9, 9), passed(9, 10, 9), passed(10, 11, 11)]
     moved = [passed(8, 9, 9), passed(12, 13, 13)]
 
-    assert [fine] == _runs(fine)
-    assert [[one] for one in short] == _runs(short)
-    assert [[one] for one in moved] == _runs(moved)
-    assert [] == _runs([])
+    assert [fine] == runs(fine)
+    assert [[one] for one in short] == runs(short)
+    assert [[one] for one in moved] == runs(moved)
+    assert [] == runs([])

@@ -22,9 +22,10 @@ import attrs
 import structlog
 import trio
 
+from cairn.actors.answer import Answer, into, runs
 from cairn.actors.engine import Decoding, EngineThread
 from cairn.actors.memory import Memory
-from cairn.actors.messages import Accepted, Broken, Delta, Finished, NoMemory, TokenInfo
+from cairn.actors.messages import Accepted, Broken, NoMemory
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.ticket import Ticket
 from cairn.engine.prompt import Tokenizer
@@ -363,7 +364,14 @@ class SessionActor:
         """
         Decode to the end of the answer, releasing text as it becomes certain.
         """
-        answer = _Answer(self, ticket)
+        answer = Answer(
+            ticket,
+            self._path,
+            AnswerText(self._house.detokenizer, ticket.prepared.command.stop),
+            self._house.tokenizer,
+            self._house.facts.eos_ids,
+            self._append,
+        )
         if not answer.take([first]):
             slab, wanted = self._slab_id, self._wanted(ticket)
             decoding, reports = self._house.engine.decode(
@@ -378,7 +386,7 @@ class SessionActor:
     async def _follow(
         self,
         ticket: Ticket,
-        answer: _Answer,
+        answer: Answer,
         decoding: Decoding,
         reports: trio.MemoryReceiveChannel[PassReport | BaseException | None],
     ) -> None:
@@ -389,10 +397,10 @@ class SessionActor:
         try:
             while not ended:
                 batch: list[PassReport] = []
-                ended, failure = _into(batch, await reports.receive())
+                ended, failure = into(batch, await reports.receive())
                 while not ended:
                     try:
-                        ended, failure = _into(batch, reports.receive_nowait())
+                        ended, failure = into(batch, reports.receive_nowait())
                     except trio.WouldBlock:
                         break
                 self._decoded(batch, ticket.id)
@@ -408,7 +416,7 @@ class SessionActor:
                 self._house.engine.stop(decoding)
                 with trio.CancelScope(shield=True):
                     while not ended:
-                        ended, _ = _into([], await reports.receive())
+                        ended, _ = into([], await reports.receive())
         if not answer.ended:
             self._look(ticket, "decode")
 
@@ -597,7 +605,7 @@ class SessionActor:
         """
         Decode steps that came together: one event for all whose measures follow each other.
         """
-        for run in _runs(batch):
+        for run in runs(batch):
             drawn = [report.drawn for report in run if report.drawn is not None]
             self._append(
                 ev.CacheExtended(
@@ -675,145 +683,6 @@ class SessionActor:
         """
         if ticket.gone is not None:
             raise _Gone("server_stopped" if ticket.gone == "server_stopped" else stage)
-
-
-class _Answer:
-    """
-    The answer as it grows: tokens in, committed text out.
-    """
-
-    def __init__(self, actor: SessionActor, ticket: Ticket) -> None:
-        self._actor = actor
-        self._ticket = ticket
-        self._text = AnswerText(actor._house.detokenizer, ticket.prepared.command.stop)
-        self._waiting: list[Drawn] = []
-        self._taken = 0
-        self._emitted = 0
-        self._reason: ev.FinishReason | None = None
-
-    @property
-    def ended(self) -> bool:
-        """
-        Whether the answer is complete.
-        """
-        return self._reason is not None
-
-    def take(self, drawn: Sequence[Drawn]) -> bool:
-        """
-        Take in tokens and release the text that is certain by now. True where that was the end.
-        """
-        text, tokens = "", 0
-        for one in drawn:
-            self._taken += 1
-            if one.token in self._actor._house.facts.eos_ids:
-                self._reason = "stop"
-                break
-            self._waiting.append(one)
-            piece = self._text.add(one.token)
-            text, tokens = text + piece.text, tokens + piece.tokens
-            if piece.stopped:
-                self._reason = "stop"
-                break
-            if self._taken >= self._ticket.prepared.max_tokens:
-                self._reason = "length"
-                break
-        self._release(text, tokens)
-        return self.ended
-
-    def finish(self) -> None:
-        """
-        Release what waits, and end the request.
-        """
-        rest = self._text.finish()
-        if rest.stopped:
-            self._reason = "stop"
-        self._release(rest.text, len(self._waiting))
-        actor, ticket = self._actor, self._ticket
-        assert self._reason is not None
-        prompt_tokens = len(ticket.prepared.prompt_ids)
-        cached_tokens = actor._path.reused_tokens
-        receipt = actor._append(
-            ev.RequestFinished(
-                session=actor.id,
-                request=ticket.id,
-                finish_reason=self._reason,
-                prompt_tokens=prompt_tokens,
-                cached_tokens=cached_tokens,
-                answer_tokens=self._taken,
-                completion_tokens=self._taken,
-            )
-        )
-        ticket.reply(
-            receipt,
-            Finished(
-                finish_reason=self._reason,
-                prompt_tokens=prompt_tokens,
-                cached_tokens=cached_tokens,
-                completion_tokens=self._taken,
-            ),
-        )
-
-    def _release(self, text: str, tokens: int) -> None:
-        if not text and not tokens:
-            return
-        released, self._waiting = self._waiting[:tokens], self._waiting[tokens:]
-        receipt = self._actor._append(
-            ev.TokensEmitted(
-                session=self._actor.id,
-                request=self._ticket.id,
-                first=self._emitted,
-                ids=tuple(one.token for one in released),
-                text=text,
-            )
-        )
-        self._emitted += len(released)
-        wanted = self._ticket.prepared.command.top_logprobs is not None
-        infos = tuple(self._info(one) for one in released) if wanted else ()
-        self._ticket.reply(receipt, Delta(text=text, tokens=infos))
-
-    def _info(self, drawn: Drawn) -> TokenInfo:
-        text = self._actor._house.tokenizer.decode([drawn.token])
-        top = tuple(
-            (token, word, word.encode(), logprob)
-            for token, logprob in drawn.top
-            for word in (self._actor._house.tokenizer.decode([token]),)
-        )
-        return TokenInfo(
-            id=drawn.token, text=text, raw=text.encode(), logprob=drawn.logprob, top=top
-        )
-
-
-def _into(
-    batch: list[PassReport], report: PassReport | BaseException | None
-) -> tuple[bool, BaseException | None]:
-    """
-    Put a report to its batch: (whether it was the end, what failed).
-    """
-    if isinstance(report, PassReport):
-        batch.append(report)
-        return False, None
-    return True, report
-
-
-def _runs(batch: Sequence[PassReport]) -> list[list[PassReport]]:
-    """
-    Decode passes, those together of which each adds exactly one token to what every layer held
-    after the one before. What the passes in the middle measured follows then from the last; a pass
-    that measured something else stands by itself, for the checks to see.
-    """
-    runs: list[list[PassReport]] = []
-    for report in batch:
-        last = runs[-1][-1] if runs else None
-        follows = (
-            last is not None
-            and (report.start, report.end) == (last.end, last.end + 1)
-            and report.coverage == tuple((n, start, end + 1) for n, start, end in last.coverage)
-        )
-        if follows:
-            runs[-1].append(report)
-        else:
-            runs.append([report])
-    return runs
 
 
 def _common_parts(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -1,0 +1,170 @@
+"""
+The answer as it grows: decode passes in, committed text out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cairn.actors.messages import Delta, Finished, TokenInfo
+from cairn.actors.ticket import Ticket
+from cairn.engine.prompt import Tokenizer
+from cairn.engine.reports import Drawn, PassReport
+from cairn.engine.text import AnswerText
+from cairn.journal import events as ev
+
+
+class Answer:
+    """
+    One answer: takes tokens, and releases the text that is certain with the events that explain it.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        path: ev.PathSelected,
+        text: AnswerText,
+        tokenizer: Tokenizer,
+        ends: frozenset[int],
+        append: Callable[[ev.Event], int],
+    ) -> None:
+        """
+        Args:
+            path: the decision under which the request is served.
+            ends: tokens that end an answer.
+            append: appends an event of the session's and gives the receipt.
+        """
+        self._ticket = ticket
+        self._path = path
+        self._text = text
+        self._tokenizer = tokenizer
+        self._ends = ends
+        self._append = append
+        self._waiting: list[Drawn] = []
+        self._taken = 0
+        self._emitted = 0
+        self._reason: ev.FinishReason | None = None
+
+    @property
+    def ended(self) -> bool:
+        """
+        Whether the answer is complete.
+        """
+        return self._reason is not None
+
+    def take(self, drawn: Sequence[Drawn]) -> bool:
+        """
+        Take in tokens and release the text that is certain by now. True where that was the end.
+        """
+        text, tokens = "", 0
+        for one in drawn:
+            self._taken += 1
+            if one.token in self._ends:
+                self._reason = "stop"
+                break
+            self._waiting.append(one)
+            piece = self._text.add(one.token)
+            text, tokens = text + piece.text, tokens + piece.tokens
+            if piece.stopped:
+                self._reason = "stop"
+                break
+            if self._taken >= self._ticket.prepared.max_tokens:
+                self._reason = "length"
+                break
+        self._release(text, tokens)
+        return self.ended
+
+    def finish(self) -> None:
+        """
+        Release what waits, and end the request.
+        """
+        rest = self._text.finish()
+        if rest.stopped:
+            self._reason = "stop"
+        self._release(rest.text, len(self._waiting))
+        ticket, session = self._ticket, self._path.session
+        assert self._reason is not None
+        prompt_tokens = len(ticket.prepared.prompt_ids)
+        cached_tokens = self._path.reused_tokens
+        receipt = self._append(
+            ev.RequestFinished(
+                session=session,
+                request=ticket.id,
+                finish_reason=self._reason,
+                prompt_tokens=prompt_tokens,
+                cached_tokens=cached_tokens,
+                answer_tokens=self._taken,
+                completion_tokens=self._taken,
+            )
+        )
+        ticket.reply(
+            receipt,
+            Finished(
+                finish_reason=self._reason,
+                prompt_tokens=prompt_tokens,
+                cached_tokens=cached_tokens,
+                completion_tokens=self._taken,
+            ),
+        )
+
+    def _release(self, text: str, tokens: int) -> None:
+        if not text and not tokens:
+            return
+        released, self._waiting = self._waiting[:tokens], self._waiting[tokens:]
+        receipt = self._append(
+            ev.TokensEmitted(
+                session=self._path.session,
+                request=self._ticket.id,
+                first=self._emitted,
+                ids=tuple(one.token for one in released),
+                text=text,
+            )
+        )
+        self._emitted += len(released)
+        wanted = self._ticket.prepared.command.top_logprobs is not None
+        infos = tuple(self._info(one) for one in released) if wanted else ()
+        self._ticket.reply(receipt, Delta(text=text, tokens=infos))
+
+    def _info(self, drawn: Drawn) -> TokenInfo:
+        text = self._tokenizer.decode([drawn.token])
+        top = tuple(
+            (token, word, word.encode(), logprob)
+            for token, logprob in drawn.top
+            for word in (self._tokenizer.decode([token]),)
+        )
+        return TokenInfo(
+            id=drawn.token, text=text, raw=text.encode(), logprob=drawn.logprob, top=top
+        )
+
+
+def into(
+    batch: list[PassReport], report: PassReport | BaseException | None
+) -> tuple[bool, BaseException | None]:
+    """
+    Put a report to its batch: (whether it was the end, what failed).
+    """
+    if isinstance(report, PassReport):
+        batch.append(report)
+        return False, None
+    return True, report
+
+
+def runs(batch: Sequence[PassReport]) -> list[list[PassReport]]:
+    """
+    Decode passes, those together of which each adds exactly one token to what every layer held
+    after the one before. What the passes in the middle measured follows then from the last; a pass
+    that measured something else stands by itself, for the checks to see.
+    """
+    found: list[list[PassReport]] = []
+    for report in batch:
+        last = found[-1][-1] if found else None
+        follows = (
+            last is not None
+            and (report.start, report.end) == (last.end, last.end + 1)
+            and report.coverage == tuple((n, start, end + 1) for n, start, end in last.coverage)
+        )
+        if follows:
+            found[-1].append(report)
+        else:
+            found.append([report])
+    return found
