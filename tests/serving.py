@@ -221,20 +221,24 @@ def assert_holds(data_dir: Path) -> None:
 
 @contextlib.contextmanager
 def started(
-    data_dir: Path, *options: object, env: Mapping[str, str] | None = None
+    data_dir: Path,
+    *options: object,
+    env: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
 ) -> Iterator[Serving]:
     """
     A server over ``data_dir``; it is killed if it still runs when the context ends.
 
     Args:
         env: in addition to this process's environment.
+        within: a command that runs another one in its place, to change its surroundings.
     """
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     log = data_dir.with_name(f"{data_dir.name}.{time.monotonic_ns()}.stderr")
     arguments = ("serve", "--port", 0, "--data-dir", data_dir, *options)
     with log.open("w", encoding="utf-8") as stderr:
         process = subprocess.Popen(
-            [*_COMMAND, *map(str, arguments)],
+            [*within, *_COMMAND, *map(str, arguments)],
             env=_environment(env),
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -4,22 +4,27 @@ The journal's writer: order, receipts, and what happens when it dies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 
+from cairn.actors.messages import Generate, JournalFull
 from cairn.actors.sequencer import Sequencer, outside
-from cairn.actors.writer import JournalWriter, WriterDied
+from cairn.actors.server import Server
+from cairn.actors.writer import JournalWriter, Stall, WriterDied
 from cairn.engine.prompt import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import Row
-from cairn.journal.errors import HeadMoved, StoreError
+from cairn.journal.codec import Row, decode
+from cairn.journal.errors import HeadMoved, StoreError, StoreFull
 from cairn.journal.ledger import Ledger
+from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.running import ask, generate, serving
+from tests.running import Said, ask, generate, serving
 
 
 def started(boot: str) -> ev.ServerStarted:
@@ -36,9 +41,9 @@ def rejected(request: str) -> ev.RequestRejected:
     return ev.RequestRejected(request=request, status=429, code="queue_full")
 
 
-class FullDisk(MemoryStore):
+class BrokenDisk(MemoryStore):
     """
-    A store that has room for some rows and no more.
+    A store that takes some rows and then fails for good.
     """
 
     def __init__(self, room: int) -> None:
@@ -50,8 +55,26 @@ class FullDisk(MemoryStore):
         See ``Store.append``.
         """
         if len(self.rows) >= self.room:
-            raise StoreError("the disk is full")
+            raise StoreError("the disk failed")
         super().append(rows)  # type: ignore[arg-type]
+
+
+class FullDisk(MemoryStore):
+    """
+    A store that has no room while ``full`` is set.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = False
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """
+        See ``Store.append``.
+        """
+        if self.full:
+            raise StoreFull("no room")
+        super().append(rows)
 
 
 @pytest.mark.trio
@@ -85,7 +108,7 @@ async def test_nobody_gets_a_receipt_for_what_is_not_stored() -> None:
     """
     Where the store cannot write, who waits for a receipt is told, and so is whoever comes later.
     """
-    writer = JournalWriter(FullDisk(room=1))
+    writer = JournalWriter(BrokenDisk(room=1))
     sequencer = Sequencer(Ledger(outside()), writer)
 
     async def main() -> None:
@@ -103,6 +126,118 @@ async def test_nobody_gets_a_receipt_for_what_is_not_stored() -> None:
 
     assert died.group_contains(WriterDied)
     assert writer.committed == 1
+
+
+@pytest.mark.trio
+async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -> None:
+    """
+    While there is no room, who waits for a receipt is refused; when there is, the rows that waited
+    are stored in their order, and the receipts are good.
+    """
+    store = FullDisk()
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(outside()), writer)
+    stalls: list[Stall] = []
+    has_room = trio.Event()
+
+    def on_room(stall: Stall) -> None:
+        stalls.append(stall)
+        has_room.set()
+
+    writer.on_room = on_room
+    await nursery.start(writer.run)
+    store.full = True
+    first = sequencer.append(started("one"))
+    with pytest.raises(JournalFull):
+        await writer.wait_committed(first)
+    assert writer.stalled
+    second = sequencer.append(rejected("waits"))
+    with pytest.raises(JournalFull):
+        await writer.wait_committed(second)
+    assert [] == store.rows
+
+    store.full = False
+    await has_room.wait()
+    await writer.wait_committed(second)
+    assert not writer.stalled
+    assert [1, 2] == [row.position for row in store.rows]
+    assert [(1, "no room")] == [(stall.rows_waiting, stall.fact) for stall in stalls]
+    writer.close()
+
+
+@pytest.mark.trio
+async def test_a_writer_that_is_closed_without_room_has_died() -> None:
+    """
+    Closing does not wait for room: what is not stored is not, and that is told.
+    """
+    store = FullDisk()
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(outside()), writer)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(writer.run)
+            store.full = True
+            with pytest.raises(JournalFull):
+                await writer.wait_committed(sequencer.append(started("one")))
+            writer.close()
+
+    with pytest.raises(ExceptionGroup) as died:
+        await main()
+
+    assert died.group_contains(WriterDied)
+
+
+def test_no_room_ends_requests_and_room_brings_service_back(model_directory: Path) -> None:
+    """
+    Without room a request in decode, one that waits and one that comes are refused, each at its
+    place; with room everything is on record, the sessions go on, and their bits are the same.
+    """
+    store = FullDisk()
+    calm: list[Said] = []
+
+    def hello(name: str) -> Generate:
+        text = f"Hello from {name}. " * 20
+        talk = Conversation(messages=(Message(role="user", content=text),))
+        return generate(talk, session_name=name, max_tokens=60)
+
+    async def refused(server: Server, name: str) -> None:
+        with pytest.raises(JournalFull):
+            await ask(server, hello(name))
+
+    async def main() -> None:
+        async with serving(model_directory) as server:
+            calm.append(await ask(server, hello("one")))
+        async with serving(model_directory, store, decode_rows=2) as server:
+            with trio.fail_after(120):
+                async with trio.open_nursery() as nursery:
+                    for name in ("one", "two", "three", "four"):
+                        nursery.start_soon(refused, server, name)
+                    while server.statistics().sessions.get("decoding") != 2:
+                        await trio.lowlevel.checkpoint()
+                    store.full = True
+                await refused(server, "five")
+                assert server.statistics().journal_full
+                stored = len(store.rows)
+                with pytest.raises(JournalFull):
+                    await ask(server, hello("six"))
+                assert stored == len(store.rows)
+                store.full = False
+                while server.statistics().journal_full:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                calm.append(await ask(server, hello("one")))
+
+    trio.run(main)
+
+    assert calm[0].tokens == calm[1].tokens
+    events = [decode(row).event for row in store.rows]
+    stalled = [event for event in events if isinstance(event, ev.JournalStalled)]
+    assert [2] == [event.requests_refused for event in stalled]
+    cancelled = [event.stage for event in events if isinstance(event, ev.RequestCancelled)]
+    assert ["journal_full"] * 2 == cancelled
+    rejections = [event.code for event in events if isinstance(event, ev.RequestRejected)]
+    assert ["journal_full"] * 2 == rejections
+    assert () == replay(store.read()).findings
 
 
 def test_a_chain_that_was_cut_stops_the_server(model_directory: Path) -> None:

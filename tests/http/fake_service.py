@@ -49,6 +49,7 @@ STATISTICS = Statistics(
     journal_position=77,
     bugs=1,
     admission_bug=None,
+    journal_full=False,
 )
 
 ACCEPTED = Accepted(

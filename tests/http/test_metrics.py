@@ -380,6 +380,7 @@ async def test_scrape():
         "cairn_blocks": "gauge",
         "cairn_block_bytes": "gauge",
         "cairn_journal_position": "gauge",
+        "cairn_journal_full": "gauge",
     } == types
     series = [line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")]
     assert len(series) == len(set(series))

@@ -15,6 +15,7 @@ import trio
 
 import cairn
 from cairn.actors.engine import EngineThread
+from cairn.actors.messages import JournalFull
 from cairn.actors.sequencer import Sequencer, new_id, outside
 from cairn.actors.server import Limits, Server
 from cairn.actors.writer import JournalWriter
@@ -26,6 +27,12 @@ from cairn.journal.state import State
 from cairn.journal.store import Store
 
 log = structlog.get_logger("cairn")
+
+
+_NO_ROOM = (
+    "There is no room on the journal's disk, so nothing could be put on record. Free some space, "
+    "or name another place with --data-dir."
+)
 
 
 class BootRefused(Exception):
@@ -129,7 +136,8 @@ async def booted(
                 yield server
                 await server.drain()
             stopped = ev.ServerStopped(boot=boot, reason="asked to")
-            await writer.wait_committed(sequencer.append(stopped))
+            with contextlib.suppress(JournalFull):  # the writer's own end tells of it
+                await writer.wait_committed(sequencer.append(stopped))
         finally:
             engine.close()
             writer.close()
@@ -155,9 +163,15 @@ async def _wired(
         started = await engine.load(lambda: _start(settings, sequencer.state, progress))
         engine.install(started.engine)
         _put_on_record(settings, sequencer, started)
+        await writer.wait_committed(sequencer.state.position)
+    except JournalFull as full:
+        raise BootRefused(_NO_ROOM) from full
     except Exception as error:
         reason = f"the model was not served: {error}"
-        await writer.wait_committed(sequencer.append(ev.ServerStopped(boot=boot, reason=reason)))
+        with contextlib.suppress(JournalFull):  # why it is not served comes first
+            await writer.wait_committed(
+                sequencer.append(ev.ServerStopped(boot=boot, reason=reason))
+            )
         raise
     return Server(
         sequencer=sequencer,

@@ -140,6 +140,7 @@ class RefusalError(Exception):
           |- PromptRefused      the client's: 400; the template or the tokenizer cannot take it
           |- QueueFull          the load's: 429, with a time to come back
           |- NoMemory           the load's: 503, with a time to come back
+          |- JournalFull        the disk's: 503, with a time to come back
           |- Stopping           the operator's: 503, with a time to come back
           |- Broken             ours: 500, with the bug id
     """
@@ -186,6 +187,19 @@ class NoMemory(RefusalError):
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class JournalFull(RefusalError):
+    """
+    There is no room to put anything on record, so nothing is answered.
+    """
+
+    def __init__(self, retry_after_s: int = 10) -> None:
+        super().__init__(
+            "the disk of the server's journal is full, so that nothing can be put on record; "
+            "try again when its operator has made room"
+        )
         self.retry_after_s = retry_after_s
 
 
@@ -240,6 +254,7 @@ class Statistics:
         kv_live_bytes: KV in slabs up to each session's token count, by the model's shapes.
         bugs: violations on record.
         admission_bug: the bug that closed admission, if one did.
+        journal_full: whether there is no room for the journal at the moment.
     """
 
     sessions: dict[str, int]
@@ -256,3 +271,4 @@ class Statistics:
     journal_position: int
     bugs: int
     admission_bug: str | None
+    journal_full: bool

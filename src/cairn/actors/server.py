@@ -24,6 +24,7 @@ from cairn.actors.messages import (
     Broken,
     Finished,
     Generate,
+    JournalFull,
     PromptRefused,
     PromptTooLong,
     QueueFull,
@@ -38,7 +39,7 @@ from cairn.actors.request_log import RequestLog
 from cairn.actors.sequencer import Sequencer, new_id, wall_clock_us
 from cairn.actors.session import House, SessionActor
 from cairn.actors.ticket import Prepared, Ticket
-from cairn.actors.writer import JournalWriter
+from cairn.actors.writer import JournalWriter, Stall
 from cairn.engine import prompt as prompts
 from cairn.engine.reports import ModelFacts
 from cairn.engine.schedule import slab_capacity
@@ -51,7 +52,11 @@ from cairn.journal.state import SessionId
 
 log = structlog.get_logger("cairn")
 
-_REJECTED = {"client": (499, "client_gone"), "server_stopped": (503, "server_stopping")}
+_REJECTED = {
+    "client": (499, "client_gone"),
+    "server_stopped": (503, "server_stopping"),
+    "journal_full": (503, "journal_full"),
+}
 """
 Why nobody waits for a request that no session has taken: how that goes on record.
 """
@@ -119,6 +124,8 @@ class Server:
             secret=secret,
         )
         writer.observe(RequestLog())
+        writer.on_stall, writer.on_room = self._stalled, self._has_room
+        self._refused_for_room = 0
         self._actors: dict[str, SessionActor] = {}
         self._running = trio.CapacityLimiter(facts.decode_rows)
         # One at a time: a tokenizer is not made for several threads.
@@ -170,6 +177,7 @@ class Server:
             journal_position=self._writer.committed,
             bugs=len(state.faults),
             admission_bug=state.admission_bug,
+            journal_full=self._writer.stalled,
         )
 
     def generate(self, command: Generate) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
@@ -217,11 +225,36 @@ class Server:
         self._stopping = True
         with trio.move_on_after(self._limits.drain_s):
             await self._no_tickets()
-        for ticket in list(self._tickets.values()):
-            ticket.leave("server_stopped")
-            ticket.fail(Stopping("the server was stopped before the answer was complete"))
+        self._end_all(
+            "server_stopped", Stopping("the server was stopped before the answer was complete")
+        )
         await self._no_tickets()
         self._idle.set()
+
+    def _end_all(self, why: str, refusal: RefusalError) -> None:
+        """
+        End all requests that are not answered yet.
+        """
+        for ticket in list(self._tickets.values()):
+            ticket.leave(why)
+            ticket.fail(refusal)
+
+    def _stalled(self) -> None:
+        """
+        Nothing can be put on record: what is under way ends, at its next step.
+        """
+        self._refused_for_room = 0
+        self._end_all("journal_full", JournalFull())
+
+    def _has_room(self, stall: Stall) -> None:
+        self._sequencer.append(
+            ev.JournalStalled(
+                fact=stall.fact,
+                rows_waiting=stall.rows_waiting,
+                requests_refused=self._refused_for_room,
+                duration_us=stall.duration_us,
+            )
+        )
 
     async def _no_tickets(self) -> None:
         while self._tickets:
@@ -236,6 +269,10 @@ class Server:
         state = self._sequencer.state
         if self._stopping:
             raise Stopping("the server is stopping; try again in a moment")
+        if self._writer.stalled:
+            # Counted only: what waits for room in memory is bounded by the requests under way.
+            self._refused_for_room += 1
+            raise JournalFull()
         if state.admission_bug is not None:
             raise Broken(state.admission_bug)
         bug_id = self._quarantine_of(command.session_name)
@@ -441,6 +478,10 @@ class _Replies:
         if isinstance(item, RefusalError):
             self._finished = True
             raise item
-        await self._writer.wait_committed(item.receipt)
+        try:
+            await self._writer.wait_committed(item.receipt)
+        except RefusalError:
+            self._finished = True
+            raise
         self._finished = isinstance(item.reply, Finished)
         return item.reply

@@ -15,7 +15,8 @@ ends it at the next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -80,6 +81,14 @@ class _Serve:
 @attrs.frozen
 class _GiveUpSlab:
     done: trio.Event
+
+
+_STAGES: Mapping[str, ev.CancelStage] = MappingProxyType(
+    {"server_stopped": "server_stopped", "journal_full": "journal_full"}
+)
+"""
+Why nobody waits any more, where that says more than the step at which it was seen.
+"""
 
 
 class _Gone(Exception):
@@ -682,7 +691,7 @@ class SessionActor:
         Go on only while somebody waits.
         """
         if ticket.gone is not None:
-            raise _Gone("server_stopped" if ticket.gone == "server_stopped" else stage)
+            raise _Gone(_STAGES.get(ticket.gone, stage))
 
 
 def _common_parts(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -4,21 +4,32 @@ The journal writer: one thread that commits rows in groups and tells when they a
 A receipt is a position: what depends on it may leave once ``committed`` has passed it. Rows that
 arrive while a commit is under way share the next one, so that the cost of a sync to disk is shared
 by all that wait for it. When the writer dies, nothing may leave any more, and the server stops.
+
+A full disk is no death. The writer holds on to its rows and stalls: nothing leaves, who waits for a
+receipt is refused, and the same rows are tried again until there is room. How long that was goes on
+record then.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import attrs
+import structlog
 import trio
 
+from cairn.actors.messages import JournalFull
 from cairn.journal.codec import Row
-from cairn.journal.errors import StoreError
+from cairn.journal.errors import StoreError, StoreFull
 from cairn.journal.events import Recorded
 from cairn.journal.store import Store
+
+log = structlog.get_logger("cairn")
+
+_PROBE_S = 1.0
 
 
 @attrs.frozen
@@ -33,11 +44,30 @@ class WriterDied(Exception):
     """
 
 
+@attrs.frozen(kw_only=True)
+class Stall:
+    """
+    A time in which there was no room for the journal.
+
+    Attributes:
+        fact: what the database said.
+        rows_waiting: rows that were held until there was room.
+    """
+
+    fact: str
+    rows_waiting: int
+    duration_us: int
+
+
 class JournalWriter:
     """
     Commits rows in the order in which they are submitted.
 
     ``submit`` and ``wait_committed`` are for trio's thread.
+
+    Attributes:
+        on_stall: is called when there is no room any more.
+        on_room: is called when there is again.
     """
 
     def __init__(self, store: Store) -> None:
@@ -48,6 +78,10 @@ class JournalWriter:
         self._failure: BaseException | None = None
         self._observers: list[Callable[[Recorded], None]] = []
         self._ended = trio.Event()
+        self._stalled = False
+        self._closing = threading.Event()
+        self.on_stall: Callable[[], None] = _nobody_minds
+        self.on_room: Callable[[Stall], None] = _nobody_asks
 
     @property
     def committed(self) -> int:
@@ -55,6 +89,13 @@ class JournalWriter:
         The position of the last row that is known to be committed.
         """
         return self._committed
+
+    @property
+    def stalled(self) -> bool:
+        """
+        Whether there is no room for the journal at the moment.
+        """
+        return self._stalled
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
         """
@@ -82,11 +123,14 @@ class JournalWriter:
         Wait until all rows up to ``position`` are committed.
 
         Raises:
+            JournalFull: there is no room for them now.
             WriterDied: they never will be.
         """
         while self._committed < position:
             if self._failure is not None:
                 raise WriterDied("the journal cannot be written") from self._failure
+            if self._stalled:
+                raise JournalFull()
             await self._moved.park()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -105,8 +149,10 @@ class JournalWriter:
 
     def close(self) -> None:
         """
-        Commit what was submitted, then end.
+        Commit what was submitted, then end. Without room for it the end is that of a writer that
+        died.
         """
+        self._closing.set()
         self._inbox.put(None)
 
     def _loop(self, token: trio.lowlevel.TrioToken) -> None:
@@ -115,7 +161,7 @@ class JournalWriter:
                 batches, last = self._gathered()
                 rows = [row for batch in batches for row in batch.rows]
                 if rows:
-                    self._store.append(rows)
+                    self._store_rows(rows, token)
                     token.run_sync_soon(self._announce, batches)
                 if last:
                     break
@@ -125,6 +171,26 @@ class JournalWriter:
             token.run_sync_soon(self._fail, error)
             raise
         token.run_sync_soon(self._ended.set)
+
+    def _store_rows(self, rows: Sequence[Row], token: trio.lowlevel.TrioToken) -> None:
+        """
+        Append rows, waiting for room where there is none.
+        """
+        began = None
+        while True:
+            try:
+                self._store.append(rows)
+                break
+            except StoreFull as error:
+                if began is None:
+                    began, fact = time.monotonic_ns(), str(error)
+                    token.run_sync_soon(self._stall, fact)
+                if self._closing.wait(_PROBE_S):
+                    raise
+        if began is not None:
+            duration_us = (time.monotonic_ns() - began) // 1000
+            stall = Stall(fact=fact, rows_waiting=len(rows), duration_us=duration_us)
+            token.run_sync_soon(self._room, stall)
 
     def _gathered(self) -> tuple[list[_Batch], bool]:
         """
@@ -148,7 +214,34 @@ class JournalWriter:
                 for observer in self._observers:
                     observer(recorded)
 
+    def _stall(self, fact: str) -> None:
+        self._stalled = True
+        log.error("journal full", fact=fact)
+        self._moved.unpark_all()
+        self.on_stall()
+
+    def _room(self, stall: Stall) -> None:
+        self._stalled = False
+        log.warning(
+            "journal has room again",
+            seconds=round(stall.duration_us / 1e6, 1),
+            rows_waiting=stall.rows_waiting,
+        )
+        self.on_room(stall)
+
     def _fail(self, error: BaseException) -> None:
         self._failure = error
         self._moved.unpark_all()
         self._ended.set()
+
+
+def _nobody_minds() -> None:
+    """
+    Nobody takes requests yet.
+    """
+
+
+def _nobody_asks(stall: Stall) -> None:
+    """
+    Likewise.
+    """

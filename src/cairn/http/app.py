@@ -112,9 +112,13 @@ def create_app(service: Service, *, hosts_allowed: Collection[str] = ()) -> Cair
 
 def _health(service: Service) -> Response:
     facts, now = service.facts, service.statistics()
-    closed = now.admission_bug is not None
+    status = "ok"
+    if now.admission_bug is not None:
+        status = "admission_closed"
+    elif now.journal_full:
+        status = "journal_full"
     body = {
-        "status": "admission_closed" if closed else "ok",
+        "status": status,
         "model": facts.model,
         "fingerprint": facts.fingerprint,
         "context_tokens": facts.context_tokens,
@@ -138,7 +142,7 @@ def _health(service: Service) -> Response:
         "admission_bug": now.admission_bug,
     }
     # A balancer looks at the status alone.
-    return _json(body, status=503 if closed else 200)
+    return _json(body, status=200 if status == "ok" else 503)
 
 
 def _check_host(header: str, allowed: frozenset[str]) -> None:

@@ -25,6 +25,7 @@ from werkzeug.exceptions import HTTPException
 
 from cairn.actors.messages import (
     Broken,
+    JournalFull,
     NoMemory,
     PromptRefused,
     PromptTooLong,
@@ -144,6 +145,14 @@ def _refusal(error: RefusalError) -> ErrorAnswer:
                 message=message,
                 type="overloaded_error",
                 code="no_memory",
+                headers=_retry_after(error.retry_after_s),
+            )
+        case JournalFull():
+            return ErrorAnswer(
+                status=503,
+                message=message,
+                type="overloaded_error",
+                code="journal_full",
                 headers=_retry_after(error.retry_after_s),
             )
         case Stopping():

@@ -244,6 +244,9 @@ class _Figures(Collector):
         yield _gauge("cairn_blocks", "Sealed blocks in memory", now.blocks)
         yield _gauge("cairn_block_bytes", "Bytes of the sealed blocks in memory", now.block_bytes)
         yield _gauge("cairn_journal_position", "Events in the journal", now.journal_position)
+        yield _gauge(
+            "cairn_journal_full", "Whether there is no room for the journal", int(now.journal_full)
+        )
 
 
 def _gauge(name: str, help_text: str, value: int) -> GaugeMetricFamily:

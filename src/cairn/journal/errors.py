@@ -6,6 +6,7 @@ The errors of the journal, by whose fault they are::
       |- UnknownEvent      the operator's: the journal was written by a newer Cairn
       |- StoreError        the world's: the database cannot be opened, read or written
       |    |- HeadMoved    somebody else's: another writer appended, so this one must stop
+      |    |- StoreFull    the world's: there is no room now; the same append may be tried again
       |- BugError          ours: an invariant is broken; carries the bug id that replay takes
 """
 
@@ -44,6 +45,12 @@ class StoreError(JournalError):
 class HeadMoved(StoreError):
     """
     The store's last row is not the one that this writer wrote. The rows were not appended.
+    """
+
+
+class StoreFull(StoreError):
+    """
+    There is no room for the rows. They are not in the store, and may be appended when there is.
     """
 
 

@@ -29,7 +29,7 @@ Coverage = tuple[tuple[int, int, int], ...]
 Step = Literal["prefill", "decode", "settle"]
 Path = Literal["continuation", "new_session"]
 FinishReason = Literal["stop", "length"]
-CancelStage = Literal["prefill", "decode", "no_memory", "server_stopped", "bug"]
+CancelStage = Literal["prefill", "decode", "no_memory", "server_stopped", "journal_full", "bug"]
 
 
 def private(**kwargs: Any) -> Any:
@@ -187,6 +187,26 @@ class OperatorActed(Event):
     kind: ClassVar[str] = "operator_acted"
     action: str
     detail: str
+
+
+@attrs.frozen(kw_only=True)
+class JournalStalled(Event):
+    """
+    There was no room for the journal, and there is again. What was under way has ended without its
+    answer, and who came in the meantime was turned away.
+
+    Attributes:
+        fact: what the database said.
+        rows_waiting: rows that were held until there was room.
+        requests_refused: requests that were turned away, none of which has a row of its own.
+        duration_us: from the first row that found no room to the one that found it.
+    """
+
+    kind: ClassVar[str] = "journal_stalled"
+    fact: str
+    rows_waiting: int = natural()
+    requests_refused: int = natural()
+    duration_us: int = natural()
 
 
 @attrs.frozen(kw_only=True)
@@ -477,8 +497,8 @@ class RequestCancelled(Event):
 
     Attributes:
         stage: where it was when its client went away; ``no_memory`` where no slab could be had,
-            ``server_stopped`` where the server drained no longer, ``bug`` where a fault of somebody
-            else's took it along.
+            ``server_stopped`` where the server drained no longer, ``journal_full`` where there was
+            no room to put it on record, ``bug`` where a fault of somebody else's took it along.
     """
 
     kind: ClassVar[str] = "request_cancelled"
@@ -585,6 +605,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     SelfTestFinished,
     ModelUnloaded,
     OperatorActed,
+    JournalStalled,
     RequestRejected,
     SessionOpened,
     RequestReceived,

@@ -23,7 +23,8 @@ class Store(Protocol):
 
         Raises:
             HeadMoved: somebody else appended, or the stored head is not what it was.
-            StoreError: the store could not write (disk full, database gone).
+            StoreFull: there is no room for them now.
+            StoreError: the store could not write (database gone).
         """
 
     def head(self) -> tuple[int, str]:

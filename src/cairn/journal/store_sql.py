@@ -12,6 +12,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from cairn.journal.codec import GENESIS, Row
-from cairn.journal.errors import HeadMoved, StoreError
+from cairn.journal.errors import HeadMoved, StoreError, StoreFull
 
 REVISION = "0001"
 """
@@ -37,6 +38,10 @@ Where Alembic keeps the revision. A name of our own, by which a Cairn journal is
 
 _BATCH_ROWS = 2000
 _BUSY_S = 5.0
+
+_ROOM_BYTES = 64 * 1024  # the least that SQLite's shared memory and a few rows take
+_POSTGRES_DISK_FULL = "53100"
+_MAKE_ROOM = "Free some space on its disk; what was journaled before is safe."
 
 _metadata = sa.MetaData()
 _big = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # INTEGER is SQLite's row id
@@ -400,7 +405,24 @@ def _errors(place: str, doing: str) -> Iterator[None]:
     except (DBAPIError, sqlite3.Error) as error:
         fact = str(error.orig) if isinstance(error, DBAPIError) else str(error)
         first = (fact.strip().splitlines() or ["no message"])[0].rstrip(".")
-        raise StoreError(f"Cannot {doing} {place}: {first}. {_advice(fact)}".strip()) from error
+        full = _is_full(error.orig if isinstance(error, DBAPIError) else error, place)
+        advice = _MAKE_ROOM if full else _advice(fact)
+        kind = StoreFull if full else StoreError
+        raise kind(f"Cannot {doing} {place}: {first}. {advice}".strip()) from error
+
+
+def _is_full(error: BaseException | None, place: str) -> bool:
+    """
+    Whether a failure of the database means that its disk is full.
+    """
+    name = getattr(error, "sqlite_errorname", "")
+    if name.startswith("SQLITE_IOERR"):
+        # Where the files beside the database cannot grow, SQLite speaks of the disk in general.
+        try:
+            return shutil.disk_usage(Path(place).parent).free < _ROOM_BYTES
+        except OSError:
+            return False
+    return name == "SQLITE_FULL" or getattr(error, "sqlstate", None) == _POSTGRES_DISK_FULL
 
 
 def _advice(fact: str) -> str:
@@ -408,7 +430,6 @@ def _advice(fact: str) -> str:
     What to do about a failure of the database, by its words: drivers have no codes in common.
     """
     for words, advice in (
-        ("full", "Free some disk space and start again; what was journaled before is safe."),
         ("locked", "Another program writes to it; let one server at a time use a journal."),
         ("not a database", "It is no Cairn journal and was left as it is; name another file."),
         ("malformed", "The file is damaged; keep a copy of it, and restore a backup."),

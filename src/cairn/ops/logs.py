@@ -15,6 +15,25 @@ _ROTATE_BYTES = 16 * 1024 * 1024
 _KEPT_FILES = 5
 
 
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """
+    A log file whose lines may be lost: on a full disk the server goes on, and says so once.
+    """
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, the library's name
+        """
+        Tell of the first line that could not be written; of what is no matter of the disk, always.
+        """
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            print(f"The log {self.baseFilename} cannot be written: {error}", file=sys.stderr)
+
+
 def set_up_logs(path: Path) -> None:
     """
     Send all logs to ``path`` and to stderr.
@@ -34,9 +53,7 @@ def set_up_logs(path: Path) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    file = logging.handlers.RotatingFileHandler(
-        path, maxBytes=_ROTATE_BYTES, backupCount=_KEPT_FILES, encoding="utf-8"
-    )
+    file = _LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=_KEPT_FILES, encoding="utf-8")
     file.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from cairn.actors.boot import BootRefused, Settings, booted
 from cairn.actors.server import Limits, Server
+from cairn.actors.writer import WriterDied
 from cairn.engine.builtin import BUILTIN_NAME, BuiltinModelError, ensure_builtin_model
 from cairn.engine.model_files import directory_fault, is_path
 from cairn.http.app import create_app
@@ -148,30 +149,48 @@ def serve(**options: Any) -> None:
         try:
             trio.run(_serve, options, store, listener, data_dir)
         except* (BootRefused, BuiltinModelError) as refused:
-            raise Unreadable(_first(refused)) from refused
+            raise Unreadable(str(_leaf(refused))) from refused
+        except* WriterDied as died:
+            raise Stopped(f"The server stopped. {_cause(died)}") from died
         except* Exception as failed:
             raise _told(failed) from failed
         finally:
             store.close()
 
 
+class Stopped(Unreadable):
+    """
+    The server ran and cannot go on.
+    """
+
+    exit_code = 1
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> str:
+    """
+    What killed the journal's writer.
+    """
+    return str(_leaf(group).__cause__)
+
+
 def _told(failed: BaseExceptionGroup[BaseException]) -> BaseException:
     """
     A model that is refused is a sentence; anything else is what it is.
     """
-    error: BaseException = failed
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    error = _leaf(failed) if len(failed.exceptions) == 1 else failed
     if type(error).__name__ == "ModelRefused":  # its class lives behind MLX
         return Unreadable(str(error))
     return error
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> str:
+def _leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """
+    The first error in a group of groups.
+    """
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error)
+    return error
 
 
 async def _serve(

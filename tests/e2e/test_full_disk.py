@@ -1,0 +1,164 @@
+"""
+The disk fills up under a running server: nothing is answered that is not on record, and when there
+is room again it goes on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import pytest
+
+from cairn.journal import events as ev
+from tests.serving import (
+    Listener,
+    Serving,
+    ask,
+    assert_holds,
+    eventually,
+    recorded,
+    started,
+    user,
+)
+
+E = TypeVar("E", bound=ev.Event)
+
+PATH = "The stone lies on the path, and the path goes over the hill. "
+
+
+def small_disk(where: Path, mib: int) -> list[str]:
+    """
+    A command that runs another one with a disk of ``mib`` MiB at ``where``, seen by it alone.
+    """
+    mount = f'mount -t tmpfs -o size={mib}m none "$0" && exec "$@"'
+    return ["unshare", "-rm", "sh", "-c", mount, str(where)]
+
+
+@pytest.fixture
+def server(tmp_path: Path, model_directory: Path) -> Iterator[Serving]:
+    """
+    A server on a disk of its own of 8 MiB.
+    """
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    within = small_disk(disk, 8)
+    try:
+        tried = subprocess.run([*within, "true"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no `unshare` on this machine to mount a small disk by")
+    if tried.returncode:
+        pytest.skip(f"no small disk can be mounted here: {tried.stderr.strip()}")
+    with started(disk / "home", "--model", model_directory, within=within) as found:
+        yield found
+
+
+def seen(server: Serving) -> Path:
+    """
+    The server's data directory, as its disk is seen from outside.
+    """
+    return Path(f"/proc/{server.pid}/root") / server.data_dir.relative_to("/")
+
+
+def copied(server: Serving) -> Path:
+    """
+    A copy of the server's journal as it is now: SQLite opens no file on another's disk.
+    """
+    copy = server.data_dir / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir(parents=True)
+    for name in ("journal.db", "journal.db-wal"):
+        shutil.copy(seen(server) / name, copy / name)
+    return copy
+
+
+def events(server: Serving, kind: type[E], **fields: str) -> list[E]:
+    """
+    The journal's events of one kind with these fields.
+    """
+    found = (place.event for place in recorded(copied(server)))
+    return [
+        event
+        for event in found
+        if isinstance(event, kind) and all(getattr(event, k) == v for k, v in fields.items())
+    ]
+
+
+def fill(server: Serving) -> Path:
+    """
+    Fill the server's disk to the last byte; gives the file that does it.
+    """
+    filler = seen(server) / "filler"
+    with filler.open("wb", buffering=0) as file:
+        size = 1 << 20
+        while size:
+            try:
+                file.write(bytes(size))
+            except OSError:
+                size //= 2
+    return filler
+
+
+def refused(server: Serving) -> httpx.Response | None:
+    """
+    The answer to a request where it is that the journal is full, else None.
+    """
+    answer = server.post(messages=[user("Is there room?")], max_tokens=64)
+    return answer if answer.status_code == 503 else None
+
+
+def test_a_full_disk_and_room_again(server: Serving, cold: Serving, lengthy):
+    """
+    Who is being answered hears of it in the stream, who comes is refused with a time to come back;
+    nothing that was heard is missing in the journal; with room, the same server answers with the
+    same bits, and the journal says how long it stood still.
+    """
+    before = ask(server, user(PATH * 12))
+    client = Listener(server, **lengthy[0], max_tokens=250).decoding(3)
+    filler = fill(server)
+    answer = eventually(lambda: refused(server))
+    assert "journal_full" == answer.json()["error"]["code"]
+    assert answer.headers["retry-after"].isdigit()
+    error = client.end().error
+    assert error is not None
+    assert "journal_full" == error["code"]
+    assert not client.done
+    assert "journal_full" == server.health()["status"]
+    assert refused(server) is not None
+    assert server.running
+
+    text = "".join(e.text for e in events(server, ev.TokensEmitted, request=client.request))
+    assert text.startswith(client.text)
+    assert [] == events(server, ev.RequestFinished, request=client.request)
+
+    filler.unlink()
+    eventually(lambda: server.health()["status"] == "ok")
+    ended = events(server, ev.RequestCancelled, request=client.request)
+    assert ["journal_full"] == [event.stage for event in ended]
+    stalled = eventually(lambda: events(server, ev.JournalStalled))
+    assert 1 <= stalled[0].requests_refused
+    assert 1 <= stalled[0].rows_waiting
+    again = ask(server, **lengthy[0], max_tokens=250)
+    assert ask(cold, **lengthy[0], max_tokens=250, cache_prompt=False).bits == again.bits
+    assert before.bits == ask(server, user(PATH * 12)).bits
+    server.at_rest()
+    assert_holds(copied(server))
+    assert "Traceback" not in server.stderr()
+    assert 0 == server.stop()
+
+
+def test_stopped_on_a_full_disk(server: Serving):
+    """
+    A server that is told to stop while there is no room ends with a sentence that says what is not
+    on record, and not by hanging.
+    """
+    ask(server, user(PATH))
+    fill(server)
+    eventually(lambda: refused(server))
+    assert 1 == server.stop()
+    assert "Traceback" not in server.stderr()
+    assert "Free some space" in server.stderr()
