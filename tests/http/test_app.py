@@ -278,3 +278,33 @@ async def test_error_in_a_page_is_an_envelope():
     status, body = await get(service, "/health")
     assert (500, "internal_error") == (status, body["error"]["code"])
     assert "NoneType" not in body["error"]["message"]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_another_models_name(strict: bool):
+    """
+    Any name will do, and the answer says what served; strict, another one is a 404 that names what
+    is served, and its own or none will do.
+    """
+    service = FakeService()
+    client = create_app(service, strict_model_names=strict).test_client()
+
+    async def ask(**fields: Any) -> tuple[int, Any]:
+        body = json.dumps({**json.loads(ASK), **fields})
+        response = await client.post(CHAT, data=body)
+        return response.status_code, json.loads(await response.get_data(as_text=True))
+
+    for fields in ({}, {"model": None}, {"model": ""}, {"model": FACTS.model}):
+        status, answer = await ask(**fields)
+        assert (200, FACTS.model) == (status, answer["model"])
+    status, answer = await ask(model="gpt-9")
+    if not strict:
+        assert (200, FACTS.model) == (status, answer["model"])
+        assert "gpt-9" == service.commands[-1].asked_model
+        return
+    error = answer["error"]
+    assert (404, "model_not_found", "model") == (status, error["code"], error["param"])
+    assert "'gpt-9'" in error["message"]
+    assert repr(FACTS.model) in error["message"]
+    assert "invalid_request_error" == error["type"]
+    assert 4 == len(service.commands)

@@ -39,7 +39,9 @@ class CairnApp(QuartTrio):
     request_class = OwningRequest
 
 
-def create_app(service: Service, *, hosts_allowed: Collection[str] = ()) -> CairnApp:
+def create_app(
+    service: Service, *, hosts_allowed: Collection[str] = (), strict_model_names: bool = False
+) -> CairnApp:
     """
     The application over a service.
 
@@ -48,6 +50,8 @@ def create_app(service: Service, *, hosts_allowed: Collection[str] = ()) -> Cair
             the server; ``"*"`` for any. A page on the web can give a name of its own the address
             of this machine, and its visitors' browsers would then talk to the server. Pages of
             these names may call the server as well.
+        strict_model_names: refuse a request for another model than the one that is served.
+            Otherwise any name will do: clients often cannot be told another one.
     """
     app = CairnApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
@@ -67,6 +71,8 @@ def create_app(service: Service, *, hosts_allowed: Collection[str] = ()) -> Cair
         body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
         headers = {name.lower(): value for name, value in request.headers.items()}
         asked = read_chat_request(body, headers, ignored)
+        if strict_model_names and asked.command.asked_model:
+            _check_model(asked.command.asked_model, service)
         if not asked.stream:
             return await whole_answer(service, asked)
         resources = cast(OwningRequest, request).resources
@@ -78,13 +84,7 @@ def create_app(service: Service, *, hosts_allowed: Collection[str] = ()) -> Cair
 
     @app.get("/v1/models/<path:name>")
     async def model(name: str) -> Response:
-        if name != service.facts.model:
-            raise ClientError(
-                f"the model {name[:200]!r} is not served here; GET /v1/models lists what is",
-                param="model",
-                code="model_not_found",
-                status=404,
-            )
+        _check_model(name, service)
         return _json(model_object(service.facts))
 
     @app.get("/health")
@@ -143,6 +143,17 @@ def _health(service: Service) -> Response:
     }
     # A balancer looks at the status alone.
     return _json(body, status=200 if status == "ok" else 503)
+
+
+def _check_model(name: str, service: Service) -> None:
+    if name != service.facts.model:
+        raise ClientError(
+            f"the model {name[:200]!r} is not served here; {service.facts.model!r} is: send that "
+            "name, or none",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
 
 
 def _check_host(header: str, allowed: frozenset[str]) -> None:

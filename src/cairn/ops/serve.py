@@ -43,6 +43,11 @@ _LAST_WORDS_S = 10.0
 )
 @click.option("--model", metavar="DIR", help="A model directory of mlx-lm, or a hub's name.")
 @click.option("--model-name", metavar="NAME", help="What clients see, if not the directory's name.")
+@click.option(
+    "--strict-model-names",
+    is_flag=True,
+    help="Refuse (404) requests for another model than the one served.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free one."
@@ -208,7 +213,11 @@ async def _serve(
                 serving.set()
                 nursery.start_soon(_drain, server, stop)
                 await serve_http(
-                    create_app(server, hosts_allowed=options["allow_host"]),
+                    create_app(
+                        server,
+                        hosts_allowed=options["allow_host"],
+                        strict_model_names=options["strict_model_names"],
+                    ),
                     listener,
                     shutdown=stop,
                     on_ready=lambda url: _greet(url, server, options),
