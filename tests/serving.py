@@ -338,7 +338,9 @@ def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-_OURS = frozenset({"cache_prompt", "enable_thinking", "min_p", "session_id", "top_k"})
+_OURS = frozenset(
+    {"cache_prompt", "enable_thinking", "min_p", "repetition_penalty", "session_id", "top_k"}
+)
 
 
 def split(body: Mapping[str, Any]) -> dict[str, Any]:

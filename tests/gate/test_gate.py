@@ -32,6 +32,13 @@ pytestmark = pytest.mark.gate
 
 GREEDY = Sampling(temperature=0.0)
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=200, min_p=0.001)
+PENALISED = Sampling(
+    temperature=0.9,
+    repetition_penalty=1.2,
+    presence_penalty=0.4,
+    frequency_penalty=0.3,
+    logit_bias=((100, 4.0), (200, -100.0)),
+)
 
 
 def same_bits(one: Said, other: Said) -> None:
@@ -54,7 +61,9 @@ async def rows_of_an_empty_server(model_directory: Path) -> list[Row]:
     return store.rows
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"]
+)
 def test_a_hit_is_a_miss(model_directory: Path, sampling: Sampling) -> None:
     """
     Thirty requests that take every branch give, on a server that has served them all, the bits of
@@ -97,7 +106,7 @@ def test_alone_is_among_others(model_directory: Path) -> None:
     """
 
     def commands(place: int) -> Generate:
-        sampling = SAMPLED if place % 2 else GREEDY
+        sampling = (GREEDY, SAMPLED, PENALISED)[place % 3]
         talk = Talk(messages=(Message(role="user", content=words(place, 10 + 8 * place)),))
         return generate(talk.conversation(), sampling=sampling, seed=place, max_tokens=40)
 

@@ -32,6 +32,7 @@ FACTS = ServerFacts(
     kv_cache="float32",
     started_s=1_700_000_000,
     default_max_tokens=512,
+    vocabulary_tokens=2000,
 )
 
 STATISTICS = Statistics(

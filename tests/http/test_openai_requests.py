@@ -13,6 +13,7 @@ from cairn.actors.messages import Generate
 from cairn.engine.prompt import Conversation, Message, conversation_parts
 from cairn.engine.sampling import Sampling
 from cairn.http.openai import ChatRequest, Ignored, read_chat_request
+from tests.http.fake_service import FACTS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -20,7 +21,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 def read(headers: dict[str, str] | None = None, **fields: Any) -> ChatRequest:
     """Read a request of these fields."""
     body = json.dumps({"messages": HELLO, **fields}).encode()
-    return read_chat_request(body, headers or {}, Ignored())
+    return read_chat_request(body, headers or {}, Ignored(), FACTS)
 
 
 def command(**fields: Any) -> Generate:
@@ -65,6 +66,10 @@ def test_all_parameters():
         top_p=0.9,
         top_k=40,
         min_p=0.05,
+        repetition_penalty=1.1,
+        presence_penalty=-1,
+        frequency_penalty=0.5,
+        logit_bias={"7": -100, "0": 1.5},
         seed=7,
         max_tokens=10,
         max_completion_tokens=20,
@@ -90,7 +95,16 @@ def test_all_parameters():
                     template={"style": "plain", "enable_thinking": False},
                 ),
                 prompt=None,
-                sampling=Sampling(temperature=0.0, top_p=0.9, top_k=40, min_p=0.05),
+                sampling=Sampling(
+                    temperature=0.0,
+                    top_p=0.9,
+                    top_k=40,
+                    min_p=0.05,
+                    repetition_penalty=1.1,
+                    presence_penalty=-1.0,
+                    frequency_penalty=0.5,
+                    logit_bias=((0, 1.5), (7, -100.0)),
+                ),
                 seed=7,
                 max_tokens=20,
                 stop=("a", "b"),
@@ -112,7 +126,8 @@ def test_null_is_absent():
     names = (
         "model stream stream_options temperature top_p top_k min_p seed max_tokens stop logprobs "
         "max_completion_tokens top_logprobs n tools tool_choice chat_template_kwargs "
-        "enable_thinking cache_prompt session_id"
+        "enable_thinking cache_prompt session_id repetition_penalty presence_penalty "
+        "frequency_penalty logit_bias"
     )
     assert read() == read(**dict.fromkeys(names.split()))
 
@@ -282,31 +297,34 @@ def test_group_headers(headers: dict[str, str], expected: str | None):
 def test_unknown_parameters_are_ignored_and_named():
     """What is not understood changes nothing; each answer names it, and the log has it once."""
     ignored = Ignored()
-    body = json.dumps({"messages": HELLO, "user": "me", "logit_bias": {"1": 2}}).encode()
+    body = json.dumps({"messages": HELLO, "user": "me", "best_of": 2}).encode()
     with structlog.testing.capture_logs() as logs:
-        first = read_chat_request(body, {}, ignored)
-        again = read_chat_request(body, {}, ignored)
-    assert attrs.evolve(read(), ignored=("logit_bias", "user")) == first == again
-    assert [("warning", "logit_bias"), ("warning", "user")] == [
+        first = read_chat_request(body, {}, ignored, FACTS)
+        again = read_chat_request(body, {}, ignored, FACTS)
+    assert attrs.evolve(read(), ignored=("best_of", "user")) == first == again
+    assert [("warning", "best_of"), ("warning", "user")] == [
         (entry["log_level"], entry["parameter"]) for entry in logs
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "neutral", "effective"),
-    [
-        ("frequency_penalty", 0, 0.5),
-        ("presence_penalty", 0.0, -1),
-        ("repetition_penalty", 1.0, 1.1),
-        ("logit_bias", {}, {"1": 2}),
-        ("made_up", None, False),
-    ],
-)
-def test_what_would_change_nothing_is_not_told(name: str, neutral: Any, effective: Any):
-    """A parameter that is not there is only told of where it would have had an effect."""
-    assert () == read(**{name: neutral}).ignored
-    assert () == read(**{name: None}).ignored
-    assert (name,) == read(**{name: effective}).ignored
+def test_a_null_that_is_not_understood_is_not_told():
+    """A parameter that nobody knows is told of where it has a value."""
+    assert () == read(made_up=None).ignored
+    assert ("made_up",) == read(made_up=False).ignored
+
+
+def test_what_is_not_said_has_the_servers_defaults():
+    """What the model's makers recommend holds where a client says nothing, and only there."""
+    defaults = Sampling(temperature=0.6, top_k=20, repetition_penalty=1.05)
+    facts = attrs.evolve(FACTS, defaults=defaults)
+
+    def sampling(**fields: Any) -> Sampling:
+        body = json.dumps({"messages": HELLO, **fields}).encode()
+        return read_chat_request(body, {}, Ignored(), facts).command.sampling
+
+    assert defaults == sampling() == sampling(temperature=None)
+    assert attrs.evolve(defaults, temperature=1.0) == sampling(temperature=1)
+    assert attrs.evolve(defaults, top_k=0, top_p=0.5) == sampling(top_k=0, top_p=0.5)
 
 
 def test_made_up_names_do_not_fill_the_answer():

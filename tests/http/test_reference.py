@@ -68,12 +68,6 @@ def test_every_field_of_a_request_is_told_and_no_other():
     assert sorted(WireMessage.__struct_fields__) == sorted(names("Messages"))
 
 
-def test_every_parameter_without_effect_is_told():
-    """What is ignored under a name of its own is named."""
-    told = section("Request").split("**Ignored.**")[1]
-    assert set() == {name for name in openai._WITHOUT_EFFECT if f"`{name}`" not in told}
-
-
 def test_every_group_header_is_told_in_order():
     """The headers that name a group, the first that counts first."""
     assert list(openai.GROUP_HEADERS) == re.findall(r"`([^`]+)`", section("Headers in"))

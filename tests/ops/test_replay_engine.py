@@ -21,6 +21,16 @@ from cairn.ops.replay_engine import DIFFERS, OTHER_FINGERPRINT, SAME, rerun
 from tests.running import ask, generate, serving
 
 NAMED = "the session"
+_OFTEN = ((50, 9.0),)
+PENALISED = {
+    "repetition_penalty": Sampling(temperature=0.0, repetition_penalty=4.0, logit_bias=_OFTEN),
+    "presence_penalty": Sampling(temperature=0.0, presence_penalty=2.0, logit_bias=_OFTEN),
+    "frequency_penalty": Sampling(temperature=0.0, frequency_penalty=2.0, logit_bias=_OFTEN),
+    "logit_bias": Sampling(temperature=0.7, logit_bias=_OFTEN),
+}
+"""
+A session for each penalty, of its name.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +52,9 @@ def rows(model_directory: Path) -> list[Row]:
                 )
                 said = await ask(server, command)
                 messages.append(Message(role="assistant", content=said.text))
+            conversation = Conversation(messages=(messages[0],))
+            for name, sampling in PENALISED.items():
+                await ask(server, generate(conversation, sampling=sampling, session_name=name))
             # Another session builds on the blocks of the first one.
             await ask(server, generate(Conversation(messages=tuple(messages[:3]))))
 
@@ -68,6 +81,41 @@ def test_a_healthy_session_is_the_same(rows: list[Row], capsys: pytest.CaptureFi
     """
     assert SAME == rerun(rows, NAMED, None)
     assert "same: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", PENALISED)
+def test_an_answer_under_penalties_is_the_same(rows: list[Row], name: str) -> None:
+    """
+    The journal has what a penalty or a bias needs; without it the answer is another one.
+    """
+    assert SAME == rerun(rows, name, None)
+    off = attrs.asdict(Sampling())[name]
+    assert DIFFERS == rerun(forged(rows, with_sampling(name, name, off)), name, None)
+
+
+def with_sampling(session: str, name: str, value: object) -> Callable[[ev.Event], ev.Event]:
+    """Changes one parameter of a session's requests."""
+
+    def change(event: ev.Event) -> ev.Event:
+        if isinstance(event, ev.RequestReceived) and event.session == session:
+            return attrs.evolve(event, sampling={**event.sampling, name: value})
+        return event
+
+    return change
+
+
+def test_an_older_journal_has_no_penalties(rows: list[Row]) -> None:
+    """
+    A request that was journaled before there were penalties is run without them.
+    """
+
+    def older(event: ev.Event) -> ev.Event:
+        if not isinstance(event, ev.RequestReceived):
+            return event
+        kept = {name: event.sampling[name] for name in event.sampling if name not in PENALISED}
+        return attrs.evolve(event, sampling=kept)
+
+    assert SAME == rerun(forged(rows, older), NAMED, None)
 
 
 def test_a_session_on_shared_blocks_is_the_same(rows: list[Row]) -> None:

@@ -86,7 +86,7 @@ class Decoding:
     A session that decodes: its row, until it ends by itself or is stopped.
 
     Attributes:
-        row: makes the next row of a token.
+        row: makes the next row of a token; called once for each, in order.
         token: the token that goes in next.
         left: how many tokens may still be drawn.
         ends: tokens that end the answer.

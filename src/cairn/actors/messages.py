@@ -227,6 +227,10 @@ class Broken(RefusalError):
 class ServerFacts:
     """
     What the server tells of itself.
+
+    Attributes:
+        vocabulary_tokens: the tokens that a draw can give, by their ids from 0.
+        defaults: the sampling of a request that says nothing of it.
     """
 
     model: str
@@ -237,6 +241,8 @@ class ServerFacts:
     kv_cache: str
     started_s: int
     default_max_tokens: int
+    vocabulary_tokens: int
+    defaults: Sampling = attrs.field(factory=Sampling)
 
 
 @attrs.frozen(kw_only=True)

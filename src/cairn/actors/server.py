@@ -144,6 +144,8 @@ class Server:
             kv_cache=kv_cache,
             started_s=wall_clock_us() // 1_000_000,
             default_max_tokens=limits.max_tokens,
+            vocabulary_tokens=facts.vocabulary_tokens,
+            defaults=facts.defaults,
         )
 
     # --- for the HTTP layer --------------------------------------------------------------------

@@ -382,9 +382,8 @@ class SessionActor:
             self._append,
         )
         if not answer.take([first]):
-            slab, wanted = self._slab_id, self._wanted(ticket)
             decoding, reports = self._house.engine.decode(
-                lambda token: DecodeRow(slab=slab, token=token, wanted=wanted),
+                _rows(self._slab_id, self._wanted(ticket)),
                 token=first.token,
                 left=ticket.prepared.max_tokens - 1,
                 ends=self._house.facts.eos_ids,
@@ -666,8 +665,11 @@ class SessionActor:
 
     def _wanted(self, ticket: Ticket) -> Wanted:
         command = ticket.prepared.command
-        return Wanted(
-            sampling=command.sampling, seed=ticket.prepared.seed, top=command.top_logprobs or 0
+        return Wanted.first(
+            command.sampling,
+            seed=ticket.prepared.seed,
+            prompt_ids=self._request.prompt_ids,
+            top=command.top_logprobs or 0,
         )
 
     def _chunk_pass(self, ids: Sequence[int], wanted: Wanted | None) -> Callable[[Any], PassReport]:
@@ -692,6 +694,19 @@ class SessionActor:
         """
         if ticket.gone is not None:
             raise _Gone(_STAGES.get(ticket.gone, stage))
+
+
+def _rows(slab: int, wanted: Wanted) -> Callable[[int], DecodeRow]:
+    """
+    Makes the rows of an answer, each of the token that the one before it gave.
+    """
+
+    def row(token: int) -> DecodeRow:
+        nonlocal wanted
+        wanted = wanted.after(token)
+        return DecodeRow(slab=slab, token=token, wanted=wanted)
+
+    return row
 
 
 def _common_parts(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -26,7 +26,7 @@ from cairn.engine.mlx_blocks import BlockStore
 from cairn.engine.mlx_cache import HeldSlab, SlabPool
 from cairn.engine.mlx_model import LoadedModel
 from cairn.engine.mlx_rows import row_caches
-from cairn.engine.mlx_sampling import draw, likeliest, log_probabilities
+from cairn.engine.mlx_sampling import adjusted, draw, likeliest, log_probabilities
 from cairn.engine.reports import (
     DecodeRow,
     Drawn,
@@ -274,8 +274,12 @@ Pending = tuple[mx.array, mx.array, mx.array | None]
 
 
 def _pending(logits: mx.array, wanted: Wanted, position: int) -> Pending:
+    # What is reported is what the model says; penalties have a say in the choice alone.
     logprobs = log_probabilities(logits)
-    token = draw(logprobs, wanted.sampling, token_key(wanted.seed, wanted.choice, position))
+    chosen_from = logprobs
+    if wanted.sampling.changes_logits:
+        chosen_from = log_probabilities(adjusted(logits, wanted))
+    token = draw(chosen_from, wanted.sampling, token_key(wanted.seed, wanted.choice, position))
     return token, logprobs[token], logprobs if wanted.top else None
 
 

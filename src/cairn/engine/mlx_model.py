@@ -37,6 +37,7 @@ class LoadedModel:
         name: the name that clients see.
         shapes: what each layer keeps for a token; empty where the layers keep other things than the
             keys and values of all tokens, of which no sealed block can be made yet.
+        vocabulary_tokens: the length of a row of logits.
     """
 
     model: Any
@@ -45,6 +46,7 @@ class LoadedModel:
     name: str
     config: Mapping[str, Any]
     shapes: tuple[LayerShape, ...]
+    vocabulary_tokens: int
     context_tokens: int
     eos_ids: frozenset[int]
 
@@ -78,13 +80,15 @@ def load_model(where: str, *, name: str | None = None) -> LoadedModel:
         ) from error
     model.eval()
     mlx_rows.install()
+    shapes, vocabulary_tokens = _measured(model)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         directory=directory,
         name=name or (directory.resolve().name if is_path(where) else where),
         config=config,
-        shapes=_shapes(model),
+        shapes=shapes,
+        vocabulary_tokens=vocabulary_tokens,
         context_tokens=_context_tokens(config),
         eos_ids=frozenset(int(token) for token in tokenizer.eos_token_ids),
     )
@@ -108,16 +112,18 @@ def _directory(where: str) -> Path:
         ) from error
 
 
-def _shapes(model: Any) -> tuple[LayerShape, ...]:
+def _measured(model: Any) -> tuple[tuple[LayerShape, ...], int]:
     """
-    What each layer keeps, found by running one token. Empty where a layer keeps something else
-    than the keys and values of all tokens (a window, a recurrent state).
+    What each layer keeps and how many logits there are, found by running one token. The shapes are
+    empty where a layer keeps something else than the keys and values of all tokens (a window, a
+    recurrent state).
     """
     caches = make_prompt_cache(model)
-    mx.eval(model(mx.array([[0]]), cache=caches))
+    logits = model(mx.array([[0]]), cache=caches)
+    mx.eval(logits)
     if any(type(cache) is not KVCache for cache in caches):
-        return ()
-    return tuple(
+        return (), logits.shape[-1]
+    shapes = tuple(
         LayerShape(
             kv_heads=cache.keys.shape[1],
             key_dim=cache.keys.shape[3],
@@ -126,6 +132,7 @@ def _shapes(model: Any) -> tuple[LayerShape, ...]:
         )
         for cache in caches
     )
+    return shapes, logits.shape[-1]
 
 
 def _context_tokens(config: Mapping[str, Any]) -> int:

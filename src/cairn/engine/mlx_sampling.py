@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
 
+from cairn.engine.reports import Wanted
 from cairn.engine.sampling import COLDEST, Sampling
 
 
@@ -18,6 +19,42 @@ def log_probabilities(logits: mx.array) -> mx.array:
     """
     logits = logits.astype(mx.float32)
     return logits - mx.logsumexp(logits)
+
+
+def adjusted(logits: mx.array, wanted: Wanted) -> mx.array:
+    """
+    The logits that a token is drawn from, in float32: those of the model with biases and penalties.
+    They follow from the row and from the tokens before it, whatever else is in the pass.
+
+    Args:
+        logits: ``(vocabulary,)``; not changed.
+        wanted: with the tokens of prompt and answer.
+    """
+    sampling = wanted.sampling
+    row = logits.astype(mx.float32)[None]
+    answer = mx.array(wanted.answer, dtype=mx.uint32)
+    both = mx.array((*wanted.prompt, *wanted.answer), dtype=mx.uint32)
+    # mlx-lm looks back 20 tokens, the field over everything: a window as long as what there is.
+    over_both = make_logits_processors(
+        logit_bias=dict(sampling.logit_bias),
+        repetition_penalty=_unless(sampling.repetition_penalty, 1.0),
+        repetition_context_size=both.size,
+    )
+    over_answer = make_logits_processors(
+        presence_penalty=sampling.presence_penalty,
+        presence_context_size=answer.size,
+        frequency_penalty=sampling.frequency_penalty,
+        frequency_context_size=answer.size,
+    )
+    for process in over_both:
+        row = process(both, row)
+    for process in over_answer:
+        row = process(answer, row)
+    return row[0]
+
+
+def _unless(value: float, off: float) -> float | None:
+    return None if value == off else value
 
 
 def draw(logprobs: mx.array, sampling: Sampling, key: int) -> mx.array:

@@ -140,6 +140,7 @@ def _with_rows(
         context_tokens=context,
         reusable=bool(loaded.shapes),
         eos_ids=loaded.eos_ids,
+        vocabulary_tokens=loaded.vocabulary_tokens,
     )
     engine = MlxEngine(loaded, decode_rows=rows, own_classes=kv_cache == "slab")
     tested = None

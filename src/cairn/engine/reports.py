@@ -5,7 +5,7 @@ invariants compare them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -28,12 +28,34 @@ class Wanted:
 
     Attributes:
         top: how many of the likeliest tokens to report.
+        prompt: the tokens of the prompt, where the sampling counts them.
+        answer: those of the answer up to this pass, in order, likewise.
     """
 
     sampling: Sampling
     seed: int
     choice: int = 0
     top: int = 0
+    prompt: frozenset[int] = frozenset()
+    answer: tuple[int, ...] = ()
+
+    @classmethod
+    def first(
+        cls, sampling: Sampling, *, seed: int, prompt_ids: Iterable[int], top: int = 0
+    ) -> Wanted:
+        """
+        What is wanted from the pass that ends a prompt.
+        """
+        prompt = frozenset(prompt_ids) if sampling.repetition_penalty != 1.0 else frozenset()
+        return cls(sampling=sampling, seed=seed, top=top, prompt=prompt)
+
+    def after(self, *tokens: int) -> Wanted:
+        """
+        What is wanted once these tokens have joined the answer.
+        """
+        if not self.sampling.counts_tokens:
+            return self
+        return attrs.evolve(self, answer=(*self.answer, *tokens))
 
 
 @attrs.frozen(kw_only=True)
@@ -58,6 +80,8 @@ class ModelFacts:
         layers: layers that keep KV.
         kv_token_bytes: bytes of KV that one token takes in all layers.
         eos_ids: tokens that end an answer.
+        vocabulary_tokens: the length of a row of logits.
+        defaults: the sampling of a request that says nothing of it.
     """
 
     name: str
@@ -70,6 +94,8 @@ class ModelFacts:
     context_tokens: int
     reusable: bool
     eos_ids: frozenset[int]
+    vocabulary_tokens: int
+    defaults: Sampling = attrs.field(factory=Sampling)
 
 
 @attrs.frozen(kw_only=True)

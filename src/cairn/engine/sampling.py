@@ -8,6 +8,7 @@ nothing else, so the same token is drawn however many others are drawn before or
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -16,12 +17,31 @@ COLDEST = 1e-5
 Below this temperature the likeliest token is as good as certain, and its inverse overflows.
 """
 
+BIASES_MAX = 1024
+"""
+So many tokens may have a bias of their own.
+"""
+
+
+def _biases(
+    given: Iterable[Iterable[float]] | Mapping[int, float],
+) -> tuple[tuple[int, float], ...]:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    return tuple(sorted((int(token), float(bias)) for token, bias in pairs))
+
 
 @attrs.frozen(kw_only=True)
 class Sampling:
     """
     Sampling parameters. A temperature of 0, or one below ``COLDEST``, is greedy and needs no
     randomness.
+
+    Attributes:
+        repetition_penalty: divides the positive logits of all tokens that stand in prompt or
+            answer, and multiplies the negative ones; 1 is off.
+        presence_penalty: taken off the logits of all tokens that stand in the answer.
+        frequency_penalty: taken off a token's logit for each time that it stands in the answer.
+        logit_bias: (token, what is added to its logit), by token.
 
     Raises:
         ValueError: a parameter is out of its range; the message names it.
@@ -31,16 +51,51 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_biases)
 
     def __attrs_post_init__(self) -> None:
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ValueError(f"temperature must be between 0 and 100, not {self.temperature}")
+        _between("temperature", self.temperature, 0, 100)
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (off) or more, not {self.top_k}")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"min_p must be between 0 and 1, not {self.min_p}")
+        _between("min_p", self.min_p, 0, 1)
+        # Outside of these a logit may no longer be a finite number of 32 bits.
+        _between("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        _between("presence_penalty", self.presence_penalty, -2, 2)
+        _between("frequency_penalty", self.frequency_penalty, -2, 2)
+        if len(self.logit_bias) > BIASES_MAX:
+            raise ValueError(f"logit_bias has {len(self.logit_bias)} tokens; at most {BIASES_MAX}")
+        for token, bias in self.logit_bias:
+            if token < 0:
+                raise ValueError(f"logit_bias names token {token}; ids begin at 0")
+            _between(f"logit_bias of token {token}", bias, -100, 100)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """
+        Whether a draw depends on which tokens came before, and not on their logits alone.
+        """
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def changes_logits(self) -> bool:
+        """
+        Whether tokens are drawn from other logits than the model's.
+        """
+        return self.counts_tokens or bool(self.logit_bias)
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be between {low} and {high}, not {value}")
 
 
 def token_key(seed: int, choice: int, position: int) -> int:

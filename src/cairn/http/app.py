@@ -70,7 +70,7 @@ def create_app(
     async def chat_completions() -> Response:
         body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        asked = read_chat_request(body, headers, ignored)
+        asked = read_chat_request(body, headers, ignored, service.facts)
         if strict_model_names and asked.command.asked_model:
             _check_model(asked.command.asked_model, service)
         if not asked.stream:

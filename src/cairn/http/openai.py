@@ -10,15 +10,15 @@ what to send instead. Nothing is clamped or guessed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import attrs
 import msgspec
 import structlog
 
-from cairn.actors.messages import Generate
+from cairn.actors.messages import Generate, ServerFacts
 from cairn.engine.prompt import Conversation
 from cairn.engine.sampling import Sampling
 
@@ -43,16 +43,7 @@ _INT64_MAX = 2**63 - 1
 _IGNORED_MAX = 64
 _IGNORED_NAME_MAX = 100
 
-#: Understood and not done. Clients send these with the values that do nothing, and are not to be
-#: bothered for that.
-_WITHOUT_EFFECT: Mapping[str, Any] = MappingProxyType(
-    {
-        "frequency_penalty": 0,
-        "logit_bias": {},
-        "presence_penalty": 0,
-        "repetition_penalty": 1,
-    }
-)
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class _StreamOptions(msgspec.Struct):
@@ -68,6 +59,10 @@ class _Request(msgspec.Struct):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -119,12 +114,15 @@ class Ignored:
         log.warning("parameter_ignored", parameter=name)
 
 
-def read_chat_request(body: bytes, headers: Mapping[str, str], ignored: Ignored) -> ChatRequest:
+def read_chat_request(
+    body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+) -> ChatRequest:
     """
     The command that a request's body and headers ask for.
 
     Args:
         headers: looked up by names in lower case.
+        facts: of the server, which has defaults for what a client does not say.
 
     Raises:
         ClientError: they cannot be used.
@@ -157,7 +155,7 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], ignored: Ignored)
             template=read_template(wire.chat_template_kwargs or {}, wire.enable_thinking),
         ),
         prompt=None,
-        sampling=_sampling(wire),
+        sampling=_sampling(wire, facts),
         seed=_integer("seed", wire.seed, -(2**63), 2**64 - 1),
         max_tokens=_max_tokens(wire),
         stop=_stop(wire.stop),
@@ -186,22 +184,32 @@ def _ignored(fields: Mapping[str, Any]) -> tuple[str, ...]:
         name[:_IGNORED_NAME_MAX]
         for name in fields.keys() - set(_Request.__struct_fields__)
         if fields[name] is not None
-        and not (name in _WITHOUT_EFFECT and fields[name] == _WITHOUT_EFFECT[name])
     )
     return tuple(names[:_IGNORED_MAX])
 
 
-def _sampling(wire: _Request) -> Sampling:
-    given = {
-        name: value
-        for name in ("temperature", "top_p", "top_k", "min_p")
-        if (value := getattr(wire, name)) is not None
-    }
+def _sampling(wire: _Request, facts: ServerFacts) -> Sampling:
+    names = (field.name for field in attrs.fields(Sampling))
+    given = {name: value for name in names if (value := getattr(wire, name)) is not None}
     _integer("top_k", wire.top_k, 0, _INT64_MAX)
+    if wire.logit_bias is not None:
+        given["logit_bias"] = _biases(wire.logit_bias, facts.vocabulary_tokens)
     try:
-        return Sampling(**given)
+        return attrs.evolve(facts.defaults, **given)
     except ValueError as error:  # its message begins with the parameter's name
         raise ClientError(str(error), param=str(error).split()[0]) from error
+
+
+def _biases(wire: Mapping[str, float], vocabulary_tokens: int) -> dict[int, float]:
+    for token in wire:
+        # A row of logits has no place for another one, and the device would not ask.
+        if not _TOKEN_ID.fullmatch(token) or int(token) >= vocabulary_tokens:
+            raise ClientError(
+                f"logit_bias names {token[:_NAME_MAX]!r}, which is no token of this model: its ids "
+                f"are 0 to {vocabulary_tokens - 1}",
+                param="logit_bias",
+            )
+    return {int(token): bias for token, bias in wire.items()}
 
 
 def _max_tokens(wire: _Request) -> int | None:

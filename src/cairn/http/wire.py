@@ -100,7 +100,7 @@ def _invalid(error: msgspec.ValidationError) -> ClientError:
     place = _PLACE.search(text)
     param = place[1] if place else ""
     if "..." in param:  # somewhere below: the decoder does not say where
-        param = ""
+        param = param.split("...")[0].rstrip("[.")
     if missing := _MISSING.search(text):
         param = f"{param}.{missing[1]}".lstrip(".")
         return ClientError(

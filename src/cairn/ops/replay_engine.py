@@ -322,13 +322,14 @@ class _Again:
             _same("digest", digest, self._seal(start, start + self._chunk).digest)
 
     def _decode(self, event: ev.CacheExtended, session: Session) -> None:
-        wanted = _wanted(session)
         sequence = _sequence(session)
+        wanted = _wanted(session, sequence[: event.start])
         dummies = [None] * (self._engine.decode_rows - 1)
         fed = []
         for place, start in enumerate(range(event.start, event.end)):
             self.passes, self.tokens = self.passes + 1, self.tokens + 1
             fed.append(sequence[start])
+            wanted = wanted.after(sequence[start])
             row = DecodeRow(slab=self._held, token=sequence[start], wanted=wanted)
             report = self._engine.decode([row, *dummies])[0]
             if not isinstance(report, PassReport):
@@ -342,10 +343,14 @@ class _Again:
         self._text.drawn(event.sampled)
 
 
-def _wanted(session: Session) -> Wanted:
+def _wanted(session: Session, before: Sequence[int] = ()) -> Wanted:
+    """
+    What the request wants, once the tokens ``before`` are there.
+    """
     assert session.request is not None
-    ask = session.request.ask
-    return Wanted(sampling=Sampling(**ask.sampling), seed=ask.seed)
+    ask, prompt = session.request.ask, session.request.prompt_ids
+    wanted = Wanted.first(Sampling(**ask.sampling), seed=ask.seed, prompt_ids=prompt)
+    return wanted.after(*before[len(prompt) :])
 
 
 def _sequence(session: Session) -> tuple[int, ...]:
