@@ -32,6 +32,7 @@ import openai
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.store_sql import SqlStore, journal_url
+from cairn.ops.where import log_path
 
 T = TypeVar("T")
 E = TypeVar("E", bound=ev.Event)
@@ -156,6 +157,13 @@ class Serving:
         What it has written to stderr so far.
         """
         return self._log.read_text(encoding="utf-8")
+
+    def log(self) -> list[dict[str, Any]]:
+        """
+        The lines of its log file so far.
+        """
+        text = log_path(self.data_dir).read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
 
     def recorded(self) -> list[ev.Recorded]:
         """

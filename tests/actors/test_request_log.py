@@ -54,6 +54,7 @@ def test_each_request_is_one_line(model_directory: Path, monkeypatch: pytest.Mon
     assert answered["prompt_tokens"] == answered["prefilled_tokens"]
     assert answered["ended"] == "length"
     assert answered["generated_tokens"] == 24
-    endings = {line["ended"] for line in requests}
-    assert f"bug {bugs[0]['bug_id']}" in endings
-    assert any(ending.startswith("cancelled") for ending in endings)
+    broken = [line for line in requests if line["ended"] == "bug"]
+    assert [bugs[0]["bug_id"]] == [line["bug_id"] for line in broken]
+    assert bugs[0]["request"] == broken[0]["request"]
+    assert any(line["ended"].startswith("cancelled") for line in requests)

@@ -111,6 +111,10 @@ def test_a_full_queue(busy: Serving, lengthy: Any):
 
     assert [2, 0] == together([come_back, make_room])
     assert [True] * 4 == [client.end().done for client in queued]
+    rejection = busy.events(ev.RequestRejected, after=before)[0]
+    assert rejection.request == refused.headers["x-request-id"]
+    told = [line for line in busy.log() if line.get("request") == rejection.request]
+    assert ["request refused", "request rejected"] == sorted(line["event"] for line in told)
 
 
 def test_nobody_may_wait(start: Start, lengthy: Any):

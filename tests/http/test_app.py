@@ -249,14 +249,19 @@ async def test_refusals_leave_a_line_and_a_count(
         )
     assert status == response.status_code
     (line,) = [entry for entry in logs if entry["log_level"] == "info"]
-    assert {
-        "event": "request_refused",
-        "log_level": "info",
-        "status": status,
-        "code": code,
-        "param": param,
-        "path": quote(path.split("?")[0]),
-    } == line
+    bug = {"bug_id": refusal.bug_id} if isinstance(refusal, Broken) else {}
+    assert (
+        bug
+        | {
+            "event": "request refused",
+            "log_level": "info",
+            "status": status,
+            "code": code,
+            "param": param,
+            "path": quote(path.split("?")[0]),
+        }
+        == line
+    )
     text = await (await client.get("/metrics")).get_data(as_text=True)
     assert 'cairn_requests_total{outcome="refused"} 1.0' in text.splitlines()
 

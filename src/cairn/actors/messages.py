@@ -143,11 +143,18 @@ class RefusalError(Exception):
           |- JournalFull        the disk's: 503, with a time to come back
           |- Stopping           the operator's: 503, with a time to come back
           |- Broken             ours: 500, with the bug id
+
+    Attributes:
+        request: the request's id, by which journal and log know it; None until the server has set
+            it.
+        session: the session that the request named, if it did.
     """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+        self.request: str | None = None
+        self.session: str | None = None
 
 
 class PromptTooLong(RefusalError):

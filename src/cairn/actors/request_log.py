@@ -66,7 +66,7 @@ class RequestLog:
                     row=event.at_position,
                     fact=event.message,
                 )
-                self._ended(recorded, event.request, f"bug {event.bug_id}")
+                self._ended(recorded, event.request, "bug", bug_id=event.bug_id)
             case _:
                 self._went_on(recorded)
 
@@ -94,7 +94,7 @@ class RequestLog:
             case _:
                 pass
 
-    def _ended(self, recorded: ev.Recorded, request: str | None, how: str) -> None:
+    def _ended(self, recorded: ev.Recorded, request: str | None, how: str, **ids: str) -> None:
         line = self._open.pop(request or "", None)
         if line is None:
             return
@@ -103,6 +103,7 @@ class RequestLog:
             "request",
             request=request,
             session=line.session,
+            **ids,
             path=line.path,
             reason=line.reason,
             prompt_tokens=line.prompt_tokens,

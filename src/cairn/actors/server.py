@@ -194,17 +194,24 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _generate(self, command: Generate) -> AsyncIterator[AsyncIterator[Reply]]:
-        self._admit(command)
-        prepared = await self._prepare(command)
-        self._admit(command)
-        ticket = Ticket(new_id(), prepared, wall_clock_us() // 1_000_000)
-        assert self._nursery is not None
-        self._tickets[ticket.id] = ticket
-        self._nursery.start_soon(self._dispatch, ticket)
+        request_id = new_id()
+        ticket = None
         try:
+            self._admit(command, request_id)
+            prepared = await self._prepare(command)
+            self._admit(command, request_id)
+            ticket = Ticket(request_id, prepared, wall_clock_us() // 1_000_000)
+            assert self._nursery is not None
+            self._tickets[ticket.id] = ticket
+            self._nursery.start_soon(self._dispatch, ticket)
             yield _Replies(ticket, self._writer, self._limits.heartbeat_s)
+        except RefusalError as refusal:
+            refusal.request = request_id
+            refusal.session = command.session_name
+            raise
         finally:
-            ticket.leave("client")
+            if ticket is not None:
+                ticket.leave("client")
 
     # --- life ------------------------------------------------------------------------------
 
@@ -264,7 +271,7 @@ class Server:
 
     # --- a request's way -------------------------------------------------------------------------
 
-    def _admit(self, command: Generate) -> None:
+    def _admit(self, command: Generate, request_id: str) -> None:
         """
         Turn a request away where it cannot be taken now.
         """
@@ -283,7 +290,7 @@ class Server:
         waiting = sum(not ticket.seated for ticket in self._tickets.values())
         if waiting >= self._limits.queue + self._running.available_tokens:
             self._sequencer.append(
-                ev.RequestRejected(request=new_id(), status=429, code="queue_full")
+                ev.RequestRejected(request=request_id, status=429, code="queue_full")
             )
             raise QueueFull(
                 f"no row is free and {waiting} requests wait already; try again in a few seconds",

@@ -209,7 +209,8 @@ def _json(body: object, status: int = 200) -> Response:
 def _error(error: Exception) -> Response:
     answer = describe(error)
     log.info(
-        "request_refused",
+        "request refused",
+        **answer.ids,
         status=answer.status,
         code=answer.code,
         param=answer.param,

@@ -68,6 +68,9 @@ class ClientError(Exception):
 class ErrorAnswer:
     """
     What a client is told of an error.
+
+    Attributes:
+        ids: the request's, the session's and the bug's, as far as it has them, for the log.
     """
 
     status: int
@@ -76,6 +79,7 @@ class ErrorAnswer:
     code: str
     param: str | None = None
     headers: Mapping[str, str] = attrs.field(factory=dict)
+    ids: Mapping[str, str] = attrs.field(factory=dict)
 
     def envelope(self) -> dict[str, Any]:
         """
@@ -105,7 +109,11 @@ def describe(error: BaseException) -> ErrorAnswer:
                 param=error.param,
             )
         case RefusalError():
-            return _refusal(error)
+            named = ("request", "session", "bug_id")
+            ids = {name: value for name in named if (value := getattr(error, name, None))}
+            answer = _refusal(error)
+            headers = {**answer.headers, **request_header(error.request)}
+            return attrs.evolve(answer, ids=ids, headers=headers)
         case HTTPException():
             return _http(error)
         case _:
@@ -175,6 +183,13 @@ def _refusal(error: RefusalError) -> ErrorAnswer:
             return _unforeseen(error)
 
 
+def request_header(request: str | None) -> dict[str, str]:
+    """
+    The header by which a client can name its request to the operator.
+    """
+    return {} if request is None else {"x-request-id": request}
+
+
 def _http(error: HTTPException) -> ErrorAnswer:
     status = error.code or 500
     match status:
@@ -206,7 +221,7 @@ def _methods(error: HTTPException) -> str:
 
 def _unforeseen(error: BaseException) -> ErrorAnswer:
     error_id = str(uuid.uuid4())
-    log.error("unforeseen_error", error_id=error_id, exc_info=error)
+    log.error("unforeseen error", error_id=error_id, exc_info=error)
     return ErrorAnswer(
         status=500,
         message=f"internal error; error id {error_id} stands in the server's log",

@@ -111,7 +111,7 @@ class Ignored:
         if name in self._names or len(self._names) >= self._names_max:
             return
         self._names.add(name)
-        log.warning("parameter_ignored", parameter=name)
+        log.warning("parameter ignored", parameter=name)
 
 
 def read_chat_request(
