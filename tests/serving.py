@@ -482,7 +482,9 @@ class Listener:
         def look() -> bool:
             over = self.ended.is_set()
             found = bool(fact(self))
-            assert found or not over, f"the stream ended before that: {self.chunks[-1:]}"
+            assert found or not over, (
+                f"the stream ended before that: {self.status} {self.refusal} {self.chunks[-1:]}"
+            )
             return found
 
         eventually(look)

@@ -335,3 +335,24 @@ def test_passes_are_told_together_only_where_their_measures_follow() -> None:
     assert [[one] for one in short] == runs(short)
     assert [[one] for one in moved] == runs(moved)
     assert [] == runs([])
+
+
+def test_as_many_as_there_are_rows_are_taken_at_once(model_directory: Path) -> None:
+    """
+    Without a queue there is a place for each row, in whatever order the tasks of requests run.
+    """
+    answers: list[Said] = []
+
+    async def one(server: Server, name: str) -> None:
+        answers.append(await ask(server, command(name, max_tokens=1)))
+
+    async def main() -> None:
+        async with serving(model_directory, limits=Limits(queue=0)) as server:
+            for round_ in range(12):
+                async with trio.open_nursery() as nursery:
+                    for place in range(4):
+                        nursery.start_soon(one, server, f"{round_} {place}")
+
+    trio.run(main)
+
+    assert 48 == len(answers)

@@ -5,13 +5,14 @@ Servers of the end-to-end tests: one that many tests share, and others that a te
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving import Serving, ask, assert_holds, started, user
+from tests.serving import Serving, assert_holds, started, user
 
 Start = Callable[..., Serving]
 
@@ -72,19 +73,20 @@ def cold(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Ite
 
 
 @pytest.fixture(scope="session")
-def lengthy(cold: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+def lengthy(model_directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
-    Two things to ask whose answers have 250 tokens and more, with the parameters to ask them with.
-
-    An answer follows from these alone, so what is long here is long everywhere.
+    Two things to ask whose answers do not end by themselves, with the parameters to ask them with:
+    the tokens that end an answer are biased away.
     """
-    found: list[dict[str, Any]] = []
-    for seed in range(100):
-        asked = {"messages": [user(f"Tell me of {seed} stones.")], "temperature": 3.0, "seed": seed}
-        answer = ask(cold, **asked, max_tokens=250, cache_prompt=False)
-        if answer.finish_reason == "length":
-            found.append(asked)
-        if len(found) == 2:
-            break
-    first, second = found
+    config = json.loads((model_directory / "generation_config.json").read_text(encoding="utf-8"))
+    endless = {str(token): -100 for token in config["eos_token_id"]}
+    first, second = (
+        {
+            "messages": [user(f"Tell me of {count} stones.")],
+            "temperature": 3.0,
+            "seed": count,
+            "logit_bias": endless,
+        }
+        for count in (1, 2)
+    )
     return first, second

@@ -287,8 +287,10 @@ class Server:
         bug_id = self._quarantine_of(command.session_name)
         if bug_id is not None:
             raise Broken(bug_id)
-        waiting = sum(not ticket.seated for ticket in self._tickets.values())
-        if waiting >= self._limits.queue + self._running.available_tokens:
+        # The limiter counts a row as taken a step before its ticket is seated, so it is not asked.
+        seated = sum(ticket.seated for ticket in self._tickets.values())
+        waiting = len(self._tickets) - seated
+        if waiting >= self._limits.queue + self._model.decode_rows - seated:
             self._sequencer.append(
                 ev.RequestRejected(request=request_id, status=429, code="queue_full")
             )
