@@ -10,11 +10,12 @@ from typing import cast
 from urllib.parse import quote, urlsplit
 
 import structlog
-from quart import Response, request
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
+from quart import Response, has_request_context, request, websocket
 from quart_trio import QuartTrio
 
 from .chat import streamed_answer, whole_answer
-from .connection import OwningConnection, OwningRequest
+from .connection import OwningConnection, OwningRequest, with_readable_path
 from .errors import ClientError, describe
 from .metrics import Metrics
 from .openai import Ignored, read_chat_request
@@ -37,6 +38,14 @@ class CairnApp(QuartTrio):
 
     asgi_http_class = OwningConnection
     request_class = OwningRequest
+
+    async def __call__(
+        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        """
+        Serve a request, a websocket's handshake, or the server's own beginning and end.
+        """
+        await super().__call__(with_readable_path(scope), receive, send)
 
 
 def create_app(
@@ -68,6 +77,7 @@ def create_app(
 
     @app.post("/v1/chat/completions")
     async def chat_completions() -> Response:
+        _check_encoding(request.headers.get("content-encoding", ""))
         body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
         headers = {name.lower(): value for name, value in request.headers.items()}
         asked = read_chat_request(body, headers, ignored, service.facts)
@@ -189,6 +199,15 @@ def _check_origin(origin: str | None, host: str, allowed: frozenset[str]) -> Non
     )
 
 
+def _check_encoding(header: str) -> None:
+    if header.strip().lower() not in ("", "identity"):
+        raise ClientError(
+            f"the body is encoded as {header[:40]!r}; send it as it is",
+            code="unsupported_encoding",
+            status=415,
+        )
+
+
 def _host_name(header: str) -> str:
     name = header.rsplit("]", 1)[0].lstrip("[") if "]" in header else header.rsplit(":", 1)[0]
     return name.lower().rstrip(".")
@@ -208,6 +227,7 @@ def _json(body: object, status: int = 200) -> Response:
 
 def _error(error: Exception) -> Response:
     answer = describe(error)
+    asked = request if has_request_context() else websocket
     log.info(
         "request refused",
         **answer.ids,
@@ -215,7 +235,7 @@ def _error(error: Exception) -> Response:
         code=answer.code,
         param=answer.param,
         # Quoted, so that it stays one line.
-        path=quote(request.path[:200]),
+        path=quote(asked.path[:200]),
     )
     return Response(
         encode(answer.envelope()),

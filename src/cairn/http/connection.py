@@ -9,6 +9,8 @@ entered into a stack that belongs to the task of the request itself.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import trio
 from hypercorn.typing import (
@@ -16,6 +18,7 @@ from hypercorn.typing import (
     ASGIReceiveEvent,
     ASGISendCallable,
     ASGISendEvent,
+    Scope,
 )
 from quart.wrappers import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
@@ -69,3 +72,17 @@ class OwningConnection(TrioASGIHTTPConnection):
         async with AsyncExitStack() as resources:
             request.resources = resources
             await super().handle_request(nursery, request, send)
+
+
+def with_readable_path(scope: Scope) -> Scope:
+    """
+    The scope with a path that Quart can take: it fails on an empty one, and on an address in the
+    place of a path that is none. There is nothing at either, which it then says itself.
+    """
+    fields = cast(dict[str, Any], scope)
+    path: str = fields.get("path", "/")
+    try:
+        is_readable = path.startswith("/") or bool(urlsplit(path).path)
+    except ValueError:
+        is_readable = False
+    return scope if is_readable else cast(Scope, {**fields, "path": f"/{path}"})

@@ -12,9 +12,13 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
+import structlog
 import trio
 from hypercorn.config import Config
+from hypercorn.events import Closed, Event
+from hypercorn.trio import run as hypercorn_run
 from hypercorn.trio import serve
+from hypercorn.trio.tcp_server import TCPServer
 from quart_trio import QuartTrio
 
 #: Longer than clients keep an idle connection, so that it is they who close it and no request
@@ -22,6 +26,57 @@ from quart_trio import QuartTrio
 KEEP_ALIVE_S = 75.0
 
 _log = logging.getLogger("cairn.http.hypercorn")
+
+log = structlog.get_logger(__name__)
+
+
+class Connection(TCPServer):
+    """
+    A client's connection. Whatever comes over it, it ends alone, and as soon as its client has
+    closed it.
+    """
+
+    async def run(self) -> None:
+        """
+        Serve the connection to its end.
+
+        What is no HTTP at all may fail anywhere in Hypercorn (one octet in an HTTP/2 path does),
+        and its nursery would end the server with it.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cut)
+                await super().run()
+                nursery.cancel_scope.cancel()
+        except* Exception as failed:
+            log.warning("connection_failed", error=repr(_first(failed)))
+
+    async def protocol_send(self, event: Event) -> None:
+        """
+        Send, where nobody closes the connection at this moment.
+        """
+        try:
+            await super().protocol_send(event)
+        except trio.BusyResourceError:  # the other end has gone, and `_close` says goodbye
+            await self.protocol.handle(Closed())
+
+    async def _cut(self) -> None:
+        # Hypercorn shields what it sends: one client that reads nothing more would keep a server
+        # that stops from ever ending.
+        try:
+            await trio.sleep_forever()
+        finally:
+            getattr(self.stream, "transport_stream", self.stream).socket.close()
+
+    async def _read_data(self) -> None:
+        # Hypercorn would hold the socket until the time of an idle connection is over: who connects
+        # anew for each request would soon have used up the process's descriptors.
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
+# The one place from which `serve` takes the class of its connections.
+hypercorn_run.TCPServer = Connection  # type: ignore[attr-defined]
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -98,3 +153,10 @@ def _config(listener: socket.socket, grace_s: float) -> Config:
     _log.setLevel(logging.WARNING)
     config.errorlog = _log
     return config
+
+
+def _first(failed: BaseExceptionGroup[Exception]) -> BaseException:
+    error: BaseException = failed
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

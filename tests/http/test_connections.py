@@ -1,0 +1,213 @@
+"""What comes over a connection that is no request, or none that ends: it concerns nobody else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h2.config
+import h2.connection
+import httpx
+import pytest
+import structlog
+import trio
+import trio.testing
+
+from cairn.actors.messages import Delta
+from tests.http.conftest import Serve, run_server
+from tests.http.fake_service import ACCEPTED, FINISHED, FakeService, Step
+
+pytestmark = pytest.mark.trio
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+UPGRADE = (
+    "upgrade: websocket",
+    "connection: upgrade",
+    "sec-websocket-version: 13",
+    "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[trio.SocketStream]:
+    """A bare connection to a server."""
+    async with await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1])) as stream:
+        yield stream
+
+
+def head(target: str, *headers: str, method: str = "GET") -> bytes:
+    """The head of a request."""
+    return "\r\n".join(
+        [f"{method} {target} HTTP/1.1", "host: localhost", *headers, "", ""]
+    ).encode()
+
+
+def http2(**changes: bytes) -> bytes:
+    """The beginning of HTTP/2 by a client that knows no rules, with a request."""
+    fields = {"method": b"GET", "path": b"/health", "scheme": b"http", "authority": b"localhost"}
+    config = h2.config.H2Configuration(
+        header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
+    )
+    connection = h2.connection.H2Connection(config)
+    connection.initiate_connection()
+    headers = [(f":{name}".encode(), value) for name, value in (fields | changes).items() if value]
+    connection.send_headers(1, headers, end_stream=True)
+    sent: bytes = connection.data_to_send()
+    return sent
+
+
+async def everything(stream: trio.SocketStream) -> bytes:
+    """What comes until the other end closes."""
+    found = b""
+    while piece := await stream.receive_some():
+        found += piece
+    return found
+
+
+def open_files() -> int:
+    """How many descriptors this process holds."""
+    return sum(1 for _ in Path("/dev/fd").iterdir())
+
+
+NO_REQUESTS = {
+    "octets": b"\x00\x01\x02\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100) + b"\r\n\r\n",
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two hosts": head("/health", "host: other"),
+    "a long header": head("/health", f"x-long: {'x' * 100_000}"),
+    "length below zero": head(CHAT, "content-length: -1", method="POST"),
+    "length no number": head(CHAT, "content-length: many", method="POST"),
+    "length of thirty digits": head(CHAT, f"content-length: {10**30}", method="POST"),
+    "two lengths": head(CHAT, "content-length: 3", "content-length: 4", method="POST") + b"{}{}",
+    "a chunk of no size": head(CHAT, "transfer-encoding: chunked", method="POST") + b"zz\r\n",
+    "another transfer": head(CHAT, "transfer-encoding: gzip, chunked", method="POST"),
+    "HTTP/2 cut short": b"PRI * HTTP/2.0\r\n\r\n" + b"\xff" * 200,
+    "HTTP/2 no ASCII in the path": http2(path=b"/\xff"),
+    "HTTP/2 no ASCII in the method": http2(method=b"\xff"),
+    "HTTP/2 no path": http2(path=b""),
+    "HTTP/2 no method": http2(method=b""),
+    "HTTP/2 connect": http2(method=b"CONNECT", path=b"", scheme=b""),
+}
+
+
+@pytest.mark.parametrize("sent", NO_REQUESTS.values(), ids=NO_REQUESTS)
+async def test_no_request(serve: Serve, client: httpx.AsyncClient, sent: bytes):
+    """The server closes the connection, asks the service nothing, and answers the next one."""
+    service = FakeService()
+    url = await serve(service)
+    with trio.fail_after(20):
+        async with connected(url) as stream:
+            await stream.send_all(sent)
+            try:
+                answer = await everything(stream)
+            except trio.BrokenResourceError:  # closed before all of it was read
+                answer = b""
+    if answer.startswith(b"HTTP/1.1"):
+        assert answer.split()[1] in (b"400", b"431", b"501")
+    assert [] == service.commands
+    assert 200 == (await client.get(url + "/health")).status_code
+
+
+async def test_failed_connection_leaves_a_line(serve: Serve):
+    """What Hypercorn itself fails on is one warning."""
+    url = await serve(FakeService())
+    with structlog.testing.capture_logs() as logs, trio.fail_after(20):
+        async with connected(url) as stream:
+            await stream.send_all(http2(path=b"/\xff"))
+            await everything(stream)
+        await trio.testing.wait_all_tasks_blocked()
+    assert [("connection_failed", "warning")] == [(e["event"], e["log_level"]) for e in logs]
+    assert "UnicodeDecodeError" in logs[0]["error"]
+
+
+async def test_http2_is_served(serve: Serve):
+    """The control: the same bytes with nothing wrong in them are a request."""
+    service = FakeService()
+    url = await serve(service)
+    with trio.fail_after(20):
+        async with connected(url) as stream:
+            await stream.send_all(http2())
+            found = b""
+            while b"journal_position" not in found:
+                found += await stream.receive_some()
+
+
+ADDRESSES = {
+    "no path": ("?x", (), 200),
+    "a whole address": ("http://localhost/health", (), 200),
+    "an address that is none": ("http://[::1/health", (), 404),
+    "a star": ("*", (), 404),
+    "a word": ("health", (), 200),
+    "websocket": ("/health", UPGRADE, 400),
+    "websocket to another method": (CHAT, UPGRADE, 405),
+    "websocket to nothing": ("/nothing", UPGRADE, 404),
+    "websocket without a path": ("?x", UPGRADE, 400),
+}
+
+
+@pytest.mark.parametrize(("target", "headers", "status"), ADDRESSES.values(), ids=list(ADDRESSES))
+async def test_odd_addresses(serve: Serve, target: str, headers: tuple[str, ...], status: int):
+    """Whatever stands in the place of a path, it is answered; an error is an envelope."""
+    url = await serve(FakeService())
+    with trio.fail_after(20):
+        async with connected(url) as stream:
+            await stream.send_all(head(target, *(headers or ["connection: close"])))
+            top, _, body = (await everything(stream)).partition(b"\r\n\r\n")
+    assert status == int(top.split()[1])
+    if status != 200:
+        assert {"error"} == json.loads(body).keys()
+
+
+async def test_closed_connections_are_let_go(serve: Serve):
+    """A client that closes its connection takes nothing of the server's with it for long."""
+    url = await serve(FakeService())
+    before = open_files()
+    for _ in range(20):
+        async with connected(url) as stream:
+            await stream.send_all(head("/health"))
+            found = b""
+            while b"admission_bug" not in found:
+                found += await stream.receive_some()
+            await trio.testing.wait_all_tasks_blocked()
+    with trio.fail_after(20):
+        while open_files() > before:  # noqa: ASYNC110 - nobody sets an event at a close
+            await trio.sleep(0.01)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "deflate, gzip"])
+async def test_compressed_body(serve: Serve, client: httpx.AsyncClient, coding: str):
+    """A body that would have to be unpacked is 415, and the message names what packed it."""
+    service = FakeService()
+    url = await serve(service)
+    response = await client.post(url + CHAT, json=HELLO, headers={"content-encoding": coding})
+    error = response.json()["error"]
+    assert (415, "unsupported_encoding") == (response.status_code, error["code"])
+    assert coding in error["message"]
+    assert [] == service.commands
+    plain = await client.post(url + CHAT, json=HELLO, headers={"content-encoding": "identity"})
+    assert 200 == plain.status_code
+
+
+async def test_shutdown_cuts_who_does_not_read():
+    """A client that takes nothing more of its stream does not keep the server from ending."""
+    megabyte = Delta(text="x" * 2**20, tokens=())
+    script: list[Step] = [ACCEPTED, *[megabyte] * 64, FINISHED]
+    service = FakeService(script)
+    shutdown = trio.Event()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(partial(run_server, service, shutdown, 0.2))
+            async with connected(url) as stream:
+                body = json.dumps({**HELLO, "stream": True})
+                length = f"content-length: {len(body)}"
+                await stream.send_all(head(CHAT, length, method="POST") + body.encode())
+                assert await stream.receive_some(100)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                shutdown.set()
+                await service.leaves.wait()
+    assert 1 == service.left
