@@ -73,6 +73,16 @@ class Serving:
         return self._process.pid
 
     @property
+    def address(self) -> tuple[str, int]:
+        """
+        Where it listens.
+        """
+        address = urlsplit(self.url)
+        assert address.hostname is not None
+        assert address.port is not None
+        return address.hostname, address.port
+
+    @property
     def running(self) -> bool:
         """
         Whether the process has not ended.
@@ -99,6 +109,16 @@ class Serving:
         """
         return self._http.post("/v1/chat/completions", json=body)
 
+    def send(self, body: bytes, **headers: str) -> httpx.Response:
+        """
+        A chat completion whose body goes out as it is. Headers are named with underscores.
+        """
+        named = {
+            name.replace("_", "-").encode(): value.encode("latin-1")
+            for name, value in headers.items()
+        }
+        return self._http.post("/v1/chat/completions", content=body, headers=named)
+
     def health(self) -> dict[str, Any]:
         """
         What the server tells of itself now.
@@ -119,11 +139,26 @@ class Serving:
 
         return eventually(found)
 
+    def settled(self) -> dict[str, Any]:
+        """
+        Wait until all is at rest that was served, and the journal has it; gives the health then.
+        """
+        self.at_rest()
+        eventually(lambda: isinstance(self.recorded()[-1].event, ev.SessionSettled))
+        return self.health()
+
     def queued(self, count: int) -> None:
         """
         Wait until so many requests wait in the queue.
         """
         eventually(lambda: self.health()["queue"]["queued"] == count)
+
+    def open_files(self) -> int:
+        """
+        How many descriptors it holds; 0 where the system does not tell.
+        """
+        held = Path(f"/proc/{self.pid}/fd")
+        return sum(1 for _ in held.iterdir()) if held.exists() else 0
 
     def signal(self, number: signal.Signals) -> None:
         """
@@ -420,9 +455,7 @@ class Listener:
 
     def __init__(self, server: Serving, *messages: Mapping[str, str], **body: Any) -> None:
         self._body = json.dumps({"messages": list(messages), **PLAIN, "stream": True, **body})
-        address = urlsplit(server.url)
-        assert address.hostname is not None
-        self._connection = http.client.HTTPConnection(address.hostname, address.port)
+        self._connection = http.client.HTTPConnection(*server.address)
         self._connection.connect()
         self._socket: socket.socket = self._connection.sock
         self.status: int | None = None

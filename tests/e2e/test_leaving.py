@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -115,13 +114,11 @@ def test_before_anything_is_read(single: Serving, lengthy: Any, stream: bool):
 
 def test_in_the_middle_of_its_own_body(single: Serving):
     """A request that never arrived as a whole has changed nothing."""
-    before = single.position()
-    address = urlsplit(single.url)
+    before = single.settled()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
-    with socket.create_connection((address.hostname, address.port)) as connection:
+    with socket.create_connection(single.address) as connection:
         connection.sendall(head + b'{"messages": [')
-    single.at_rest()
-    assert before == single.position()
+    assert before == single.at_rest()
     assert_served(single)
 
 

@@ -121,7 +121,7 @@ async def test_failed_connection_leaves_a_line(serve: Serve):
             await stream.send_all(http2(path=b"/\xff"))
             await everything(stream)
         await trio.testing.wait_all_tasks_blocked()
-    assert [("connection_failed", "warning")] == [(e["event"], e["log_level"]) for e in logs]
+    assert [("connection failed", "warning")] == [(e["event"], e["log_level"]) for e in logs]
     assert "UnicodeDecodeError" in logs[0]["error"]
 
 

@@ -34,6 +34,7 @@ _RESERVED = frozenset(
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
+        "self",
         "tokenize",
         "tokenizer_kwargs",
         "tools",

@@ -49,7 +49,7 @@ class Connection(TCPServer):
                 await super().run()
                 nursery.cancel_scope.cancel()
         except* Exception as failed:
-            log.warning("connection_failed", error=repr(_first(failed)))
+            log.warning("connection failed", error=repr(_first(failed)))
 
     async def protocol_send(self, event: Event) -> None:
         """
