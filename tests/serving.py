@@ -160,6 +160,16 @@ class Serving:
         held = Path(f"/proc/{self.pid}/fd")
         return sum(1 for _ in held.iterdir()) if held.exists() else 0
 
+    def greeting(self) -> str:
+        """
+        What it says on its first lines, the address left out. Once.
+        """
+        assert self._process.stdout is not None
+        lines = [self._process.stdout.readline()]
+        while lines[-1] and "try it" not in lines[-1]:
+            lines.append(self._process.stdout.readline())
+        return "".join(lines)
+
     def signal(self, number: signal.Signals) -> None:
         """
         Send the server a signal.

@@ -4,9 +4,16 @@ How the server behaves to clients that know little of it: names, defaults, adapt
 
 from __future__ import annotations
 
+import json
+import shutil
+import struct
+from pathlib import Path
+
 from cairn.journal import events as ev
+from tests.adapters import make_adapter
 from tests.e2e.conftest import Start
-from tests.serving import user
+from tests.e2e.test_startup import refusal
+from tests.serving import started, user
 
 HELLO = [user("Hello")]
 
@@ -28,3 +35,68 @@ def test_what_was_asked_for_and_what_served_are_told(start: Start):
         for model in ({"model": "gpt-9"}, {"model": "stones"}, {})
     ]
     assert ["stones", ""] == [one.asked_model for one in strict.events(ev.RequestReceived)]
+
+
+def test_the_models_defaults_hold_where_a_client_says_nothing(
+    tmp_path: Path, model_directory: Path
+):
+    """
+    The journal has for each request what was used: what the model's makers recommend where nothing
+    was said.
+    """
+    model = tmp_path / "model"
+    shutil.copytree(model_directory, model)
+    recommended = {"do_sample": False, "top_k": 7, "repetition_penalty": 1.5}
+    (model / "generation_config.json").write_text(json.dumps(recommended))
+
+    with started(tmp_path / "home", "--model", model) as server:
+        for body in ({}, {"temperature": 0.5, "repetition_penalty": 1}):
+            assert 200 == server.post(messages=HELLO, max_tokens=2, **body).status_code
+        used = [dict(one.sampling) for one in server.events(ev.RequestReceived)]
+
+    said, unsaid = used[1], used[0]
+    names = ("temperature", "top_k", "repetition_penalty", "top_p")
+    assert [0.0, 7, 1.5, 1.0] == [unsaid[name] for name in names]
+    assert [0.5, 7, 1.0, 1.0] == [said[name] for name in names]
+
+
+def test_a_model_that_does_not_fit(tmp_path: Path, model_directory: Path):
+    """
+    Weights of a size that no machine has are refused by their header alone, with the figures.
+    """
+    model = tmp_path / "model"
+    shutil.copytree(model_directory, model)
+    size = 1 << 43
+    tensors = {"t": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}
+    header = json.dumps(tensors).encode()
+    with (model / "model-00002-of-00002.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + size)
+
+    sentence = refusal("--data-dir", tmp_path / "home", "--model", model)
+
+    assert f"{model} does not fit in memory: its weights take 8.0 TiB" in sentence
+    assert "loading the model" not in sentence
+
+
+def test_an_adapter_is_told_and_a_broken_one_refused(
+    start: Start, tmp_path: Path, model_directory: Path
+):
+    """
+    It stands on the server's first lines and, as private, in the journal; one that is not there is
+    a sentence.
+    """
+    adapter = make_adapter(model_directory, tmp_path / "adapter", seed=3)
+
+    server = start("--adapter", adapter)
+
+    greeting = server.greeting()
+    assert f"  adapter      {adapter}" in greeting
+    assert "  sampling     temperature 0.8, top_p 0.95, where" in greeting
+    (loaded,) = server.events(ev.ModelLoaded)
+    assert str(adapter) == loaded.adapter
+    assert 200 == server.post(messages=HELLO, max_tokens=2).status_code
+    missing = tmp_path / "missing"
+    assert f"There is no adapter directory at '{missing}'." == refusal(
+        "--data-dir", tmp_path / "other", "--model", model_directory, "--adapter", missing
+    ).removeprefix("Error: ")

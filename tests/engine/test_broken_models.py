@@ -4,20 +4,65 @@ Models that cannot be served: a sentence each, before anything is journaled as l
 
 from __future__ import annotations
 
+import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cairn.engine.mlx_model import ModelRefused, load_model
-from cairn.engine.model_files import directory_fault, is_path
+from cairn.engine.model_files import directory_fault, is_path, weights_bytes
 
 
 def cut_weights(model: Path) -> None:
-    """Weights of which the end is missing."""
-    weights = (model / "model.safetensors").read_bytes()
-    (model / "model.safetensors").write_bytes(weights[:1000])
+    """Weights of which the header's end is missing."""
+    cut(model / "model.safetensors", 1000)
+
+
+def cut_data(model: Path) -> None:
+    """Weights of which the last byte is missing, which nobody would notice but by their size."""
+    cut(model / "model.safetensors", -1)
+
+
+def cut(path: Path, end: int) -> None:
+    """Cut a file off."""
+    path.write_bytes(path.read_bytes()[:end])
+
+
+def no_header(model: Path) -> None:
+    """Weights that are something else."""
+    (model / "model.safetensors").write_text("<!DOCTYPE html><html>Sign in</html>")
+
+
+def missing_shard(model: Path) -> None:
+    """An index that names a file which is not there."""
+    names = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = json.dumps({"metadata": {}, "weight_map": names})
+    (model / "model.safetensors.index.json").write_text(index)
+
+
+def other_shapes(model: Path) -> None:
+    """A config.json that belongs to another model."""
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "intermediate_size": 32}))
+
+
+def only_gguf(model: Path) -> None:
+    """A directory of GGUF files."""
+    shutil.rmtree(model)
+    model.mkdir()
+    (model / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+
+
+def generation_config(text: str) -> Callable[[Path], None]:
+    """Another generation_config.json."""
+
+    def write(model: Path) -> None:
+        (model / "generation_config.json").write_text(text)
+
+    return write
 
 
 def no_weights(model: Path) -> None:
@@ -33,8 +78,6 @@ def no_tokenizer(model: Path) -> None:
 
 def no_template(model: Path) -> None:
     """A tokenizer without a chat template."""
-    import json
-
     path = model / "tokenizer_config.json"
     config = json.loads(path.read_text())
     config.pop("chat_template", None)
@@ -61,7 +104,20 @@ def unknown_type(model: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (cut_weights, "cannot be loaded as a model"),
+        (cut_weights, "cannot be read as safetensors: its header is cut off"),
+        (cut_data, "is cut off: it has"),
+        (no_header, "cannot be read as safetensors"),
+        (missing_shard, "lacks 1 of the 2 files of weights"),
+        (other_shapes, "cannot be loaded as a model"),
+        (only_gguf, "`mlx_lm.convert --hf-path"),
+        (generation_config("{"), "generation_config.json cannot be used"),
+        (generation_config("[]"), "it is no JSON object"),
+        (generation_config('{"temperature": "hot"}'), "temperature must be a number, not 'hot'"),
+        (generation_config('{"temperature": NaN}'), "temperature must be between 0 and 100"),
+        (generation_config('{"top_p": 0}'), "top_p must be above 0"),
+        (generation_config('{"top_k": 1.5}'), "top_k must be an integer"),
+        (generation_config('{"do_sample": "no"}'), "do_sample must be true or false"),
+        (generation_config('{"eos_token_id": ["<end>"]}'), "eos_token_id must be a token id"),
         (no_weights, "no weights"),
         (no_tokenizer, "chat template"),
         (no_template, "chat template"),
@@ -86,6 +142,32 @@ def test_a_broken_model_is_refused_with_a_sentence(
 
     assert says in str(refused.value)
     assert str(model) in str(refused.value)
+
+
+def test_a_gguf_file_is_told_from_a_hubs_model(tmp_path: Path) -> None:
+    """
+    A name that ends like one is a place, there or not; the sentence says how to convert it.
+    """
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+
+    for where in (str(file), "model.gguf", "owner/model.Q4_K_M.gguf"):
+        assert is_path(where)
+        assert "is a GGUF file" in (directory_fault(where) or "")
+        assert "mlx_lm.convert --hf-path" in (directory_fault(where) or "")
+
+
+def test_the_bytes_of_weights_are_known_before_they_are_read(tmp_path: Path) -> None:
+    """
+    They stand in the headers; the data need not be there.
+    """
+    for place, size in enumerate((7 << 40, 12)):
+        tensors = {"t": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+        header = json.dumps({"__metadata__": {"format": "mlx"}, **tensors}).encode()
+        path = tmp_path / f"model-{place}.safetensors"
+        path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+    assert (7 << 40) + 12 == weights_bytes(tmp_path)
 
 
 def test_a_path_is_never_asked_of_a_hub(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ From a store and a model to a running server, and back: the one place where ever
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Literal
 
@@ -41,13 +40,6 @@ class BootRefused(Exception):
     """
 
 
-def memory_share(share: float) -> int:
-    """
-    That share of the machine's memory, in bytes.
-    """
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * share)
-
-
 @attrs.frozen(kw_only=True)
 class Settings:
     """
@@ -56,24 +48,29 @@ class Settings:
     Attributes:
         model: a model directory or a hub's name.
         model_name: what clients see, by default the directory's name.
+        adapter: the directory of an adapter over the model.
         chunk_tokens: C, or None for the device's.
         decode_rows: W, or None for the device's.
         kv_cache: Cairn's cache classes or mlx-lm's.
-        pool_slabs, pool_bytes: the budget of slabs.
-        blocks_bytes: the budget of sealed blocks in memory.
+        pool_slabs: how many slabs there may be.
+        pool_bytes: the budget of slabs, or None for what goes with the model's size.
+        blocks_bytes: the budget of sealed blocks in memory, likewise.
         accept_unstable: serve even if the self-test fails.
+        accept_tight: load a model even where it may not fit in memory.
         on_record: what of this goes into the journal.
     """
 
     model: str
     model_name: str | None = None
+    adapter: str | None = None
     chunk_tokens: int | None = None
     decode_rows: int | None = None
     kv_cache: Literal["slab", "mlx-lm"] = "slab"
     pool_slabs: int = 16
-    pool_bytes: int = attrs.field(factory=lambda: memory_share(0.25))
-    blocks_bytes: int = attrs.field(factory=lambda: memory_share(0.25))
+    pool_bytes: int | None = None
+    blocks_bytes: int | None = None
     accept_unstable: bool = False
+    accept_tight: bool = False
     limits: Limits = attrs.field(factory=Limits)
     on_record: Mapping[str, Any] = attrs.field(factory=dict)
 
@@ -200,8 +197,11 @@ def _start(settings: Settings, state: State, progress: Progress) -> Any:
         decode_rows=settings.decode_rows,
         kv_cache=settings.kv_cache,
         pool_bytes=settings.pool_bytes,
+        blocks_bytes=settings.blocks_bytes,
         remembered=remembered,
         progress=progress,
+        adapter=settings.adapter,
+        accept_tight=settings.accept_tight,
     )
 
 
@@ -216,10 +216,13 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
     facts: ModelFacts = started.facts
     if facts.context_tokens < 2:  # a prompt and an answer, of a token each
         raise BootRefused(
-            f"the memory for sessions ({settings.pool_bytes} bytes) does not hold the KV of one "
-            f"chunk of {facts.chunk_tokens} tokens ({facts.kv_token_bytes} bytes each), so nothing "
-            "could be served. Start with a larger --pool-mb or a smaller --chunk-tokens."
+            f"the memory for sessions ({started.held.pool_bytes} bytes) does not hold the KV of "
+            f"one chunk of {facts.chunk_tokens} tokens ({facts.kv_token_bytes} bytes each), so "
+            "nothing could be served. Start with a larger --pool-mb or a smaller --chunk-tokens."
         )
+    if started.tight is not None:
+        log.warning("memory is tight", fact=started.tight)
+        sequencer.append(ev.OperatorActed(action="accept_tight_memory", detail=started.tight))
     known = sequencer.state.self_tests.get(facts.fingerprint)
     tested = started.tested
     if started.narrowed is not None:
@@ -244,6 +247,7 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
         ev.ModelLoaded(
             name=facts.name,
             directory=str(started.loaded.directory.resolve()),
+            adapter=str(started.loaded.adapter.resolve()) if started.loaded.adapter else "",
             fingerprint=facts.fingerprint,
             fields=facts.fields,
             layers=facts.layers,
@@ -252,8 +256,8 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
             context_tokens=facts.context_tokens,
             reusable=facts.reusable,
             pool_slabs=settings.pool_slabs,
-            pool_bytes=settings.pool_bytes,
-            blocks_bytes=settings.blocks_bytes,
+            pool_bytes=started.held.pool_bytes,
+            blocks_bytes=started.held.blocks_bytes,
         )
     )
 

@@ -20,6 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from cairn.engine.blas import loaded_blas
+from cairn.engine.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 ENGINE_VERSION = 1
 """
@@ -43,6 +44,7 @@ Environment variables that steer kernels.
 """
 
 _WEIGHTS = ("*.safetensors", "config.json", "generation_config.json")
+_ADAPTER = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 _TEXT = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -65,6 +67,7 @@ def collect(
     decode_rows: int,
     kv_cache: str,
     context_tokens: int,
+    adapter: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """
@@ -75,10 +78,12 @@ def collect(
         device: what MLX says of the device.
         dtypes: how many parameters have which dtype.
         context_tokens: the longest sequence that is served.
+        adapter: the directory of an adapter over the weights.
         progress: called with (bytes hashed, bytes in all).
     """
     blas = loaded_blas()
-    return {
+    over = {"adapter": hash_files(adapter, _ADAPTER)} if adapter is not None else {}
+    return over | {
         "weights": hash_files(directory, _WEIGHTS, progress),
         "tokenizer": hash_files(directory, _TEXT),
         "dtypes": dict(sorted(dtypes.items())),

@@ -4,19 +4,33 @@ Loading a model through mlx-lm, and finding out what Cairn must know of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 import mlx.core as mx
 import mlx_lm
+import mlx_lm.utils
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from cairn.engine import mlx_rows
+from cairn.engine.generation_config import read_defaults
+from cairn.engine.hub import Progress, download
 from cairn.engine.mlx_cache import LayerShape
-from cairn.engine.model_files import directory_fault, is_path
+from cairn.engine.model_files import (
+    ADAPTER_WEIGHTS,
+    adapter_fault,
+    directory_fault,
+    is_path,
+    weights_bytes,
+)
 from cairn.engine.prompt import Conversation, Message, TemplateError, render
+from cairn.engine.sampling import Sampling
+
+_LOADING = "loading the model"
+_AT_ONCE_BYTES = 64 * 1024 * 1024
 
 
 class ModelRefused(Exception):
@@ -34,43 +48,74 @@ class LoadedModel:
         model: mlx-lm's module.
         tokenizer: mlx-lm's wrapper.
         directory: where it was loaded from.
+        adapter: where the adapter over its weights was loaded from, if there is one.
         name: the name that clients see.
         shapes: what each layer keeps for a token; empty where the layers keep other things than the
             keys and values of all tokens, of which no sealed block can be made yet.
         vocabulary_tokens: the length of a row of logits.
+        defaults: the sampling that the model's makers recommend.
     """
 
     model: Any
     tokenizer: Any
     directory: Path
+    adapter: Path | None
     name: str
     config: Mapping[str, Any]
     shapes: tuple[LayerShape, ...]
     vocabulary_tokens: int
     context_tokens: int
     eos_ids: frozenset[int]
+    defaults: Sampling
 
 
-def load_model(where: str, *, name: str | None = None) -> LoadedModel:
+def _no_progress(what: str, done: int, total: int) -> None:
+    """
+    Nobody watches.
+    """
+
+
+def _any_size(size: int) -> None:
+    """
+    Nobody asks how large it is.
+    """
+
+
+def load_model(
+    where: str,
+    *,
+    name: str | None = None,
+    adapter: str | None = None,
+    progress: Progress = _no_progress,
+    fits: Callable[[int], None] = _any_size,
+) -> LoadedModel:
     """
     Load a model directory, or a hub's model where the hub can be reached.
 
     Args:
-        where: a directory, or a name that mlx-lm resolves.
+        where: a directory, or a name that a hub knows.
         name: what clients see; by default the directory's name, or the hub's.
+        adapter: the directory of an adapter of mlx-lm's that goes over the weights.
+        progress: called with (what, done, total).
+        fits: given the bytes of the weights before they are loaded; raises where there is no room.
 
     Raises:
         ModelRefused: it is no model that can be served.
     """
-    directory = _directory(where)
+    over = _adapter_directory(adapter)
+    directory = _directory(where, progress)
+    fits(weights_bytes(directory, over))
+    progress(_LOADING, 0, 1)
     try:
-        model, tokenizer, config = mlx_lm.load(str(directory), return_config=True)
+        model, tokenizer, config = mlx_lm.load(str(directory), lazy=True, return_config=True)
     except Exception as error:  # a model can be broken in any way, and mlx-lm says how
-        fact = f"{error}".strip().rstrip(".") or type(error).__name__
         raise ModelRefused(
-            f"{where} cannot be loaded as a model: {fact}. A model directory of mlx-lm holds "
-            "config.json, *.safetensors and a tokenizer."
+            f"{where} cannot be loaded as a model: {_fact(error)}. A model directory of mlx-lm "
+            "holds config.json, *.safetensors and a tokenizer."
         ) from error
+    if over is not None:
+        _adapt(model, over, where)
+    _read_weights(model, progress)
     try:
         render(tokenizer, Conversation(messages=(Message(role="user", content="Hello"),)))
     except TemplateError as error:
@@ -80,36 +125,97 @@ def load_model(where: str, *, name: str | None = None) -> LoadedModel:
         ) from error
     model.eval()
     mlx_rows.install()
-    shapes, vocabulary_tokens = _measured(model)
+    try:
+        shapes, vocabulary_tokens = _measured(model)
+    except Exception as error:
+        beside = f" with the adapter {over}" if over is not None else ""
+        raise ModelRefused(
+            f"{where}{beside} cannot run a token: {_fact(error)}. Do its config.json and its "
+            "weights belong together?"
+        ) from error
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         directory=directory,
+        adapter=over,
         name=name or (directory.resolve().name if is_path(where) else where),
         config=config,
         shapes=shapes,
         vocabulary_tokens=vocabulary_tokens,
         context_tokens=_context_tokens(config),
         eos_ids=frozenset(int(token) for token in tokenizer.eos_token_ids),
+        defaults=read_defaults(directory),
     )
 
 
-def _directory(where: str) -> Path:
-    if is_path(where):
-        fault = directory_fault(where)
-        if fault is not None:
-            raise ModelRefused(fault)
-        return Path(where).expanduser()
+def _directory(where: str, progress: Progress) -> Path:
+    directory = Path(where).expanduser()
+    if not is_path(where):
+        try:
+            directory = download(where, progress, mlx_lm.utils.snapshot_download)
+        except Exception as error:  # the hub client has many ways to say that it cannot
+            raise ModelRefused(
+                f"{where} is no directory here, and no hub gave a model of that name: {error}"
+            ) from error
+    fault = directory_fault(str(directory) if where else where)
+    if fault is not None:
+        raise ModelRefused(fault)
+    return directory
+
+
+def _adapter_directory(adapter: str | None) -> Path | None:
+    if adapter is None:
+        return None
+    fault = adapter_fault(adapter)
+    if fault is not None:
+        raise ModelRefused(fault)
+    return Path(adapter).expanduser()
+
+
+def _adapt(model: Any, adapter: Path, where: str) -> None:
+    """
+    Put an adapter over a model. Changes it.
+    """
     try:
-        from mlx_lm.utils import _download
-    except ImportError as error:  # pragma: no cover - another mlx-lm than pyproject admits
-        raise ModelRefused(f"{where} does not exist") from error
-    try:
-        return Path(_download(where))
-    except Exception as error:  # the hub client has many ways to say that it cannot
+        mlx_lm.utils.load_adapters(model, str(adapter))
+        there: dict[str, Any] = dict(tree_flatten(model.parameters()))
+        # Older versions of mlx-lm pass over what the model has no place for.
+        given: Any = mx.load(str(adapter / ADAPTER_WEIGHTS))
+        strange = [name for name in given if name not in there]
+        if not given:
+            raise ValueError("it holds no tensor")
+        if strange:
+            raise ValueError(f"the model has no place for {strange[0]}")
+    except Exception as error:  # as with models
         raise ModelRefused(
-            f"{where} is no directory here, and no hub gave a model of that name: {error}"
+            f"The adapter {adapter} does not fit the model {where}: {_fact(error)}. Was it trained "
+            "with mlx_lm.lora on this model?"
         ) from error
+
+
+def _read_weights(model: Any, progress: Progress) -> None:
+    """
+    Bring the weights from their files into memory, so many bytes at a time, since that can last.
+    """
+    parameters: Any = tree_flatten(model.parameters())
+    arrays = [array for _, array in parameters]
+    total, done = sum(array.nbytes for array in arrays), 0
+    batch: list[Any] = []
+    for place, array in enumerate(arrays, start=1):
+        batch.append(array)
+        if place == len(arrays) or sum(one.nbytes for one in batch) >= _AT_ONCE_BYTES:
+            mx.eval(batch)
+            done += sum(one.nbytes for one in batch)
+            batch = []
+            progress(_LOADING, done, total)
+
+
+def _fact(error: Exception) -> str:
+    """
+    What an error says, on one line.
+    """
+    said = " ".join(str(error).split()).rstrip(".")
+    return said[:300] or type(error).__name__
 
 
 def _measured(model: Any) -> tuple[tuple[LayerShape, ...], int]:

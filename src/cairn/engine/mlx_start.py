@@ -16,9 +16,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from cairn.engine import fingerprint
 from cairn.engine.mlx_cache import counts_tokens, flat
 from cairn.engine.mlx_engine import MlxEngine
-from cairn.engine.mlx_model import LoadedModel, load_model
+from cairn.engine.mlx_model import LoadedModel, ModelRefused, load_model
 from cairn.engine.mlx_selftest import SelfTest, run_self_test
 from cairn.engine.reports import ModelFacts
+from cairn.engine.room import Budgets, budgets, machine_memory, memory_fault
 
 _TESTING = "self-test: same bits on this device? (once a fingerprint)"
 
@@ -32,6 +33,8 @@ class Started:
         tested: what the self-test found; None where an earlier start has shown it already.
         narrowed: the fingerprint and the self-test of more rows, where they did not hold and decode
             passes have one row instead.
+        held: the budgets of slabs and blocks beside the model.
+        tight: where the operator accepted that it may not fit in memory, the figures.
     """
 
     engine: MlxEngine
@@ -39,6 +42,8 @@ class Started:
     facts: ModelFacts
     tested: SelfTest | None
     narrowed: tuple[str, SelfTest] | None
+    held: Budgets
+    tight: str | None
 
 
 def start_engine(
@@ -48,9 +53,12 @@ def start_engine(
     chunk_tokens: int | None,
     decode_rows: int | None,
     kv_cache: str,
-    pool_bytes: int,
+    pool_bytes: int | None,
+    blocks_bytes: int | None,
     remembered: Callable[[str], bool],
     progress: Callable[[str, int, int], None],
+    adapter: str | None = None,
+    accept_tight: bool = False,
 ) -> Started:
     """
     Load a model, name its fingerprint and test it. For the engine's thread.
@@ -59,25 +67,49 @@ def start_engine(
         chunk_tokens: C, or None for the device's.
         decode_rows: W, or None for the device's.
         kv_cache: ``slab`` for Cairn's cache classes, ``mlx-lm`` for mlx-lm's own.
-        pool_bytes: the budget of slabs; the context is no longer than fits in it.
+        pool_bytes: the budget of slabs, or None for what goes with the model's size; the context is
+            no longer than fits in it.
+        blocks_bytes: the budget of sealed blocks, likewise.
         remembered: whether a fingerprint passed its self-test at an earlier start.
         progress: called with (what, done, total).
+        adapter: the directory of an adapter over the model.
+        accept_tight: load it even where it may not fit in memory.
 
     Raises:
         ModelRefused: it cannot be served.
     """
-    progress("loading the model", 0, 1)
-    loaded = load_model(where, name=name)
-    progress("loading the model", 1, 1)
+    held = tight = None
+
+    def fits(size: int) -> None:
+        nonlocal held, tight
+        memory = _memory()
+        held = budgets(
+            weights_bytes=size,
+            memory_bytes=memory,
+            pool_bytes=pool_bytes,
+            blocks_bytes=blocks_bytes,
+        )
+        tight = memory_fault(weights_bytes=size, memory_bytes=memory, held=held)
+        if tight is not None and not accept_tight:
+            raise ModelRefused(
+                f"{where} does not fit in memory: {tight}. Serve a smaller or quantised model, "
+                "lower --pool-mb and --blocks-mb, or start with --accept-tight-memory to load it "
+                "all the same."
+            )
+
+    loaded = load_model(where, name=name, adapter=adapter, progress=progress, fits=fits)
+    assert held is not None
     chunk = chunk_tokens or default_chunk_tokens()
     # Rows need caches that can be looked at one token at a time.
     rows = (decode_rows or default_decode_rows()) if loaded.shapes else 1
-    started = _with_rows(loaded, chunk, rows, kv_cache, pool_bytes, remembered, progress)
+    started = _with_rows(loaded, chunk, rows, kv_cache, held, remembered, progress)
+    started = attrs.evolve(started, tight=tight)
     if started.tested is None or started.tested.passed or rows == 1:
         return started
     # Where a model or a device does not keep rows apart, W is 1 there, and the fingerprint says so.
-    single = _with_rows(loaded, chunk, 1, kv_cache, pool_bytes, remembered, progress)
-    return attrs.evolve(single, narrowed=(started.facts.fingerprint, started.tested))
+    single = _with_rows(loaded, chunk, 1, kv_cache, held, remembered, progress)
+    narrowed = (started.facts.fingerprint, started.tested)
+    return attrs.evolve(single, narrowed=narrowed, tight=tight)
 
 
 def default_chunk_tokens() -> int:
@@ -106,18 +138,32 @@ def device_facts() -> Mapping[str, str]:
     return {key: str(value) for key, value in facts.items() if key in steady}
 
 
+def _memory() -> int:
+    """
+    The memory that a model can have here: the machine's, or what the device has of it.
+    """
+    found = [machine_memory()]
+    if mx.default_device().type == mx.DeviceType.gpu and hasattr(mx, "device_info"):
+        told = mx.device_info()
+        # Metal's share of the machine's memory; elsewhere the device has its own.
+        names = ("max_recommended_working_set_size", "total_memory")
+        found += [int(told[name]) for name in names if told.get(name)]
+    return min(found)
+
+
 def _with_rows(
     loaded: LoadedModel,
     chunk: int,
     rows: int,
     kv_cache: str,
-    pool_bytes: int,
+    held: Budgets,
     remembered: Callable[[str], bool],
     progress: Callable[[str, int, int], None],
 ) -> Started:
-    context = _context(loaded, pool_bytes, chunk)
+    context = _context(loaded, held.pool_bytes, chunk)
     fields = fingerprint.collect(
         directory=loaded.directory,
+        adapter=loaded.adapter,
         device=device_facts(),
         dtypes=_dtypes(loaded.model),
         chunk_tokens=chunk,
@@ -141,6 +187,7 @@ def _with_rows(
         reusable=bool(loaded.shapes),
         eos_ids=loaded.eos_ids,
         vocabulary_tokens=loaded.vocabulary_tokens,
+        defaults=loaded.defaults,
     )
     engine = MlxEngine(loaded, decode_rows=rows, own_classes=kv_cache == "slab")
     tested = None
@@ -148,7 +195,15 @@ def _with_rows(
         progress(_TESTING, 0, 1)
         tested = run_self_test(loaded, engine, chunk)
         progress(_TESTING, 1, 1)
-    return Started(engine=engine, loaded=loaded, facts=facts, tested=tested, narrowed=None)
+    return Started(
+        engine=engine,
+        loaded=loaded,
+        facts=facts,
+        tested=tested,
+        narrowed=None,
+        held=held,
+        tight=None,
+    )
 
 
 def _context(loaded: LoadedModel, pool_bytes: int, chunk: int) -> int:

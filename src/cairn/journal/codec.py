@@ -27,7 +27,10 @@ The hash before the first row.
 """
 
 Payload = dict[str, Any]
-UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {}
+UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
+    # Version 2 may name an adapter.
+    ("model_loaded", 1): lambda payload: payload,
+}
 """
 (kind, version) to the function that makes a payload of version + 1 of it.
 """

@@ -119,6 +119,7 @@ class ModelLoaded(Event):
     Attributes:
         name: the name that clients see.
         directory: where it was loaded from.
+        adapter: where the adapter over its weights was loaded from; empty where there is none.
         fingerprint: the hash that names ``fields``.
         fields: the fingerprint as a whole.
         layers: the number of layers that keep KV.
@@ -132,8 +133,10 @@ class ModelLoaded(Event):
     """
 
     kind: ClassVar[str] = "model_loaded"
+    version: ClassVar[int] = 2
     name: str
     directory: str = private(default="")
+    adapter: str = private(default="")
     fingerprint: str
     fields: Mapping[str, Any]
     layers: int = natural()

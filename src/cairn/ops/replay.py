@@ -71,6 +71,7 @@ class Asked:
 @click.option("--at", type=click.IntRange(min=0), metavar="POSITION", help="Show the state there.")
 @click.option("--engine", is_flag=True, help="Run the model again and compare its tokens.")
 @click.option("--model", metavar="DIR", help="For --engine: the model, if it lies elsewhere now.")
+@click.option("--adapter", metavar="DIR", help="For --engine: the adapter, likewise.")
 def replay(
     data_dir: Path,
     journal: str | None,
@@ -79,6 +80,7 @@ def replay(
     at: int | None,
     engine: bool,
     model: str | None,
+    adapter: str | None,
 ) -> None:
     """
     Tell the story of a bug id or a session, and redo it.
@@ -118,7 +120,7 @@ def replay(
             # What would be compared is not what the server wrote.
             _tell_broken(news)
             sys.exit(1)
-        sys.exit(_engine_module().rerun(rows, session, model))
+        sys.exit(_engine_module().rerun(rows, session, model, adapter))
     if at is not None:
         _show_session(_folded(source, until=at).state, session, at)
         return

@@ -58,13 +58,16 @@ class _Differs(Exception):
         super().__init__(f"{what}: the journal has {journal}, the engine gives {engine}")
 
 
-def rerun(rows: Sequence[Row], session_id: str, model: str | None) -> int:
+def rerun(
+    rows: Sequence[Row], session_id: str, model: str | None, adapter: str | None = None
+) -> int:
     """
     Run a session again. Prints what came of it.
 
     Args:
         rows: the whole journal.
         model: the model's directory, where it is no longer the one on record.
+        adapter: that of the adapter over it, likewise.
 
     Returns:
         0 where all is the same, 1 where nothing could be run, 3 where an event differs, 4 for
@@ -95,7 +98,7 @@ def rerun(rows: Sequence[Row], session_id: str, model: str | None) -> int:
         click.echo(f"The session was served under {len(used)} fingerprints; one can be run.")
         return OTHER_FINGERPRINT
     recorded_model = next(iter(used.values()))
-    started = _start(recorded_model, model)
+    started = _start(recorded_model, model, adapter)
     if started.facts.fingerprint != recorded_model.fingerprint:
         _tell_difference(recorded_model.fields, started.facts.fields)
         return OTHER_FINGERPRINT
@@ -126,12 +129,14 @@ def _nothing(session_id: str) -> int:
     return NOTHING
 
 
-def _start(recorded: ev.ModelLoaded, model: str | None) -> Any:
-    where = model or recorded.directory
+def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> Any:
+    where, over = model or recorded.directory, adapter or recorded.adapter or None
     if model is None and not Path(where).is_dir():
         raise StoreError(
             f"The model {recorded.name} is not at {where} any more. Name its place with --model."
         )
+    if over is not None and not Path(over).is_dir():
+        raise StoreError(f"There is no adapter at {over}. Name its place with --adapter.")
     try:
         return start_engine(
             where,
@@ -140,8 +145,11 @@ def _start(recorded: ev.ModelLoaded, model: str | None) -> Any:
             decode_rows=recorded.decode_rows,
             kv_cache=recorded.fields["kv_cache"],
             pool_bytes=recorded.pool_bytes,
+            blocks_bytes=0,  # blocks are computed again and not kept
             remembered=lambda fingerprint: True,  # what is run again is the test
             progress=lambda what, done, total: None,
+            adapter=over,
+            accept_tight=True,  # it was loaded once
         )
     except ModelRefused as error:
         raise StoreError(str(error)) from error

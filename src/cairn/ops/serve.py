@@ -11,6 +11,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 import trio
 from rich.console import Console
@@ -20,7 +21,8 @@ from cairn.actors.boot import BootRefused, Settings, booted
 from cairn.actors.server import Limits, Server
 from cairn.actors.writer import WriterDied
 from cairn.engine.builtin import BUILTIN_NAME, BuiltinModelError, ensure_builtin_model
-from cairn.engine.model_files import directory_fault, is_path
+from cairn.engine.model_files import adapter_fault, directory_fault, is_path
+from cairn.engine.sampling import Sampling
 from cairn.http.app import create_app
 from cairn.http.serving import bind_socket, serve_http
 from cairn.journal.store_sql import SqlStore, migrate
@@ -31,6 +33,8 @@ from cairn.ops.preload import preload_blas
 from cairn.ops.where import default_data_dir, example, log_path, url_of
 
 _ENDED_AT_ONCE = 130
+# Where things lie is nobody's business who reads a journal.
+_PLACES = ("model", "adapter", "journal")
 # After the last answer was cut off, its client still has to hear of it.
 _LAST_WORDS_S = 10.0
 
@@ -42,6 +46,7 @@ _LAST_WORDS_S = 10.0
     )
 )
 @click.option("--model", metavar="DIR", help="A model directory of mlx-lm, or a hub's name.")
+@click.option("--adapter", metavar="DIR", help="An adapter (LoRA) of mlx-lm's over the model.")
 @click.option("--model-name", metavar="NAME", help="What clients see, if not the directory's name.")
 @click.option(
     "--strict-model-names",
@@ -84,8 +89,12 @@ _LAST_WORDS_S = 10.0
     show_default=True,
     help="Sessions whose KV is held ready at the same time.",
 )
-@click.option("--pool-mb", type=click.IntRange(1), help="MiB for them (a quarter of the memory).")
-@click.option("--blocks-mb", type=click.IntRange(1), help="MiB for sealed blocks (a quarter).")
+@click.option(
+    "--pool-mb",
+    type=click.IntRange(1),
+    help="MiB for them (a quarter of the memory; less beside a large model).",
+)
+@click.option("--blocks-mb", type=click.IntRange(1), help="MiB for sealed blocks (as much).")
 @click.option(
     "--max-tokens",
     default=1024,
@@ -129,6 +138,11 @@ _LAST_WORDS_S = 10.0
 @click.option(
     "--accept-unstable", is_flag=True, help="Serve even if the self-test fails; goes on record."
 )
+@click.option(
+    "--accept-tight-memory",
+    is_flag=True,
+    help="Load a model that may not fit in memory; goes on record.",
+)
 def serve(**options: Any) -> None:
     """
     Run the server. SIGTERM or Ctrl-C drains it; a second one ends it at once.
@@ -136,6 +150,8 @@ def serve(**options: Any) -> None:
     preload_blas(options["blas"])
     model = options["model"]
     if model is not None and is_path(model) and (fault := directory_fault(model)):
+        raise Unreadable(fault)
+    if options["adapter"] is not None and (fault := adapter_fault(options["adapter"])):
         raise Unreadable(fault)
     data_dir: Path = options["data_dir"]
     make_home(data_dir)
@@ -272,6 +288,8 @@ def _settings(options: dict[str, Any], data_dir: Path, progress: Any) -> Setting
     return Settings(
         model=model,
         model_name=options["model_name"],
+        adapter=options["adapter"],
+        accept_tight=options["accept_tight_memory"],
         limits=Limits(
             queue=options["queue"],
             max_tokens=options["max_tokens"],
@@ -281,7 +299,7 @@ def _settings(options: dict[str, Any], data_dir: Path, progress: Any) -> Setting
         on_record={
             name: value
             for name, value in options.items()
-            if isinstance(value, str | int | float | bool) and name not in ("model", "journal")
+            if isinstance(value, str | int | float | bool) and name not in _PLACES
         }
         | {"python": sysconfig.get_python_version()},
         **budgets,
@@ -335,8 +353,22 @@ def _greet(url: str, server: Server, options: dict[str, Any]) -> None:
     lines = (
         f"Cairn serves {facts.model} at {url}",
         f"  fingerprint  {facts.fingerprint}  ({shape})",
+        *([f"  adapter      {options['adapter']}"] if options["adapter"] else []),
         f"  context      {facts.context_tokens} tokens",
+        f"  sampling     {_sampling(facts.defaults)}, where a request says nothing of it",
         f"  journal      {journal}",
         f"  try it       {curl} -d '{body}'",
     )
     print("\n".join(lines), flush=True)
+
+
+def _sampling(defaults: Sampling) -> str:
+    """
+    Defaults for people: the temperature, and what is not off.
+    """
+    told = {name: getattr(defaults, name) for name in attrs.fields_dict(Sampling)}
+    changed = {name: told[name] for name in told if told[name] != getattr(Sampling(), name)}
+    return ", ".join(
+        f"{name} {value:g}"
+        for name, value in ({"temperature": told["temperature"]} | changed).items()
+    )

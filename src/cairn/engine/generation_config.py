@@ -1,0 +1,76 @@
+"""
+What a model's makers recommend for its sampling, from its generation_config.json.
+
+mlx-lm reads the tokens that end an answer from there itself; they are only looked at here, since it
+would pass over what it cannot read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cairn.engine.sampling import Sampling
+
+NAME = "generation_config.json"
+
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
+
+
+class GenerationConfigFault(Exception):
+    """
+    The file cannot be used; the message says what, where and what to do. The operator's.
+    """
+
+
+def read_defaults(directory: Path) -> Sampling:
+    """
+    The sampling of a request that says nothing of it. Where the file is silent too, OpenAI's
+    defaults hold.
+
+    Raises:
+        GenerationConfigFault: the file is there and cannot be used.
+    """
+    path = directory / NAME
+    if not path.is_file():
+        return Sampling()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+        return _defaults({name: value for name, value in found.items() if value is not None})
+    except (OSError, ValueError) as error:
+        raise GenerationConfigFault(
+            f"{path} cannot be used: {error}. Correct it, or remove it to have the usual defaults."
+        ) from error
+
+
+def _defaults(found: Mapping[str, Any]) -> Sampling:
+    _check_ends(found.get("eos_token_id", []))
+    given: dict[str, Any] = {}
+    for name in _NUMBERS:
+        if name in found:
+            given[name] = float(_number(name, found[name]))
+    if "top_k" in found:
+        if type(found["top_k"]) is not int:
+            raise ValueError(f"top_k must be an integer, not {found['top_k']!r}")
+        given["top_k"] = found["top_k"]
+    if not isinstance(found.get("do_sample", True), bool):
+        raise ValueError(f"do_sample must be true or false, not {found['do_sample']!r}")
+    if found.get("do_sample") is False:
+        given["temperature"] = 0.0
+    return Sampling(**given)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} must be a number, not {value!r}")
+    return value
+
+
+def _check_ends(value: Any) -> None:
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise ValueError(f"eos_token_id must be a token id or a list of them, not {value!r}")

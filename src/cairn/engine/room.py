@@ -1,0 +1,107 @@
+"""
+Whether a model fits in this machine's memory: told before it is loaded, since afterwards there may
+be nobody left to tell it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import attrs
+
+_V1_NAME = "memory.limit_in_bytes"
+_V2_NAME = "memory.max"
+
+
+@attrs.frozen(kw_only=True)
+class Budgets:
+    """
+    Bytes of slabs, and of sealed blocks in memory.
+    """
+
+    pool_bytes: int
+    blocks_bytes: int
+
+
+def budgets(
+    *,
+    weights_bytes: int,
+    memory_bytes: int,
+    pool_bytes: int | None = None,
+    blocks_bytes: int | None = None,
+) -> Budgets:
+    """
+    The budgets beside a model. Those that nobody chose are a quarter of the memory each, or a third
+    of what a large model leaves, down to a sixteenth.
+    """
+    left = max(0, memory_bytes - weights_bytes)
+    usual = min(memory_bytes // 4, max(left // 3, memory_bytes // 16))
+    return Budgets(
+        pool_bytes=usual if pool_bytes is None else pool_bytes,
+        blocks_bytes=usual if blocks_bytes is None else blocks_bytes,
+    )
+
+
+def memory_fault(*, weights_bytes: int, memory_bytes: int, held: Budgets) -> str | None:
+    """
+    Why a model does not fit, by the figures; None where it does.
+    """
+    if weights_bytes + held.pool_bytes + held.blocks_bytes <= memory_bytes:
+        return None
+    return (
+        f"its weights take {_told(weights_bytes)}, the KV of sessions may take "
+        f"{_told(held.pool_bytes)} and sealed blocks {_told(held.blocks_bytes)}, and there are "
+        f"{_told(memory_bytes)} in all"
+    )
+
+
+def machine_memory(root: Path = Path("/")) -> int:
+    """
+    The machine's memory in bytes, or what this process may have of it where that is less.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *_cgroup_limits(root)])
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """
+    The limits of this process's control groups and of those above them.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:  # no Linux
+        return
+    mounts = root / "sys/fs/cgroup"
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            yield from _limits(mounts, group, _V2_NAME)
+        elif "memory" in controllers.split(","):
+            yield from _limits(mounts / "memory", group, _V1_NAME)
+
+
+def _limits(mount: Path, group: str, name: str) -> Iterable[int]:
+    # Within a container the group's own folder may not be there under its name; those above it are.
+    parts = [part for part in group.split("/") if part]
+    for depth in range(len(parts), -1, -1):
+        try:
+            text = mount.joinpath(*parts[:depth], name).read_text(encoding="utf-8").strip()
+        except OSError:
+            continue
+        if text.isdecimal():  # "max" is no limit
+            yield int(text)
+
+
+def _told(size: int) -> str:
+    """
+    Bytes for people.
+    """
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
