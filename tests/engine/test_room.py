@@ -10,7 +10,7 @@ import pytest
 
 from cairn.engine import mlx_start
 from cairn.engine.mlx_model import ModelRefused
-from cairn.engine.room import Budgets, budgets, machine_memory, memory_fault
+from cairn.engine.room import Budgets, budgets, device_memory, machine_memory, memory_fault
 
 GIB = 1 << 30
 
@@ -96,6 +96,23 @@ def test_the_limit_of_control_groups(
     whole = machine_memory(tmp_path / "nothing")
     assert (expected or whole) == machine_memory(tmp_path)
     assert whole > GIB // 4
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, 16),
+        ({"max_recommended_working_set_size": 11 * GIB, "memory_size": 16 * GIB}, 11),
+        ({"max_recommended_working_set_size": 32 * GIB}, 16),
+        ({"total_memory": 80 * GIB, "free_memory": 3 * GIB}, 80),
+    ],
+    ids=["cpu", "metal", "metal in a small group", "cuda"],
+)
+def test_the_memory_of_a_device(told: dict[str, int], expected: int) -> None:
+    """
+    Metal recommends a share of the machine's memory; a device with memory of its own has that.
+    """
+    assert expected * GIB == device_memory(16 * GIB, told)
 
 
 @pytest.mark.parametrize("accept", [False, True])

@@ -19,7 +19,7 @@ from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.mlx_model import LoadedModel, ModelRefused, load_model
 from cairn.engine.mlx_selftest import SelfTest, run_self_test
 from cairn.engine.reports import ModelFacts
-from cairn.engine.room import Budgets, budgets, machine_memory, memory_fault
+from cairn.engine.room import Budgets, budgets, device_memory, machine_memory, memory_fault
 
 _TESTING = "self-test: same bits on this device? (once a fingerprint)"
 
@@ -140,15 +140,10 @@ def device_facts() -> Mapping[str, str]:
 
 def _memory() -> int:
     """
-    The memory that a model can have here: the machine's, or what the device has of it.
+    The memory that a model can have here.
     """
-    found = [machine_memory()]
-    if mx.default_device().type == mx.DeviceType.gpu and hasattr(mx, "device_info"):
-        told = mx.device_info()
-        # Metal's share of the machine's memory; elsewhere the device has its own.
-        names = ("max_recommended_working_set_size", "total_memory")
-        found += [int(told[name]) for name in names if told.get(name)]
-    return min(found)
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu and hasattr(mx, "device_info")
+    return device_memory(machine_memory(), mx.device_info() if on_gpu else {})
 
 
 def _with_rows(

@@ -91,8 +91,8 @@ def adapter_fault(where: str) -> str | None:
 
 def weights_bytes(directory: Path, adapter: Path | None = None) -> int:
     """
-    What the weights take in memory: mlx-lm holds each tensor in the type that its file has. Read
-    from the files' headers.
+    What the weights take in memory. Read from the files' headers: mlx-lm holds each tensor in the
+    type that its file has, but for a few packed formats that it unpacks.
     """
     paths = list(directory.glob("model*.safetensors"))
     if adapter is not None:

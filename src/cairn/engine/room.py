@@ -6,8 +6,9 @@ be nobody left to tell it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -66,6 +67,18 @@ def machine_memory(root: Path = Path("/")) -> int:
     """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *_cgroup_limits(root)])
+
+
+def device_memory(machine_bytes: int, told: Mapping[str, Any]) -> int:
+    """
+    What a device may have: of the machine's memory where it shares that, else its own.
+
+    Args:
+        told: what MLX says of the device.
+    """
+    if share := told.get("max_recommended_working_set_size"):  # Metal
+        return min(machine_bytes, int(share))
+    return int(told.get("total_memory") or machine_bytes)  # CUDA
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:

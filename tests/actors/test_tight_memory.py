@@ -1,0 +1,45 @@
+"""
+A model that may not fit in memory: what the journal has of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cairn.engine import mlx_start
+from cairn.engine.mlx_model import ModelRefused
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.store import MemoryStore
+from tests.running import serving
+
+pytestmark = pytest.mark.trio
+
+
+async def test_who_accepts_it_goes_on_record(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The server stops before the model is loaded and says why; once an operator accepts the figures
+    they are on record, without a path, beside the budgets that hold.
+    """
+    monkeypatch.setattr(mlx_start, "machine_memory", lambda: 8 << 20)
+    store = MemoryStore()
+
+    with pytest.raises(ExceptionGroup) as failed:
+        async with serving(model_directory, store):
+            pass
+
+    assert failed.group_contains(ModelRefused, match="does not fit in memory")
+    assert [ev.ServerStarted.kind, ev.ServerStopped.kind] == [row.kind for row in store.rows]
+    async with serving(model_directory, store, accept_tight=True):
+        pass
+    events = [decode(row).event for row in store.rows]
+    (acted,) = (event for event in events if isinstance(event, ev.OperatorActed))
+    assert "accept_tight_memory" == acted.action
+    assert "512.0 MiB" in acted.detail
+    assert str(model_directory) not in acted.detail
+    (loaded,) = (event for event in events if isinstance(event, ev.ModelLoaded))
+    assert (512 << 20, 256 << 20) == (loaded.pool_bytes, loaded.blocks_bytes)
