@@ -7,11 +7,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
 from cairn.engine.blas import loaded_blas
 from cairn.engine.builtin import ensure_builtin_model
+
+if TYPE_CHECKING:
+    from cairn.ops.drills import Reference
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -24,6 +29,16 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     The built-in model's directory.
     """
     return ensure_builtin_model(tmp_path_factory.mktemp("models") / "cairn-builtin")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """
+    What a private server answers that nobody damages: what drills compare with.
+    """
+    from cairn.ops.drills import reference  # most tests need no server
+
+    return trio.run(reference, tmp_path_factory.mktemp("undisturbed"), model_directory)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

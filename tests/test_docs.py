@@ -17,6 +17,7 @@ from cairn.journal.invariants import SENTENCES
 from cairn.journal.lifecycle import STEPS
 from cairn.journal.paths import Reason
 from cairn.ops.cli import COMMANDS
+from cairn.ops.drills import DRILLS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -28,6 +29,7 @@ HEADINGS = ["Context", "Decision", "Alternatives", "Out of scope"]
 
 #: What a repository path begins with; ``journal.db`` and ``~/models`` are paths of other places.
 ROOMS = ("src/", "tests/", "docs/", "tools/", ".ci/")
+BUGS = ROOT / "docs" / "bugs"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 
@@ -130,6 +132,30 @@ def test_every_invariant_is_told_in_its_own_words_and_no_other():
     rows = [tuple(cell.strip() for cell in line.split("|")[1:4]) for line in lines if "|" in line]
     expected = [(name, sentence, scope) for name, (sentence, scope) in SENTENCES.items()]
     assert expected == rows[2:]
+
+
+def test_every_invariant_has_its_page():
+    """
+    ``docs/bugs`` has a page for each invariant and for a crash, which begins with its name and says
+    what holds in its own words; no page is there for another.
+    """
+    pages = {page.stem: " ".join(page.read_text("utf-8").split()) for page in BUGS.glob("*.md")}
+    assert {*SENTENCES, "CRASH"} == set(pages)
+    for name, text in pages.items():
+        assert text.startswith(f"# {name}: ")
+    for name, (sentence, _) in SENTENCES.items():
+        assert sentence.lower() in pages[name].lower(), name
+
+
+@pytest.mark.parametrize("name", [*SENTENCES, "CRASH"])
+def test_a_page_of_a_bug_names_its_drills_and_no_others(name: str):
+    """
+    Who reads what a bug means can rehearse it.
+    """
+    drills = [one.name for one in DRILLS.values() if one.invariant == name]
+    text = section(BUGS / f"{name}.md", "Rehearse it")
+    assert drills == re.findall(r"`ops drill ([a-z-]+)`", text)
+    assert drills
 
 
 def test_every_reason_is_told_and_no_other():

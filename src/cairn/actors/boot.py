@@ -98,10 +98,19 @@ def read_journal(store: Store, progress: Progress = _no_progress) -> Replay:
             progress("reading the journal", row.position, total)
     news = [found for found in fold.report().findings if not found.recorded]
     if news:
+        first = news[0]
+        log.error(
+            "the journal does not hold",
+            bug_id=first.bug_id,
+            invariant=first.invariant,
+            row=first.position,
+            fact=first.message,
+        )
         raise BootRefused(
-            f"the journal does not hold: {news[0].invariant} at row {news[0].position} "
-            f"({news[0].message}). Nothing was changed. See it with `ops verify`; to go on without "
-            "it, keep the file for the record and start with another --data-dir."
+            f"the journal does not hold: {first.invariant} at row {first.position} "
+            f"({first.message}), bug id {first.bug_id}. Nothing was changed. See it with "
+            "`ops verify` and `ops replay`; to go on without it, keep the file for the record and "
+            "start with another --data-dir."
         )
     return fold
 

@@ -230,6 +230,7 @@ class JournalWriter:
         self.on_room(stall)
 
     def _fail(self, error: BaseException) -> None:
+        log.error("the journal cannot be written", fact=str(error))
         self._failure = error
         self._moved.unpark_all()
         self._ended.set()

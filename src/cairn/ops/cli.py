@@ -22,6 +22,7 @@ COMMANDS = {
     "sessions": ("cairn.ops.sessions:sessions", "List the sessions of a journal."),
     "tail": ("cairn.ops.tail:tail", "Show the log of the server, or the events of the journal."),
     "export": ("cairn.ops.export:export", "Write a journal as lines of JSON."),
+    "drill": ("cairn.ops.drill:drill", "Damage a private server on purpose, and see it caught."),
     "migrate": ("cairn.ops.migrate:migrate", "Bring a journal's schema up to date, or make one."),
     "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to do."),
 }

@@ -4,15 +4,28 @@ The structured log: JSON lines in the data directory, rotated; for people on a t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 _ROTATE_BYTES = 16 * 1024 * 1024
 _KEPT_FILES = 5
+_SHARED: list[structlog.typing.Processor] = [
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+]
+_CONFIGURATION: dict[str, Any] = {
+    "processors": [*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+    "logger_factory": structlog.stdlib.LoggerFactory(),
+    "wrapper_class": structlog.stdlib.BoundLogger,
+}
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
@@ -41,33 +54,12 @@ def set_up_logs(path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shared: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
-    file = _LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=_KEPT_FILES, encoding="utf-8")
-    file.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                structlog.processors.JSONRenderer(),
-            ],
-        )
-    )
+    structlog.configure(**_CONFIGURATION, cache_logger_on_first_use=True)
+    file = _file(path)
     shown = logging.StreamHandler(sys.stderr)
     shown.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
+            foreign_pre_chain=_SHARED,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
@@ -80,3 +72,40 @@ def set_up_logs(path: Path) -> None:
     # What these have to say at this level is no news of the server's.
     for noisy in ("httpx", "huggingface_hub", "alembic", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def logs_in(path: Path) -> Iterator[None]:
+    """
+    Send all logs to ``path``, and nowhere else, while the context lasts: for a private server.
+    """
+    before, root = structlog.get_config(), logging.getLogger()
+    handlers, level = root.handlers, root.level
+    file = _file(path)
+    # Loggers are not kept: they would go on in this way when the context has ended.
+    structlog.configure(**_CONFIGURATION, cache_logger_on_first_use=False)
+    root.handlers = [file]
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+        root.handlers = handlers
+        root.setLevel(level)
+        file.close()
+
+
+def _file(path: Path) -> logging.Handler:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = _LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=_KEPT_FILES, encoding="utf-8")
+    file.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=_SHARED,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    return file

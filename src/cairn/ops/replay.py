@@ -230,6 +230,7 @@ def _tell_bug(source: Source, finding: Finding) -> int:
             ("request", violated.request if violated else None),
             ("fingerprint", violated.fingerprint if violated else model),
             ("version", violated.cairn_version if violated else None),
+            ("meaning", f"docs/bugs/{finding.invariant}.md"),
             ("on record", "yes" if finding.recorded else "no"),
             # Without these words, what was expected is taken for what the journal says.
             ("expected", f"{finding.expected} (by the rules)"),

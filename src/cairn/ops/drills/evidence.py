@@ -1,0 +1,48 @@
+"""
+What can be looked at when a private server has stopped: its log, and what `ops` says of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from cairn.ops.where import log_path
+
+
+def command(*arguments: object) -> str:
+    """
+    A command of `ops`, as one types it.
+    """
+    return shlex.join(("ops", *map(str, arguments)))
+
+
+def run_ops(*arguments: object) -> tuple[int, str]:
+    """
+    Run a command of `ops` in this process: its exit code and what it printed.
+    """
+    from cairn.ops.cli import ops
+
+    printed = io.StringIO()
+    code = 0
+    with contextlib.redirect_stdout(printed):
+        try:
+            ops.main(list(map(str, arguments)), prog_name="ops", standalone_mode=False)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+    return code, printed.getvalue()
+
+
+def logged(directory: Path, event: str, **fields: Any) -> bool:
+    """
+    Whether the log of a private server has an error with these fields.
+    """
+    path = log_path(directory)
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
+    wanted = {"level": "error", "event": event, **fields}
+    return any(wanted.items() <= line.items() for line in lines)

@@ -1,0 +1,178 @@
+"""
+Drills on a journal: somebody changes what is on disk, and no server goes on on it (INV-8).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from cairn.actors.boot import BootRefused
+from cairn.actors.writer import WriterDied
+from cairn.journal import events as ev
+from cairn.journal.replay import replay
+from cairn.ops.drills.client import Answer
+from cairn.ops.drills.conversation import VICTIM, goes_on, victim_first
+from cairn.ops.drills.evidence import command, logged, run_ops
+from cairn.ops.drills.journal_faults import tail_rewritten
+from cairn.ops.drills.outcome import Check, Outcome, Scene
+from cairn.ops.drills.private_server import private_server, stored_rows
+
+_NOT_JOURNALED = Check("journaled", None, "nothing is added to a chain that is broken")
+_NOT_COUNTED = Check("counted", None, "no server runs whose metrics could be read")
+
+Rewriting = Callable[[Path], int]
+
+
+async def play_at_rest(damage: Rewriting, scene: Scene) -> Outcome:
+    """
+    A server stops in order, its journal is changed, and a server is started on it.
+    """
+    async with private_server(scene.directory, scene.model) as house:
+        first = await house.client.ask(victim_first())
+    row = damage(scene.directory)
+    rows = stored_rows(scene.directory)
+    broken = next((one for one in replay(rows).findings if not one.recorded), None)
+    refusal = await _refusal(scene)
+    confined = Check(
+        "confined",
+        stored_rows(scene.directory) == rows and first.bits == scene.reference.victim.bits,
+        "the journal was left as it was found",
+    )
+    if broken is None:
+        fact = "the chain holds, as if nothing had been done"
+        return Outcome(
+            checks=(Check("caught", False, fact), confined), bug_id=None, command="", caught_ms=None
+        )
+    told = ("replay", broken.bug_id, "--data-dir", scene.directory)
+    code, printed = run_ops(*told)
+    caught = (broken.invariant, broken.position) == ("INV-8", row)
+    names = all(word in (refusal or "") for word in ("INV-8", f"row {row} ", broken.bug_id))
+    return Outcome(
+        checks=(
+            Check("caught", caught, f"{broken.invariant} at row {row}: {broken.message}"),
+            _NOT_JOURNALED,
+            _NOT_COUNTED,
+            Check(
+                "logged",
+                logged(scene.directory, "the journal does not hold", bug_id=broken.bug_id),
+                "an error with its bug id",
+            ),
+            Check(
+                "answered",
+                names,
+                "no server starts on it" if refusal else "a server started on it",
+            ),
+            confined,
+            Check(
+                "replayed",
+                code == 0 and "\nreproduced: " in printed,
+                printed.splitlines()[-1] if printed else "nothing was printed",
+            ),
+        ),
+        bug_id=broken.bug_id,
+        command=command(*told),
+        caught_ms=None,
+    )
+
+
+async def _refusal(scene: Scene) -> str | None:
+    """
+    Why a server does not start on the journal; None where it does.
+    """
+    refused: list[BaseException] = []
+    try:
+        async with private_server(scene.directory, scene.model):
+            pass
+    except BootRefused as error:
+        refused.append(error)
+    return str(refused[0]) if refused else None
+
+
+async def play_beneath(damage: Rewriting, scene: Scene) -> Outcome:
+    """
+    The end of the journal is written anew while a server writes it: the chain on disk is whole
+    again, and what gives the forgery away is the head that the server has in mind.
+    """
+    answers: list[Answer] = []
+    died: list[BaseException] = []
+    kept, struck_s, ended_s = "", 0.0, 0.0
+    try:
+        with trio.move_on_after(30):
+            async with private_server(scene.directory, scene.model) as house:
+                settled = trio.Event()
+
+                def watch(recorded: ev.Recorded) -> None:
+                    if isinstance(recorded.event, ev.SessionSettled):
+                        settled.set()
+
+                house.server.observe(watch)
+                first = await house.client.ask(victim_first())
+                await settled.wait()
+                kept = stored_rows(scene.directory)[-1].hash
+                damage(scene.directory)
+                struck_s = time.monotonic()
+                answers.append(await house.client.ask(goes_on(first)[0]))
+    except* WriterDied as group:
+        ended_s = time.monotonic()
+        died.extend(group.exceptions)
+    rows = stored_rows(scene.directory)
+    fooled, _ = run_ops("verify", "--data-dir", scene.directory)
+    told = ("verify", "--head", kept, "--data-dir", scene.directory)
+    code, printed = run_ops(*told)
+    answered = not any(answer.status == 200 for answer in answers)
+    at_rest = not any(
+        row.kind == ev.RequestReceived.kind and row.stream == f"session/{VICTIM}"
+        for row in rows[-1:]
+    )
+    found = "kept head: not in the chain" in printed
+    return Outcome(
+        checks=(
+            Check(
+                "caught",
+                bool(died),
+                "the next append did not follow the head: the server stopped"
+                if died
+                else "the server went on",
+            ),
+            _NOT_JOURNALED,
+            _NOT_COUNTED,
+            Check(
+                "logged",
+                logged(scene.directory, "the journal cannot be written"),
+                "an error with the row that did not follow",
+            ),
+            Check(
+                "answered",
+                answered,
+                "no token left" if answered else "a request was answered all the same",
+            ),
+            Check("confined", at_rest, "nothing was written behind the forged rows"),
+            Check(
+                "replayed",
+                (fooled, code, found) == (0, 1, True),
+                "the chain by itself holds; against the head that was kept it does not",
+            ),
+        ),
+        bug_id=None,
+        command=command(*told),
+        caught_ms=(ended_s - struck_s) * 1000 if died else None,
+    )
+
+
+def at_rest(damage: Rewriting) -> Callable[[Scene], Awaitable[Outcome]]:
+    """
+    How a drill goes that changes a journal which nobody writes.
+    """
+    return partial(play_at_rest, damage)
+
+
+def beneath_a_server(damage: Rewriting = tail_rewritten) -> Callable[[Scene], Awaitable[Outcome]]:
+    """
+    How a drill goes that changes a journal beneath its server.
+    """
+    return partial(play_beneath, damage)

@@ -1,0 +1,154 @@
+"""
+All drills. A new one is a row here, and a page of ``docs/bugs`` names it.
+
+Damage of the world outside (a file of KV on a disk that went bad) is no bug of ours: such a drill
+has its own way to ``play``, and its outcome no bug id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from cairn.journal.invariants import SENTENCES, Scope
+from cairn.ops.drills import conversation as talk
+from cairn.ops.drills import engine_faults, journal_faults, memory_faults, session_faults
+from cairn.ops.drills.client import Answer
+from cairn.ops.drills.damage import Damage
+from cairn.ops.drills.outcome import Drill
+from cairn.ops.drills.running import Fault, on_a_server
+from cairn.ops.drills.stored import at_rest, beneath_a_server
+
+
+def _running(
+    name: str,
+    invariant: str,
+    sentence: str,
+    damage: Callable[[Damage], Awaitable[None]],
+    asks: Callable[[Answer], list[talk.Body]] = talk.goes_on,
+    *,
+    before: tuple[str, ...] = (),
+) -> Drill:
+    """
+    Args:
+        before: what breaks on the way to ``invariant``.
+    """
+    scope: Scope = "session" if invariant == "CRASH" else SENTENCES[invariant][1]
+    fault = Fault(damage=damage, asks=asks, findings=(*before, invariant), scope=scope)
+    return Drill(
+        name=name, invariant=invariant, scope=scope, damage=sentence, play=on_a_server(fault)
+    )
+
+
+def _stored(
+    name: str, sentence: str, damage: Callable[..., int], *, beneath: bool = False
+) -> Drill:
+    return Drill(
+        name=name,
+        invariant="INV-8",
+        scope="server",
+        damage=sentence,
+        play=beneath_a_server(damage) if beneath else at_rest(damage),
+    )
+
+
+_ALL = (
+    _running(
+        "layer-short",
+        "INV-1",
+        "One layer holds a token less than the others after a pass.",
+        engine_faults.layer_short,
+    ),
+    _running(
+        "tokens-shifted",
+        "INV-1",
+        "A pass runs over the prompt's tokens one place on.",
+        engine_faults.tokens_shifted,
+    ),
+    _running(
+        "window-moved",
+        "INV-2",
+        "One layer has lost the first token of its window.",
+        engine_faults.window_moved,
+    ),
+    _running(
+        "bit-flipped",
+        "INV-3",
+        "One bit of a sealed block flips in memory.",
+        memory_faults.bit_flipped,
+        talk.asks_the_same,
+    ),
+    _running(
+        "block-recomputed",
+        "INV-3",
+        "KV comes out one bit otherwise when it is computed again.",
+        memory_faults.block_recomputed,
+        talk.asks_the_same_cold,
+    ),
+    _running(
+        "stale-decision",
+        "INV-4",
+        "A path is decided on a state that has forgotten what the session's slab holds.",
+        session_faults.stale_decision,
+    ),
+    _running(
+        "slab-leaked",
+        "INV-5",
+        "A slab is never released: the pool keeps it.",
+        memory_faults.slab_leaked,
+        talk.needs_a_larger_slab,
+    ),
+    _running(
+        "slab-freed-twice",
+        "INV-5",
+        "The reference to a slab is released twice.",
+        memory_faults.slab_freed_twice,
+        talk.then_a_newcomer,
+        before=("CRASH",),
+    ),
+    _running(
+        "event-out-of-order",
+        "INV-6",
+        "A session tells of a pass after it told what came of it.",
+        session_faults.event_out_of_order,
+    ),
+    _running(
+        "sequence-gap",
+        "INV-6",
+        "A session loses count of its own events.",
+        session_faults.sequence_gap,
+    ),
+    _running(
+        "emission-early",
+        "INV-7",
+        "Tokens are released before the pass that made them is on record.",
+        session_faults.emission_early,
+    ),
+    _stored(
+        "row-changed", "A figure in a row of the database is changed.", journal_faults.row_changed
+    ),
+    _stored("row-removed", "A row is taken out of the database.", journal_faults.row_removed),
+    _stored(
+        "tail-rewritten",
+        "The last rows of the database are written anew, with a chain that holds.",
+        journal_faults.tail_rewritten,
+        beneath=True,
+    ),
+    _running(
+        "pass-raises",
+        "CRASH",
+        "The device fails in a pass of the model.",
+        engine_faults.pass_raises,
+    ),
+    _running(
+        "session-dies",
+        "CRASH",
+        "A session's own code fails while its answer streams.",
+        session_faults.session_dies,
+        talk.streams,
+    ),
+)
+
+DRILLS = {drill.name: drill for drill in _ALL}
+"""
+By name, in the order in which `ops drill all` runs them.
+"""
