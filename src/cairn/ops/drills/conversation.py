@@ -139,7 +139,7 @@ class Bystander:
         """
         Beside: long enough that the damage falls into it.
         """
-        return self.next(first, "And what can be seen?", max_tokens=32)
+        return self.next(first, "And what can be seen?", max_tokens=20)
 
     def after(self, second: Answer) -> Body:
         """

@@ -1,0 +1,341 @@
+"""
+Record the histories that are replayed for ever: a journal of each drill, and of healthy
+conversations of each kind.
+
+``python -P tools/record_histories.py`` writes what is missing in ``tests/histories``; names record
+those anew. Beside the files stands ``expected.json``: which invariants break in each, at which row,
+and whether that is on record and breaks again. Read what changed in it before it is committed: a
+history that stays says that what was journaled once is still read in the same way.
+
+Ids and times are those of the recording. Directories of the machine are taken out, and the chain is
+made anew over what is left; a drill that changes stored rows is held on the history ``stopped``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from cairn.engine.builtin import BUILTIN_NAME, ensure_builtin_model
+from cairn.journal import events as ev
+from cairn.journal.codec import GENESIS, Row, decode, encode
+from cairn.journal.export import read_export, to_line
+from cairn.journal.lifecycle import Life
+from cairn.journal.replay import replay
+from cairn.journal.store_sql import SqlStore, journal_url, migrate
+from cairn.ops.drills import DRILLS, Reference, reference
+from cairn.ops.drills.client import Answer
+from cairn.ops.drills.conversation import Message, onward, user
+from cairn.ops.drills.damage import Damage
+from cairn.ops.drills.engine_faults import pass_raises
+from cairn.ops.drills.journal_faults import row_changed, row_removed, tail_rewritten
+from cairn.ops.drills.outcome import Scene
+from cairn.ops.drills.private_server import PrivateServer, private_server, stored_rows
+
+HISTORIES = Path("tests/histories")
+EXPECTED = "expected.json"
+_BLOCK_BYTES = 16 * 4096  # C tokens of the built-in model
+_FILE = re.compile(r'File "[^"]*?/(?:(?:site-packages|src|lib/python[\d.]+)/|(?=tools/))([^"]*)"')
+_TOKEN = re.compile(rb'"content":"[^"]')
+
+GUIDE = {
+    "role": "system",
+    "content": "You are a guide in the hills. Name what can be seen from each cairn on the way, "
+    "and say how long the next leg takes on foot. Answer in short sentences.",
+}
+WAY = [GUIDE, user("Where do we start?")]
+
+
+# --- conversations -------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Talk:
+    """
+    A client of a private server that waits, between two requests, until all sessions are at rest.
+    """
+
+    house: PrivateServer
+
+    async def ask(self, messages: Sequence[Message], **more: Any) -> Answer:
+        """
+        Ask greedily for a few tokens.
+        """
+        answer = await self.house.client.ask(
+            {"messages": list(messages), "temperature": 0, "seed": 1, "max_tokens": 6, **more}
+        )
+        await self.rest()
+        return answer
+
+    async def rest(self) -> None:
+        """
+        Wait until no session is at work, and all of it is committed.
+        """
+        at_rest = {str(life) for life in (Life.IDLE, Life.QUARANTINED)}
+        server = self.house.server
+        while not set(server.statistics().sessions) <= at_rest:  # noqa: ASYNC110
+            await trio.sleep(0.01)  # nobody sets an event when all of them are at rest
+        await server._writer.wait_committed(server._sequencer.state.position)
+
+    async def leave(self, messages: Sequence[Message], begun: Callable[[], None]) -> None:
+        """
+        Ask for a long answer as a stream, and go away after its first token and ``begun``.
+        """
+        body = {"messages": list(messages), "temperature": 0, "seed": 1, "max_tokens": 400}
+
+        def listen() -> None:
+            with self.house.client._post({**body, "stream": True}) as response:
+                for line in response:
+                    if _TOKEN.search(line):
+                        break
+                begun()
+
+        await trio.to_thread.run_sync(listen)
+        await self.rest()
+
+
+@contextlib.asynccontextmanager
+async def talking(directory: Path, model: Path, **changes: Any) -> AsyncIterator[Talk]:
+    """
+    A private server and a client of it.
+    """
+    async with private_server(directory, model, **changes) as house:
+        yield Talk(house)
+
+
+async def continuation(directory: Path, model: Path) -> None:
+    """
+    A conversation begins cold and goes on twice.
+    """
+    async with talking(directory, model) as talk:
+        first = await talk.ask(WAY)
+        second = onward(WAY, first, "And then?")
+        third = onward(second, await talk.ask(second), "How long does that take?")
+        await talk.ask(third)
+
+
+async def diverged(directory: Path, model: Path) -> None:
+    """
+    The client edits a message that was answered already, and then the system prompt.
+    """
+    async with talking(directory, model) as talk:
+        first = await talk.ask(WAY)
+        await talk.ask(onward(WAY, first, "And from the first cairn, in rain?"))
+        await talk.ask(onward(WAY, first, "And from the second cairn, in snow?"))
+        other = {**GUIDE, "content": GUIDE["content"].replace("hills", "Alps")}
+        await talk.ask([other, *WAY[1:]])
+
+
+async def shorter(directory: Path, model: Path) -> None:
+    """
+    The client goes back to an earlier turn, asks the same again, and asks it without the cache.
+    """
+    async with talking(directory, model) as talk:
+        await talk.ask(onward(WAY, await talk.ask(WAY), "And then?"))
+        await talk.ask(WAY)
+        await talk.ask(WAY, cache_prompt=False)
+
+
+async def shared(directory: Path, model: Path) -> None:
+    """
+    Two conversations have the system prompt in common, and its blocks.
+    """
+    async with talking(directory, model) as talk:
+        await talk.ask(WAY)
+        await talk.ask([GUIDE, user("Which of the streams can be crossed after rain?")])
+
+
+async def evicted(directory: Path, model: Path) -> None:
+    """
+    Blocks and slabs have to make room for each other's sessions, and one comes back.
+    """
+    async with talking(directory, model, blocks_bytes=7 * _BLOCK_BYTES, pool_slabs=1) as talk:
+        first = await talk.ask(WAY)
+        for place in range(2):
+            text = f"{place}: tell me of the weather on the pass, and of the shelters. " * 3
+            await talk.ask([user(text)])
+        await talk.ask(onward(WAY, first, "And then?"))
+
+
+async def cancelled(directory: Path, model: Path) -> None:
+    """
+    A client goes away while its answer streams, and then asks again.
+    """
+    async with talking(directory, model) as talk:
+        await talk.leave(WAY, lambda: None)
+        await talk.ask(WAY)
+
+
+async def killed(directory: Path, model: Path) -> None:
+    """
+    The server dies while it answers. The next one finds that, and the conversation goes on.
+    """
+    before = directory.with_name(f"{directory.name}-before")
+    at_death: list[Row] = []
+    async with talking(before, model) as talk:
+        first = await talk.ask(WAY)
+        again = onward(WAY, first, "And then?")
+        # A journal whose server is killed is what was committed at that moment.
+        await talk.leave(again, lambda: at_death.extend(stored_rows(before)))
+    store_rows(directory, at_death)
+    shutil.copy(before / "secret", directory / "secret")
+    async with talking(directory, model) as talk:
+        await talk.ask(again)
+
+
+async def stopped(directory: Path, model: Path) -> None:
+    """
+    The server stops in order and starts again, and the conversation goes on.
+    """
+    async with talking(directory, model) as talk:
+        first = await talk.ask(WAY)
+    async with talking(directory, model) as talk:
+        await talk.ask(onward(WAY, first, "And then?"))
+
+
+async def quarantined(directory: Path, model: Path) -> None:
+    """
+    A session crashes. Its conversation goes on in a new one, also after a restart.
+    """
+    async with talking(directory, model) as talk:
+        first = await talk.ask(WAY)
+        (session,) = talk.house.server._sequencer.state.sessions
+        await pass_raises(Damage(talk.house.server, session))
+        again = onward(WAY, first, "And then?")
+        await talk.ask(again)
+        await talk.ask(again)
+    async with talking(directory, model) as talk:
+        await talk.ask(onward(again, first, "And from there?"))
+
+
+HEALTHY = {
+    "continuation": continuation,
+    "diverged": diverged,
+    "shorter-history": shorter,
+    "shared-blocks": shared,
+    "evicted": evicted,
+    "cancelled": cancelled,
+    "killed": killed,
+    "stopped": stopped,
+    "quarantined": quarantined,
+}
+REWRITTEN = {
+    "row-changed": row_changed,
+    "row-removed": row_removed,
+    "tail-rewritten": tail_rewritten,
+}
+"""
+Drills on stored rows: held on a history that is there, so that one can see what was changed.
+"""
+_WHOLE = "stopped"
+
+
+# --- recording -----------------------------------------------------------------------------------
+
+
+def without_machine(rows: Sequence[Row]) -> list[Row]:
+    """
+    The rows without the directories of the machine that wrote them, in a chain of their own.
+    """
+    found: list[Row] = []
+    for row in rows:
+        recorded = decode(row)
+        event = recorded.event
+        if isinstance(event, ev.ModelLoaded):
+            event = attrs.evolve(event, directory=f"models/{BUILTIN_NAME}")
+        elif isinstance(event, ev.InvariantViolated):
+            event = attrs.evolve(event, trace=_FILE.sub(r'File "\1"', event.trace))
+        recorded = attrs.evolve(recorded, event=event)
+        found.append(encode(recorded, found[-1].hash if found else GENESIS))
+    return found
+
+
+def store_rows(directory: Path, rows: Sequence[Row]) -> None:
+    """
+    Make a journal of rows.
+    """
+    migrate(journal_url(directory))
+    store = SqlStore.open(journal_url(directory))
+    with contextlib.closing(store):
+        store.append(rows)
+
+
+async def recorded(
+    name: str, into: Path, scratch: Path, model: Path, undisturbed: Reference
+) -> list[Row]:
+    """
+    The rows of one history.
+    """
+    directory = scratch / name
+    if name in REWRITTEN:
+        store_rows(directory, list(read_export(into / f"{_WHOLE}.jsonl")))
+        REWRITTEN[name](directory)
+        return stored_rows(directory)
+    if name in HEALTHY:
+        await HEALTHY[name](directory, model)
+    else:
+        await DRILLS[name].play(Scene(directory=directory, model=model, reference=undisturbed))
+    return without_machine(stored_rows(directory))
+
+
+def expectation(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    """
+    What replay finds in a history.
+    """
+    return [
+        {
+            "invariant": found.invariant,
+            "row": found.position,
+            "recorded": found.recorded,
+            "reproduced": found.reproduced,
+        }
+        for found in replay(rows).findings
+    ]
+
+
+async def record(names: Sequence[str], into: Path, scratch: Path, model: Path) -> None:
+    """
+    Record histories, and put down what is found in them.
+    """
+    undisturbed = await reference(scratch / "undisturbed", model)
+    path = into / EXPECTED
+    expected = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    for name in names:
+        rows = await recorded(name, into, scratch, model, undisturbed)
+        (into / f"{name}.jsonl").write_bytes(b"".join(map(to_line, rows)))
+        expected[name] = expectation(rows)
+        print(f"{name}: {len(rows)} rows, {[found['invariant'] for found in expected[name]]}")
+    path.write_text(f"{json.dumps(dict(sorted(expected.items())), indent=2)}\n", "utf-8")
+
+
+def main() -> None:
+    """
+    Record what was named, or what is missing.
+    """
+    known = [*HEALTHY, *DRILLS]
+    parser = argparse.ArgumentParser(description="Record histories of drills and conversations.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("-o", "--output", type=Path, default=HISTORIES, metavar="DIR")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - set(known):
+        parser.error(f"no such history: {', '.join(sorted(unknown))}")
+    asked.output.mkdir(parents=True, exist_ok=True)
+    names = asked.names or [name for name in known if not (asked.output / f"{name}.jsonl").exists()]
+    with tempfile.TemporaryDirectory(prefix="cairn-histories-") as directory:
+        scratch = Path(directory)
+        model = ensure_builtin_model(scratch / "models" / BUILTIN_NAME)
+        trio.run(record, names, asked.output, scratch, model)
+
+
+if __name__ == "__main__":
+    main()
