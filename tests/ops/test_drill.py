@@ -165,7 +165,9 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, undisturbed: Referenc
     return put
 
 
-def made(name: str, *checks: Check, error: type[BaseException] | None = None) -> Drill:
+def made(
+    name: str, *checks: Check, error: type[BaseException] | BaseException | None = None
+) -> Drill:
     """A drill that comes to these checks, or is cut off."""
 
     async def play(scene: Scene) -> Outcome:
@@ -220,6 +222,15 @@ def test_all_of_them(run, quick):
     assert "drills: 2, not passed: other" == rest[0]
     assert "  replayed   NO   it is not so" in rest
     assert "[2/2] other ...\n" in result.stderr
+
+
+def test_a_drill_that_fails_by_itself(run, quick):
+    """What nobody foresaw is no pass, and the drills after it are held."""
+    quick(made("one", error=RuntimeError("the roof fell in")), made("two", *FINE))
+    result = run("drill", "all")
+    assert 1 == result.exit_code
+    assert "drills: 2, not passed: one\n" in result.stdout
+    assert "RuntimeError: the roof fell in" in result.stderr
 
 
 def test_called_off(run, quick, tmp_path: Path):

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ import trio
 
 from cairn.engine.builtin import BUILTIN_NAME, BuiltinModelError, ensure_builtin_model
 from cairn.ops.cli import Unreadable
-from cairn.ops.drills import CHECKS, DRILLS, Drill, Outcome, Reference, reference
+from cairn.ops.drills import CHECKS, DRILLS, Check, Drill, Outcome, Reference, reference
 from cairn.ops.drills.outcome import Scene
 from cairn.ops.home import make_home
 from cairn.ops.output import facts, table
@@ -124,7 +125,15 @@ def _hold(chosen: Sequence[Drill], data_dir: Path) -> list[Played]:
 
 async def _held(one: Drill, directory: Path, model: Path, undisturbed: Reference) -> Played:
     began_s = time.monotonic()
-    outcome = await one.play(Scene(directory=directory, model=model, reference=undisturbed))
+    scene = Scene(directory=directory, model=model, reference=undisturbed)
+    try:
+        outcome = await one.play(scene)
+    except Exception as error:  # damage may do what nobody foresaw; that is no pass either
+        traceback.print_exception(error)
+        fact = "the drill came to no end; the stack of what failed stands above"
+        outcome = Outcome(
+            checks=(Check("caught", False, fact),), bug_id=None, command="", caught_ms=None
+        )
     took_s = time.monotonic() - began_s
     return Played(drill=one, outcome=outcome, directory=directory, took_s=took_s)
 
