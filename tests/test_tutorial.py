@@ -1,0 +1,242 @@
+"""
+The tutorial is run as its reader would: each command on a terminal, in order, from an empty home.
+
+A block ``sh`` holds commands, and the block ``text`` behind it what must come of them, where ``…``
+stands for anything. Words in capitals are what an earlier command printed. A block ``sh server``
+runs in the other terminal, and ``sh kill`` ends what runs there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+TUTORIAL = Path(__file__).parent.parent / "docs" / "tutorial.md"
+DEADLINE_S = 240.0
+
+_BLOCK = re.compile(r"^```(sh|text)(?: (server|kill))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+_CAPTURED = {
+    "BUG_ID": r"[0-9a-f]{8}-[0-9a-f-]{27}",
+    "DIRECTORY": r"\S+",
+}
+
+
+@attrs.frozen
+class Step:
+    """
+    Commands, and what must come of them.
+    """
+
+    commands: str
+    terminal: str
+    expected: str
+
+
+def steps() -> list[Step]:
+    """
+    The tutorial's commands in their order.
+    """
+    found: list[Step] = []
+    for language, terminal, text in _BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):
+        if language == "sh":
+            found.append(Step(text, terminal, ""))
+        else:
+            found[-1] = attrs.evolve(found[-1], expected=text)
+    return found
+
+
+def pattern(line: str) -> str:
+    """
+    A line of expected output as a pattern, with names for what is captured.
+    """
+    parts = re.split(rf"({'|'.join(_CAPTURED)}|…)", line.strip())
+    for place, part in enumerate(parts):
+        if part == "…":
+            parts[place] = ".*?"
+        elif part in _CAPTURED:
+            parts[place] = f"(?P<{part}>{_CAPTURED[part]})"
+        else:
+            parts[place] = r"\s*".join(re.escape(word) for word in part.split())
+    return r"\s*".join(parts)
+
+
+class Terminal:
+    """
+    A terminal of the reader's: a shell of its own for each block, and what has been captured.
+    """
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder = folder
+        self._port = port
+        self._captured: dict[str, str] = {}
+        self._server: subprocess.Popen[bytes] | None = None
+        self._server_end = -1
+        home = folder / "home"
+        home.mkdir()
+        launcher = folder / "ops"
+        launcher.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m cairn.ops "$@"\n')
+        launcher.chmod(0o755)
+        kept = ("PATH", "PYTHONPATH", "LANG", "OPENBLAS_CORETYPE", "HF_HUB_OFFLINE")
+        self._environment = {
+            **{name: os.environ[name] for name in kept if name in os.environ},
+            "HOME": str(home),
+            "TERM": "xterm",
+            "COLUMNS": "160",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+
+    def play(self, step: Step) -> None:
+        """
+        Run a block and look at what came of it.
+        """
+        match step.terminal:
+            case "server":
+                shown = self._serve(step)
+            case "kill":
+                self._run(step)
+                assert self._server is not None
+                assert -signal.SIGKILL == self._server.wait(DEADLINE_S)
+                shown = ""
+            case _:
+                shown = self._run(step)
+        self._look(step, shown)
+
+    def end(self) -> None:
+        """
+        Ctrl-C in the server's terminal.
+        """
+        if self._server is not None and self._server.poll() is None:
+            self._server.send_signal(signal.SIGINT)
+            assert 0 == self._server.wait(DEADLINE_S)
+
+    def kill(self) -> None:
+        """
+        Whatever still runs ends.
+        """
+        if self._server is not None and self._server.poll() is None:
+            self._server.kill()
+            self._server.wait()
+
+    def _written(self, commands: str) -> str:
+        commands = commands.replace("8000", str(self._port))
+        for name, value in self._captured.items():
+            commands = commands.replace(name, value)
+        return commands
+
+    def _start(self, commands: str) -> tuple[subprocess.Popen[bytes], int]:
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            ["bash", "-c", commands],
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        return process, ours
+
+    def _run(self, step: Step) -> str:
+        process, ours = self._start(self._written(step.commands))
+        shown = "".join(_read(ours, DEADLINE_S))
+        os.close(ours)
+        code = process.wait(DEADLINE_S)
+        assert 0 == code, f"{step.commands}\nended with {code}:\n{shown}"
+        return shown
+
+    def _serve(self, step: Step) -> str:
+        # What `make serve` is besides setting up, which has been done for these tests.
+        assert "make serve\n" == step.commands
+        self._server, self._server_end = self._start(f"exec ./ops serve --port {self._port}")
+        shown = ""
+        for piece in _read(self._server_end, DEADLINE_S):
+            shown += piece
+            if "try it" in shown:
+                return shown
+        raise AssertionError(f"the server did not start:\n{shown}")
+
+    def _look(self, step: Step, shown: str) -> None:
+        """
+        Each expected line must be there, in this order.
+        """
+        shown = shown.replace(str(self._port), "8000")
+        at = 0
+        for line in step.expected.splitlines():
+            found = re.compile(pattern(line)).search(shown, at)
+            assert found, f"{step.commands}\nshould have shown {line!r} and showed:\n{shown}"
+            self._captured |= found.groupdict()
+            at = found.end()
+
+
+def _read(end: int, deadline_s: float) -> Iterator[str]:
+    """
+    What is shown on a terminal until nobody holds it any more, without colours and line ends.
+    """
+    until = time.monotonic() + deadline_s
+    while time.monotonic() < until:
+        try:
+            piece = os.read(end, 65536)
+        except OSError:
+            return
+        if not piece:
+            return
+        yield _ESCAPES.sub("", piece.decode(errors="replace")).replace("\r\n", "\n")
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    """
+    A terminal in an empty folder, and nothing left running in the end.
+    """
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    made = Terminal(tmp_path, port)
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no pseudo-terminals here")
+def test_the_tutorial_does_what_it_says(terminal: Terminal):
+    """
+    Every command ends well and shows what the page says.
+    """
+    found = steps()
+    assert len(found) > 12
+    for step in found:
+        terminal.play(step)
+    terminal.end()
+
+
+@pytest.mark.parametrize(
+    ("line", "shown", "fits"),
+    [
+        ("broken: 0", "broken: 0", True),
+        ("broken: 0", "broken: 2", False),
+        ("id … life", "id    life", True),
+        ("… same …", "it is the same: 3", True),
+        ("bug id: … BUG_ID", "bug id:  xyz", False),
+    ],
+)
+def test_patterns_can_fail(line: str, shown: str, fits: bool):
+    """
+    An expected line fits what it should and nothing else.
+    """
+    assert fits == bool(re.search(pattern(line), shown))
