@@ -17,12 +17,13 @@ from cairn.journal import events as ev
 from cairn.journal import invariants
 from cairn.journal.ledger import Ledger
 from cairn.ops import drill
-from cairn.ops.drills import CHECKS, DRILLS, Check, Drill, Outcome, Reference, running
+from cairn.ops.drills import CHECKS, DRILLS, Check, Drill, Outcome, Reference, evidence
 from cairn.ops.drills.client import Answer
 from cairn.ops.drills.damage import Damage
 from cairn.ops.drills.journal_faults import row_removed
 from cairn.ops.drills.outcome import Scene
-from cairn.ops.drills.running import Fault, on_a_server
+from cairn.ops.drills.running import on_a_server
+from cairn.ops.drills.running_checks import Fault, is_bug_answer
 from cairn.ops.drills.stored import at_rest, beneath_a_server
 
 FINE = tuple(Check(name, True, "so it is") for name in CHECKS)
@@ -98,7 +99,7 @@ def retried(patch: pytest.MonkeyPatch) -> None:
 
 def untold(patch: pytest.MonkeyPatch) -> None:
     """`ops replay` finds nothing."""
-    patch.setattr(running, "run_ops", lambda *arguments: (2, "No bug id is in the journal."))
+    patch.setattr(evidence, "run_ops", lambda *arguments: (2, "No bug id is in the journal."))
 
 
 @pytest.mark.parametrize(
@@ -268,8 +269,8 @@ def test_an_answer_that_is_not_the_promised_one():
     headers = {"x-should-retry": "false"}
     whole = Answer(status=500, headers=headers, error=error)
     streamed = Answer(status=200, headers={}, error=error, tokens=((b"a", -1.0),))
-    assert running.is_bug_answer(whole, "7")
-    assert running.is_bug_answer(streamed, "7")
+    assert is_bug_answer(whole, "7")
+    assert is_bug_answer(streamed, "7")
     for other in (
         attrs.evolve(whole, status=503),
         attrs.evolve(whole, headers={}),
@@ -277,5 +278,5 @@ def test_an_answer_that_is_not_the_promised_one():
         attrs.evolve(whole, error={**error, "detail": "a stack"}),
         attrs.evolve(streamed, tokens=()),
     ):
-        assert not running.is_bug_answer(other, "7")
-    assert not running.is_bug_answer(whole, "8")
+        assert not is_bug_answer(other, "7")
+    assert not is_bug_answer(whole, "8")

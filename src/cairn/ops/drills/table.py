@@ -15,7 +15,8 @@ from cairn.ops.drills import engine_faults, journal_faults, memory_faults, sessi
 from cairn.ops.drills.client import Answer
 from cairn.ops.drills.damage import Damage
 from cairn.ops.drills.outcome import Drill
-from cairn.ops.drills.running import Fault, on_a_server
+from cairn.ops.drills.running import on_a_server
+from cairn.ops.drills.running_checks import Fault
 from cairn.ops.drills.stored import at_rest, beneath_a_server
 
 
