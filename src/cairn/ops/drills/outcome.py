@@ -45,6 +45,13 @@ class Check:
     fact: str
 
 
+def looked(name: str, held: bool, fact: str, otherwise: str) -> Check:
+    """
+    A check that says ``fact`` where it held, and ``otherwise`` where it did not.
+    """
+    return Check(name, held, fact if held else otherwise)
+
+
 @attrs.frozen(kw_only=True)
 class Scene:
     """

@@ -20,7 +20,7 @@ from cairn.ops.drills.client import Answer
 from cairn.ops.drills.conversation import goes_on, victim_first
 from cairn.ops.drills.evidence import command, logged, run_ops
 from cairn.ops.drills.journal_faults import tail_rewritten
-from cairn.ops.drills.outcome import Check, Outcome, Scene
+from cairn.ops.drills.outcome import Check, Outcome, Scene, looked
 from cairn.ops.drills.private_server import private_server, stored_rows
 
 _NOT_JOURNALED = Check("journaled", None, "nothing is added to a chain that is broken")
@@ -39,10 +39,11 @@ async def play_at_rest(damage: Rewriting, scene: Scene) -> Outcome:
     rows = stored_rows(scene.directory)
     broken = next((one for one in replay(rows).findings if not one.recorded), None)
     refusal = await _refusal(scene)
-    confined = Check(
+    confined = looked(
         "confined",
         stored_rows(scene.directory) == rows and first.bits == scene.reference.victim.bits,
         "the journal was left as it was found",
+        "the journal was written to, or the answer before was another",
     )
     if broken is None:
         fact = "the chain holds, as if nothing had been done"
@@ -55,18 +56,22 @@ async def play_at_rest(damage: Rewriting, scene: Scene) -> Outcome:
     names = all(word in (refusal or "") for word in ("INV-8", f"row {row} ", broken.bug_id))
     return Outcome(
         checks=(
-            Check("caught", caught, f"{broken.invariant} at row {row}: {broken.message}"),
+            Check(
+                "caught", caught, f"{broken.invariant} at row {broken.position}: {broken.message}"
+            ),
             _NOT_JOURNALED,
             _NOT_COUNTED,
-            Check(
+            looked(
                 "logged",
                 logged(scene.directory, "the journal does not hold", bug_id=broken.bug_id),
                 "an error with its bug id",
+                "no line with its bug id",
             ),
-            Check(
+            looked(
                 "answered",
                 names,
-                "no server starts on it" if refusal else "a server started on it",
+                "no server starts on it, and says why",
+                f"refused with other words: {refusal}" if refusal else "a server started on it",
             ),
             confined,
             Check(
@@ -85,13 +90,11 @@ async def _refusal(scene: Scene) -> str | None:
     """
     Why a server does not start on the journal; None where it does.
     """
-    refused: list[BaseException] = []
     try:
         async with private_server(scene.directory, scene.model):
-            pass
-    except BootRefused as error:
-        refused.append(error)
-    return str(refused[0]) if refused else None
+            return None
+    except BootRefused as refused:
+        return str(refused)
 
 
 async def play_beneath(damage: Rewriting, scene: Scene) -> Outcome:
@@ -131,34 +134,37 @@ async def play_beneath(damage: Rewriting, scene: Scene) -> Outcome:
     found = "kept head: not in the chain" in printed
     return Outcome(
         checks=(
-            Check(
+            looked(
                 "caught",
                 bool(died),
-                "the next append did not follow the head: the server stopped"
-                if died
-                else "the server went on",
+                "the next append did not follow the head: the server stopped",
+                "the server went on",
             ),
             _NOT_JOURNALED,
             _NOT_COUNTED,
-            Check(
+            looked(
                 "logged",
                 logged(scene.directory, "the journal cannot be written"),
                 "an error with the row that did not follow",
+                "no line says why it stopped",
             ),
-            Check(
+            looked(
                 "answered",
                 answered,
-                "no token left" if answered else "a request was answered all the same",
+                "no token left",
+                "a request was answered all the same",
             ),
-            Check(
+            looked(
                 "confined",
                 bool(forged) and rows == forged,
                 "nothing was written behind the forged rows",
+                "rows were written behind the forged ones",
             ),
-            Check(
+            looked(
                 "replayed",
                 (fooled, code, found) == (0, 1, True),
                 "the chain by itself holds; against the head that was kept it does not",
+                "the head that was kept gives nothing away",
             ),
         ),
         bug_id=None,
