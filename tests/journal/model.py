@@ -172,6 +172,7 @@ class World:
         pass
 
     _request_rejected = _operator_acted
+    _journal_pruned = _operator_acted
 
     def _session_opened(self, event: ev.SessionOpened) -> None:
         self.sessions[event.session] = {

@@ -2,7 +2,11 @@
 All stores keep rows in the same way; a database that is not a journal of ours is left as it was.
 """
 
+import os
+import pickle
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,8 +19,10 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from cairn.journal import store_sql
+from cairn.journal.base import Base, base_of
 from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull
+from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore, Store
 from cairn.journal.store_sql import SqlStore, journal_url, migrate, schema_revision, sqlite_url
 from tests.journals import healthy, unrecorded
@@ -120,6 +126,65 @@ def test_an_append_between_two_reads(store: Store):
     assert ROWS[1:6] == [next(reading) for _ in range(5)]
 
 
+# --- all stores: a cut ---------------------------------------------------------------------------
+
+
+def base_at(position: int) -> Base:
+    """
+    The base of the first rows.
+    """
+    return base_of(replay(ROWS, until=position).state, ROWS[position - 1].hash)
+
+
+def test_a_cut(store: Store):
+    """The base stands in the place of the rows up to it; rows above it stay byte for byte."""
+    store.append(ROWS[:20])
+    assert store.base() is None
+    store.cut(base_at(8), ROWS[20:22])
+    assert base_at(8) == store.base()
+    assert ROWS[8:22] == list(store.read())
+    assert ROWS[10:22] == list(store.read(10))
+    assert (22, ROWS[21].hash) == store.head()
+    store.append(ROWS[22:])
+    assert ROWS[8:] == list(store.read())
+
+
+def test_a_cut_of_a_cut(store: Store):
+    """The base moves on; there is one at a time."""
+    store.append(ROWS[:20])
+    store.cut(base_at(8), ROWS[20:21])
+    store.cut(base_at(15), ROWS[21:])
+    assert base_at(15) == store.base()
+    assert ROWS[15:] == list(store.read())
+
+
+def test_a_cut_of_everything(store: Store):
+    """Where no row is left, the journal goes on from the base."""
+    store.append(ROWS[:20])
+    store.cut(base_at(20), [])
+    assert (20, ROWS[19].hash) == store.head()
+    assert [] == list(store.read())
+    store.append(ROWS[20:])
+    assert ROWS[20:] == list(store.read())
+
+
+@pytest.mark.parametrize(
+    ("base", "rows"),
+    [
+        (attrs.evolve(base_at(8), head="1" * 64), ROWS[20:22]),  # it ends with another row
+        (attrs.evolve(base_at(8), position=25), ROWS[20:22]),  # there is no such row
+        (base_at(8), ROWS[21:23]),  # somebody appended meanwhile, or a gap
+    ],
+)
+def test_a_cut_that_is_refused(store: Store, base: Base, rows: list[Row]):
+    """All or nothing: what cannot be appended is not cut for either."""
+    store.append(ROWS[:20])
+    with pytest.raises(HeadMoved):
+        store.cut(base, rows)
+    assert store.base() is None
+    assert ROWS[:20] == list(store.read())
+
+
 # --- the store on disk ---------------------------------------------------------------------------
 
 
@@ -211,6 +276,97 @@ def test_a_full_disk_leaves_nothing_half(url: str, tmp_path: Path):
     store.close()
 
 
+def test_a_cut_on_a_full_disk(url: str):
+    """A cut whose event does not fit leaves every row where it was."""
+    big = [attrs.evolve(ROWS[20], public=b"x" * 1_000_000)]
+    store = SqlStore.open(url)
+    store.append(ROWS[:20])
+    store._connection.exec_driver_sql("PRAGMA max_page_count = 40")
+    store._connection.rollback()
+    with pytest.raises(StoreFull, match="Free some space"):
+        store.cut(base_at(8), big)
+    assert store.base() is None
+    assert ROWS[:20] == list(store.read())
+    store.close()
+
+
+@pytest.mark.parametrize("table", ["DELETE ON events", "INSERT ON bases"])
+def test_a_cut_that_fails_half_way(url: str, tmp_path: Path, table: str):
+    """Whichever step of it fails, everything is as it was."""
+    store = SqlStore.open(url)
+    store.append(ROWS[:20])
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
+        other.execute(f"CREATE TRIGGER broken BEFORE {table} BEGIN SELECT RAISE(ABORT, 'no'); END")
+    with pytest.raises(StoreError):
+        store.cut(base_at(8), ROWS[20:])
+    assert store.base() is None
+    assert ROWS[:20] == list(store.read())
+    store.close()
+
+
+def test_a_process_that_dies_in_a_cut(url: str):
+    """Killed before its commit, a cut has not happened: the next one that opens finds all rows."""
+    store = SqlStore.open(url)
+    store.append(ROWS[:20])
+    store.close()
+    script = (
+        "import os, pickle, sys\n"
+        "import sqlalchemy as sa\n"
+        "from cairn.journal.base import Base\n"
+        "from cairn.journal.codec import Row\n"
+        "from cairn.journal.store_sql import SqlStore\n"
+        "url, base, rows = pickle.load(sys.stdin.buffer)\n"
+        "store = SqlStore.open(url)\n"
+        "die = lambda *_: os.kill(os.getpid(), 9)\n"
+        "sa.event.listen(store._connection.engine, 'commit', die)\n"
+        "store.cut(Base(**base), [Row(**row) for row in rows])\n"
+    )
+    given = pickle.dumps((url, attrs.asdict(base_at(8)), [attrs.asdict(r) for r in ROWS[20:]]))
+    environment = {**os.environ, "PYTHONPATH": str(Path("src").resolve())}
+    command = [sys.executable, "-P", "-c", script]
+    assert -9 == subprocess.run(command, input=given, env=environment, check=False).returncode
+    store = SqlStore.open(url)
+    assert store.base() is None
+    assert ROWS[:20] == list(store.read())
+    store.close()
+
+
+def test_space_is_given_back(url: str, tmp_path: Path):
+    """After a cut the file is smaller, and what was cut off is no longer in it."""
+    path = tmp_path / "journal.db"
+    secret = b"a word that nobody else uses"
+    rows = [attrs.evolve(ROWS[0], private=secret * 20_000), *ROWS[1:]]
+    store = SqlStore.open(url)
+    store.append(rows)
+    store.cut(base_at(8), [])
+    store.give_back()
+    assert ROWS[8:] == list(store.read())
+    files = [path, *tmp_path.glob("journal.db-*")]
+    assert sum(file.stat().st_size for file in files) < 200_000
+    assert not any(secret in file.read_bytes() for file in files)
+    store.append([])
+    store.close()
+
+
+def test_the_time_of_a_row(url: str):
+    """By its position; there is none where there is no row."""
+    store = SqlStore.open(url)
+    store.append(ROWS)
+    assert (ROWS[4].time_us, None) == (store.time_at(5), store.time_at(99))
+    store.close()
+
+
+def test_a_base_changed_into_text(url: str, tmp_path: Path):
+    """A state that somebody changed by hand, into text, is read as its bytes."""
+    store = SqlStore.open(url)
+    store.append(ROWS)
+    store.cut(base_at(8), [])
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
+        other.execute("UPDATE bases SET state = '{}'")
+    assert attrs.evolve(base_at(8), state=b"{}") == store.base()
+    store.close()
+
+
 def test_a_locked_database(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A writer that does not get its turn says so."""
     monkeypatch.setattr(store_sql, "_BUSY_S", 0.05)
@@ -270,13 +426,18 @@ def test_migrations_make_the_table_that_the_store_knows(url: str, tmp_path: Path
     def described(engine: sa.Engine) -> list[object]:
         look = sa.inspect(engine)
         return [
-            [(c["name"], str(c["type"]), c["nullable"]) for c in look.get_columns("events")],
-            look.get_pk_constraint("events"),
-            sorted(look.get_unique_constraints("events"), key=str),
-            sorted(look.get_indexes("events"), key=str),
+            [
+                [(c["name"], str(c["type"]), c["nullable"]) for c in look.get_columns(table)],
+                look.get_pk_constraint(table),
+                sorted(look.get_unique_constraints(table), key=str),
+                sorted(look.get_indexes(table), key=str),
+            ]
+            for table in sorted(set(look.get_table_names()) - {store_sql.VERSION_TABLE})
         ]
 
+    assert 2 == len(described(made))
     assert described(other) == described(made)
+    assert [field.name for field in attrs.fields(Base)] == [c.name for c in store_sql._bases.c]
     assert [field.name for field in attrs.fields(Row)] == [c.name for c in store_sql._events.c]
 
 
@@ -296,6 +457,26 @@ def test_migrate_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert store_sql.REVISION == schema_revision(url)
     assert store_sql.REVISION == migrate(url)
     assert ("", "") == tuple(capfd.readouterr())
+
+
+def test_a_journal_of_the_first_schema(tmp_path: Path):
+    """It is not opened, a sentence says what to do; migrated, it has its rows and can be cut."""
+    url = journal_url(tmp_path)
+    migrate(url)
+    store = SqlStore.open(url)
+    store.append(ROWS[:20])
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as made, made:
+        made.execute("DROP TABLE bases")
+        made.execute("UPDATE cairn_schema SET version_num = '0001'")
+    with pytest.raises(StoreError, match=r"has schema 0001, not 0002\. Run `ops migrate`"):
+        SqlStore.open(url)
+    assert "0001" == migrate(url)
+    store = SqlStore.open(url)
+    assert ROWS[:20] == list(store.read())
+    store.cut(base_at(8), ROWS[20:])
+    assert base_at(8) == store.base()
+    store.close()
 
 
 # --- what is refused -----------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def read_journal(store: Store, progress: Progress = _no_progress) -> Replay:
     Raises:
         BootRefused: it does not hold, so nothing may be built on it.
     """
-    fold, total = Replay(), store.head()[0]
+    fold, total = Replay(store.base()), store.head()[0]
     for row in store.read():
         fold.feed(row)
         if row.position % 1000 == 0 or row.position == total:

@@ -213,6 +213,34 @@ class JournalStalled(Event):
 
 
 @attrs.frozen(kw_only=True)
+class JournalPruned(Event):
+    """
+    The first rows of the journal were removed. What stands in their place is the *base*: their last
+    position and hash, and the fold of them.
+
+    Attributes:
+        cut: the position of the last row that was removed.
+        head: its hash.
+        rows: how many were removed this time.
+        sessions: how many sessions they were, each of them whole.
+        first_us: when the first of them was written.
+        last_us: when the last of them was written.
+        before_us: the operator's choice: only what is older was removed.
+        base_digest: measured: what names the base.
+    """
+
+    kind: ClassVar[str] = "journal_pruned"
+    cut: int = natural()
+    head: str
+    rows: int = natural()
+    sessions: int = natural()
+    first_us: int
+    last_us: int
+    before_us: int
+    base_digest: str
+
+
+@attrs.frozen(kw_only=True)
 class RequestRejected(Event):
     """
     A request was turned away before a session took it.
@@ -609,6 +637,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     ModelUnloaded,
     OperatorActed,
     JournalStalled,
+    JournalPruned,
     RequestRejected,
     SessionOpened,
     RequestReceived,

@@ -4,6 +4,8 @@ Reading a journal again: chain, fold and invariants, by the code that ran when i
 A violation that is on record must come out again at the same row; one that is not on record is
 news, and gets a bug id that follows from the row. After it the fold goes on without the session
 that it concerns.
+
+Where the first rows were pruned, the reading begins at their base.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from cairn.journal import events as ev
+from cairn.journal.base import Base, base_fault, state_of
 from cairn.journal.codec import GENESIS, Row, chain_fault, decode
 from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.invariants import Violation, check
@@ -67,10 +70,12 @@ class Replay:
     A fold that checks as it goes. ``feed`` it rows, then take ``report``.
     """
 
-    def __init__(self) -> None:
-        self.state: State = EMPTY
+    def __init__(self, base: Base | None = None) -> None:
+        self.state: State = EMPTY if base is None else _begun(base)
         self._rows = 0
-        self._head = GENESIS
+        self._base = base
+        self._pruned: tuple[int, ev.JournalPruned] | None = None
+        self._head = GENESIS if base is None else base.head
         self._findings: list[Finding] = []
         self._broken: tuple[ev.Recorded, Violation] | None = None
         self._passed_over: set[str] = set()
@@ -86,6 +91,8 @@ class Replay:
         """
         self._rows += 1
         fault = chain_fault(row, self._head)
+        if self._rows == 1 and self._base is None and row.position > 1:
+            fault = "the rows before it are gone, and no base is in their place", "row 1", "none"
         self._head = row.hash
         if fault is not None:
             self._found(row.position, None, _violation("INV-8", *fault), row.hash)
@@ -99,17 +106,33 @@ class Replay:
         self._fold(recorded, row.hash)
         return recorded
 
-    def report(self) -> Report:
+    def report(self, *, whole: bool = True) -> Report:
         """
         What came of it so far.
+
+        Args:
+            whole: whether the rows are at their end, so that the one that names the base was among
+                them.
         """
         self._unrecorded()
-        return Report(
-            rows=self._rows, head=self._head, state=self.state, findings=tuple(self._findings)
-        )
+        findings = (*self._of_base(), *self._findings) if whole else tuple(self._findings)
+        return Report(rows=self._rows, head=self._head, state=self.state, findings=findings)
+
+    def _of_base(self) -> tuple[Finding, ...]:
+        """
+        Whether the base is the one that the journal names.
+        """
+        at, pruned = self._pruned or (0, None)
+        fault = base_fault(self._base, pruned)
+        if fault is None:
+            return ()
+        position = self._base.position if self._base is not None else at
+        return (_news(position, None, _violation("INV-8", *fault), self._head),)
 
     def _fold(self, recorded: ev.Recorded, row_hash: str) -> None:
         event = recorded.event
+        if isinstance(event, ev.JournalPruned):
+            self._pruned = recorded.position, event
         if isinstance(event, ev.InvariantViolated):
             self._on_record(event)
         else:
@@ -169,20 +192,35 @@ class Replay:
     def _found(
         self, position: int, session: str | None, violation: Violation, row_hash: str
     ) -> None:
-        name = f"{row_hash}/{position}/{violation.invariant}"
-        self._findings.append(
-            Finding(
-                bug_id=str(uuid.uuid5(_NAMESPACE, name)),
-                invariant=violation.invariant,
-                position=position,
-                session=session,
-                message=violation.message,
-                expected=violation.expected,
-                actual=violation.actual,
-                recorded=False,
-                reproduced=True,
-            )
-        )
+        self._findings.append(_news(position, session, violation, row_hash))
+
+
+def _begun(base: Base) -> State:
+    """
+    The state to read on from. Of a damaged base nothing but its place is left.
+    """
+    try:
+        return state_of(base)
+    except ValueError:
+        return attrs.evolve(EMPTY, position=base.position)
+
+
+def _news(position: int, session: str | None, violation: Violation, row_hash: str) -> Finding:
+    """
+    A finding that nobody recorded.
+    """
+    name = f"{row_hash}/{position}/{violation.invariant}"
+    return Finding(
+        bug_id=str(uuid.uuid5(_NAMESPACE, name)),
+        invariant=violation.invariant,
+        position=position,
+        session=session,
+        message=violation.message,
+        expected=violation.expected,
+        actual=violation.actual,
+        recorded=False,
+        reproduced=True,
+    )
 
 
 def _violation(invariant: str, message: str, expected: str, actual: str) -> Violation:
@@ -192,6 +230,7 @@ def _violation(invariant: str, message: str, expected: str, actual: str) -> Viol
 def replay(
     rows: Iterable[Row],
     *,
+    base: Base | None = None,
     until: int | None = None,
     watch: Callable[[ev.Recorded, State], None] | None = None,
 ) -> Report:
@@ -199,14 +238,15 @@ def replay(
     Read a journal and check all of it.
 
     Args:
+        base: what stands in the place of the rows before them.
         until: stop after this position; None for all.
         watch: is called with each event and the state after it.
     """
-    fold = Replay()
+    fold = Replay(base)
     for row in rows:
         if until is not None and row.position > until:
             break
         recorded = fold.feed(row)
         if watch is not None and recorded is not None:
             watch(recorded, fold.state)
-    return fold.report()
+    return fold.report(whole=until is None)

@@ -287,7 +287,7 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.SelfTestFinished():
             tests = state.self_tests.set(event.fingerprint, event)
             return attrs.evolve(state, self_tests=tests)
-        case ev.OperatorActed() | ev.RequestRejected() | ev.JournalStalled():
+        case ev.OperatorActed() | ev.JournalStalled() | ev.JournalPruned() | ev.RequestRejected():
             return state  # on record; nothing follows from it
         case ev.SessionOpened():
             return _session_opened(state, event)

@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from cairn.journal.base import Base
 from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import HeadMoved
 
 
 class Store(Protocol):
     """
-    An append-only sequence of rows. One thread uses it at a time.
+    A sequence of rows: appended at its end, and cut off at its beginning where an operator prunes
+    it. One thread uses it at a time.
     """
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -32,6 +34,21 @@ class Store(Protocol):
         Position and hash of the last row; ``(0, GENESIS)`` where there is none.
         """
 
+    def base(self) -> Base | None:
+        """
+        What stands in the place of the first rows, where they were cut off.
+        """
+
+    def cut(self, base: Base, rows: Sequence[Row]) -> None:
+        """
+        Put a base in the place of the rows up to its position, and commit ``rows`` behind the head:
+        both or neither.
+
+        Raises:
+            HeadMoved: the rows do not follow the head, or the base is none of this store's.
+            StoreError: the store could not write.
+        """
+
     def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
         """
         Rows with a position above ``after`` in order, of one stream if one is named.
@@ -48,8 +65,9 @@ class MemoryStore:
     Rows in a list: for tests, and for looking at an export.
     """
 
-    def __init__(self, rows: Sequence[Row] = ()) -> None:
+    def __init__(self, rows: Sequence[Row] = (), base: Base | None = None) -> None:
         self.rows = list(rows)
+        self._base = base
 
     def append(self, rows: Sequence[Row]) -> None:
         """
@@ -67,7 +85,25 @@ class MemoryStore:
         """
         See ``Store.head``.
         """
-        return (self.rows[-1].position, self.rows[-1].hash) if self.rows else (0, GENESIS)
+        if self.rows:
+            return self.rows[-1].position, self.rows[-1].hash
+        return (self._base.position, self._base.head) if self._base else (0, GENESIS)
+
+    def base(self) -> Base | None:
+        """
+        See ``Store.base``.
+        """
+        return self._base
+
+    def cut(self, base: Base, rows: Sequence[Row]) -> None:
+        """
+        See ``Store.cut``.
+        """
+        if (base.position, base.head) not in {(row.position, row.hash) for row in self.rows}:
+            raise HeadMoved(f"row {base.position} is not the one that the base ends with")
+        self.append(rows)
+        self.rows = [row for row in self.rows if row.position > base.position]
+        self._base = base
 
     def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
         """

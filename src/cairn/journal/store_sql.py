@@ -3,8 +3,9 @@ Rows in a database: SQLite by default, PostgreSQL by URL. The only module that k
 
 Rules of this module:
 
-1. Rows are added and read, never changed. What the schema is, the migrations say; the table below
-   must be what they make of an empty database, and a test compares the two.
+1. Rows are added and read, never changed; the first ones go as a whole when an operator prunes
+   the journal (``cut``), and a base stands in their place. What the schema is, the migrations say;
+   the tables below must be what they make of an empty database, and a test compares the two.
 2. One connection writes, for the life of the store; SQLite can be damaged by two that write or
    checkpoint (up to 3.51.2). All others open read-only, also while the server runs.
 3. What cannot be used is refused with a sentence that says what to do, and stays as it is.
@@ -23,10 +24,11 @@ import attrs
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
+from cairn.journal.base import Base
 from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull
 
-REVISION = "0001"
+REVISION = "0002"
 """
 The head of the migrations. Stands here so that a store opens without loading Alembic.
 """
@@ -63,6 +65,14 @@ _events = sa.Table(
     sa.UniqueConstraint("stream", "seq", name="events_stream_seq"),
     sa.UniqueConstraint("event_id", name="events_event_id"),
     sa.Index("events_stream_position", "stream", "position"),
+)
+_bases = sa.Table(
+    "bases",
+    _metadata,
+    sa.Column("position", _big, primary_key=True, autoincrement=False),
+    sa.Column("head", sa.Text, nullable=False),
+    sa.Column("state", sa.LargeBinary, nullable=False),
+    sa.Column("state_digest", sa.Text, nullable=False),
 )
 _names = tuple(field.name for field in attrs.fields(Row))
 # Bytes are read as the driver gives them: a row that somebody changed by hand may hold text in
@@ -139,12 +149,70 @@ class SqlStore:
         if not rows:
             return
         with _errors(self._place, "write to"), self._connection.begin():
-            position, head = self._head()
-            if (rows[0].position - 1, rows[0].previous_hash) != (position, head):
-                rows = self._not_stored(rows, position, head)
+            self._append(rows)
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        position, head = self._head()
+        if (rows[0].position - 1, rows[0].previous_hash) != (position, head):
+            rows = self._not_stored(rows, position, head)
+        if rows:
+            values = [{name: getattr(row, name) for name in _names} for row in rows]
+            self._connection.execute(sa.insert(_events), values)
+
+    def base(self) -> Base | None:
+        """
+        See ``Store.base``.
+        """
+        with _errors(self._place, "read"), self._connection.begin():
+            found = self._base()
+        if found is None:
+            return None
+        position, head, state, digest = found
+        encoded = state.encode() if isinstance(state, str) else state
+        return Base(position=position, head=head, state=encoded, state_digest=digest)
+
+    def cut(self, base: Base, rows: Sequence[Row]) -> None:
+        """
+        See ``Store.cut``. The space of the rows is still the file's; ``give_back`` returns it.
+        """
+        ends = sa.select(_events.c.hash).where(_events.c.position == base.position)
+        with _errors(self._place, "prune"), self._connection.begin():
+            if self._connection.execute(ends).scalar_one_or_none() != base.head:
+                raise HeadMoved(
+                    f"Row {base.position} of {self._place} is not the one that the base ends with; "
+                    "somebody else changed the journal meanwhile. Nothing was pruned."
+                )
             if rows:
-                values = [{name: getattr(row, name) for name in _names} for row in rows]
-                self._connection.execute(sa.insert(_events), values)
+                self._append(rows)
+            self._connection.execute(sa.delete(_events).where(_events.c.position <= base.position))
+            self._connection.execute(sa.delete(_bases))
+            self._connection.execute(sa.insert(_bases), attrs.asdict(base))
+
+    def give_back(self) -> None:
+        """
+        Return the space of removed rows to the disk, where that is not the database's own business.
+        What was removed is then no longer in the file either. Takes as much free space as the rest
+        of the journal, for as long as it lasts.
+
+        Raises:
+            StoreError: there is not enough; the journal is as it was.
+        """
+        if self._connection.dialect.name != "sqlite":
+            return
+        with _errors(self._place, "shrink"):
+            raw = self._connection.connection.driver_connection
+            assert isinstance(raw, sqlite3.Connection)
+            raw.execute("VACUUM")
+            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def time_at(self, position: int) -> int | None:
+        """
+        When the row at a position was written, in microseconds since 1970.
+        """
+        query = sa.select(_events.c.time_us).where(_events.c.position == position)
+        with _errors(self._place, "read"), self._connection.begin():
+            found = self._connection.execute(query).scalar_one_or_none()
+        return int(found) if found is not None else None
 
     def head(self) -> tuple[int, str]:
         """
@@ -188,10 +256,15 @@ class SqlStore:
 
     def _head(self) -> tuple[int, str]:
         query = sa.select(_events.c.position, _events.c.hash)
-        last = self._connection.execute(
-            query.order_by(_events.c.position.desc()).limit(1)
-        ).one_or_none()
+        found = self._connection.execute(query.order_by(_events.c.position.desc()).limit(1))
+        last: Sequence[Any] | None = found.one_or_none() or self._base()
         return (last[0], last[1]) if last is not None else (0, GENESIS)
+
+    def _base(self) -> Sequence[Any] | None:
+        # As the driver gives it, like a row's: a base that was changed by hand is a finding.
+        columns = [sa.type_coerce(column, sa.types.NullType()) for column in _bases.c]
+        query = sa.select(*columns).order_by(_bases.c.position.desc()).limit(1)
+        return self._connection.execute(query).one_or_none()
 
     def _not_stored(self, rows: Sequence[Row], position: int, head: str) -> Sequence[Row]:
         """

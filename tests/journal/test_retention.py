@@ -1,0 +1,442 @@
+"""
+A journal that was cut reads as if it had not been: same fold, same decisions, same head.
+"""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+
+from cairn.journal import events as ev
+from cairn.journal.base import (
+    Base,
+    base_of,
+    decode_state,
+    encode_state,
+    forgotten,
+    forgotten_faults,
+    state_of,
+)
+from cairn.journal.codec import Row, decode
+from cairn.journal.replay import Report, replay
+from cairn.journal.retention import Survey, compared_with
+from cairn.journal.state import EMPTY, State
+from tests.journal.model import TAPES, Driver, Talk, played, profile, tape
+
+LONG_AGO = 0
+FAR = 2**60
+
+
+def states_of(rows: list[Row]) -> list[State]:
+    """
+    The state before the first row and after each.
+    """
+    states = [EMPTY]
+    replay(rows, watch=lambda _, state: states.append(state))
+    return states
+
+
+def surveyed(rows: list[Row], before_us: int = FAR) -> Survey:
+    """
+    A survey of all rows.
+    """
+    survey = Survey(before_us)
+    replay(rows, watch=survey.feed)
+    return survey
+
+
+def brute(rows: list[Row], states: list[State], before_us: int) -> int:
+    """
+    The highest cut, by trying every row with the words of the rule.
+    """
+    lives: list[list[ev.Recorded]] = []
+    latest: dict[str, list[ev.Recorded]] = {}
+    for recorded in map(decode, rows):
+        session = getattr(recorded.event, "session", None)
+        if isinstance(recorded.event, ev.SessionOpened):
+            latest[recorded.event.session] = []
+            lives.append(latest[recorded.event.session])
+        if session is not None:
+            latest[session].append(recorded)
+    for cut in range(len(rows), 0, -1):
+        whole = all(
+            isinstance(life[-1].event, ev.SessionClosed)
+            and all(recorded.position <= cut for recorded in life[:-1])
+            for life in lives
+            if life[0].position <= cut
+        )
+        older = all(row.time_us < before_us for row in rows[:cut])
+        if whole and older and not states[cut].requests:
+            return cut
+    return 0
+
+
+def pruned(rows: list[Row], states: list[State], cut: int) -> tuple[Base, list[Row]]:
+    """
+    What a cut leaves, with no event that names it.
+    """
+    rest = rows[cut:]
+    kept = compared_with(decode(row).event for row in rest)
+    return base_of(forgotten(states[cut], kept), rows[cut - 1].hash), rest
+
+
+def assert_reads_on(whole: Report, part: Report, cut: int) -> None:
+    """
+    What was read from the base is what was read from the beginning.
+    """
+    faults = forgotten_faults(whole.state.faults, cut)
+    assert attrs.evolve(whole.state, faults=faults) == part.state
+    assert whole.head == part.head
+    assert [f for f in whole.findings if f.position > cut] == list(part.findings)
+
+
+def retired(data: bytes) -> list[Row]:
+    """
+    A history in which the server was lost; a second run, with conversations that diverge from those
+    of the first one; and all sessions but one of the second run closed.
+    """
+    driver = played(data)
+    if driver.state.boot is not None:
+        driver.end_run("lost")
+    first = sorted(driver.state.sessions)
+    close(driver, *first[::3])
+    driver.start()
+    for number, known in enumerate(driver.talks[:3]):
+        parts = (*known.parts[:-1], ("user", (70 + number, 71, 72, 73)))
+        driver.serve(attrs.evolve(known, name=None, parts=parts, answer=None))
+    driver.serve(talk(70, 70, 70))
+    driver.end_run("stopped")
+    latest = max(driver.state.sessions.values(), key=lambda session: session.last_used)
+    close(driver, *sorted(set(driver.state.sessions) - {latest.id}))
+    return driver.rows
+
+
+def close(driver: Driver, *sessions: str) -> None:
+    """
+    Close sessions, as retention does.
+    """
+    for session in sessions:
+        outcome = driver.ledger.propose([ev.SessionClosed(session=session, reason="retention")])
+        assert outcome.bug is None
+        driver.take(outcome)
+
+
+# --- the state as bytes ---------------------------------------------------------------------------
+
+
+@profile(12)
+@given(TAPES)
+def test_a_state_comes_back(data: bytes):
+    """Every state of a history comes back as it was; going on from it gives the same end."""
+    rows = played(data).rows
+    states = states_of(rows)
+    for state in states:
+        assert state == decode_state(encode_state(state))
+    for cut in range(1, len(rows), 1 + len(rows) // 9):
+        base = base_of(states[cut], rows[cut - 1].hash)
+        part = replay(rows[cut:], base=base, until=rows[-1].position)
+        assert (states[-1], rows[-1].hash) == (part.state, part.head)
+
+
+def test_a_state_has_one_form():
+    """Equal states give equal bytes, in whatever order their maps were filled."""
+    state = played(tape(3, 400)).state
+    names = list(state.blocks.items())
+    blocks = EMPTY.blocks
+    for key, block in reversed(names):
+        blocks = blocks.set(key, block)
+    assert encode_state(state) == encode_state(attrs.evolve(state, blocks=blocks))
+    assert encode_state(state) != encode_state(attrs.evolve(state, position=1))
+
+
+@pytest.mark.parametrize("change", ["position", "head", "state", "state_digest"])
+def test_a_base_that_was_changed(change: str):
+    """Every part of a base is in its digest, or does not fit the rest of it."""
+    base = base_of(played(tape(3, 400)).state, "h" * 64)
+    changed = attrs.evolve(
+        base,
+        **{
+            "position": {"position": base.position + 1},
+            "head": {"head": "0" * 64},
+            "state": {"state": encode_state(attrs.evolve(EMPTY, position=base.position))},
+            "state_digest": {"state_digest": "0" * 64},
+        }[change],
+    )
+    if change == "state":
+        with pytest.raises(ValueError, match="was changed"):
+            state_of(changed)
+    else:
+        assert base.digest != changed.digest
+
+
+@pytest.mark.parametrize("encoded", [b"", b"{}x", b"[]", b'{"position":"1"}', b"\xff"])
+def test_bytes_that_are_no_state(encoded: bytes):
+    """They are refused as what they are."""
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        decode_state(encoded)
+
+
+# --- where to cut ---------------------------------------------------------------------------------
+
+
+@profile(40)
+@given(TAPES)
+def test_the_highest_cut(data: bytes):
+    """The plan is the highest row at which the rule holds, for any date."""
+    rows = retired(data)
+    states = states_of(rows)
+    for place in range(0, len(rows), 1 + len(rows) // 8):
+        before_us = rows[place].time_us
+        assert brute(rows, states, before_us) == surveyed(rows, before_us).plan().cut
+    assert brute(rows, states, FAR) == surveyed(rows).plan().cut
+
+
+@profile(40)
+@given(TAPES)
+def test_a_cut_journal_reads_on(data: bytes):
+    """Fold, head and findings behind any cut are those of the whole journal."""
+    rows = retired(data)
+    states = states_of(rows)
+    whole = replay(rows)
+    for place in range(0, len(rows), 1 + len(rows) // 5):
+        cut = surveyed(rows, rows[place].time_us).plan().cut
+        if cut:
+            base, rest = pruned(rows, states, cut)
+            part = replay(rest, base=base, until=len(rows))
+            assert_reads_on(whole, part, cut)
+
+
+def test_cuts_are_found():
+    """The histories above can be cut deep: what is tested with them is not nothing."""
+    cuts = set()
+    for seed in range(8):
+        rows = retired(tape(seed, 600))
+        cuts |= {surveyed(rows, row.time_us).plan().cut for row in rows[::20]}
+    assert 8 <= sum(cut > 20 for cut in cuts), sorted(cuts)
+
+
+def talk(*words: int) -> Talk:
+    """
+    A conversation of one message.
+    """
+    return Talk(tenant="t1", group=None, name=None, parts=(("user", words),))
+
+
+def overlapping() -> Driver:
+    """
+    Two sessions, of which the first is closed after the second was opened; the second is at rest.
+    """
+    driver = Driver(pool_slabs=3, blocks_kept=40)
+    driver.start()
+    driver.serve(talk(10, 11, 12, 13, 14))
+    driver.serve(talk(20, 21, 22, 23, 24))
+    driver.end_run("stopped")
+    return driver
+
+
+def test_a_closing_row_may_stay():
+    """A session goes though its closing row is young, since it is whole without it."""
+    driver = overlapping()
+    first, second = driver.ledger.state.sessions
+    end = driver.rows[-1].position
+    survey = surveyed(driver.rows, driver.rows[-1].time_us + 1)
+    assert (0, 2) == (survey.plan().sessions, sum(1 for _ in driver.state.sessions))
+    spans = survey.closable(driver.state, idle=True, quarantined=False)
+    assert {first, second} == {span.session for span in spans}
+    assert (end, 2) == (survey.plan(spans).cut, survey.plan(spans).sessions)
+
+    close(driver, first, second)
+    plan = surveyed(driver.rows, driver.rows[-1].time_us).plan()
+    assert end + 1 == plan.cut  # the last row is not older than itself
+    early = surveyed(driver.rows, driver.rows[end].time_us).plan()
+    assert (end, 2, None) == (early.cut, early.sessions, early.held_by)
+    base, rest = pruned(driver.rows, states_of(driver.rows), early.cut)
+    part = replay(rest, base=base, until=len(driver.rows))
+    assert_reads_on(replay(driver.rows), part, early.cut)
+    assert {} == dict(part.state.sessions.items())
+
+
+def test_who_holds_the_cut():
+    """The plan names the session that holds it back, and how far it could go without."""
+    driver = overlapping()
+    spans = {span.session: span for span in surveyed(driver.rows)._spans}
+    (name, other) = sorted(spans, key=lambda name: spans[name].first)
+    close(driver, name)
+    plan = surveyed(driver.rows).plan()
+    assert plan.held_by is not None
+    assert (other, spans[other].first - 1) == (plan.held_by.session, plan.cut)
+    assert len(driver.rows) == plan.limit
+
+
+def test_nothing_is_old_enough():
+    """Before the first row there is nothing to cut, and nobody holds it back."""
+    driver = overlapping()
+    plan = surveyed(driver.rows, LONG_AGO).plan()
+    assert (0, 0, 0, None) == (plan.cut, plan.sessions, plan.limit, plan.held_by)
+
+
+def test_an_old_row_behind_a_young_one():
+    """Where clocks went back, nothing behind the first young row is taken for old."""
+    driver = overlapping()
+    rows = [attrs.evolve(row, time_us=5 if n != 7 else 50) for n, row in enumerate(driver.rows)]
+    survey = Survey(50)
+    for row, state in zip(rows, states_of(driver.rows)[1:], strict=True):
+        survey.feed(decode(row), state)
+    assert 7 == survey.limit
+
+
+def test_a_request_that_was_open_when_the_server_died():
+    """Its session lasts until the loss was found: the base holds no open request."""
+    driver = Driver(pool_slabs=3)
+    driver.start()
+    driver.ask(talk(10, 11, 12, 13, 14))
+    driver.end_run("lost")
+    lost = driver.rows[-1].position
+    (name,) = driver.state.sessions
+    close(driver, name)
+    assert "server_lost" == driver.rows[lost - 1].kind
+    before_us = driver.rows[lost - 1].time_us
+    assert 0 < surveyed(driver.rows, before_us).plan().cut < lost - 1
+    assert lost == surveyed(driver.rows, before_us + 1).plan().cut
+
+
+def test_what_a_base_forgets():
+    """
+    No token id and no text of a violation is left in it, but those of a conversation that a later
+    decision was compared with.
+    """
+    driver = overlapping()
+    first, second = driver.ledger.state.sessions
+    state = forgotten(driver.state, {first})
+    turns = [state.session(name).last for name in (first, second)]
+    assert [True, False] == [bool(turn and turn.sequence) for turn in turns]
+
+    driver.take(driver.ledger.record_crash(session=first, message="-", trace="a secret"))
+    assert b"a secret" in encode_state(driver.state)
+    assert b"a secret" not in encode_state(forgotten(driver.state))
+
+
+def test_a_later_decision_needs_what_it_compared():
+    """
+    A prompt that was compared with a session at rest in the base gives the same decision behind it,
+    and another one if its token ids were forgotten: that is why they are kept.
+    """
+    driver = overlapping()
+    cut = driver.rows[-1].position
+    driver.start()
+    driver.serve(
+        Talk(
+            tenant="t1",
+            group=None,
+            name=None,
+            parts=(("user", (10, 11, 12, 13, 14)), ("user", (7, 8))),
+        )
+    )
+    states = states_of(driver.rows)
+    base, rest = pruned(driver.rows, states, cut)
+    part = replay(rest, base=base, until=len(driver.rows))
+    assert () == part.findings
+    blank = base_of(forgotten(states[cut]), base.head)
+    part = replay(rest, base=blank, until=len(driver.rows))
+    assert {"INV-4"} == {finding.invariant for finding in part.findings}
+
+
+# --- base and journal -----------------------------------------------------------------------------
+
+
+def cut_journal() -> tuple[Base, list[Row]]:
+    """
+    A journal that was cut, with the event that says so.
+    """
+    driver = overlapping()
+    cut = driver.rows[-1].position
+    close(driver, *driver.ledger.state.sessions)
+    base, _ = pruned(driver.rows, states_of(driver.rows), cut)
+    driver.take(driver.ledger.propose([pruning(base)]))
+    driver.start()
+    driver.serve(talk(30, 31, 32, 33, 34))
+    return base, driver.rows[cut:]
+
+
+def pruning(base: Base) -> ev.JournalPruned:
+    """
+    The event that names a base.
+    """
+    return ev.JournalPruned(
+        cut=base.position,
+        head=base.head,
+        rows=base.position,
+        sessions=2,
+        first_us=1,
+        last_us=2,
+        before_us=3,
+        base_digest=base.digest,
+    )
+
+
+def told(report: Report) -> list[tuple[str, int, str]]:
+    """
+    What was found, in short.
+    """
+    return [(f.invariant, f.position, f.message) for f in report.findings]
+
+
+def test_a_base_and_its_event():
+    """They belong together, and the whole is right."""
+    base, rows = cut_journal()
+    report = replay(rows, base=base)
+    assert () == report.findings
+    assert len(rows) == report.rows
+    assert [] == told(replay([], base=None))
+
+
+@pytest.mark.parametrize("change", ["state", "head", "digest", "position"])
+def test_a_base_changed_by_hand(change: str):
+    """It is found, whatever was changed, at the row at which it stands."""
+    base, rows = cut_journal()
+    if change == "state":
+        other = base_of(attrs.evolve(state_of(base), admission_bug="x"), base.head)
+    elif change == "head":
+        other = attrs.evolve(base, head="0" * 64)
+    elif change == "digest":
+        other = attrs.evolve(base, state=b"{}")
+    else:
+        other = attrs.evolve(base, position=base.position - 1)
+    found = told(replay(rows, base=other))
+    assert ("INV-8", other.position, "the base was changed") == found[0]
+
+
+def test_a_base_that_no_row_names():
+    """A base without its event is found."""
+    base, rows = cut_journal()
+    place = next(n for n, row in enumerate(rows) if row.kind == ev.JournalPruned.kind)
+    report = replay(rows[:place], base=base)
+    assert [("INV-8", base.position, "no row says that the journal was pruned")] == told(report)
+
+
+def test_a_base_that_is_gone():
+    """Rows that begin above the first, with nothing in the place of the others, are found."""
+    base, rows = cut_journal()
+    found = told(replay(rows))
+    assert "INV-8" == found[0][0]
+    assert "the base that the journal stood on is gone" == found[0][2]
+    words = "the rows before it are gone, and no base is in their place"
+    assert ("INV-8", base.position + 1, words) in found
+
+
+def test_a_cut_of_a_cut():
+    """The base moves on; the last event that names one counts."""
+    base, rows = cut_journal()
+    states = [state_of(base)]
+    replay(rows, base=base, watch=lambda _, state: states.append(state))
+    second = base_of(states[2], rows[1].hash)
+    assert base.position + 2 == second.position
+    report = replay(rows[2:], base=second)
+    assert [("INV-8", second.position, "the base was changed")] == told(report)
+
+
+def test_part_of_a_cut_journal():
+    """Who stops before the event is not told that it is missing."""
+    base, rows = cut_journal()
+    assert [] == told(replay(rows, base=base, until=base.position + 1))
