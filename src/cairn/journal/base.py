@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import attrs
 import msgspec
@@ -19,6 +19,8 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal.state import Fault, State
+
+_Decoded = TypeVar("_Decoded")
 
 
 @attrs.frozen(kw_only=True)
@@ -28,7 +30,8 @@ class Base:
 
     Attributes:
         head: the hash of the row at ``position``.
-        state: the fold up to there, encoded; None in an export without private contents.
+        state: the fold up to there, encoded, and the model that was loaded then; None in an export
+            without private contents.
         state_digest: SHA-256 of ``state``.
     """
 
@@ -51,11 +54,26 @@ class Base:
         return digest.hexdigest()
 
 
-def base_of(state: State, head: str) -> Base:
+@attrs.frozen(kw_only=True)
+class _Kept:
     """
-    The base that stands for all rows up to where ``state`` is, the last of which has hash ``head``.
+    The contents of ``Base.state``.
     """
-    encoded = encode_state(state)
+
+    state: State
+    loaded: ev.ModelLoaded | None
+
+
+def base_of(state: State, head: str, loaded: ev.ModelLoaded | None = None) -> Base:
+    """
+    The base that stands for all rows up to where ``state`` is.
+
+    Args:
+        head: the hash of the last of them.
+        loaded: the last model that they tell of: sessions above may be served by it still, and
+            whoever runs them again has to know where it lies.
+    """
+    encoded = _encoded(_Kept(state=state, loaded=loaded if state.model is not None else None))
     return Base(
         position=state.position,
         head=head,
@@ -71,15 +89,29 @@ def state_of(base: Base) -> State:
     Raises:
         ValueError: it is not there, or is not what it was when it was made.
     """
+    return _kept(base).state
+
+
+def loaded_of(base: Base) -> ev.ModelLoaded | None:
+    """
+    The model that was loaded when the rows of a base ended.
+
+    Raises:
+        ValueError: as for ``state_of``.
+    """
+    return _kept(base).loaded
+
+
+def _kept(base: Base) -> _Kept:
     if base.state is None:
         raise ValueError("the state was left out")
     found = hashlib.sha256(base.state).hexdigest()
     if found != base.state_digest:
         raise ValueError(f"the state was changed: its digest is {found}")
-    state = decode_state(base.state)
-    if state.position != base.position:
-        raise ValueError(f"the state is that of row {state.position}")
-    return state
+    kept = _decoded(base.state, _Kept)
+    if kept.state.position != base.position:
+        raise ValueError(f"the state is that of row {kept.state.position}")
+    return kept
 
 
 def base_fault(base: Base | None, pruned: ev.JournalPruned | None) -> tuple[str, str, str] | None:
@@ -141,7 +173,7 @@ def encode_state(state: State) -> bytes:
     """
     A state as JSON; the same state gives the same bytes in every process.
     """
-    return msgspec.json.encode(state, enc_hook=_plain, order="deterministic")
+    return _encoded(state)
 
 
 def decode_state(encoded: bytes) -> State:
@@ -151,8 +183,16 @@ def decode_state(encoded: bytes) -> State:
     Raises:
         ValueError: they are none.
     """
+    return _decoded(encoded, State)
+
+
+def _encoded(value: State | _Kept) -> bytes:
+    return msgspec.json.encode(value, enc_hook=_plain, order="deterministic")
+
+
+def _decoded(encoded: bytes, kind: type[_Decoded]) -> _Decoded:
     try:
-        return msgspec.json.decode(encoded, type=State, dec_hook=_mapped)
+        return msgspec.json.decode(encoded, type=kind, dec_hook=_mapped)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise ValueError(f"the state cannot be decoded: {error}") from error
 

@@ -5,6 +5,9 @@ One event a line. ``payload`` and ``private`` are the stored texts, put into the
 since the hashes go over their bytes; a row whose payload is no JSON object (it was damaged) carries
 its bytes in base64, as a string, so that an export of a damaged journal is as damaged as the
 journal.
+
+Where the first rows were pruned, the first line is the base that stands in their place. It is known
+by its field ``base``, the version of this form.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import binascii
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from cairn.journal.base import Base
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
 
@@ -39,8 +44,18 @@ class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     private: msgspec.Raw
 
 
+class _BaseLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    base: Literal[1]
+    position: int
+    head: str
+    state_digest: str
+    state: msgspec.Raw
+
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
+_base_decoder = msgspec.json.Decoder(_BaseLine)
+_BASE_BEGINS = b'{"base":'
 _NULL = msgspec.Raw(b"null")
 
 
@@ -95,9 +110,59 @@ def from_line(line: bytes) -> Row:
     )
 
 
+def base_to_line(base: Base) -> bytes:
+    """
+    The line of a base, with its line feed. Changes nothing.
+    """
+    line = _BaseLine(
+        base=1,
+        position=base.position,
+        head=base.head,
+        state_digest=base.state_digest,
+        state=_embedded(base.state) if base.state is not None else _NULL,
+    )
+    return _encoder.encode(line) + b"\n"
+
+
+def base_from_line(line: bytes) -> Base:
+    """
+    The base of a line, byte for byte as it was stored.
+
+    Raises:
+        ValueError: the line is no base.
+    """
+    try:
+        read = _base_decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+    return Base(
+        position=read.position,
+        head=read.head,
+        state=_stored(read.state),
+        state_digest=read.state_digest,
+    )
+
+
+def read_base(path: Path) -> Base | None:
+    """
+    The base that an export begins with, or None where it begins with a row.
+
+    Raises:
+        StoreError: the file cannot be read, or its first line is a base that cannot be.
+    """
+    try:
+        with path.open("rb") as file:
+            line = file.readline()
+            return base_from_line(line) if line.startswith(_BASE_BEGINS) else None
+    except ValueError as error:
+        raise StoreError(f"{path}, line 1, is no base of a journal: {error}.") from error
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+
 def read_export(path: Path) -> Iterator[Row]:
     """
-    The rows of an export, in the order of its lines.
+    The rows of an export, in the order of its lines, less the base that it may begin with.
 
     Raises:
         StoreError: the file cannot be read, or a line of it is no row; the line is named.
@@ -105,6 +170,8 @@ def read_export(path: Path) -> Iterator[Row]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                if number == 1 and line.startswith(_BASE_BEGINS):
+                    continue
                 try:
                     yield from_line(line)
                 except ValueError as error:

@@ -6,7 +6,8 @@ A cut at row P removes rows 1 to P and leaves a base in their place. It is made 
 1. every row up to P is older than the date that the operator names, and
 2. each session that has a row up to P is whole there: it is closed, and no row of it stands above P
    but its closing one. Where the server was lost in the middle of a request, its session lasts
-   until that was found.
+   until that was found, and
+3. at least one session goes: a base is not made for the rows of a server that started and stopped.
 
 A closing row may stand above P because sessions overlap: in a journal in daily use there is never a
 moment at which none is open. The base has the session at rest, and the closing row ends it there.
@@ -160,9 +161,10 @@ class Survey:
             ends = span.closed is not None or span.first in closing_rows
             if span.first <= cut and (not ends or span.last > cut):
                 cut, held_by = span.first - 1, span
+        sessions = sum(1 for span in self._spans if span.first <= cut)
         return Plan(
-            cut=cut,
-            sessions=sum(1 for span in self._spans if span.first <= cut),
+            cut=cut if sessions else self._after,
+            sessions=sessions,
             limit=self.limit,
             held_by=held_by,
         )

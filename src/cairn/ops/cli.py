@@ -24,6 +24,7 @@ COMMANDS = {
     "export": ("cairn.ops.export:export", "Write a journal as lines of JSON."),
     "drill": ("cairn.ops.drill:drill", "Damage a private server on purpose, and see it caught."),
     "migrate": ("cairn.ops.migrate:migrate", "Bring a journal's schema up to date, or make one."),
+    "journal": ("cairn.ops.journal:journal", "Show the journal's size and growth, and prune it."),
     "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to do."),
 }
 """

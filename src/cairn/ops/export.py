@@ -16,8 +16,8 @@ import click
 
 from cairn.journal.codec import GENESIS
 from cairn.journal.errors import StoreError
-from cairn.journal.export import to_line
-from cairn.ops.where import Source, example, journal_options
+from cairn.journal.export import base_to_line, to_line
+from cairn.ops.where import Source, example, journal_options, pruned_words
 
 
 @click.command(
@@ -47,16 +47,24 @@ def export(
 
     `ops verify` and `ops replay` take the file, packed with gzip or not. Without texts and token
     ids, or of one session alone, `ops verify` can check the hashes only, and says so.
+
+    Of a journal that was pruned, the first line is the base that stands in the place of the rows
+    that are gone. The rows of one session go without it.
     """
     source = Source.of(data_dir, journal)
-    count, head = 0, GENESIS
+    base = source.base()
+    count, head = 0, base.head if base is not None else GENESIS
+    stream = f"session/{session}" if session is not None else None
     with _written(output) as file:
-        for row in source.rows("export", stream=f"session/{session}" if session else None):
+        if base is not None and session is None:
+            file.write(base_to_line(attrs.evolve(base, state=None) if no_private else base))
+        for row in source.rows("export", stream=stream, base=base):
             file.write(to_line(attrs.evolve(row, private=None) if no_private else row))
             count, head = count + 1, row.hash
         if session is not None and count == 0:
             raise StoreError(
                 f"No session {session} is in {source.name}; `ops sessions` lists them."
+                + pruned_words(base, f"session/{session}")
             )
     click.echo(f"{count} rows, head {head}", err=True)
 

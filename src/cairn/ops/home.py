@@ -8,13 +8,17 @@ import contextlib
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from cairn.journal.store_sql import sqlite_path
 from cairn.ops.cli import Unreadable
 
 _SECRET_BYTES = 32
+_ATTEMPTS = 10
+_BETWEEN_S = 0.02
 
 
 def make_home(data_dir: Path) -> None:
@@ -46,13 +50,25 @@ def hold(data_dir: Path, url: str) -> Iterator[None]:
     Raises:
         Unreadable: another server holds one of them, or they cannot be locked.
     """
-    with contextlib.ExitStack() as held:
-        held.enter_context(_locked(data_dir / "lock", data_dir, "directory with --data-dir"))
-        if url.startswith("sqlite"):
-            # Whatever path leads there, it is one file.
-            journal = Path(os.path.realpath(sqlite_path(url)))
-            lock = journal.with_name(f"{journal.name}.lock")
-            held.enter_context(_locked(lock, journal, "journal with --journal"))
+    other = "or name another directory with --data-dir"
+    with _locked(data_dir / "lock", data_dir, other), hold_journal(url):
+        yield
+
+
+@contextlib.contextmanager
+def hold_journal(url: str, other: str = "or name another journal with --journal") -> Iterator[None]:
+    """
+    Hold the journal alone, wherever the server's data directory is. See ``hold``.
+
+    Args:
+        other: what else can be done, than to stop the server that holds it.
+    """
+    if not url.startswith("sqlite"):
+        yield
+        return
+    # Whatever path leads there, it is one file.
+    journal = Path(os.path.realpath(sqlite_path(url)))
+    with _locked(journal.with_name(f"{journal.name}.lock"), journal, other):
         yield
 
 
@@ -63,21 +79,32 @@ def _locked(lock: Path, what: Path, other: str) -> Iterator[None]:
         file = lock.open("a+")
     except OSError as error:
         raise Unreadable(
-            f"{lock} cannot be written: {error.strerror}. Name another {other}."
+            f"{lock} cannot be written: {error.strerror}. Check who owns the folder, {other}."
         ) from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _taken(file):
             file.seek(0)
             holder = file.read().strip() or "unknown"
-            raise Unreadable(
-                f"Another server (process {holder}) uses {what}. Stop it, or name another {other}."
-            ) from error
+            raise Unreadable(f"Another server (process {holder}) uses {what}. Stop it, {other}.")
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _taken(file: IO[str]) -> bool:
+    """
+    Whether the lock could be had. Who looks whether a server runs holds it for a moment
+    (``Source.is_held``), so that a lock that is held is asked for again before it counts as held.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_BETWEEN_S)
+        else:
+            return True
+    return False
 
 
 def tenant_secret(data_dir: Path) -> bytes:

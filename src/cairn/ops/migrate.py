@@ -20,9 +20,14 @@ def migrate(data_dir: Path, journal: str | None) -> None:
     Rows are never rewritten. Stop the server first.
     """
     from cairn.journal import store_sql
+    from cairn.ops.home import hold_journal
 
     url = url_of(data_dir, journal)
-    before = store_sql.migrate(url)
+    if store_sql.schema_revision(url) is None:
+        before = store_sql.migrate(url)
+    else:
+        with hold_journal(url):
+            before = store_sql.migrate(url)
     after = store_sql.schema_revision(url)
     if before is None:
         click.echo(f"made: schema {after}")

@@ -31,6 +31,12 @@ def page() -> str:
         assert command is not None
         context = click.Context(command, root, name, terminal_width=_WIDTH)
         parts += [f"## ops {name}", _block(command.get_help(context))]
+        if isinstance(command, click.Group):
+            for part in command.list_commands(context):
+                below = command.get_command(context, part)
+                assert below is not None
+                inner = click.Context(below, context, part, terminal_width=_WIDTH)
+                parts += [f"### ops {name} {part}", _block(below.get_help(inner))]
     return "\n\n".join(parts) + "\n"
 
 

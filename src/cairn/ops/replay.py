@@ -1,8 +1,9 @@
 """
 ``ops replay``: what happened, told from the journal, and decided again.
 
-The journal is folded from its beginning by the server's own code; every check and every path
-decision is made again on the way. ``--engine`` runs the model again too.
+The journal is folded from its beginning (or from its base, where it was pruned) by the server's own
+code; every check and every path decision is made again on the way. ``--engine`` runs the model
+again too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import attrs
 import click
 
 from cairn.journal import events as ev
+from cairn.journal.base import Base, state_of
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import DamagedRow, StoreError
 from cairn.journal.replay import Finding, Report
@@ -100,27 +102,33 @@ def replay(
       3  with --engine: an event came out otherwise; it is named
       4  with --engine: the journal was written under another fingerprint
     """
-    if at is not None and target is not None and file is None and Path(target).is_file():
+    if at is not None and target is not None and file is None and _is_file(target):
         file, target = Path(target), None  # `ops replay --at 20 journal.jsonl`
     source = Source.of(data_dir, journal, file)
+    base = source.base()
+    if at is not None and base is not None and at < base.position:
+        raise StoreError(
+            f"Row {at} was pruned, with all up to {base.position}: the earliest state that can be "
+            f"shown is that after row {base.position}."
+        )
     if target is None:
         if at is None or engine:
             raise click.UsageError("Name a bug id or a session.")
         _show_state(_folded(source, until=at), at)
         return
     report = _folded(source)
-    finding, session = _meant(report, target)
+    finding, session = _meant(report, target, base)
     if engine:
         if session is None:
             raise StoreError(f"Bug {target} concerns no session, so there is nothing to run again.")
-        rows = list(source.rows("read"))
+        rows = list(source.rows("read", base=base))
         last = max((row.position for row in rows if row.stream == f"session/{session}"), default=0)
         news = [one for one in _broken(report, session, last) if not one.recorded]
         if news:
             # What would be compared is not what the server wrote.
             _tell_broken(news)
             sys.exit(1)
-        sys.exit(_engine_module().rerun(rows, session, model, adapter))
+        sys.exit(_engine_module().rerun(rows, session, model, adapter, base))
     if at is not None:
         _show_session(_folded(source, until=at).state, session, at)
         return
@@ -128,6 +136,10 @@ def replay(
         sys.exit(_tell_bug(source, finding))
     assert session is not None
     sys.exit(_tell_session(source, report, session))
+
+
+def _is_file(target: str) -> bool:
+    return target == "-" or Path(target).is_file()
 
 
 def _engine_module() -> Any:
@@ -150,18 +162,25 @@ def _engine_module() -> Any:
 
 
 def _folded(source: Source, *, until: int | None = None) -> Report:
+    base = source.base()
     try:
-        return fold(_complete(source.rows("replay")), until=until)
+        return fold(_complete(source.rows("replay", base=base), base), base=base, until=until)
     except DamagedRow as error:
         raise DamagedRow(error.position, f"{error.fact}; `ops verify` tells more") from error
 
 
-def _complete(rows: Iterable[Row]) -> Iterator[Row]:
+def _complete(rows: Iterable[Row], base: Base | None) -> Iterator[Row]:
     """
     The rows, refused where some or their contents were left out: there is nothing to fold then.
     """
+    if base is not None and base.state is None:
+        raise StoreError(
+            "Texts and token ids were left out of this export, and with them the base that it "
+            "stands on. Export the journal without --no-private."
+        )
     for count, row in enumerate(rows):
-        if count == 0 and row.position > 1 and row.stream.startswith("session/"):
+        excerpt = row.position > 1 and row.stream.startswith("session/")
+        if count == 0 and base is None and excerpt:
             raise StoreError(
                 "This export has one session's rows only, and what the server decided depended on "
                 "all. Export the journal without --session."
@@ -174,9 +193,12 @@ def _complete(rows: Iterable[Row]) -> Iterator[Row]:
         yield row
 
 
-def _meant(report: Report, target: str) -> tuple[Finding | None, str | None]:
+def _meant(report: Report, target: str, base: Base | None) -> tuple[Finding | None, str | None]:
     """
     The finding or the session that an id or the beginning of one names.
+
+    Raises:
+        StoreError: it names none or several, or what was pruned.
     """
     findings = {finding.bug_id: finding for finding in report.findings}
     sessions = {
@@ -184,12 +206,14 @@ def _meant(report: Report, target: str) -> tuple[Finding | None, str | None]:
         for stream in report.state.streams
         if stream.startswith("session/")
     }
-    if target in findings or target in sessions:
+    gone = _gone(report, base)
+    known = {*findings, *sessions, *gone}
+    if target in known:
         names = [target]
     elif len(target) < PREFIX_MIN:
         names = []
     else:
-        names = sorted(name for name in (*findings, *sessions) if name.startswith(target))
+        names = sorted(name for name in known if name.startswith(target))
     if not names:
         short = f" (name at least {PREFIX_MIN} characters)" if len(target) < PREFIX_MIN else ""
         raise StoreError(
@@ -198,8 +222,33 @@ def _meant(report: Report, target: str) -> tuple[Finding | None, str | None]:
         )
     if len(names) > 1:
         raise StoreError(f"{target} is the beginning of several: {', '.join(names[:5])}.")
+    if base is not None and names[0] in gone:
+        raise StoreError(
+            f"{gone[names[0]]} {names[0]} was pruned with the rows up to {base.position}; nothing "
+            "is left to tell. An export that was made before still has it."
+        )
     finding = findings.get(names[0])
     return finding, finding.session if finding is not None else names[0]
+
+
+def _gone(report: Report, base: Base | None) -> dict[str, str]:
+    """
+    The sessions and bugs that were pruned, and which of the two each is. Of a session that was at
+    rest in the base, one row is left, which closed it.
+    """
+    try:
+        then = state_of(base) if base is not None else None
+    except ValueError:
+        then = None
+    if then is None:
+        return {}
+    gone = dict.fromkeys(then.faults, "Bug")
+    for stream, seq in then.streams.items():
+        session = stream.removeprefix("session/")
+        left = any(open_one == session for open_one in then.sessions)
+        if stream != session and report.state.streams.get(stream, 0) <= seq + left:
+            gone[session] = "Session"
+    return gone
 
 
 # --- a bug ---------------------------------------------------------------------------------------
@@ -210,7 +259,11 @@ def _tell_bug(source: Source, finding: Finding) -> int:
     story: deque[Row] = deque(maxlen=_STORY_ROWS)
     violated: ev.InvariantViolated | None = None
     model: str | None = None
-    for row in source.rows("story"):
+    base = source.base()
+    with contextlib.suppress(ValueError):  # a damaged base is a finding of its own
+        then = state_of(base).model if base is not None else None
+        model = then.fingerprint if then is not None else None
+    for row in source.rows("story", base=base):
         if row.position <= finding.position:
             if stream in (None, row.stream):
                 story.append(row)

@@ -24,6 +24,7 @@ from cairn.engine.reports import DecodeRow, EngineFault, PassReport, SealReport,
 from cairn.engine.sampling import Sampling
 from cairn.engine.text import AnswerText
 from cairn.journal import events as ev
+from cairn.journal.base import Base, loaded_of
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
 from cairn.journal.keys import ids_hash
@@ -59,15 +60,20 @@ class _Differs(Exception):
 
 
 def rerun(
-    rows: Sequence[Row], session_id: str, model: str | None, adapter: str | None = None
+    rows: Sequence[Row],
+    session_id: str,
+    model: str | None,
+    adapter: str | None = None,
+    base: Base | None = None,
 ) -> int:
     """
     Run a session again. Prints what came of it.
 
     Args:
-        rows: the whole journal.
+        rows: the whole journal, or what is left of it.
         model: the model's directory, where it is no longer the one on record.
         adapter: that of the adapter over it, likewise.
+        base: what stands in the place of the rows that were pruned.
 
     Returns:
         0 where all is the same, 1 where nothing could be run, 3 where an event differs, 4 for
@@ -77,7 +83,8 @@ def rerun(
         StoreError: the model on record cannot be loaded.
     """
     steps: list[_Step] = []
-    models: list[ev.ModelLoaded] = []
+    before = loaded_of(base) if base is not None else None
+    models: list[ev.ModelLoaded] = [before] if before is not None else []
     used: dict[str, ev.ModelLoaded] = {}
 
     def watch(recorded: ev.Recorded, state: Any) -> None:
@@ -90,7 +97,7 @@ def rerun(
         if mine or isinstance(event, ev.ServerStopped | ev.ServerLost):
             steps.append(_Step(recorded, state.sessions.get(SessionId(session_id))))
 
-    replay(rows, watch=watch)
+    replay(rows, base=base, watch=watch)
     if not any(isinstance(step.recorded.event, _RUN) for step in steps):
         # Said before the model is loaded, which may take a while.
         return _nothing(session_id)

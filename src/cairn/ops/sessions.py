@@ -46,7 +46,8 @@ def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
             used_us[event.session] = recorded.time_us
 
     source = Source.of(data_dir, journal, file)
-    state = replay(source.rows("fold"), watch=watch).state
+    base = source.base()
+    state = replay(source.rows("fold", base=base), base=base, watch=watch).state
     # A server that died could not write so. The next one will; until then the journal says that it
     # runs. Who reads an export cannot know.
     dead = state.boot is not None and source.is_held is False

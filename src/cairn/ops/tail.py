@@ -244,6 +244,9 @@ class Events:
         self.cursor = cursor
         self._store = source.open()
         self._private = private
+        base = self._store.base()
+        if base is not None and 0 < cursor < base.position:
+            click.echo(f"The events up to {base.position} were pruned.", err=True)
 
     def skip_to_last(self, count: int) -> None:
         """

@@ -10,12 +10,16 @@ From an export something may have been left out, and what is not there cannot be
 
 Neither may look like a pass, so both have an exit code of their own.
 
+Where the first rows were pruned, the base in their place is checked against the row that names it,
+and everything else goes on from there. What was in those rows cannot be seen any more.
+
 A chain holds without its last rows, and so does one that was made anew from its beginning. Only who
 kept a head of earlier can tell, hence ``--head``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import uuid
@@ -24,8 +28,10 @@ from pathlib import Path
 
 import click
 
-from cairn.journal.codec import GENESIS, Row, chain_fault
-from cairn.journal.errors import DamagedRow
+from cairn.journal import events as ev
+from cairn.journal.base import Base, base_fault
+from cairn.journal.codec import GENESIS, Row, chain_fault, decode
+from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.replay import Finding, Replay
 from cairn.ops.where import Source, example, file_argument, journal_options
@@ -46,17 +52,26 @@ class Verification:
         left_out: rows whose private contents are not there.
         excerpt: whether it is one session's rows only.
         kept_at: the row whose hash is ``kept``, a head of earlier; None while there was none.
+        pruned: the last row that says that the journal was pruned, and its position.
     """
 
-    def __init__(self, *, may_be_excerpt: bool, kept: str | None = None) -> None:
+    def __init__(
+        self, *, may_be_excerpt: bool, kept: str | None = None, base: Base | None = None
+    ) -> None:
         self.rows = 0
-        self.head = GENESIS
+        self.base = base
+        self.head = GENESIS if base is None else base.head
         self.kept_at = 0 if kept == GENESIS else None
+        if base is not None and kept == base.head:
+            self.kept_at = base.position
         self.left_out = 0
         self.excerpt = False
+        self.pruned: tuple[int, ev.JournalPruned] | None = None
         self._kept = kept
-        self._may_be_excerpt = may_be_excerpt
-        self._replay = Replay()
+        # The rows of one session go without a base.
+        self._may_be_excerpt = may_be_excerpt and base is None
+        self._without_state = base is not None and base.state is None
+        self._replay = Replay(base)
         self._before: Row | None = None
         self._chain: list[Finding] = []
 
@@ -65,7 +80,7 @@ class Verification:
         """
         Whether everything could be checked.
         """
-        return not self.left_out and not self.excerpt
+        return not self.left_out and not self.excerpt and not self._without_state
 
     def feed(self, row: Row) -> None:
         """
@@ -82,10 +97,12 @@ class Verification:
             self.left_out += 1
         if self.excerpt:
             self._feed_excerpt(row)
-        elif self.left_out:
+        elif self.left_out or self._without_state:
             self._feed_chain(row)
         else:
             self._replay.feed(row)
+        if row.kind == ev.JournalPruned.kind:
+            self._keep_pruned(row)
         self._before = row
         self.head = row.hash
         if row.hash == self._kept:
@@ -95,8 +112,26 @@ class Verification:
         """
         What is broken, in the order of rows.
         """
-        found = (*self._replay.report().findings, *self._chain)
+        if not self.whole and not self.excerpt:
+            self._check_base()
+        found = (*self._replay.report(whole=self.whole).findings, *self._chain)
         return tuple(sorted(found, key=lambda finding: finding.position))
+
+    def _keep_pruned(self, row: Row) -> None:
+        # A changed row may be no event any more; that is found by its hash.
+        with contextlib.suppress(DamagedRow, UnknownEvent):
+            event = decode(row).event
+            if isinstance(event, ev.JournalPruned):
+                self.pruned = row.position, event
+
+    def _check_base(self) -> None:
+        """
+        Whether the base is the one that the journal names, where no fold was made of it.
+        """
+        fault = base_fault(self.base, self.pruned[1] if self.pruned else None)
+        if fault is not None:
+            at = self.base.position if self.base is not None else 0
+            self._chain.append(_news(f"{self.head}/{at}/{fault[0]}", at, *fault))
 
     def _feed_chain(self, row: Row) -> None:
         fault = chain_fault(row, self.head)
@@ -111,25 +146,32 @@ class Verification:
             self._broken(row, *fault)
         if before is not None and row.stream != before.stream:
             self._broken(row, "rows are missing before it", f"more of {before.stream}", row.stream)
+        elif before is None and row.kind == ev.SessionOpened.kind:
+            pass  # an earlier session of that name may have been pruned
         elif row.seq != (before.seq if before else 0) + 1:
             due = str((before.seq if before else 0) + 1)
             self._broken(row, f"rows of {row.stream} are missing before it", due, str(row.seq))
 
     def _broken(self, row: Row, message: str, expected: str, actual: str) -> None:
         name = f"{row.hash}/{row.position}/{message}"
-        self._chain.append(
-            Finding(
-                bug_id=str(uuid.uuid5(_NAMESPACE, name)),
-                invariant="INV-8",
-                position=row.position,
-                session=None,
-                message=message,
-                expected=expected,
-                actual=actual,
-                recorded=False,
-                reproduced=True,
-            )
-        )
+        self._chain.append(_news(name, row.position, message, expected, actual))
+
+
+def _news(name: str, position: int, message: str, expected: str, actual: str) -> Finding:
+    """
+    A break of the chain that nobody recorded. Its bug id follows from ``name``.
+    """
+    return Finding(
+        bug_id=str(uuid.uuid5(_NAMESPACE, name)),
+        invariant="INV-8",
+        position=position,
+        session=None,
+        message=message,
+        expected=expected,
+        actual=actual,
+        recorded=False,
+        reproduced=True,
+    )
 
 
 def follow_ons(findings: Sequence[Finding]) -> set[str]:
@@ -194,18 +236,21 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
     may follow from it; they are marked, and counted apart.
 
     It cannot see rows cut off at the end, nor a whole chain written anew: compare `head` with one
-    that you kept, or pass that with --head.
+    that you kept, or pass that with --head. Of a journal that was pruned it says so, and checks
+    that the base in the place of the rows that are gone is the one that the journal names.
 
     \b
     Exit code
       0  all holds
       1  something is broken, or the head that you kept is not in the chain
       2  it cannot be read
-      3  what is there holds, but contents or rows were left out of the export
+      3  what is there holds, but contents or rows were left out of the export, or the head
+         that you kept may be of a row that was pruned
     """
     source = Source.of(data_dir, journal, file)
-    checked = Verification(may_be_excerpt=source.is_export, kept=kept)
-    for row in source.rows("verify"):
+    base = source.base()
+    checked = Verification(may_be_excerpt=source.is_export, kept=kept, base=base)
+    for row in source.rows("verify", base=base):
         try:
             checked.feed(row)
         except DamagedRow as error:
@@ -222,11 +267,14 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
         if finding is first:
             click.echo(f"first broken: row {finding.position}")
     click.echo(f"rows: {checked.rows}")
+    if base is not None:
+        click.echo(f"begins: {_begins_words(base, checked)}")
     click.echo(f"head: {checked.head}")
     lost = False
     if kept is not None:
         # An excerpt lacks the rows of others, so it may lack this one without any harm.
-        lost = checked.kept_at is None and not checked.excerpt
+        # Where the first rows were pruned, it may be that of one of them.
+        lost = checked.kept_at is None and not checked.excerpt and base is None
         click.echo(f"kept head: {_kept_words(checked)}")
     click.echo(_UNSEEN)
     click.echo(f"checked: {' '.join(SENTENCES) if checked.whole else 'INV-8'}")
@@ -234,7 +282,15 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
         click.echo(_not_checked(checked))
     behind = f", and {len(following)} that may follow" if following else ""
     click.echo(f"broken: {len(findings) - len(following)}{behind}")
-    sys.exit(1 if findings or lost else 0 if checked.whole else 3)
+    unsure = kept is not None and checked.kept_at is None
+    sys.exit(1 if findings or lost else 0 if checked.whole and not unsure else 3)
+
+
+def _begins_words(base: Base, checked: Verification) -> str:
+    words = f"at row {base.position + 1}, on a base in the place of the rows before it"
+    if checked.pruned is None:
+        return words
+    return f"{words} (journal_pruned at row {checked.pruned[0]})"
 
 
 def _kept_words(checked: Verification) -> str:
@@ -242,6 +298,8 @@ def _kept_words(checked: Verification) -> str:
         return f"in the chain, at row {checked.kept_at}"
     if checked.excerpt:
         return "not in this excerpt, which lacks the rows of others"
+    if checked.base is not None:
+        return f"not in the chain; it may be of a row up to {checked.base.position}, now pruned"
     return "not in the chain: rows were cut off, or the chain was written anew"
 
 

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import attrs
 import click
 
+from cairn.journal.base import Base
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
 from cairn.ops.output import progress
@@ -153,7 +154,7 @@ class Source:
         try:
             with self._lock.open("rb") as lock:
                 # A shared lock, so that two who look do not see each other. It is given back at
-                # once, since a server that starts meanwhile would take us for another server.
+                # once; a server that starts in that moment asks again (``home.hold``).
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -163,9 +164,37 @@ class Source:
             return None
         return False
 
-    def rows(self, label: str, *, stream: str | None = None) -> Iterator[Row]:
+    def base(self) -> Base | None:
+        """
+        What stands in the place of the first rows, where they were pruned.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        if self._file is not None:
+            from cairn.journal.export import read_base
+
+            try:
+                return read_base(self._file)
+            except StoreError as error:
+                raise StoreError(str(error).replace(str(self._file), self.name)) from error
+        store = self.open()
+        try:
+            return store.base()
+        finally:
+            store.close()
+
+    def rows(
+        self, label: str, *, stream: str | None = None, base: Base | None = None
+    ) -> Iterator[Row]:
         """
         The rows in order, of one stream if one is named, with a progress bar named ``label``.
+
+        Args:
+            base: what ``base`` gave; whoever reads on from there has to hear if it moved.
+
+        Raises:
+            StoreError: they cannot be read, or were pruned meanwhile.
         """
         if self._file is not None:
             from cairn.journal.export import read_export
@@ -180,8 +209,12 @@ class Source:
             return
         store = self.open()
         try:
-            total = store.head()[0] if stream is None else None
+            total = None
+            if stream is None:
+                total = store.head()[0] - (base.position if base is not None else 0)
             yield from progress(store.read(stream=stream), label, total)
+            if stream is None and store.base() != base:
+                raise StoreError(f"{self.name} was pruned while it was read. Run this again.")
         finally:
             store.close()
 
@@ -193,6 +226,21 @@ class Source:
 
         assert self._url is not None
         return SqlStore.open(self._url, read_only=True)
+
+
+def pruned_words(base: Base | None, stream: str) -> str:
+    """
+    A sentence where a stream had rows that were pruned; else none.
+    """
+    if base is None:
+        return ""
+    from cairn.journal.base import state_of
+
+    try:
+        known = stream in state_of(base).streams
+    except ValueError:
+        return ""
+    return f" It was pruned with the rows up to {base.position}." if known else ""
 
 
 def _lock_of(data_dir: Path, journal: str | None, url: str) -> Path | None:
