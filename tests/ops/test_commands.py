@@ -15,13 +15,16 @@ import uuid
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import attrs
 import pytest
 
 from cairn.journal.export import read_export
-from cairn.journal.store_sql import SqlStore, journal_url
+from cairn.journal.store_sql import journal_url
 from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS
 from cairn.ops.doctor import Found
+from cairn.ops.home import hold_journal
+from cairn.ops.journal import bytes_on_disk
 from cairn.ops.output import table
 from cairn.ops.reference import page
 from cairn.ops.sessions import time_text, used
@@ -111,6 +114,15 @@ def test_migrate(run):
     assert "made: schema 0002\n" == run("migrate").stdout
     assert "nothing to do: schema 0002\n" == run("migrate").stdout
     assert 0 == run("verify").exit_code
+
+
+def test_migrate_beside_a_server(run, stored):
+    """A journal that a server holds is not migrated: there would be two writers."""
+    folder = stored(healthy())
+    with hold_journal(journal_url(folder)):
+        result = run("migrate")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "Another server" in result.stderr
 
 
 def test_sessions(run, stored):
@@ -234,7 +246,8 @@ def test_doctor(run, stored):
     stored(healthy())
     result = run("doctor", "--port", port)
     assert 0 == result.exit_code
-    assert "ok    journal   31 rows, the last 31 are chained\n" in result.stdout
+    assert "ok    journal   up to row 31, " in result.stdout
+    assert "KiB; the last 31 rows are chained\n" in result.stdout
     assert 7 == len(result.stdout.splitlines())
 
 
@@ -295,14 +308,55 @@ def test_doctor_survives_mlx(monkeypatch: pytest.MonkeyPatch):
 
 def test_sqlite_versions(stored):
     """An old SQLite matters only where a second writer could come in."""
-    url = journal_url(stored(healthy()[:5]))
+    folder = stored(healthy())
+    url = journal_url(folder)
     assert "ok" == doctor.check_sqlite(url, (3, 40, 1)).status
-    writer = SqlStore.open(url)
-    writer.append(healthy()[5:])
-    assert "warn" == doctor.check_sqlite(url, (3, 40, 1)).status
+    folder.chmod(0o770)
+    found = doctor.check_sqlite(url, (3, 40, 1))
+    assert ("warn", True) == (found.status, f"other users may write to {folder}" in found.fact)
+    assert "SQLite 3.51.3" in found.advice
     assert "ok" == doctor.check_sqlite(url, (3, 51, 3)).status
-    writer.close()
     assert "ok" == doctor.check_sqlite("postgresql://h/d", (3, 40, 1)).status
+
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("free", "daily", "status", "says"),
+    [
+        (100 * MIB, 0.0, "fail", "the server stops"),
+        (1024 * MIB, 0.0, "warn", "free some space"),
+        (4096 * MIB, 0.0, "ok", ""),
+        (4096 * MIB, 1.0 * MIB, "ok", ""),
+        (4096 * MIB, 200.0 * MIB, "warn", "ops journal prune"),
+    ],
+)
+def test_room(free: int, daily: float, status: str, says: str):
+    """Free space is judged against the journal's growth, with what to do."""
+    found = doctor.judge_room(free, daily, "so much free")
+    assert status == found.status
+    assert says in found.advice
+    assert bool(says) == bool(found.advice)
+    assert (daily > 0) == ("grows by" in found.fact)
+
+
+def test_growth(stored):
+    """The share of the rows of the last seven days, of the bytes on disk; nothing where none is."""
+    assert 0.0 == doctor.growth("sqlite:////nowhere/journal.db")
+    now = time.time_ns() // 1000
+    rows = [attrs.evolve(row, time_us=now - 10) for row in healthy()]
+    old = [attrs.evolve(row, time_us=0) for row in healthy()]
+    url = journal_url(stored([*old[:21], *rows[21:]]))
+    size = sum(bytes_on_disk(url))
+    assert size * 10 / 31 / 7 == pytest.approx(doctor.growth(url))
+
+
+def test_growth_of_a_pruned_journal(run, stored):
+    """Rows that were pruned do not count."""
+    folder = stored(healthy())
+    run("journal", "prune", "--before", "30d", "--close-idle")
+    assert doctor.growth(journal_url(folder)) > 0
 
 
 def test_the_reference_is_current():

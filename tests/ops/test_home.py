@@ -2,6 +2,7 @@
 A data directory and a journal are held by one server at a time.
 """
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -18,8 +19,8 @@ def homes(tmp_path: Path) -> tuple[Path, Path]:
     Two data directories.
     """
     both = (tmp_path / "one", tmp_path / "two")
-    for home in both:
-        make_home(home)
+    for one in both:
+        make_home(one)
     return both
 
 
@@ -53,6 +54,23 @@ def test_a_journal_is_held_once(homes: tuple[Path, Path], tmp_path: Path, linked
     held = (one / "journal.db").resolve()
     assert f"Another server (process {os.getpid()}) uses {held}. " in str(refused.value)
     assert "--journal" in str(refused.value)
+
+
+def test_somebody_only_looks(homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks whether a server runs has the lock for a moment; a server waits for its end."""
+    one, _ = homes
+    (one / "lock").touch()
+    with (one / "lock").open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        waited = []
+
+        def wait(seconds: float) -> None:
+            waited.append(seconds)
+            fcntl.flock(looking, fcntl.LOCK_UN)
+
+        monkeypatch.setattr("cairn.ops.home.time.sleep", wait)
+        with hold(one, journal_url(one)):
+            assert 1 == len(waited)
 
 
 def test_what_is_let_go_is_free(homes: tuple[Path, Path]) -> None:

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
 from cairn.actors.boot import BootRefused, read_journal
 from cairn.journal import events as ev
+from cairn.journal.base import forgotten
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import StoreError
 from cairn.journal.export import base_from_line, read_base, read_export
@@ -48,7 +50,7 @@ def aged() -> list[Row]:
 FIRST_RUN = next(n for n, row in enumerate(aged(), start=1) if row.kind == "server_stopped")
 
 
-def there(folder: Path) -> tuple[object, list[Row]]:
+def there(folder: Path) -> tuple[Any, list[Row]]:
     """
     Base and rows of a journal.
     """
@@ -218,7 +220,7 @@ def test_a_journal_that_does_not_hold(run, stored):
 def test_what_would_not_read_the_same(run, stored, monkeypatch: pytest.MonkeyPatch):
     """A base that gives another state is found before anything is cut."""
     folder = stored(aged())
-    forget = command.forgotten
+    forget = forgotten
 
     def too_much(state, kept):
         return attrs.evolve(forget(state, kept), self_tests=state.self_tests.set("x", 1))

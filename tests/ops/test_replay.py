@@ -4,6 +4,7 @@
 
 import os
 import sqlite3
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ from types import ModuleType
 import attrs
 import pytest
 
+from cairn.journal.export import to_line
 from cairn.journal.store_sql import journal_url, sqlite_path
 from tests.journals import BREAKABLE, broken, healthy, tampered, unrecorded
 
@@ -174,6 +176,16 @@ def test_a_changed_row_behind_a_session(run, stored, reruns):
     assert 1 == run("verify").exit_code
     assert 0 == run("replay", "s1").exit_code
     assert 3 == run("replay", "s1", "--engine").exit_code
+
+
+def test_a_state_of_the_past_from_standard_input(tmp_path: Path):
+    """With ``--at`` alone, ``-`` is standard input and no id."""
+    export = tmp_path / "x.jsonl"
+    export.write_bytes(b"".join(map(to_line, healthy())))
+    command = [sys.executable, "-P", "-m", "cairn.ops", "replay", "--at", "17", "-"]
+    with export.open("rb") as stream:
+        done = subprocess.run(command, stdin=stream, capture_output=True, text=True, check=True)
+    assert "as of row:       17\n" in done.stdout
 
 
 @pytest.mark.parametrize("options", [(), ("--engine",)])

@@ -16,6 +16,8 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +29,8 @@ import click
 from cairn.engine import blas
 from cairn.journal.codec import chain_fault
 from cairn.journal.errors import JournalError
+from cairn.ops.journal import bytes_on_disk, size_text
+from cairn.ops.second_writer import WAL_FIXED, second_writer
 from cairn.ops.where import example, journal_options, url_of
 
 _PORT = 8000
@@ -35,7 +39,9 @@ _HEALTH_S = 1
 _HEALTH_BYTES = 65536
 _LAST_ROWS = 1000
 _GIB = 1 << 30
-_WAL_FIXED = (3, 51, 3)
+_DAY_US = 86_400_000_000
+_GROWTH_DAYS = 7
+_SCARCE_DAYS = 30
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 _PROBE = """
@@ -96,7 +102,7 @@ def checks(data_dir: Path, url: str, port: int) -> Iterator[tuple[str, Callable[
     yield "mlx", check_mlx
     yield "sqlite", lambda: check_sqlite(url, sqlite3.sqlite_version_info)
     yield "journal", lambda: check_journal(url)
-    yield "disk", lambda: check_disk(data_dir)
+    yield "disk", lambda: check_disk(data_dir, url)
     yield "port", lambda: check_port(port)
 
 
@@ -148,25 +154,23 @@ def check_mlx() -> Found:
 def check_sqlite(url: str, version: tuple[int, ...]) -> Found:
     """
     SQLite's version. Below 3.51.3 two connections that write can damage a database; the server has
-    one, so it matters only where another program could be the second.
+    one, so it matters only where another program could be the second (``second_writer``).
     """
     text = ".".join(map(str, version))
-    if version >= _WAL_FIXED or not url.startswith("sqlite"):
+    if version >= WAL_FIXED or not url.startswith("sqlite"):
         return Found("ok", text)
-    if _log_beside(url):
+    why = second_writer(_sqlite_path(url))
+    if why is not None:
         return Found(
             "warn",
-            f"{text}, and the journal is in use",
-            "open it with nothing else but `ops` while the server runs: below 3.51.3 a second "
-            "writer can damage it",
+            f"{text} can damage a journal that two programs write to, and {why}",
+            "put it into a folder of your own on a local disk, or use a Python with SQLite 3.51.3",
         )
-    return Found("ok", f"{text} (one connection writes, so versions below 3.51.3 will do)")
-
-
-def _log_beside(url: str) -> bool:
-    path = _sqlite_path(url)
-    log = path.with_name(f"{path.name}-wal")
-    return log.exists() and log.stat().st_size > 0
+    return Found(
+        "ok",
+        f"{text} (below 3.51.3 a second program that writes to the journal can damage it; here "
+        "nothing but Cairn should, and it keeps to one)",
+    )
 
 
 def _sqlite_path(url: str) -> Path:
@@ -195,25 +199,79 @@ def check_journal(url: str) -> Found:
     for before, row in pairwise(rows):
         if chain_fault(row, before.hash) is not None:
             return Found("fail", f"the chain is broken at row {row.position}", "run `ops verify`")
-    return Found("ok", f"{position} rows, the last {len(rows)} are chained")
+    size = f", {size_text(sum(sizes))}" if (sizes := bytes_on_disk(url)) else ""
+    return Found("ok", f"up to row {position}{size}; the last {len(rows)} rows are chained")
 
 
-def check_disk(data_dir: Path) -> Found:
+def check_disk(data_dir: Path, url: str) -> Found:
     """
-    Room where the data directory is, or will be.
+    Room where the journal is, or will be, against what it grew by in the last days.
     """
-    there = next(
-        path for path in (data_dir.absolute(), *data_dir.absolute().parents) if path.exists()
-    )
+    where = _sqlite_path(url).parent if url.startswith("sqlite") else data_dir
+    for needed in dict.fromkeys((where, data_dir)):
+        if not os.access(_existing(needed), os.W_OK):
+            return Found("fail", f"{_existing(needed)} cannot be written", "choose another place")
+    there = _existing(where)
     free = shutil.disk_usage(there).free
-    fact = f"{free / _GIB:.1f} GiB free at {there}"
-    if not os.access(there, os.W_OK):
-        return Found("fail", f"{there} cannot be written", "choose another --data-dir")
+    return judge_room(free, growth(url), f"{free / _GIB:.1f} GiB free at {there}")
+
+
+def _existing(path: Path) -> Path:
+    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+
+
+def judge_room(free: int, daily: float, fact: str) -> Found:
+    """
+    Whether the free bytes of a disk will do.
+
+    Args:
+        daily: by how many bytes the journal grows a day.
+    """
+    prune = "`ops journal prune --before 30d --dry-run` says what old sessions would give back"
     if free < _GIB // 4:
-        return Found("fail", fact, "free some space: the server stops when it cannot journal")
+        advice = f"free some space: the server stops when it cannot journal; {prune}"
+        return Found("fail", fact, advice)
+    if daily >= 1:
+        days = free / daily
+        fact += f", and the journal grows by {size_text(daily)} a day"
+        if days < _SCARCE_DAYS:
+            return Found("warn", f"{fact}: enough for {days:.0f} days", prune)
     if free < 2 * _GIB:
-        return Found("warn", fact, "the journal grows; free some space")
+        return Found("warn", fact, f"the journal grows; free some space; {prune}")
     return Found("ok", fact)
+
+
+def growth(url: str) -> float:
+    """
+    By how many bytes a journal grew a day in the last days; 0 where that cannot be told.
+
+    Reckoned from the share of its rows that are of these days: positions have no gaps, so few of
+    them are looked at.
+    """
+    from cairn.journal.store_sql import SqlStore, schema_revision
+
+    size = sum(bytes_on_disk(url))
+    try:
+        if not size or schema_revision(url) is None:
+            return 0.0
+        store = SqlStore.open(url, read_only=True)
+        try:
+            base = store.base()
+            low, high = (base.position if base is not None else 0), store.head()[0]
+            rows = high - low
+            since = time.time_ns() // 1000 - _GROWTH_DAYS * _DAY_US
+            first = (
+                low
+                + 1
+                + bisect_left(
+                    range(low + 1, high + 1), since, key=lambda at: store.time_at(at) or 0
+                )
+            )
+        finally:
+            store.close()
+    except JournalError:
+        return 0.0  # `check_journal` has it
+    return size * (high + 1 - first) / rows / _GROWTH_DAYS if rows else 0.0
 
 
 def check_port(port: int) -> Found:

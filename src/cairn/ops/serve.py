@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ from cairn.engine.model_files import adapter_fault, directory_fault, is_path
 from cairn.engine.sampling import Sampling
 from cairn.http.app import create_app
 from cairn.http.serving import bind_socket, serve_http
-from cairn.journal.store_sql import SqlStore, migrate
+from cairn.journal.store_sql import SqlStore, migrate, sqlite_path
 from cairn.ops.cli import Unreadable
 from cairn.ops.home import hold, make_home, tenant_secret
 from cairn.ops.logs import set_up_logs
 from cairn.ops.preload import preload_blas
+from cairn.ops.second_writer import warning
 from cairn.ops.where import default_data_dir, example, log_path, url_of
 
 _ENDED_AT_ONCE = 130
@@ -166,6 +168,10 @@ def serve(**options: Any) -> None:
                 "Choose another with --port; --port 0 takes a free one."
             ) from error
         migrate(url)
+        if url.startswith("sqlite"):
+            told = warning(sqlite_path(url), sqlite3.sqlite_version_info)
+            if told is not None:
+                click.echo(f"Warning: {told}", err=True)
         store = SqlStore.open(url)
         try:
             trio.run(_serve, options, store, listener, data_dir)
