@@ -3,12 +3,14 @@
 """
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -16,7 +18,7 @@ import pytest
 
 from cairn.actors.boot import BootRefused, read_journal
 from cairn.journal import events as ev
-from cairn.journal.base import forgotten
+from cairn.journal.base import forgotten, loaded_of
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import StoreError
 from cairn.journal.export import base_from_line, read_base, read_export
@@ -25,7 +27,7 @@ from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops import journal as command
 from cairn.ops.home import hold_journal
 from cairn.ops.journal import size_text
-from tests.journals import Builder, broken, conversation, healthy, tampered
+from tests.journals import SLAB_BYTES, Builder, broken, conversation, healthy, tampered
 
 JUNE_US = 1_780_272_000_000_000
 BEFORE = ("--before", "2026-03-01")
@@ -47,6 +49,9 @@ def aged() -> list[Row]:
     return made.rows
 
 
+SLAB_GONE = ev.SlabReleased(
+    session="s1", slab=1, bytes=SLAB_BYTES, pool_slabs=0, pool_bytes=0, reason="-"
+)
 FIRST_RUN = next(n for n, row in enumerate(aged(), start=1) if row.kind == "server_stopped")
 
 
@@ -448,6 +453,47 @@ def test_tail_of_what_is_left(run, pruned: Path):
     assert f"The events up to {FIRST_RUN} were pruned.\n" in result.stderr
     assert FIRST_RUN + 1 == json.loads(result.stdout.splitlines()[0])["position"]
     assert "were pruned" not in run("tail", "--journal").stderr
+
+
+@pytest.mark.usefixtures("pruned")
+def test_no_pass_is_run_again_without_its_base(run, monkeypatch: pytest.MonkeyPatch):
+    """What runs the model again gets the rows that are left, and what they stand on."""
+    calls = []
+
+    def rerun(*given: object) -> int:
+        calls.append(given)
+        return 3
+
+    module = ModuleType("cairn.ops.replay_engine")
+    monkeypatch.setattr(module, "rerun", rerun, raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
+    assert 3 == run("replay", "s3", "--engine").exit_code
+    ((rows, session, _, base),) = calls
+    assert (FIRST_RUN, "s3") == (base.position, session)
+    assert FIRST_RUN + 1 == rows[0].position
+
+
+def test_a_cut_in_the_middle_of_a_run(run, stored):
+    """The base has the model that was loaded then; none where none was."""
+    made = Builder()
+    made.start()
+    made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
+    cut = len(made.rows)
+    made.propose(SLAB_GONE)
+    made._time_us = JUNE_US
+    made.turn("s3", "r3", ["Well"], (90, 91), (61, 62))
+    made.stop()
+    folder = stored(made.rows)
+    assert 0 == run("journal", "prune", *BEFORE, "--close-idle").exit_code
+    base = there(folder)[0]
+    assert cut + 1 == base.position
+    loaded = decode(made.rows[1]).event
+    assert loaded == loaded_of(base)
+    assert 0 == run("verify").exit_code
+    assert 0 == run("replay", "s3").exit_code
+    run("journal", "prune", "--before", "0m", "--close-idle")
+    assert loaded_of(there(folder)[0]) is None
 
 
 # --- size ----------------------------------------------------------------------------------------

@@ -1,0 +1,54 @@
+"""
+A journal is pruned between two runs of the server, and everything goes on.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from cairn.journal import events as ev
+from tests.e2e.conftest import Start
+from tests.serving import Serving, ask, assert_holds, assistant, run_ops, user
+
+PATH = "The stone lies on the path, and the path goes over the hill. "
+
+
+def test_a_pruned_journal_serves_on(start: Start, cold: Serving):
+    """
+    A server is killed, the older of its two conversations is pruned in the middle of that run, and
+    the next server goes on with the other one; its passes still run again to the same bits.
+    """
+    server = start()
+    old = ask(server, user(PATH * 12))
+    server.at_rest()
+    talk = [user(f"Another one. {PATH * 12}")]
+    first = ask(server, *talk)
+    server.kill()
+    times = {
+        place.event.session: datetime.fromtimestamp(place.time_us / 1e6, UTC)
+        for place in server.recorded()
+        if isinstance(place.event, ev.SessionOpened)
+    }
+    assert [old.session, first.session] == list(times)
+
+    where = ("--data-dir", server.data_dir)
+    before = times[first.session].isoformat()
+    code, out, err = run_ops("journal", "prune", *where, "--before", before, "--close-idle")
+    assert 0 == code, err
+    assert "1 session closed" in out
+    assert "1 session removed" in out
+    assert_holds(server.data_dir)
+    code, _, err = run_ops("replay", old.session, *where)
+    assert 2 == code
+    assert "was pruned" in err
+    code, out, err = run_ops("replay", first.session, *where, "--engine")
+    assert 0 == code, out + err
+
+    again = start(data_dir=server.data_dir)
+    talk += [assistant(first.text), user("And then?")]
+    answer = ask(again, *talk)
+    assert ask(cold, *talk, cache_prompt=False).bits == answer.bits
+    assert (first.session, "evicted") == (answer.session, answer.reason)
+    code, _, err = run_ops("journal", "prune", *where, "--before", "30d")
+    assert 2 == code
+    assert "Another server" in err
