@@ -458,7 +458,7 @@ def test_tail_of_what_is_left(run, pruned: Path):
 @pytest.mark.usefixtures("pruned")
 def test_no_pass_is_run_again_without_its_base(run, monkeypatch: pytest.MonkeyPatch):
     """What runs the model again gets the rows that are left, and what they stand on."""
-    calls = []
+    calls: list[Any] = []
 
     def rerun(*given: object) -> int:
         calls.append(given)
@@ -469,7 +469,7 @@ def test_no_pass_is_run_again_without_its_base(run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
     assert 3 == run("replay", "s3", "--engine").exit_code
-    ((rows, session, _, base),) = calls
+    ((rows, session, _, _, base),) = calls
     assert (FIRST_RUN, "s3") == (base.position, session)
     assert FIRST_RUN + 1 == rows[0].position
 
