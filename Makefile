@@ -11,7 +11,7 @@ UV := .cache/uv
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help env serve test oldest lint format lock clean FORCE
+.PHONY: help env serve test fuzz oldest lint format lock clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -76,6 +76,11 @@ endef
 test: env ## run the tests, on Linux with OpenBLAS preloaded; ARGS="..." go to pytest
 	@$(with_blas); \
 	$(BIN)/python -P -m pytest -q $(ARGS); status=$$?; gate; exit $$status
+
+fuzz: env ## ask ten thousand requests that are almost right; EXAMPLES=..., SEED=... for the same again
+	@seed=$(or $(SEED),$$(date +%s)); echo "fuzz: SEED=$$seed"; \
+	CAIRN_FUZZ_EXAMPLES=$(or $(EXAMPLES),10000) $(BIN)/python -P -m pytest -q tests/http/test_fuzz.py \
+		--hypothesis-seed=$$seed $(ARGS)
 
 oldest: env ## test the caches with the oldest mlx-lm that pyproject.toml admits
 	@set -e; $(with_blas); \
