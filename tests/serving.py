@@ -286,6 +286,33 @@ def started(
         env: in addition to this process's environment.
         within: a command that runs another one in its place, to change its surroundings.
     """
+    with _spawned(data_dir, options, env, within) as (process, log):
+        yield Serving(process, data_dir, _url_of(process, log), log)
+
+
+def killed_at(word: str, data_dir: Path, *options: object) -> None:
+    """
+    Start a server over ``data_dir`` and kill it once it has said ``word`` on its way up.
+    """
+    with _spawned(data_dir, options) as (process, log):
+
+        def said() -> bool:
+            assert process.poll() is None, log.read_text(encoding="utf-8")
+            return word in log.read_text(encoding="utf-8")
+
+        eventually(said)
+
+
+@contextlib.contextmanager
+def _spawned(
+    data_dir: Path,
+    options: Sequence[object],
+    env: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """
+    A server's process and the file that its stderr goes to.
+    """
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     log = data_dir.with_name(f"{data_dir.name}.{time.monotonic_ns()}.stderr")
     arguments = ("serve", "--port", 0, "--data-dir", data_dir, *options)
@@ -299,7 +326,7 @@ def started(
             preexec_fn=_die_with_parent,
         )
     try:
-        yield Serving(process, data_dir, _url_of(process, log), log)
+        yield process, log
     finally:
         if process.poll() is None:
             process.kill()

@@ -1,0 +1,208 @@
+"""
+Twenty servers over one data directory, each killed in the middle of something, while conversations
+go on from one to the next.
+
+What is done, and when the kill comes, follows from a seed; CAIRN_KILL_SEED takes another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.replay import Replay
+from cairn.journal.store_sql import SqlStore, journal_url
+from tests.serving import (
+    DEADLINE_S,
+    PLAIN,
+    Listener,
+    Serving,
+    ask,
+    assert_holds,
+    assistant,
+    eventually,
+    killed_at,
+    recorded,
+    started,
+    user,
+)
+
+SEED = int(os.environ.get("CAIRN_KILL_SEED", "20"))
+MOMENTS = (
+    *["loading the model", "reading the weights", "loading the model"],
+    *["taken"] * 4,
+    *["token"] * 5,
+    *["answered"] * 4,
+    *["committed"] * 4,
+)
+PATH = "The stone lies on the path, and the path goes over the hill. "
+
+
+class Talker:
+    """
+    Somebody whose conversation goes on for as long as a server answers, and with the next one.
+
+    Attributes:
+        talk: what was said; a user speaks last.
+        streams: what was heard of each answer that was streamed.
+        answers: (request, text) of each that came as a whole.
+    """
+
+    def __init__(self, number: int, *, named: bool, streaming: bool) -> None:
+        self.talk = [user(f"Number {number}: {PATH * 9}")]
+        self.name = {"session_id": f"talker/{number}"} if named else {}
+        self.streaming = streaming
+        self.streams: list[Listener] = []
+        self.answers: list[tuple[str, str]] = []
+        self.turns = 0
+
+    def go_on(self, server: Serving) -> None:
+        """
+        Talk until the server is gone.
+        """
+        while (text := self._heard(server)) is not None:
+            self.turns += 1
+            self.talk += [assistant(text), user(f"And then? {PATH * (self.turns % 3)}")]
+
+    def _heard(self, server: Serving) -> str | None:
+        """
+        The next answer; None where the server went away before its end.
+        """
+        if self.streaming:
+            with contextlib.suppress(OSError):
+                stream = Listener(server, *self.talk, max_tokens=24, **self.name)
+                self.streams.append(stream)
+                stream.end()
+                assert stream.refusal is None
+                return stream.text if stream.done else None
+            return None
+        body = {**PLAIN, **self.name, "messages": self.talk}
+        try:
+            url = f"{server.url}/v1/chat/completions"
+            response = httpx.post(url, json=body, timeout=DEADLINE_S)
+        except httpx.TransportError:
+            return None
+        answer = response.json()
+        assert 200 == response.status_code, answer
+        text: str = answer["choices"][0]["message"]["content"]
+        self.answers.append((answer["id"].removeprefix("chatcmpl-"), text))
+        return text
+
+
+def moment(
+    name: str, chance: random.Random, server: Serving, talkers: list[Talker]
+) -> Callable[[], bool]:
+    """
+    Whether it has come to pass in this run.
+    """
+    seen = {talker: len(talker.streams) for talker in talkers}
+    turns = sum(talker.turns for talker in talkers)
+    position = server.position()
+
+    def streams() -> list[Listener]:
+        return [s for talker, before in seen.items() for s in talker.streams[before:]]
+
+    match name:
+        case "taken":
+            return lambda: any(stream.chunks for stream in streams())
+        case "token":
+            tokens = chance.randint(1, 60)
+            return lambda: sum(len(stream.tokens) for stream in streams()) >= tokens
+        case "answered":
+            count = chance.randint(1, 5)
+            return lambda: sum(talker.turns for talker in talkers) >= turns + count
+        case _:
+            more = chance.randint(1, 120)
+            return lambda: server.position() >= position + more
+
+
+def assert_journaled(data_dir: Path, talkers: list[Talker]) -> None:
+    """
+    All that a client heard of a request is what the journal has of it, from the beginning.
+    """
+    texts: dict[str, str] = {}
+    logprobs: dict[str, list[float]] = {}
+    finished = set()
+    for place in recorded(data_dir):
+        match place.event:
+            case ev.TokensEmitted() as event:
+                texts[event.request] = texts.get(event.request, "") + event.text
+            case ev.CacheExtended(request=str() as request) as event:
+                logprobs.setdefault(request, []).extend(event.logprobs)
+            case ev.RequestFinished() as event:
+                finished.add(event.request)
+            case _:
+                pass
+    for talker in talkers:
+        for stream in talker.streams:
+            if stream.chunks:
+                assert texts.get(stream.request, "").startswith(stream.text)
+                drawn = [logprob for _, logprob in stream.tokens]
+                assert logprobs.get(stream.request, [])[: len(drawn)] == drawn
+                assert stream.finish_reason is None or stream.request in finished
+        for request, text in talker.answers:
+            assert text == texts.get(request, "")
+            assert request in finished
+
+
+def assert_nothing_is_open(data_dir: Path) -> None:
+    """
+    In the fold of the journal no request is open, but those of the run that goes on.
+    """
+    fold, store = Replay(), SqlStore.open(journal_url(data_dir), read_only=True)
+    with contextlib.closing(store):
+        for row in store.read():
+            fold.feed(row)
+            if isinstance(decode(row).event, ev.ServerLost):
+                assert not fold.state.requests
+    assert () == tuple(fold.report().findings)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_twenty_times(tmp_path: Path, model_directory: Path, cold: Serving):
+    """Each run that was cut off is lost once, what was heard is on record, and the talk goes on."""
+    print(f"CAIRN_KILL_SEED={SEED}")
+    chance = random.Random(SEED)
+    home, options = tmp_path / "home", ("--model", model_directory)
+    talkers = [Talker(n, named=n % 2 == 0, streaming=n != 3) for n in range(4)]
+    threads = ThreadPoolExecutor(len(talkers))
+    for name in chance.sample(MOMENTS, len(MOMENTS)):
+        if name not in ("taken", "token", "answered", "committed"):
+            killed_at(name, home, *options)
+            continue
+        with started(home, *options) as server:
+            come = moment(name, chance, server, talkers)
+            going_on = [threads.submit(talker.go_on, server) for talker in talkers]
+            eventually(come)
+            server.kill()
+            for each in going_on:
+                each.result(DEADLINE_S)
+        assert_journaled(home, talkers)
+
+    with started(home, *options) as server:
+        boots = [event.boot for event in server.events(ev.ServerStarted)]
+        assert len(MOMENTS) + 1 == len(boots)
+        assert boots[:-1] == [event.boot for event in server.events(ev.ServerLost)]
+        for talker in talkers:
+            answer = ask(server, *talker.talk, **talker.name)
+            assert ask(cold, *talker.talk, cache_prompt=False).bits == answer.bits
+            assert answer.session == talker.name.get("session_id", answer.session)
+            more = [*talker.talk, assistant(answer.text), user("Go on.")]
+            second = ask(server, *more, **talker.name)
+            assert ("continuation", answer.session) == (second.path, second.session)
+            assert second.cached_tokens > 0
+        assert sum(talker.turns for talker in talkers) >= 8
+        server.at_rest()
+        assert 0 == server.stop()
+    assert_nothing_is_open(home)
+    assert_holds(home)
