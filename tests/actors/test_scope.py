@@ -91,6 +91,48 @@ def test_no_token_leaves_before_its_commit(model_directory: Path) -> None:
     assert "Delta" in heard
 
 
+def test_a_bug_id_is_heard_when_it_can_be_looked_up(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    P3: while the journal cannot commit, nobody hears of a bug, neither who met it nor who names its
+    session afterwards; both hear of it when the violation is on record.
+    """
+    store = HeldStore()
+    heard: list[str] = []
+
+    async def main() -> None:
+        async with serving(model_directory, store) as server:
+
+            def fails(*args: object) -> None:
+                store.open.clear()
+                raise RuntimeError("the device gave up")
+
+            monkeypatch.setattr(server._engine._device, "run_chunk", fails)
+
+            async def listen() -> None:
+                with pytest.raises(Broken) as caught:
+                    await ask(server, command(LONG, session_name="broken"))
+                violations = [row for row in store.rows if row.kind == "invariant_violated"]
+                assert 1 == len(violations)
+                heard.append(caught.value.bug_id)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(listen)
+                with trio.fail_after(60):
+                    while not server._sequencer.state.faults:
+                        await trio.testing.wait_all_tasks_blocked(0.01)
+                nursery.start_soon(listen)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                assert [] == heard
+                store.open.set()
+
+    trio.run(main)
+
+    assert 2 == len(heard)
+    assert 1 == len(set(heard))
+
+
 def test_a_block_that_was_wrong_from_the_start_does_not_take_its_prefix_along(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

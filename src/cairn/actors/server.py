@@ -197,9 +197,9 @@ class Server:
         request_id = new_id()
         ticket = None
         try:
-            self._admit(command, request_id)
+            await self._admit(command, request_id)
             prepared = await self._prepare(command)
-            self._admit(command, request_id)
+            await self._admit(command, request_id)
             ticket = Ticket(request_id, prepared, wall_clock_us() // 1_000_000)
             assert self._nursery is not None
             self._tickets[ticket.id] = ticket
@@ -271,7 +271,7 @@ class Server:
 
     # --- a request's way -------------------------------------------------------------------------
 
-    def _admit(self, command: Generate, request_id: str) -> None:
+    async def _admit(self, command: Generate, request_id: str) -> None:
         """
         Turn a request away where it cannot be taken now.
         """
@@ -282,10 +282,9 @@ class Server:
             # Counted only: what waits for room in memory is bounded by the requests under way.
             self._refused_for_room += 1
             raise JournalFull()
-        if state.admission_bug is not None:
-            raise Broken(state.admission_bug)
-        bug_id = self._quarantine_of(command.session_name)
+        bug_id = state.admission_bug or self._quarantine_of(command.session_name)
         if bug_id is not None:
+            await self._writer.wait_all_committed()  # who hears of a bug can look it up
             raise Broken(bug_id)
         # The limiter counts a row as taken a step before its ticket is seated, so it is not asked.
         seated = sum(ticket.seated for ticket in self._tickets.values())
@@ -488,6 +487,8 @@ class _Replies:
             return Waiting(queued=not ticket.accepted, prefilled_tokens=ticket.prefilled_tokens)
         if isinstance(item, RefusalError):
             self._finished = True
+            if isinstance(item, Broken):
+                await self._writer.wait_all_committed()
             raise item
         try:
             await self._writer.wait_committed(item.receipt)

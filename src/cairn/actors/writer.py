@@ -74,6 +74,7 @@ class JournalWriter:
         self._store = store
         self._inbox: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._committed = store.head()[0]
+        self._submitted = self._committed
         self._moved = trio.lowlevel.ParkingLot()
         self._failure: BaseException | None = None
         self._observers: list[Callable[[Recorded], None]] = []
@@ -116,7 +117,14 @@ class JournalWriter:
         if self._failure is not None:
             raise WriterDied("the journal cannot be written") from self._failure
         self._inbox.put(_Batch(tuple(rows), tuple(recorded)))
-        return rows[-1].position
+        self._submitted = rows[-1].position
+        return self._submitted
+
+    async def wait_all_committed(self) -> None:
+        """
+        Wait until everything that was submitted so far is committed. Raises as ``wait_committed``.
+        """
+        await self.wait_committed(self._submitted)
 
     async def wait_committed(self, position: int) -> None:
         """
