@@ -206,7 +206,7 @@ def test_no_room_ends_requests_and_room_brings_service_back(model_directory: Pat
             await ask(server, hello(name))
 
     async def main() -> None:
-        async with serving(model_directory) as server:
+        async with serving(model_directory, decode_rows=2) as server:
             calm.append(await ask(server, hello("one")))
         async with serving(model_directory, store, decode_rows=2) as server:
             with trio.fail_after(120):
