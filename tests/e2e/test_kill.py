@@ -15,6 +15,7 @@ from tests.serving import (
     ask,
     assert_holds,
     assistant,
+    eventually,
     user,
 )
 
@@ -39,6 +40,12 @@ def assert_journaled(server: Serving, client: Listener) -> None:
     assert sum(len(event.ids) for event in emitted) >= len(seen)
 
 
+def _all_written(server: Serving) -> bool:
+    """Whether every block in memory has its file."""
+    blocks = server.health()["blocks"]
+    return 0 < blocks["count"] == blocks["disk_count"]
+
+
 def at_work(server: Serving, lengthy: Any) -> list[Listener]:
     """Three that decode, one in its prefill, and one that waits in the queue."""
     clients = [Listener(server, **{**lengthy[n % 2], "seed": n}, max_tokens=250) for n in range(3)]
@@ -57,6 +64,7 @@ def test_killed_at_work(start: Start, cold: Serving, lengthy: Any):
     server = start()
     talk = [user(PATH * 12)]
     talk += [assistant(ask(server, *talk).text), user("And then?")]
+    eventually(lambda: _all_written(server))
     clients = at_work(server, lengthy)
     server.kill()
     for client in clients:
@@ -77,7 +85,8 @@ def test_killed_at_work(start: Start, cold: Serving, lengthy: Any):
     assert 0 == again.health()["blocks"]["count"]
 
     first = ask(again, *talk)
-    assert ("new_session", "evicted", 0) == (first.path, first.reason, first.cached_tokens)
+    assert ("continuation", None) == (first.path, first.reason)
+    assert first.cached_tokens >= 128  # from files that were written before the end came
     assert ask(cold, *talk, cache_prompt=False).bits == first.bits
     second = ask(again, *talk, assistant(first.text), user("Go on."))
     assert ("continuation", None) == (second.path, second.reason)

@@ -93,8 +93,11 @@ def test_every_slab_at_work(narrow: Serving, cold: Serving, lengthy: tuple[Any, 
 
 
 def test_blocks_leave_memory(start: Start, cold: Serving):
-    """Four blocks for three conversations: they push each other out, and the reason says so."""
-    server = start("--pool-slabs", 1, "--blocks-mb", 1)
+    """
+    Four blocks for three conversations, and no files: they push each other out, and the reason says
+    so.
+    """
+    server = start("--pool-slabs", 1, "--blocks-mb", 1, "--disk-mb", 0)
     answers = in_turn(server, cold, count=3, turns=2)
     assert 6 == len(answers)
     assert "evicted" in {answer.reason for answer in answers[3:]}
@@ -103,6 +106,19 @@ def test_blocks_leave_memory(start: Start, cold: Serving):
     assert max(event.store_bytes for event in evicted) <= 1024 * 1024
     health = server.at_rest()
     assert health["blocks"]["bytes"] <= health["blocks"]["bytes_total"] == 1024 * 1024
+    assert 0 == health["blocks"]["disk_count"]
+
+
+def test_blocks_that_left_come_back_from_files(start: Start, cold: Serving):
+    """With files, every conversation goes on from blocks, though memory has room for one alone."""
+    server = start("--pool-slabs", 1, "--blocks-mb", 1)
+    answers = in_turn(server, cold, count=3, turns=2)
+    assert {("continuation", None)} == {(a.path, a.reason) for a in answers[3:]}
+    assert all(answer.cached_tokens >= 128 for answer in answers[3:])
+    assert server.events(ev.BlockLoaded)
+    health = server.at_rest()
+    assert health["blocks"]["bytes"] <= 1024 * 1024
+    assert health["blocks"]["disk_count"] > health["blocks"]["count"]
 
 
 def test_blocks_leave_while_others_want_them(start: Start):

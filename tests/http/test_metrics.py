@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from cairn.http.app import create_app
 from cairn.http.metrics import Metrics
 from cairn.journal.events import (
+    BlockDropped,
     BlockEvicted,
+    BlockLoaded,
+    BlockRejected,
     BlockSealed,
+    BlockSpilled,
     BlocksShared,
     CacheExtended,
     Event,
@@ -163,6 +168,9 @@ def sealed(again: bool = False) -> BlockSealed:
     )
 
 
+SPILLED = BlockSpilled(key="k", digest="d", bytes=12, disk_blocks=1, disk_bytes=12)
+LOADED = BlockLoaded(key="k", digest="d", bytes=10, store_blocks=1, store_bytes=10, duration_us=5)
+DROPPED = BlockDropped(key="k", bytes=12, disk_blocks=0, disk_bytes=0)
 EVICTED = BlockEvicted(key="k", bytes=10, store_blocks=0, store_bytes=0)
 
 
@@ -195,8 +203,15 @@ def test_every_series_is_there_from_the_start():
         "cairn_tokens_emitted_total",
         "cairn_blocks_sealed_total",
         "cairn_blocks_evicted_total",
+        "cairn_blocks_spilled_total",
+        "cairn_blocks_loaded_total",
+        "cairn_blocks_dropped_total",
     ):
         assert 0 == read(name)
+    for reason in ("missing", "unreadable", "foreign", "digest"):
+        assert 0 == read("cairn_blocks_rejected_total", reason=reason)
+    for tier in ("slab", "memory"):
+        assert 0 == read("cairn_blocks_reused_total", tier=tier)
 
 
 def test_every_invariant_has_its_series():
@@ -324,6 +339,25 @@ def test_blocks():
     assert (2, 1) == (read("cairn_blocks_sealed_total"), read("cairn_blocks_evicted_total"))
 
 
+def test_block_files():
+    """Blocks written, read and removed are counted, and those rejected by the reason."""
+    rejected = BlockRejected(key="k", reason="digest", aside="k.safetensors.rejected")
+    read = values(SPILLED, LOADED, SPILLED, rejected, DROPPED, SPILLED)
+    names = ("spilled", "loaded", "dropped")
+    assert [3, 1, 1] == [read(f"cairn_blocks_{name}_total") for name in names]
+    assert 1 == read("cairn_blocks_rejected_total", reason="digest")
+    assert 0 == read("cairn_blocks_rejected_total", reason="missing")
+
+
+def test_reuse_by_tier():
+    """What a request reuses is counted by where it lay."""
+    path = evolve(selected("continuation", None, reused=192), kept_blocks=1, shared_blocks=2)
+    read = values(received(), path)
+    assert (1, 2) == tuple(
+        read("cairn_blocks_reused_total", tier=tier) for tier in ("slab", "memory")
+    )
+
+
 def test_gauges_are_read_at_the_scrape():
     """Gauges are the server's figures at the time that somebody looks."""
     service = FakeService()
@@ -344,6 +378,8 @@ def test_gauges_are_read_at_the_scrape():
     assert 9 == read("cairn_queue_depth")
     assert 5 == read("cairn_blocks")
     assert 500 == read("cairn_block_bytes")
+    assert 6 == read("cairn_disk_blocks")
+    assert 600 == read("cairn_disk_block_bytes")
     assert 77 == read("cairn_journal_position")
 
 
@@ -371,6 +407,11 @@ async def test_scrape():
         "cairn_requests_total": "counter",
         "cairn_blocks_sealed_total": "counter",
         "cairn_blocks_evicted_total": "counter",
+        "cairn_blocks_spilled_total": "counter",
+        "cairn_blocks_loaded_total": "counter",
+        "cairn_blocks_dropped_total": "counter",
+        "cairn_blocks_rejected_total": "counter",
+        "cairn_blocks_reused_total": "counter",
         "cairn_scheduler_pool_in_use": "gauge",
         "cairn_scheduler_pool_total": "gauge",
         "cairn_scheduler_pool_bytes": "gauge",
@@ -379,6 +420,8 @@ async def test_scrape():
         "cairn_queue_depth": "gauge",
         "cairn_blocks": "gauge",
         "cairn_block_bytes": "gauge",
+        "cairn_disk_blocks": "gauge",
+        "cairn_disk_block_bytes": "gauge",
         "cairn_journal_position": "gauge",
         "cairn_journal_full": "gauge",
     } == types

@@ -27,13 +27,19 @@ from cairn.journal import paths
 from cairn.journal.codec import Row
 from cairn.journal.keys import block_keys, ids_hash, part_hash
 from cairn.journal.ledger import Ledger, Outcome, Outside
-from cairn.journal.state import OpenRequest, Session, State
+from cairn.journal.state import OpenRequest, Session, SessionId, State
 
 SECRETS = {"t1": b"one secret", "t2": b"another secret"}
 LAYERS = 3
 SLAB_BYTES = 1000
 BLOCK_BYTES = 10
+FILE_BYTES = 13
 CHUNKS = {"fp-a": 4, "fp-b": 3}
+NOTES: tuple[ev.Event, ...] = (
+    ev.OperatorActed(action="note", detail="nothing follows"),
+    ev.JournalStalled(fact="no room", rows_waiting=1, requests_refused=2, duration_us=3),
+)
+FAULTS: tuple[ev.FileFault, ...] = ("missing", "unreadable", "foreign", "digest")
 
 
 # --- the fold, again ------------------------------------------------------------------------------
@@ -77,6 +83,7 @@ class World:
         self.blocks: dict[str, dict[str, Any]] = {}
         self.faults: dict[str, tuple[int, ev.Event]] = {}
         self.slabs: list[tuple[str, int]] = []
+        self.disk_budget = 0
         self.self_tests: dict[str, ev.Event] = {}
         self.admission_bug: str | None = None
         self.ended: list[str] = []  # sessions in the order in which their last turns ended
@@ -86,6 +93,8 @@ class World:
         The same as ``plain`` of the state after the same events.
         """
         here = [block for block in self.blocks.values() if block["present"]]
+        files = [block["file_bytes"] for block in self.blocks.values()]
+        sizes = [size for size in files if size is not None]
         found = [n for n in self.ended if n in self.sessions and not self.sessions[n]["named"]]
         tips: dict[str, tuple[str, ...]] = {}
         parts: dict[str, tuple[str, ...]] = {}
@@ -113,7 +122,10 @@ class World:
                 "slab_bytes": sum(size for _, size in self.slabs),
                 "blocks": len(here),
                 "block_bytes": sum(block["bytes"] for block in here),
+                "disk_blocks": len(sizes),
+                "disk_bytes": sum(sizes),
             },
+            "disk_budget": self.disk_budget,
             "self_tests": self.self_tests,
             "admission_bug": self.admission_bug,
         }
@@ -154,7 +166,7 @@ class World:
         self.model = {name: getattr(event, name) for name in names.split()}
 
     def _model_unloaded(self, event: ev.Event) -> None:
-        self.model, self.slabs = None, []
+        self.model, self.slabs, self.disk_budget = None, [], 0
         for name in sorted(self.sessions, key=lambda name: self.sessions[name]["last_used"]):
             self._end(name, None)
         for session in self.sessions.values():
@@ -173,6 +185,7 @@ class World:
 
     _request_rejected = _operator_acted
     _journal_pruned = _operator_acted
+    _journal_stalled = _operator_acted
 
     def _session_opened(self, event: ev.SessionOpened) -> None:
         self.sessions[event.session] = {
@@ -262,7 +275,7 @@ class World:
             session["slab_keys"] = session["slab_keys"][:-1]
 
     def _block_sealed(self, event: ev.BlockSealed) -> None:
-        known = self.blocks.get(event.key, {"pins": 0, "bug_id": None})
+        known = self.blocks.get(event.key, {"pins": 0, "bug_id": None, "file_bytes": None})
         self.blocks[event.key] = {
             "key": event.key,
             "parent": event.parent,
@@ -270,6 +283,7 @@ class World:
             "start": event.start,
             "bytes": event.bytes,
             "present": event.stored,
+            "file_bytes": known["file_bytes"],
             "pins": known["pins"],
             "last_used": self.position,
             "bug_id": known["bug_id"],
@@ -280,6 +294,22 @@ class World:
 
     def _block_evicted(self, event: ev.BlockEvicted) -> None:
         self.blocks[event.key]["present"] = False
+
+    def _blocks_found(self, event: ev.BlocksFound) -> None:
+        self.disk_budget = event.budget_bytes
+
+    def _block_spilled(self, event: ev.BlockSpilled) -> None:
+        self.blocks[event.key]["file_bytes"] = event.bytes
+
+    _block_not_spilled = _operator_acted
+
+    def _block_loaded(self, event: ev.BlockLoaded) -> None:
+        self.blocks[event.key].update(present=True, last_used=self.position)
+
+    def _block_rejected(self, event: ev.BlockRejected | ev.BlockDropped) -> None:
+        self.blocks[event.key]["file_bytes"] = None
+
+    _block_dropped = _block_rejected
 
     def _tokens_emitted(self, event: ev.TokensEmitted) -> None:
         self._of(event)["life"] = "decoding"
@@ -549,6 +579,7 @@ def played(data: bytes, *, crashes: bool = True) -> Driver:
         reusable=data[0] % 10 != 9,
         pool_slabs=1 + data[1] % 4,
         blocks_kept=(2, 6, 12, 40)[data[2] % 4],
+        files_kept=(0, 3, 10, 40)[data[2] // 4 % 4],
     ).play()
 
 
@@ -679,6 +710,7 @@ class Driver:
         reusable: bool = True,
         pool_slabs: int = 3,
         blocks_kept: int = 12,
+        files_kept: int = 40,
         spare_tokens: int = 0,
     ) -> None:
         self.tape = Tape(tape)
@@ -690,6 +722,7 @@ class Driver:
         self.talks: list[Talk] = []
         self.slabs: dict[str, Slab] = {}
         self.store: dict[str, tuple[int, ...]] = {}
+        self.files: dict[str, tuple[int, ...]] = {}
         self.work: dict[str, Generator[None, None, None]] = {}
         self.cancelled: set[str] = set()
         self.hurried: set[str] = set()
@@ -698,6 +731,7 @@ class Driver:
         self._reusable = reusable
         self._pool_slabs = pool_slabs
         self._blocks_kept = blocks_kept
+        self._files_kept = files_kept
         self._spare_tokens = spare_tokens
         self._counts: dict[str, int] = {}
         self._seqs: dict[str, int] = {}
@@ -765,9 +799,9 @@ class Driver:
         self.propose(
             ev.ServerStarted(boot=f"boot-{self._count('boot')}", cairn_version="0", settings={})
         )
-        self.load(fingerprint)
+        self.load_model(fingerprint)
 
-    def load(self, fingerprint: str) -> None:
+    def load_model(self, fingerprint: str) -> None:
         """
         A model is loaded.
         """
@@ -794,6 +828,20 @@ class Driver:
                 duration_us=5,
                 remembered=False,
             ),
+        )
+        self.find()
+
+    def find(self) -> None:
+        """
+        The files of earlier runs are looked for. Some have been lost, or damaged.
+        """
+        for key in sorted(self.files):
+            if self.tape.below(5) == 4:
+                self.reject(key, self.tape.one_of(("missing", "unreadable")))
+        self.propose(
+            ev.BlocksFound(
+                budget_bytes=self._files_kept * FILE_BYTES, removed_files=0, **self._filed()
+            )
         )
 
     def end_run(self, kind: str) -> None:
@@ -837,6 +885,8 @@ class Driver:
         if not self._admitted(name, talk):
             self.propose(ev.RequestRejected(request="-", status=529, code="busy"))
             return None
+        if cache_prompt and self.tape.below(4) < 3:
+            self._load_chain(str(name), talk.tenant, ids, len(answer) + room)
         session = str(name) if name is not None else self._open(talk)
         request = f"r{self._count('request')}"
         received = self._received(
@@ -846,6 +896,26 @@ class Driver:
         self.propose(self.selected(session))
         self.work[session] = self._serve(session, request, talk, answer)
         return session
+
+    def _load_chain(self, name: str, tenant: str, ids: tuple[int, ...], more: int) -> None:
+        chain = paths.chain_to_load(
+            self.state,
+            self.state.sessions.get(SessionId(name)),
+            self.keys(tenant, ids),
+            len(ids),
+            len(ids) + more,
+        )
+        for key in chain:
+            loose = [other for other in self.evictable() if other not in chain]
+            if key in self.store:
+                continue
+            if len(self.store) >= self._blocks_kept:
+                if not loose:
+                    return
+                self.evict(loose[0])
+            self.load(key)
+            if key not in self.store:
+                return
 
     def chain(self, talk: Talk) -> tuple[tuple[str, str], ...]:
         """
@@ -980,13 +1050,90 @@ class Driver:
 
     def evict(self, key: str) -> None:
         """
-        A block leaves memory.
+        A block leaves memory, and may be written to a file before.
         """
+        if key not in self.files and self.tape.below(2):
+            self.spill(key)
         block = self.store.pop(key)
         self.propose(
             ev.BlockEvicted(key=key, bytes=BLOCK_BYTES, **self._kept()),
             undo=lambda: self.store.setdefault(key, block),
         )
+
+    def _filed(self) -> dict[str, int]:
+        return {"disk_blocks": len(self.files), "disk_bytes": len(self.files) * FILE_BYTES}
+
+    def spill(self, key: str) -> None:
+        """
+        A block in memory is written to a file; another file is removed for it if there must be.
+        """
+        if not self._files_kept or self.tape.below(9) == 8:
+            self.propose(ev.BlockNotSpilled(key=key, reason="No space left on device"))
+            return
+        if len(self.files) >= self._files_kept:
+            self.drop(self.tape.one_of(sorted(self.files)))
+        self.files[key] = self.store[key]
+        self.propose(
+            ev.BlockSpilled(
+                key=key, digest=digest_of(self.store[key]), bytes=FILE_BYTES, **self._filed()
+            ),
+            undo=lambda: self.files.pop(key),
+        )
+
+    def spillable(self) -> list[str]:
+        """
+        The blocks in memory that no file has.
+        """
+        return [key for key in sorted(self.store) if key not in self.files]
+
+    def drop(self, key: str) -> None:
+        """
+        A block's file is removed.
+        """
+        block = self.files.pop(key)
+        self.propose(
+            ev.BlockDropped(key=key, bytes=FILE_BYTES, **self._filed()),
+            undo=lambda: self.files.setdefault(key, block),
+        )
+
+    def reject(self, key: str, reason: ev.FileFault) -> None:
+        """
+        A block's file is not what was written.
+        """
+        del self.files[key]
+        self.propose(ev.BlockRejected(key=key, reason=reason, aside=None))
+
+    def load(self, key: str) -> None:
+        """
+        A block is read from its file; another one leaves memory for it if there must be.
+        """
+        if len(self.store) >= self._blocks_kept:
+            self.evict(self.evictable()[0])
+        if key not in self.files:
+            return  # removed for the file of the one that left
+        self.store[key] = self.files[key]
+        self.propose(
+            ev.BlockLoaded(
+                key=key,
+                digest=digest_of(self.store[key]),
+                bytes=BLOCK_BYTES,
+                duration_us=2,
+                **self._kept(),
+            ),
+            undo=lambda: self.store.pop(key),
+        )
+
+    def loadable(self) -> list[str]:
+        """
+        The blocks that could be read now.
+        """
+        if len(self.store) >= self._blocks_kept and not self.evictable():
+            return []
+        return [
+            key
+            for key in sorted(self.files)
+            if key not in self.store and self.state.blocks[key].bug_id is None
+        ]
 
     def evictable(self) -> list[str]:
         """
@@ -1321,7 +1468,7 @@ class Driver:
         return self
 
     def _move(self) -> None:
-        move = self.tape.below(32)
+        move = self.tape.below(36)
         if move < 18 and self.work:
             session = self.tape.one_of(sorted(self.work))
             for _ in range(1 + self.tape.below(16)):
@@ -1337,18 +1484,24 @@ class Driver:
             self.release(self.tape.one_of(self.releasable()))
         elif move == 28:
             self._forget()
-        elif move == 29 and self.tape.below(4) == 0:
+        elif move == 29 and self.tape.below(2) == 0:
             kind = self.tape.one_of(("stopped", "lost", "unloaded"))
             self.end_run(kind)
             fingerprint = self.tape.one_of(("fp-a", "fp-a", "fp-b"))
             if kind == "unloaded":
-                self.load(fingerprint)
+                self.load_model(fingerprint)
             else:
                 self.start(fingerprint)
         elif move == 30 and self._crashes and self.state.sessions:
             self.crash(self.tape.one_of(sorted(self.state.sessions)))
+        elif move == 32 and self.loadable():
+            self.load(self.tape.one_of(self.loadable()))
+        elif move in (33, 34) and self.spillable():
+            self.spill(self.tape.one_of(self.spillable()))
+        elif move == 35 and self.files:
+            self.reject(self.tape.one_of(sorted(self.files)), self.tape.one_of(FAULTS))
         elif move == 31:
-            self.propose(ev.OperatorActed(action="note", detail="nothing follows"))
+            self.propose(self.tape.one_of(NOTES))
 
     def _forget(self) -> None:
         resting = [

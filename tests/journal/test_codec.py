@@ -47,6 +47,7 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "Step": st.sampled_from(["prefill", "decode", "settle"]),
     "Path": st.sampled_from(["continuation", "new_session"]),
     "FinishReason": st.sampled_from(ev.FinishReason.__args__),  # type: ignore[attr-defined]
+    "FileFault": st.sampled_from(ev.FileFault.__args__),  # type: ignore[attr-defined]
     "CancelStage": st.sampled_from(ev.CancelStage.__args__),  # type: ignore[attr-defined]
 }
 

@@ -20,6 +20,7 @@ from cairn.journal.replay import replay
 from tests.journal.model import (
     BLOCK_BYTES,
     CHUNKS,
+    FILE_BYTES,
     LAYERS,
     Driver,
     Talk,
@@ -68,7 +69,16 @@ def history(driver: Driver) -> None:
     driver.serve(talk(*one), cache_prompt=False, answer=THOUGHT)
     driver.release("s2")
     driver.propose(ev.SessionClosed(session="s2", reason="forgotten"))
-    driver.evict(driver.evictable()[0])
+    driver.spill(driver.spillable()[0])
+    driver.spill(driver.spillable()[0])
+    driver.spill(next(key for key in driver.evictable() if key not in driver.files))
+    driver.propose(ev.BlockNotSpilled(key=driver.spillable()[0], reason="No space left on device"))
+    gone = next(key for key in driver.evictable() if key in driver.files)
+    driver.evict(gone)
+    driver.load(gone)
+    driver.reject(next(key for key in sorted(driver.files) if key != gone), "digest")
+    driver.drop(next(key for key in sorted(driver.files) if key != gone))
+    driver.evict(next(key for key in driver.evictable() if key not in driver.files))
     driver.propose(ev.OperatorActed(action="note", detail="all is well"))
     driver.serve(talk(*one, name="n"))
     driver.serve(talk(OTHER, name="n"))
@@ -85,7 +95,7 @@ def driver_of() -> Driver:
     """
     A server with room for four slabs.
     """
-    return Driver(pool_slabs=4, blocks_kept=40, spare_tokens=60)
+    return Driver(pool_slabs=4, blocks_kept=40, files_kept=40, spare_tokens=60)
 
 
 def but(kind: type[ev.Event], when: Callable[[Any], bool] | None = None, **changes: Any) -> Damage:
@@ -234,6 +244,45 @@ def _gone(driver: Driver, event: Any) -> ev.Event | None:
     return _evicting(driver, event, gone[0]) if gone else None
 
 
+def _lost(driver: Driver) -> str:
+    """
+    A block that is neither in memory nor in a file.
+    """
+    blocks = driver.state.blocks.items()
+    return next(key for key, b in blocks if not b.present and b.file_bytes is None)
+
+
+def _filed(driver: Driver) -> str:
+    """
+    A block that is in memory and in a file.
+    """
+    blocks = driver.state.blocks.items()
+    return next(key for key, b in blocks if b.present and b.file_bytes is not None)
+
+
+def _spilling(driver: Driver, key: str) -> ev.Event:
+    pool = driver.state.pool
+    return ev.BlockSpilled(
+        key=key,
+        digest=driver.state.blocks[key].digest,
+        bytes=FILE_BYTES,
+        disk_blocks=pool.disk_blocks + 1,
+        disk_bytes=pool.disk_bytes + FILE_BYTES,
+    )
+
+
+def _loading(driver: Driver, key: str) -> ev.BlockLoaded:
+    pool = driver.state.pool
+    return ev.BlockLoaded(
+        key=key,
+        digest=driver.state.blocks[key].digest,
+        bytes=BLOCK_BYTES,
+        store_blocks=pool.blocks + 1,
+        store_bytes=pool.block_bytes + BLOCK_BYTES,
+        duration_us=1,
+    )
+
+
 def _second_slab(driver: Driver, event: Any) -> ev.Event:
     pool = driver.state.pool
     return ev.SlabAcquired(
@@ -293,6 +342,8 @@ def _goes_on(event: Any) -> bool:
 Ext, Trim, Seal, Share = ev.CacheExtended, ev.CacheTrimmed, ev.BlockSealed, ev.BlocksShared
 Rec, Sel, Emit, Fin = ev.RequestReceived, ev.PathSelected, ev.TokensEmitted, ev.RequestFinished
 Acq, Rel, Evict, Note = ev.SlabAcquired, ev.SlabReleased, ev.BlockEvicted, ev.OperatorActed
+Found, Spill, Load = ev.BlocksFound, ev.BlockSpilled, ev.BlockLoaded
+Reject, Drop = ev.BlockRejected, ev.BlockDropped
 
 DAMAGES: dict[str, dict[str, Damage]] = {
     "INV-1": {
@@ -413,6 +464,11 @@ DAMAGES: dict[str, dict[str, Damage]] = {
             Seal, lambda e: not e.again, again=True
         ),
         "of another size when sealed again": but(Seal, _again, bytes=_more("bytes")),
+        "another digest when spilled": but(Spill, digest="0" * 16),
+        "another digest when loaded": but(Load, digest="0" * 16),
+        "of another size when loaded": but(
+            Load, bytes=_more("bytes"), store_bytes=_more("store_bytes")
+        ),
     },
     "INV-4": {
         "another path": but(Sel, _goes_on, path="new_session", reason="cold_start"),
@@ -495,6 +551,28 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "an evicted block still counted": but(Evict, store_blocks=_more("store_blocks")),
         "an evicted block's bytes still counted": but(Evict, store_bytes=_more("store_bytes")),
         "a block of another size evicted": but(Evict, bytes=_more("bytes", -1)),
+        "a file found too many": but(Found, disk_blocks=1),
+        "a file's bytes found too many": but(Found, disk_bytes=1),
+        "a file too many counted": but(Spill, disk_blocks=_more("disk_blocks")),
+        "a file's bytes not counted": but(Spill, disk_bytes=_more("disk_bytes", -1)),
+        "a second file of a block": instead(Note, lambda d, e: _spilling(d, _filed(d))),
+        "a file of a block not in memory": instead(Note, lambda d, e: _spilling(d, _lost(d))),
+        "loaded from no file": instead(Note, lambda d, e: _loading(d, _lost(d))),
+        "loaded though it is in memory": instead(Note, lambda d, e: _loading(d, _filed(d))),
+        "a loaded block not counted": but(Load, store_blocks=_more("store_blocks", -1)),
+        "a loaded block's bytes not counted": but(Load, store_bytes=_more("store_bytes", -1)),
+        "a file rejected that there was none": instead(
+            Note, lambda d, e: ev.BlockRejected(key=_lost(d), reason="digest", aside=None)
+        ),
+        "a file dropped that there was none": instead(
+            Note,
+            lambda d, e: ev.BlockDropped(
+                key=_lost(d), bytes=FILE_BYTES, disk_blocks=0, disk_bytes=0
+            ),
+        ),
+        "a file of another size dropped": but(Drop, bytes=_more("bytes")),
+        "a dropped file still counted": but(Drop, disk_blocks=_more("disk_blocks")),
+        "a dropped file's bytes still counted": but(Drop, disk_bytes=_more("disk_bytes")),
     },
     "INV-6": {
         "a step out of order": instead(
@@ -649,7 +727,8 @@ def test_each_damage_is_caught(invariant: str, name: str):
         "blocks": [ev.BlocksQuarantined],
         "admission": [ev.AdmissionClosed],
     }
-    expected = kinds[SENTENCES[invariant][1]] if session is not None else []
+    scope = SENTENCES[invariant][1]
+    expected = kinds[scope] if session is not None or scope == "blocks" else []
     assert expected == [type(one.event) for one in rest]
 
     world = World()
@@ -720,6 +799,45 @@ def test_budgets_are_kept(changes: dict[str, int], kind: type[ev.Event]):
     assert "INV-5" == broken.violated.outcome.bug.invariant  # type: ignore[union-attr]
 
 
+def test_the_budget_of_files_is_kept():
+    """A file past the budget is a violation of INV-5, and so is any before one was given."""
+    driver = driver_of()
+    driver.damage = lambda event: (
+        attrs.evolve(event, budget_bytes=FILE_BYTES) if isinstance(event, Found) else event
+    )
+    with pytest.raises(Violated) as caught:
+        history(driver)
+    assert "INV-5" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
+    assert isinstance(caught.value.outcome.recorded[0].event, Spill)
+    assert 1 == driver.state.pool.disk_blocks
+
+    driver = driver_of()
+    history(driver)
+    driver.end_run("lost")
+    driver.propose(ev.ServerStarted(boot="boot-2", cairn_version="0", settings={}))
+    assert driver.state.pool.disk_blocks
+    with pytest.raises(Violated) as caught:
+        driver.propose(ev.BlocksFound(budget_bytes=1, disk_blocks=1, disk_bytes=1, removed_files=0))
+    assert "INV-6" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
+
+
+def test_a_block_in_doubt_is_not_loaded():
+    """What was found broken is not brought back from its file."""
+    driver = driver_of()
+    history(driver)
+    driver.finish("by")
+    key = driver.loadable()[0] if driver.loadable() else _filed(driver)
+    if driver.state.blocks[key].present:
+        driver.evict(key)
+    wrong = attrs.evolve(_loading(driver, key), digest="0" * 16)
+    with pytest.raises(Violated):
+        driver.propose(wrong)
+    assert driver.state.blocks[key].bug_id is not None
+    with pytest.raises(Violated) as caught:
+        driver.propose(_loading(driver, key))
+    assert "INV-3" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
+
+
 def test_kv_past_the_end_of_its_slab():
     """A pass that wrote past the capacity of its slab is a violation of INV-5."""
     damage = but(Acq, capacity_tokens=C)
@@ -747,6 +865,13 @@ def test_kv_past_the_end_of_its_slab():
         ev.ServerStopped(boot="boot-0", reason="signal"),
         ev.ServerLost(boot="boot-0"),
         ev.BlockEvicted(key="never sealed", bytes=1, store_blocks=0, store_bytes=0),
+        ev.BlockSpilled(key="never sealed", digest="d", bytes=1, disk_blocks=1, disk_bytes=1),
+        ev.BlockNotSpilled(key="never sealed", reason="full"),
+        ev.BlockLoaded(
+            key="never sealed", digest="d", bytes=1, store_blocks=1, store_bytes=1, duration_us=1
+        ),
+        ev.BlockRejected(key="never sealed", reason="missing", aside=None),
+        ev.BlockDropped(key="never sealed", bytes=1, disk_blocks=0, disk_bytes=0),
         ev.SessionClosed(session="nobody", reason="-"),
         ev.ModelLoaded(
             name="second",

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
@@ -55,6 +57,8 @@ class Settings:
         pool_slabs: how many slabs there may be.
         pool_bytes: the budget of slabs, or None for what goes with the model's size.
         blocks_bytes: the budget of sealed blocks in memory, likewise.
+        blocks_folder: where block files lie, or None to have none.
+        disk_bytes: the budget of block files; with 0 those that are there are removed.
         accept_unstable: serve even if the self-test fails.
         accept_tight: load a model even where it may not fit in memory.
         on_record: what of this goes into the journal.
@@ -69,6 +73,8 @@ class Settings:
     pool_slabs: int = 16
     pool_bytes: int | None = None
     blocks_bytes: int | None = None
+    blocks_folder: Path | None = None
+    disk_bytes: int = 0
     accept_unstable: bool = False
     accept_tight: bool = False
     limits: Limits = attrs.field(factory=Limits)
@@ -141,6 +147,7 @@ async def booted(
                 await serving.start(server.run)
                 yield server
                 await server.drain()
+            await server.write_blocks(partial(progress, "writing blocks to files"))
             stopped = ev.ServerStopped(boot=boot, reason="asked to")
             with contextlib.suppress(JournalFull):  # the writer's own end tells of it
                 await writer.wait_committed(sequencer.append(stopped))
@@ -179,7 +186,7 @@ async def _wired(
                 sequencer.append(ev.ServerStopped(boot=boot, reason=reason))
             )
         raise
-    return Server(
+    server = Server(
         sequencer=sequencer,
         writer=writer,
         engine=engine,
@@ -189,6 +196,9 @@ async def _wired(
         limits=settings.limits,
         kv_cache=settings.kv_cache,
     )
+    if settings.blocks_folder is not None:
+        await server.find_blocks(settings.blocks_folder, settings.disk_bytes)
+    return server
 
 
 def _start(settings: Settings, state: State, progress: Progress) -> Any:

@@ -1,32 +1,51 @@
 """
-Room for slabs and blocks: who decides is the journal's fold, who carries out is the engine.
+Room for slabs, blocks and block files: who decides is the journal's fold, who carries out is the
+engine.
 
-Making room and taking it is one step for everybody else, hence the locks.
+Making room and taking it is one step for everybody else, hence the locks. Who takes both takes
+``steady`` before the lock of the blocks. Files have none: whoever writes one may wait long for the
+engine, and must not hold up who seals meanwhile. So the engine looks again when a file's turn
+comes, and what is not to be done any more is not done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
 
+import structlog
 import trio
 
 from cairn.actors.engine import EngineThread
 from cairn.actors.sequencer import Sequencer
-from cairn.engine.reports import EvictReport, SealReport, SlabReport
+from cairn.engine.reports import (
+    EvictReport,
+    FileReport,
+    LoadReport,
+    RejectReport,
+    ScanReport,
+    SealReport,
+    SlabReport,
+    UnwrittenReport,
+)
 from cairn.journal import events as ev
 from cairn.journal import eviction
+from cairn.journal.errors import BugError
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import Session, State
+
+log = structlog.get_logger("cairn")
 
 
 class Memory:
     """
-    Opens slabs and seals blocks within their budgets.
+    Opens slabs, seals blocks, and writes and reads their files, within the budgets.
 
     Attributes:
         give_up: has a session give up its slab, unless it takes a request first.
-        steady: who decides what to reuse holds this. A block that was chosen to leave must not be
-            chosen to be shared before the engine has dropped it.
+        steady: who decides what to reuse holds this, from the loading of blocks on. A block that
+            was chosen to leave must not be chosen to be shared before the engine has dropped it.
     """
 
     def __init__(self, sequencer: Sequencer, engine: EngineThread, slab_token_bytes: int) -> None:
@@ -80,10 +99,16 @@ class Memory:
         Seal the rows ``[start, end)`` of a slab, evicting blocks where there is no room. Where
         nothing can make room, the block is hashed and not kept.
         """
-        async with self._blocks:
-            known = self._sequencer.state.blocks.get(key)
-            there = known is not None and known.present
-            store = there or await self._make_room((end - start) * self._token_bytes)
+        size = (end - start) * self._token_bytes
+        async with contextlib.AsyncExitStack() as held:
+            await held.enter_async_context(self._blocks)
+            if self._leaving(key, size):
+                await held.aclose()
+                async with self.steady:
+                    await held.enter_async_context(self._blocks)
+                    for other in self._leaving(key, size) or ():
+                        await self._evict(other)
+            store = self._leaving(key, size) is not None
             sealed: list[SealReport] = []
 
             def kept(report: SealReport) -> None:
@@ -96,21 +121,108 @@ class Memory:
                 )
             except Exception:
                 # The journal does not have it, so the store may not either.
-                if sealed and store and not there:
+                if sealed and sealed[0].stored and not self._present(key):
                     await self._engine.call(lambda mlx: mlx.evict(key), _undone)
                 raise
 
-    async def _make_room(self, size: int) -> bool:
+    async def load(self, chain: Collection[str], wanted: Callable[[], bool]) -> None:
         """
-        Have blocks leave until one of ``size`` bytes fits. False where that cannot be had.
-        """
-        async with self.steady:
-            leaving = eviction.room_for_block(self._sequencer.state, size)
-            for key in leaving or ():
-                await self._evict(key)
-            return leaving is not None
+        Bring the blocks of a chain into memory that are only in files, one after the other, as far
+        as there is room beside the chain itself. One whose file fails ends the chain. For who holds
+        ``steady``.
 
-    async def _evict(self, key: str) -> None:
+        Args:
+            wanted: asked before each block.
+        """
+        keep = frozenset(chain)
+        for key in chain:
+            async with self._blocks:
+                block = self._sequencer.state.blocks[key]
+                if block.present:
+                    continue
+                if not (block.loadable and wanted()):
+                    return
+                leaving = self._leaving(key, block.bytes, keep)
+                if leaving is None:
+                    return
+                for other in leaving:
+                    await self._evict(other, keep)
+                if not await self._load(key, block.digest):
+                    return
+
+    async def open_files(self, folder: Path, fingerprint: str, budget_bytes: int) -> None:
+        """
+        Look for the block files of earlier runs, and remove what is over the budget.
+        """
+        blocks = self._sequencer.state.blocks.values()
+        on_record = {b.key: b.file_bytes for b in blocks if b.file_bytes is not None}
+
+        def record(report: ScanReport) -> None:
+            for one in report.rejected:
+                self._rejected(one)
+            if report.removed_files:
+                log.warning("files of no block on record removed", files=report.removed_files)
+            self._sequencer.append(
+                ev.BlocksFound(
+                    budget_bytes=budget_bytes,
+                    disk_blocks=report.disk_blocks,
+                    disk_bytes=report.disk_bytes,
+                    removed_files=report.removed_files,
+                )
+            )
+
+        await self._engine.call(lambda mlx: mlx.open_files(folder, fingerprint, on_record), record)
+        for key in eviction.files_over_budget(self._sequencer.state):
+            await self._drop(key)
+
+    async def write_through(self, key: str, wanted: Callable[[], bool]) -> bool:
+        """
+        Write a block to a file when nobody wants anything else. Whether that was wanted to the end.
+        """
+        return await self._spill(key, wanted=wanted) and wanted()
+
+    async def write_all(self, progress: Callable[[int, int], None]) -> None:
+        """
+        Write all blocks in memory that no file has, up to the first that cannot be written. Can be
+        cancelled between two of them.
+
+        Args:
+            progress: called with (done, total).
+        """
+        keys = eviction.blocks_to_write(self._sequencer.state)
+        if not self._sequencer.state.disk_budget:
+            return
+        for done, key in enumerate(keys):
+            progress(done, len(keys))
+            await trio.lowlevel.checkpoint()
+            if not await self._spill(key):
+                return
+        if keys:
+            progress(len(keys), len(keys))
+
+    # --- blocks in memory ------------------------------------------------------------------------
+
+    def _present(self, key: str) -> bool:
+        known = self._sequencer.state.blocks.get(key)
+        return known is not None and known.present
+
+    def _leaving(self, key: str, size: int, keep: Collection[str] = ()) -> tuple[str, ...] | None:
+        """
+        The blocks that must leave for one of ``size`` bytes: none where it is there or fits. None
+        where nothing could make room.
+        """
+        if self._present(key):
+            return ()
+        return eviction.room_for_block(self._sequencer.state, size, keep)
+
+    async def _evict(self, key: str, keep: Collection[str] = ()) -> None:
+        """
+        Have a block leave memory, written to a file before.
+
+        Args:
+            keep: blocks whose files must stay.
+        """
+        await self._spill(key, keep)
         await self._engine.call(lambda mlx: mlx.evict(key), self._evicted)
 
     def _evicted(self, report: EvictReport) -> None:
@@ -121,6 +233,121 @@ class Memory:
                 store_blocks=report.store_blocks,
                 store_bytes=report.store_bytes,
             )
+        )
+
+    async def _load(self, key: str, digest: str) -> bool:
+        """
+        Read a block from its file. False where it is not there, or not what was written.
+        """
+
+        def record(report: LoadReport | RejectReport | None) -> bool:
+            if isinstance(report, RejectReport):
+                self._rejected(report)
+            if not isinstance(report, LoadReport):
+                return False
+            self._sequencer.append(
+                ev.BlockLoaded(
+                    key=report.key,
+                    digest=report.digest,
+                    bytes=report.bytes,
+                    store_blocks=report.store_blocks,
+                    store_bytes=report.store_bytes,
+                    duration_us=report.duration_us,
+                )
+            )
+            return True
+
+        try:
+            return await self._engine.call(lambda mlx: mlx.load(key, digest), record)
+        except BugError:
+            # The journal does not have it in memory, so the store may not either.
+            await self._engine.call(lambda mlx: mlx.evict(key), _undone)
+            raise
+
+    # --- block files -----------------------------------------------------------------------------
+
+    async def _spill(
+        self,
+        key: str,
+        keep: Collection[str] = (),
+        wanted: Callable[[], bool] | None = None,
+    ) -> bool:
+        """
+        Write a block to a file, unless it has one, or its KV is in doubt, or the budget does not
+        admit it. Nobody's answer hangs on it, so what goes wrong is put on record and goes no
+        further.
+
+        Args:
+            keep: blocks whose files must stay.
+            wanted: where given, it is written when nothing else is to be done, and as long as this
+                says so.
+
+        Returns:
+            False where it was not wanted any more, or could not be written.
+        """
+        block = self._sequencer.state.blocks.get(key)
+        budget = self._sequencer.state.disk_budget
+        if block is None or not block.usable or block.file_bytes is not None or not budget:
+            return True
+        size = eviction.file_bytes_at_most(self._sequencer.state, block.bytes)
+        leaving = eviction.room_for_file(self._sequencer.state, size, block.last_used, keep)
+        if leaving is None:
+            return True
+        for other in leaving:
+            await self._drop(other)
+        rows = self._sequencer.state.model.chunk_tokens if self._sequencer.state.model else 0
+        span = (block.start, block.start + rows)
+        try:
+            if wanted is None:
+                return await self._engine.call(
+                    lambda mlx: mlx.spill(key, span, block.digest, budget), self._spilled
+                )
+            done = await self._engine.settle(
+                lambda mlx: mlx.spill(key, span, block.digest, budget), self._spilled, wanted
+            )
+            return done is not None and done
+        except BugError as bug:
+            log.error("a block was not spilled", block=key, bug_id=bug.bug_id, fact=str(bug))
+            await self._engine.call(lambda mlx: mlx.drop_file(key), _undone)
+            return False
+
+    def _spilled(self, report: FileReport | UnwrittenReport | None) -> bool:
+        if isinstance(report, UnwrittenReport):
+            log.warning("a block could not be written", block=report.key, reason=report.reason)
+            self._sequencer.append(ev.BlockNotSpilled(key=report.key, reason=report.reason))
+            return False
+        if report is not None:
+            self._sequencer.append(
+                ev.BlockSpilled(
+                    key=report.key,
+                    digest=report.digest,
+                    bytes=report.bytes,
+                    disk_blocks=report.disk_blocks,
+                    disk_bytes=report.disk_bytes,
+                )
+            )
+        return True
+
+    async def _drop(self, key: str) -> None:
+        def record(report: FileReport | None) -> None:
+            if report is not None:
+                self._sequencer.append(
+                    ev.BlockDropped(
+                        key=report.key,
+                        bytes=report.bytes,
+                        disk_blocks=report.disk_blocks,
+                        disk_bytes=report.disk_bytes,
+                    )
+                )
+
+        await self._engine.call(lambda mlx: mlx.drop_file(key), record)
+
+    def _rejected(self, report: RejectReport) -> None:
+        log.warning(
+            "a block file was rejected", block=report.key, reason=report.reason, aside=report.aside
+        )
+        self._sequencer.append(
+            ev.BlockRejected(key=report.key, reason=report.reason, aside=report.aside)
         )
 
 

@@ -264,6 +264,7 @@ class Statistics:
         slabs, slabs_total: slabs held, and how many may be.
         slab_bytes, slab_bytes_total: likewise in bytes.
         blocks, block_bytes, block_bytes_total: sealed blocks in memory.
+        disk_blocks, disk_bytes, disk_bytes_total: block files.
         kv_live_bytes: KV in slabs up to each session's token count, by the model's shapes.
         bugs: violations on record.
         admission_bug: the bug that closed admission, if one did.
@@ -280,6 +281,9 @@ class Statistics:
     blocks: int
     block_bytes: int
     block_bytes_total: int
+    disk_blocks: int
+    disk_bytes: int
+    disk_bytes_total: int
     kv_live_bytes: int
     journal_position: int
     bugs: int

@@ -12,6 +12,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -175,6 +176,9 @@ class Server:
             blocks=state.pool.blocks,
             block_bytes=state.pool.block_bytes,
             block_bytes_total=model.blocks_bytes if model else 0,
+            disk_blocks=state.pool.disk_blocks,
+            disk_bytes=state.pool.disk_bytes,
+            disk_bytes_total=state.disk_budget,
             kv_live_bytes=held * self._model.kv_token_bytes,
             journal_position=self._writer.committed,
             bugs=len(state.faults),
@@ -214,6 +218,24 @@ class Server:
                 ticket.leave("client")
 
     # --- life ------------------------------------------------------------------------------
+
+    async def find_blocks(self, folder: Path, budget_bytes: int) -> None:
+        """
+        Look for the block files of earlier runs. Before the first request.
+        """
+        await self._memory.open_files(folder, self._model.fingerprint, budget_bytes)
+
+    async def write_blocks(self, progress: Callable[[int, int], None]) -> None:
+        """
+        Write the blocks in memory to files, as far as the limit of draining goes. After the last
+        request.
+        """
+        if self._writer.stalled:
+            return  # without their rows nobody would know what the files are
+        with trio.move_on_after(self._limits.drain_s) as limit:
+            await self._memory.write_all(progress)
+        if limit.cancelled_caught:
+            log.warning("not all blocks were written", limit_s=self._limits.drain_s)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """

@@ -49,7 +49,7 @@ from cairn.journal import paths
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash
 from cairn.journal.lifecycle import Life
-from cairn.journal.state import OpenRequest, Session
+from cairn.journal.state import OpenRequest, Session, SessionId
 
 log = structlog.get_logger("cairn")
 
@@ -229,6 +229,7 @@ class SessionActor:
 
     async def _serve(self, ticket: Ticket) -> None:
         async with self._house.memory.steady:
+            await self._load_blocks(ticket)
             if ticket.gone is not None:
                 return
             closed = self._house.sequencer.state.admission_bug
@@ -252,6 +253,30 @@ class SessionActor:
         # The client has its answer; what follows is the session's own time.
         ticket.left_turn.set()
         await self._settle()
+        await self._write_through()
+
+    async def _load_blocks(self, ticket: Ticket) -> None:
+        """
+        Bring sealed blocks from files into memory that the decision could reuse.
+        """
+        house, prepared = self._house, ticket.prepared
+        state = house.sequencer.state
+        idle = ticket.gone is not None or state.admission_bug is not None
+        if idle or not prepared.ask.cache_prompt or not self._serves(ticket):
+            return
+        tokens = len(prepared.prompt_ids)
+        session = state.sessions.get(SessionId(self.id))
+        chain = paths.chain_to_load(
+            state, session, prepared.keys, tokens, tokens + prepared.max_tokens
+        )
+        await house.memory.load(chain, lambda: ticket.gone is None)
+
+    def _serves(self, ticket: Ticket) -> bool:
+        """
+        Whether a request is still this session's to serve.
+        """
+        chosen = self._house.sequencer.choose(ticket.prepared.ask)
+        return chosen == self.id or (chosen is None and not self.opened)
 
     def _take(self, ticket: Ticket) -> tuple[int, Accepted] | None:
         """
@@ -261,8 +286,7 @@ class SessionActor:
             What to tell its client and the receipt that it waits for; None for another's request.
         """
         house, prepared = self._house, ticket.prepared
-        chosen = house.sequencer.choose(prepared.ask)
-        if chosen != self.id and (self.opened or chosen is not None):
+        if not self._serves(ticket):
             return None
         opened = None
         if not self.opened:
@@ -466,6 +490,15 @@ class SessionActor:
                     break
                 await self._seal(keys[place], start, end)
         await self._rest(complete)
+
+    async def _write_through(self) -> None:
+        """
+        Have the blocks of this conversation written to files while nobody wants anything, so that a
+        server that is lost loses little.
+        """
+        for key in self._session.slab_keys:
+            if not await self._house.memory.write_through(key, self._undisturbed):
+                return
 
     # --- mutations of the cache, each with its event ------------------------------------------
 

@@ -99,6 +99,9 @@ class BlockStore:
             self._blocks[key] = block
             self._bytes += block.nbytes
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._blocks
+
     def get(self, key: str) -> SealedBlock:
         """
         The block of that key.

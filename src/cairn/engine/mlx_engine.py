@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -24,6 +25,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from cairn.engine import mlx_blocks
 from cairn.engine.mlx_blocks import BlockStore
 from cairn.engine.mlx_cache import HeldSlab, SlabPool
+from cairn.engine.mlx_files import BlockFiles, NoRoom, Rejected
 from cairn.engine.mlx_model import LoadedModel
 from cairn.engine.mlx_rows import row_caches
 from cairn.engine.mlx_sampling import adjusted, draw, likeliest, log_probabilities
@@ -32,11 +34,16 @@ from cairn.engine.reports import (
     Drawn,
     EngineFault,
     EvictReport,
+    FileReport,
+    LoadReport,
     PassReport,
+    RejectReport,
+    ScanReport,
     SealReport,
     ShareReport,
     SlabReport,
     TrimReport,
+    UnwrittenReport,
     Wanted,
 )
 from cairn.engine.sampling import token_key
@@ -45,6 +52,9 @@ from cairn.engine.sampling import token_key
 class MlxEngine:
     """
     A loaded model with its slabs and blocks.
+
+    Attributes:
+        files: the block files, once ``open_files`` has looked for them.
     """
 
     def __init__(self, loaded: LoadedModel, *, decode_rows: int, own_classes: bool = True) -> None:
@@ -56,6 +66,7 @@ class MlxEngine:
             growing=lambda: make_prompt_cache(loaded.model),
         )
         self.blocks = BlockStore()
+        self.files: BlockFiles | None = None
 
     @property
     def decode_rows(self) -> int:
@@ -239,6 +250,82 @@ class MlxEngine:
         block = self.blocks.evict(key)
         blocks, size = self.blocks.measure()
         return EvictReport(key=key, bytes=block.nbytes, store_blocks=blocks, store_bytes=size)
+
+    def open_files(
+        self, folder: Path, fingerprint: str, on_record: Mapping[str, int]
+    ) -> ScanReport:
+        """
+        Look for the block files of earlier runs; from here on blocks can be written and read.
+
+        Args:
+            on_record: key to the size of its file.
+        """
+        files = BlockFiles(folder, fingerprint)
+        report = files.scan(on_record)
+        self.files = files
+        return report
+
+    def spill(
+        self, key: str, span: tuple[int, int], digest_due: str, most_bytes: int
+    ) -> FileReport | UnwrittenReport | None:
+        """
+        Write a block to a file. None where there is nothing to do any more: it is not in memory, or
+        has a file, or others have taken the room. KV of another digest is not written, only told.
+
+        Args:
+            span: the tokens that it covers.
+            digest_due: the digest that its KV must have.
+            most_bytes: what all files may take after it.
+        """
+        if self.files is None or key in self.files or key not in self.blocks:
+            return None
+        block = self.blocks.get(key)
+        digest = mlx_blocks.digest(block)
+        if digest != digest_due:
+            return self._file_report(key, digest, 0)
+        try:
+            size = self.files.write(key, block, digest, span, most_bytes)
+        except NoRoom:
+            return None
+        except OSError as error:
+            return UnwrittenReport(key=key, reason=error.strerror or type(error).__name__)
+        return self._file_report(key, digest, size)
+
+    def load(self, key: str, digest: str) -> LoadReport | RejectReport | None:
+        """
+        Read a block from its file into memory, where its KV has this digest. None where there is
+        nothing to do any more: it is in memory, or has no file.
+        """
+        if self.files is None or key not in self.files or key in self.blocks:
+            return None
+        began = time.perf_counter_ns()
+        try:
+            block, found = self.files.read(key, digest)
+        except Rejected as rejected:
+            return rejected.report
+        self.blocks.put(key, block)
+        blocks, size = self.blocks.measure()
+        return LoadReport(
+            key=key,
+            digest=found,
+            bytes=block.nbytes,
+            store_blocks=blocks,
+            store_bytes=size,
+            duration_us=_since_us(began),
+        )
+
+    def drop_file(self, key: str) -> FileReport | None:
+        """
+        Remove a block's file. None where there is none any more.
+        """
+        if self.files is None or key not in self.files:
+            return None
+        return self._file_report(key, "", self.files.drop(key))
+
+    def _file_report(self, key: str, digest: str, size: int) -> FileReport:
+        assert self.files is not None
+        count, total = self.files.measure()
+        return FileReport(key=key, digest=digest, bytes=size, disk_blocks=count, disk_bytes=total)
 
     def _room_for_one(self, slab_id: int) -> HeldSlab:
         """

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from cairn.engine.sampling import Sampling
-from cairn.journal.events import Coverage
+from cairn.journal.events import Coverage, FileFault
 
 
 class EngineFault(Exception):
@@ -193,3 +193,77 @@ class EvictReport:
     bytes: int
     store_blocks: int
     store_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class FileReport:
+    """
+    A block file was written or removed. Totals are measured after it.
+
+    Attributes:
+        digest: of the KV that was written; empty for a file that was removed.
+    """
+
+    key: str
+    digest: str
+    bytes: int
+    disk_blocks: int
+    disk_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class UnwrittenReport:
+    """
+    A block file could not be written, and nothing is left of it.
+
+    Attributes:
+        reason: what the system said.
+    """
+
+    key: str
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class LoadReport:
+    """
+    A block was read from its file into memory.
+    """
+
+    key: str
+    digest: str
+    bytes: int
+    store_blocks: int
+    store_bytes: int
+    duration_us: int
+
+
+@attrs.frozen(kw_only=True)
+class RejectReport:
+    """
+    A block's file is not what was written, and is no longer counted.
+
+    Attributes:
+        aside: its new name below the folder of blocks, or None where nothing is left of it.
+    """
+
+    key: str
+    reason: FileFault
+    aside: str | None
+
+
+@attrs.frozen(kw_only=True)
+class ScanReport:
+    """
+    The block files of earlier runs were looked for.
+
+    Attributes:
+        rejected: those on record that are not there as they were written.
+        removed_files: files of no block on record, and unfinished ones, that were removed.
+        disk_blocks, disk_bytes: what is there then.
+    """
+
+    rejected: tuple[RejectReport, ...]
+    removed_files: int
+    disk_blocks: int
+    disk_bytes: int

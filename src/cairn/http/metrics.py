@@ -25,10 +25,15 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from cairn.journal.events import (
+    BlockDropped,
     BlockEvicted,
+    BlockLoaded,
+    BlockRejected,
     BlockSealed,
+    BlockSpilled,
     BlocksShared,
     CacheExtended,
+    FileFault,
     FinishReason,
     InvariantViolated,
     Path,
@@ -119,6 +124,14 @@ class Metrics:
                 self._blocks_sealed.inc()
             case BlockEvicted():
                 self._blocks_evicted.inc()
+            case BlockSpilled():
+                self._blocks_spilled.inc()
+            case BlockLoaded():
+                self._blocks_loaded.inc()
+            case BlockDropped():
+                self._blocks_dropped.inc()
+            case BlockRejected():
+                self._blocks_rejected.labels(event.reason).inc()
             case _:
                 pass
 
@@ -175,6 +188,33 @@ class Metrics:
         self._blocks_evicted = Counter(
             "cairn_blocks_evicted_total", "Blocks that left memory to make room", registry=registry
         )
+        self._blocks_spilled = Counter(
+            "cairn_blocks_spilled_total", "Blocks written to files", registry=registry
+        )
+        self._blocks_loaded = Counter(
+            "cairn_blocks_loaded_total", "Blocks read from files into memory", registry=registry
+        )
+        self._blocks_dropped = Counter(
+            "cairn_blocks_dropped_total",
+            "Block files removed to keep the budget",
+            registry=registry,
+        )
+        self._blocks_rejected = Counter(
+            "cairn_blocks_rejected_total",
+            "Block files that are not what was written",
+            ["reason"],
+            registry=registry,
+        )
+        self._blocks_reused = Counter(
+            "cairn_blocks_reused_total",
+            "Blocks that requests reused, from the session's slab or copied from memory",
+            ["tier"],
+            registry=registry,
+        )
+        for fault in get_args(FileFault):
+            self._blocks_rejected.labels(fault)
+        for tier in ("slab", "memory"):
+            self._blocks_reused.labels(tier)
         for path in get_args(Path):
             self._paths.labels(path)
             self._prefill.labels(path)
@@ -189,6 +229,8 @@ class Metrics:
         self._paths.labels(event.path).inc()
         if event.reason is not None:
             self._reasons.labels(event.reason).inc()
+        self._blocks_reused.labels("slab").inc(event.kept_blocks)
+        self._blocks_reused.labels("memory").inc(event.shared_blocks)
         if event.path == "continuation":
             self._skipped.inc(event.reused_tokens)
         self._running[event.request] = _Prefill(path=event.path)
@@ -243,6 +285,8 @@ class _Figures(Collector):
         yield _gauge("cairn_queue_depth", "Requests that wait for a session", now.queued)
         yield _gauge("cairn_blocks", "Sealed blocks in memory", now.blocks)
         yield _gauge("cairn_block_bytes", "Bytes of the sealed blocks in memory", now.block_bytes)
+        yield _gauge("cairn_disk_blocks", "Sealed blocks in files", now.disk_blocks)
+        yield _gauge("cairn_disk_block_bytes", "Bytes of the block files", now.disk_bytes)
         yield _gauge("cairn_journal_position", "Events in the journal", now.journal_position)
         yield _gauge(
             "cairn_journal_full", "Whether there is no room for the journal", int(now.journal_full)

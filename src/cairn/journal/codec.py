@@ -30,6 +30,8 @@ Payload = dict[str, Any]
 UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
     # Version 2 may name an adapter.
     ("model_loaded", 1): lambda payload: payload,
+    # Version 2 may leave the session out.
+    ("blocks_quarantined", 1): lambda payload: payload,
 }
 """
 (kind, version) to the function that makes a payload of version + 1 of it.

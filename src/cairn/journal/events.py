@@ -30,6 +30,7 @@ Step = Literal["prefill", "decode", "settle"]
 Path = Literal["continuation", "new_session"]
 FinishReason = Literal["stop", "length"]
 CancelStage = Literal["prefill", "decode", "no_memory", "server_stopped", "journal_full", "bug"]
+FileFault = Literal["missing", "unreadable", "foreign", "digest"]
 
 
 def private(**kwargs: Any) -> Any:
@@ -484,6 +485,111 @@ class BlockEvicted(Event):
 
 
 @attrs.frozen(kw_only=True)
+class BlocksFound(Event):
+    """
+    The block files that earlier runs left were looked for, by name and size. Each that was not as
+    it should be stands before this as ``block_rejected``. From here on files may be written.
+
+    Attributes:
+        budget_bytes: what the files may take together; 0 for none.
+        disk_blocks: measured: block files that are there.
+        disk_bytes: measured: their bytes.
+        removed_files: files of no block on record, and unfinished ones, that were removed.
+    """
+
+    kind: ClassVar[str] = "blocks_found"
+    budget_bytes: int = natural()
+    disk_blocks: int = natural()
+    disk_bytes: int = natural()
+    removed_files: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class BlockSpilled(Event):
+    """
+    A block in memory was written to a file too.
+
+    Attributes:
+        digest: measured: of the KV that was written.
+        bytes: measured: the size of the file.
+        disk_blocks: measured: block files that are there after this.
+        disk_bytes: measured: their bytes.
+    """
+
+    kind: ClassVar[str] = "block_spilled"
+    key: str
+    digest: str
+    bytes: int = natural()
+    disk_blocks: int = natural()
+    disk_bytes: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class BlockNotSpilled(Event):
+    """
+    A block could not be written. There is no file of it, and it is served from memory as long as it
+    is there.
+
+    Attributes:
+        reason: what the system said.
+    """
+
+    kind: ClassVar[str] = "block_not_spilled"
+    key: str
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class BlockLoaded(Event):
+    """
+    A block was read from its file into memory. Figures as in ``BlockSealed``.
+
+    Attributes:
+        digest: measured: of the KV that was read.
+    """
+
+    kind: ClassVar[str] = "block_loaded"
+    key: str
+    digest: str
+    bytes: int = natural()
+    store_blocks: int = natural()
+    store_bytes: int = natural()
+    duration_us: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class BlockRejected(Event):
+    """
+    A block's file is not what was written. It does not count as there any more.
+
+    That is the world's fault and no bug: nothing of the file was used.
+
+    Attributes:
+        reason: ``missing``; ``unreadable`` also where it has another size; ``foreign`` where it
+            says that it is another block's; ``digest`` where its KV is other KV.
+        aside: the file's new name below the folder of blocks, or None where nothing is left of it.
+    """
+
+    kind: ClassVar[str] = "block_rejected"
+    key: str
+    reason: FileFault
+    aside: str | None
+
+
+@attrs.frozen(kw_only=True)
+class BlockDropped(Event):
+    """
+    A block's file was removed to keep the budget. Figures as in ``BlockSpilled``.
+    """
+
+    kind: ClassVar[str] = "block_dropped"
+    key: str
+    bytes: int = natural()
+    disk_blocks: int = natural()
+    disk_bytes: int = natural()
+
+
+@attrs.frozen(kw_only=True)
 class TokensEmitted(Event):
     """
     Tokens were released for delivery. Whether they arrive is not known.
@@ -609,10 +715,14 @@ class SessionQuarantined(Event):
 class BlocksQuarantined(Event):
     """
     A broken block and all that were built on it are reused no more.
+
+    Attributes:
+        session: whose doing showed it; None where it was the store's.
     """
 
     kind: ClassVar[str] = "blocks_quarantined"
-    session: str
+    version: ClassVar[int] = 2
+    session: str | None
     bug_id: str
     keys: tuple[str, ...]
 
@@ -649,6 +759,12 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     CacheTrimmed,
     BlockSealed,
     BlockEvicted,
+    BlocksFound,
+    BlockSpilled,
+    BlockNotSpilled,
+    BlockLoaded,
+    BlockRejected,
+    BlockDropped,
     TokensEmitted,
     RequestFinished,
     RequestCancelled,

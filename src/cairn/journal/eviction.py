@@ -6,25 +6,31 @@ The order of least recent use is the journal's order, so a replay sees the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import Block, Session, State
 
 
-def room_for_block(state: State, size: int) -> tuple[str, ...] | None:
+def room_for_block(state: State, size: int, keep: Collection[str] = ()) -> tuple[str, ...] | None:
     """
     The blocks to evict so that one of ``size`` bytes fits, or None where nothing could make room.
 
     A tenth of the budget is freed at once, so that a full store does not look for room at every
     block. Of blocks used at the same time the later ones of a chain go first: a block without the
     one before it cannot be found.
+
+    Args:
+        keep: blocks that stay, beside those that are pinned.
     """
     if state.model is None or size > state.model.blocks_bytes:
         return None
     if state.pool.block_bytes + size <= state.model.blocks_bytes:
         return ()
-    loose = sorted(_loose(state), key=lambda block: (block.last_used, -block.start))
+    loose = sorted(
+        (block for block in _loose(state) if block.key not in keep),
+        key=lambda block: (block.last_used, -block.start),
+    )
     wanted = state.pool.block_bytes + size - state.model.blocks_bytes
     ample = wanted + state.model.blocks_bytes // 10
     freed, chosen = 0, []
@@ -34,6 +40,72 @@ def room_for_block(state: State, size: int) -> tuple[str, ...] | None:
         chosen.append(block.key)
         freed += block.bytes
     return tuple(chosen) if freed >= wanted else None
+
+
+def file_bytes_at_most(state: State, size: int) -> int:
+    """
+    What a file of a block of ``size`` bytes takes at most: its KV, and a header that tells of two
+    arrays a layer.
+    """
+    layers = state.model.layers if state.model is not None else 0
+    return size + 1024 + 512 * layers
+
+
+def room_for_file(
+    state: State, size: int, last_used: int, keep: Collection[str] = ()
+) -> tuple[str, ...] | None:
+    """
+    The blocks whose files are to be removed so that one of ``size`` bytes fits, or None where
+    nothing that was used before ``last_used`` could make room. In the order in which blocks leave
+    memory, and likewise a tenth of the budget at once.
+
+    Args:
+        keep: blocks whose files stay.
+    """
+    over = state.pool.disk_bytes + size - state.disk_budget
+    if over <= 0:
+        return ()
+    if size > state.disk_budget:
+        return None
+    older = (
+        block
+        for block in state.blocks.values()
+        if block.file_bytes is not None and block.last_used < last_used and block.key not in keep
+    )
+    freed, chosen = 0, []
+    for block in sorted(older, key=lambda block: (block.last_used, -block.start)):
+        if freed >= over + state.disk_budget // 10:
+            break
+        chosen.append(block.key)
+        freed += block.file_bytes or 0
+    return tuple(chosen) if freed >= over else None
+
+
+def files_over_budget(state: State) -> tuple[str, ...]:
+    """
+    The blocks whose files are to be removed so that the others keep the budget.
+    """
+    over = state.pool.disk_bytes - state.disk_budget
+    chosen = []
+    filed = (block for block in state.blocks.values() if block.file_bytes is not None)
+    for block in sorted(filed, key=lambda block: (block.last_used, -block.start)):
+        if over <= 0:
+            break
+        chosen.append(block.key)
+        over -= block.file_bytes or 0
+    return tuple(chosen)
+
+
+def blocks_to_write(state: State) -> tuple[str, ...]:
+    """
+    The blocks in memory that no file has, those first that are worth most: the last used, and of a
+    chain the ones before the ones behind.
+    """
+    unwritten = (
+        block for block in state.blocks.values() if block.usable and block.file_bytes is None
+    )
+    ordered = sorted(unwritten, key=lambda block: (-block.last_used, block.start))
+    return tuple(block.key for block in ordered)
 
 
 def slab_fits(state: State, size: int) -> bool:

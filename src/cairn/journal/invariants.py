@@ -23,7 +23,7 @@ from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.keys import ids_hash
 from cairn.journal.lifecycle import Life, next_life
-from cairn.journal.state import Session, SessionId, State, opened_request, trigger
+from cairn.journal.state import Block, Session, SessionId, State, opened_request, trigger
 
 Scope = Literal["session", "blocks", "admission", "server"]
 
@@ -47,7 +47,7 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
     ),
     "INV-5": (
         (
-            "slabs, blocks and bytes acquired less those released equal what is measured, "
+            "slabs, blocks, files and bytes acquired less those released equal what is measured, "
             "references are never negative, and the budgets are kept"
         ),
         "admission",
@@ -145,6 +145,19 @@ def _legal(state: State, recorded: ev.Recorded) -> Iterator[Violation]:
     yield from _one_command(session, event)
 
 
+_OF_A_BLOCK = (
+    ev.BlockEvicted,
+    ev.BlockSpilled,
+    ev.BlockNotSpilled,
+    ev.BlockLoaded,
+    ev.BlockRejected,
+    ev.BlockDropped,
+)
+"""
+What the store does with a block that was sealed before.
+"""
+
+
 def _server_legal(state: State, event: ev.Event) -> Iterator[Violation]:
     if isinstance(event, ev.ServerStarted) and state.boot is not None:
         yield _broken("INV-6", "a server started while another runs", None, state.boot)
@@ -155,8 +168,10 @@ def _server_legal(state: State, event: ev.Event) -> Iterator[Violation]:
             yield _broken("INV-6", "a model loaded beside another", None, state.model.name)
         if event.chunk_tokens < 1:
             yield _broken("INV-6", "a model without chunks", ">= 1", event.chunk_tokens)
-    if isinstance(event, ev.BlockEvicted) and event.key not in state.blocks:
-        yield _broken("INV-6", "a block was evicted that was never sealed", "a key", event.key)
+    if isinstance(event, _OF_A_BLOCK) and event.key not in state.blocks:
+        yield _broken("INV-6", f"{event.kind} of a block never sealed", "a key", event.key)
+    if isinstance(event, ev.BlocksFound) and state.model is None:
+        yield _broken("INV-6", "blocks were looked for without a model", "a model", None)
 
 
 def _one_command(session: Session, event: ev.Event) -> Iterator[Violation]:
@@ -371,6 +386,41 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     )
 
 
+def _spilled(state: State, event: ev.BlockSpilled) -> Iterator[Violation]:
+    block = state.blocks[event.key]
+    yield from _same_digest(block, event.digest)
+    if not block.present or block.file_bytes is not None:
+        held = (block.present, block.file_bytes)
+        yield _broken("INV-5", "a file of a block not in memory, or a second", (True, None), held)
+        return
+    pool = state.pool
+    yield from _disk_measured(pool.disk_blocks + 1, pool.disk_bytes + event.bytes, event)
+    if event.disk_bytes > state.disk_budget:
+        yield _broken("INV-5", "block files over the budget", state.disk_budget, event.disk_bytes)
+
+
+def _loaded(state: State, event: ev.BlockLoaded) -> Iterator[Violation]:
+    block = state.blocks[event.key]
+    yield from _same_digest(block, event.digest)
+    if block.bytes != event.bytes:
+        yield _broken("INV-3", f"block {block.key} is another one now", block.bytes, event.bytes)
+    if block.bug_id is not None:
+        yield _broken("INV-3", "a block in doubt was loaded", None, block.bug_id)
+    if not block.loadable and block.bug_id is None:
+        held = (block.present, block.file_bytes)
+        yield _broken("INV-5", "a block loaded twice, or from no file", (False, "a size"), held)
+        return
+    pool = state.pool
+    yield from _store_measured(
+        state, blocks=pool.blocks + 1, size=pool.block_bytes + event.bytes, event=event
+    )
+
+
+def _same_digest(block: Block, digest: str) -> Iterator[Violation]:
+    if block.digest != digest:
+        yield _broken("INV-3", f"block {block.key} does not have its digest", block.digest, digest)
+
+
 # --- INV-4 ---------------------------------------------------------------------------------------
 
 
@@ -475,7 +525,11 @@ def _evicted(state: State, event: ev.BlockEvicted) -> Iterator[Violation]:
 
 
 def _store_measured(
-    state: State, *, blocks: int, size: int, event: ev.BlockSealed | ev.BlockEvicted
+    state: State,
+    *,
+    blocks: int,
+    size: int,
+    event: ev.BlockSealed | ev.BlockEvicted | ev.BlockLoaded,
 ) -> Iterator[Violation]:
     if event.store_blocks != blocks:
         yield _broken("INV-5", "blocks in memory do not add up", blocks, event.store_blocks)
@@ -484,6 +538,33 @@ def _store_measured(
     budget = state.model.blocks_bytes if state.model else 0
     if event.store_bytes > budget:
         yield _broken("INV-5", "blocks over the budget", budget, event.store_bytes)
+
+
+def _rejected(state: State, event: ev.BlockRejected) -> Iterator[Violation]:
+    if state.blocks[event.key].file_bytes is None:
+        yield _broken("INV-5", "a file rejected that there was none", "a file", event.reason)
+
+
+def _dropped(state: State, event: ev.BlockDropped) -> Iterator[Violation]:
+    size = state.blocks[event.key].file_bytes
+    if size != event.bytes:
+        yield _broken("INV-5", "a file removed that there was none, or another", size, event.bytes)
+        return
+    pool = state.pool
+    yield from _disk_measured(pool.disk_blocks - 1, pool.disk_bytes - size, event)
+
+
+def _found(state: State, event: ev.BlocksFound) -> Iterator[Violation]:
+    yield from _disk_measured(state.pool.disk_blocks, state.pool.disk_bytes, event)
+
+
+def _disk_measured(
+    blocks: int, size: int, event: ev.BlockSpilled | ev.BlockDropped | ev.BlocksFound
+) -> Iterator[Violation]:
+    if event.disk_blocks != blocks:
+        yield _broken("INV-5", "block files do not add up", blocks, event.disk_blocks)
+    if event.disk_bytes != size:
+        yield _broken("INV-5", "bytes of block files do not add up", size, event.disk_bytes)
 
 
 def _unpinned(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
@@ -556,6 +637,11 @@ _CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation
     ev.CacheTrimmed: (_trimmed,),  # type: ignore[dict-item]
     ev.BlockSealed: (_sealed,),  # type: ignore[dict-item]
     ev.BlockEvicted: (_evicted,),  # type: ignore[dict-item]
+    ev.BlocksFound: (_found,),  # type: ignore[dict-item]
+    ev.BlockSpilled: (_spilled,),  # type: ignore[dict-item]
+    ev.BlockLoaded: (_loaded,),  # type: ignore[dict-item]
+    ev.BlockRejected: (_rejected,),  # type: ignore[dict-item]
+    ev.BlockDropped: (_dropped,),  # type: ignore[dict-item]
     ev.TokensEmitted: (_emitted,),  # type: ignore[dict-item]
     ev.RequestFinished: (_finished,),  # type: ignore[dict-item]
     ev.SessionSettled: (_settled, _unpinned),  # type: ignore[dict-item]

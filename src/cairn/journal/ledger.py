@@ -214,17 +214,20 @@ class Ledger:
         """
         The events by which a violation takes its scope out of service.
         """
-        if held is None or held.life is Life.QUARANTINED:
+        if held is not None and held.life is Life.QUARANTINED:
+            return ()
+        if scope == "blocks":
+            broken = next((r.event for r in recorded if r.position == at_position), None)
+            keys = broken_keys(self._state, broken)
+            whose = held.id if held is not None else None
+            return (ev.BlocksQuarantined(session=whose, bug_id=bug_id, keys=keys),)
+        if held is None:
             return ()
         session = held.id
         if scope == "session":
             return (ev.SessionQuarantined(session=session, bug_id=bug_id),)
         if scope == "admission":
             return (ev.AdmissionClosed(session=session, bug_id=bug_id),)
-        if scope == "blocks":
-            broken = next((r.event for r in recorded if r.position == at_position), None)
-            keys = broken_keys(self._state, broken)
-            return (ev.BlocksQuarantined(session=session, bug_id=bug_id, keys=keys),)
         return ()
 
 
@@ -232,7 +235,7 @@ def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
     """
     The blocks that a violation of INV-3 throws doubt on, with all that were built on them.
     """
-    if isinstance(event, ev.BlockSealed):
+    if isinstance(event, ev.BlockSealed | ev.BlockSpilled | ev.BlockLoaded):
         roots = {event.key} & set(state.blocks)
     elif isinstance(event, ev.BlocksShared):
         wrong = (

@@ -231,14 +231,8 @@ def _reusable(state: State, session: Session, request: OpenRequest) -> tuple[int
         return 0, 0
     most = (len(request.prompt_ids) - 1) // state.model.chunk_tokens
     keys = request.prompt_keys[:most]
-    kept = 0
     fits = request.ask.prompt_tokens + request.ask.max_tokens
-    if session.slab is not None and session.slab.capacity_tokens >= fits:
-        for mine, wanted in zip(session.slab_keys, keys, strict=False):
-            block = state.blocks[mine]
-            if mine != wanted or block.bug_id is not None:
-                break
-            kept += 1
+    kept = _in_slab(state, session, keys, fits)
     shared = 0
     for key in keys[kept:]:
         stone = state.blocks.get(key)
@@ -246,6 +240,47 @@ def _reusable(state: State, session: Session, request: OpenRequest) -> tuple[int
             break
         shared += 1
     return kept, shared
+
+
+def _in_slab(state: State, session: Session | None, keys: tuple[str, ...], fits: int) -> int:
+    """
+    How many of these blocks lie at the front of a session's slab, if prompt and answer fit it.
+    """
+    kept = 0
+    if session is None or session.slab is None or session.slab.capacity_tokens < fits:
+        return kept
+    for mine, wanted in zip(session.slab_keys, keys, strict=False):
+        if mine != wanted or state.blocks[mine].bug_id is not None:
+            break
+        kept += 1
+    return kept
+
+
+def chain_to_load(
+    state: State, session: Session | None, keys: tuple[str, ...], prompt_tokens: int, fits: int
+) -> tuple[str, ...]:
+    """
+    The blocks that a decision could share if those of them that are only in files were in memory,
+    from the first one that the session's slab does not hold. Empty where none is to be loaded.
+
+    What is loaded before a decision is an event before it, so that the decision itself follows from
+    the fold as ever.
+
+    Args:
+        session: the one that serves; None for a new one.
+        keys: of the prompt's full chunks.
+        fits: tokens of prompt and answer.
+    """
+    if state.model is None or not state.model.reusable or not state.disk_budget:
+        return ()
+    keys = keys[: (prompt_tokens - 1) // state.model.chunk_tokens]
+    chain = []
+    for key in keys[_in_slab(state, session, keys, fits) :]:
+        block = state.blocks.get(key)
+        if block is None or not (block.usable or block.loadable):
+            break
+        chain.append(key)
+    return () if all(state.blocks[key].present for key in chain) else tuple(chain)
 
 
 def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:

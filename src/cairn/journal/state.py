@@ -166,7 +166,12 @@ class Session:
 @attrs.frozen(kw_only=True)
 class Block:
     """
-    A sealed block, in memory or only remembered by its digest.
+    A sealed block: in memory, in a file, or only remembered by its digest.
+
+    Attributes:
+        bytes: of its KV in memory.
+        present: whether it is in memory.
+        file_bytes: the size of its file, or None where there is none.
     """
 
     key: str
@@ -175,6 +180,7 @@ class Block:
     start: int
     bytes: int
     present: bool
+    file_bytes: int | None = None
     pins: int = 0
     last_used: int = 0
     bug_id: str | None = None
@@ -185,6 +191,13 @@ class Block:
         Whether it may be shared.
         """
         return self.present and self.bug_id is None
+
+    @property
+    def loadable(self) -> bool:
+        """
+        Whether it might be had from its file.
+        """
+        return not self.present and self.file_bytes is not None and self.bug_id is None
 
 
 @attrs.frozen(kw_only=True)
@@ -204,13 +217,15 @@ class Fault:
 @attrs.frozen(kw_only=True)
 class Pool:
     """
-    Slabs and blocks in memory, as the journal has them.
+    Slabs and blocks in memory, and block files, as the journal has them.
     """
 
     slabs: int = 0
     slab_bytes: int = 0
     blocks: int = 0
     block_bytes: int = 0
+    disk_blocks: int = 0
+    disk_bytes: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -229,6 +244,7 @@ class State:
         blocks: every block ever sealed under its key, since a key has one digest for ever.
         requests: open requests to their session.
         self_tests: fingerprint to what its self-test found.
+        disk_budget: what block files may take in this run; 0 where none may be written.
     """
 
     position: int = 0
@@ -243,6 +259,7 @@ class State:
     faults: Map[str, Fault] = Map()
     self_tests: Map[str, ev.SelfTestFinished] = Map()
     pool: Pool = Pool()
+    disk_budget: int = 0
     admission_bug: str | None = None
 
     def session(self, session: str) -> Session:
@@ -309,6 +326,16 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return _block_sealed(state, event)
         case ev.BlockEvicted():
             return _block_evicted(state, event)
+        case ev.BlocksFound():
+            return attrs.evolve(state, disk_budget=event.budget_bytes)
+        case ev.BlockSpilled():
+            return _with_file(state, event.key, event.bytes)
+        case ev.BlockNotSpilled():
+            return state  # on record; the block is as it was
+        case ev.BlockLoaded():
+            return _block_loaded(state, event)
+        case ev.BlockRejected() | ev.BlockDropped():
+            return _with_file(state, event.key, None)
         case ev.TokensEmitted():
             return _tokens_emitted(state, event)
         case ev.RequestFinished():
@@ -409,7 +436,8 @@ def _with_tip(state: State, session: Session, new: Turn | None) -> State:
 
 def _memory_gone(state: State) -> State:
     """
-    The model left memory: open requests, slabs, pins and the blocks in memory went with it.
+    The model left memory: open requests, slabs, pins and the blocks in memory went with it. Files
+    stay where they are.
     """
     # In the order in which they came: a Map's own order differs from process to process.
     open_requests = [state.session(session) for session in state.requests.values()]
@@ -436,7 +464,10 @@ def _memory_gone(state: State) -> State:
     for block in state.blocks.values():
         if block.present or block.pins:
             blocks = blocks.set(block.key, attrs.evolve(block, present=False, pins=0))
-    return attrs.evolve(state, model=None, sessions=sessions, blocks=blocks, pool=Pool())
+    pool = Pool(disk_blocks=state.pool.disk_blocks, disk_bytes=state.pool.disk_bytes)
+    return attrs.evolve(
+        state, model=None, sessions=sessions, blocks=blocks, pool=pool, disk_budget=0
+    )
 
 
 def _request_ended(state: State, session_id: str, finished: ev.RequestFinished | None) -> State:
@@ -599,6 +630,7 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
         start=event.start,
         bytes=event.bytes,
         present=event.stored,
+        file_bytes=known.file_bytes if known else None,
         pins=(known.pins if known else 0) + 1,
         last_used=state.position,
         bug_id=known.bug_id if known else None,
@@ -626,6 +658,31 @@ def _block_evicted(state: State, event: ev.BlockEvicted) -> State:
         block_bytes=state.pool.block_bytes - event.bytes,
     )
     blocks = state.blocks.set(event.key, attrs.evolve(block, present=False))
+    return attrs.evolve(state, blocks=blocks, pool=pool)
+
+
+def _block_loaded(state: State, event: ev.BlockLoaded) -> State:
+    block = attrs.evolve(state.blocks[event.key], present=True, last_used=state.position)
+    pool = attrs.evolve(
+        state.pool,
+        blocks=state.pool.blocks + 1,
+        block_bytes=state.pool.block_bytes + event.bytes,
+    )
+    return attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
+
+
+def _with_file(state: State, key: str, file_bytes: int | None) -> State:
+    """
+    A block whose file has this size now, or is gone.
+    """
+    block = state.blocks[key]
+    count, size = state.pool.disk_blocks, state.pool.disk_bytes
+    if block.file_bytes is not None:
+        count, size = count - 1, size - block.file_bytes
+    if file_bytes is not None:
+        count, size = count + 1, size + file_bytes
+    blocks = state.blocks.set(key, attrs.evolve(block, file_bytes=file_bytes))
+    pool = attrs.evolve(state.pool, disk_blocks=count, disk_bytes=size)
     return attrs.evolve(state, blocks=blocks, pool=pool)
 
 
@@ -672,4 +729,6 @@ def _blocks_quarantined(state: State, event: ev.BlocksQuarantined) -> State:
     for key in event.keys:
         blocks = blocks.set(key, attrs.evolve(blocks[key], bug_id=event.bug_id))
     state = attrs.evolve(state, blocks=blocks)
+    if event.session is None:
+        return state
     return _stepped(state, state.session(event.session), event)

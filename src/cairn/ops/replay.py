@@ -450,6 +450,7 @@ def _show_state(report: Report, at: int) -> None:
             ("open requests", ", ".join(state.requests) or "none"),
             ("slabs", f"{state.pool.slabs} ({state.pool.slab_bytes} bytes)"),
             ("blocks", f"{state.pool.blocks} in memory ({state.pool.block_bytes} bytes)"),
+            ("block files", f"{state.pool.disk_blocks} ({state.pool.disk_bytes} bytes)"),
             ("blocks known", len(state.blocks)),
             ("bugs on record", ", ".join(state.faults) or "none"),
             ("admission", f"closed by {state.admission_bug}" if state.admission_bug else "open"),

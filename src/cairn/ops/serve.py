@@ -64,7 +64,7 @@ _LAST_WORDS_S = 10.0
     type=click.Path(file_okay=False, path_type=Path),
     default=default_data_dir,
     show_default="$CAIRN_DATA_DIR, else ~/.local/share/cairn",
-    help="Where the journal, the log and the built-in model lie.",
+    help="Where the journal, the log, block files and the built-in model lie.",
 )
 @click.option("--journal", metavar="URL", help="A database for the journal, if not SQLite there.")
 @click.option(
@@ -97,6 +97,13 @@ _LAST_WORDS_S = 10.0
     help="MiB for them (a quarter of the memory; less beside a large model).",
 )
 @click.option("--blocks-mb", type=click.IntRange(1), help="MiB for sealed blocks (as much).")
+@click.option(
+    "--disk-mb",
+    default=4096,
+    show_default=True,
+    type=click.IntRange(0),
+    help="MiB for sealed blocks in files, so that a restart is not cold; 0 keeps none.",
+)
 @click.option(
     "--max-tokens",
     default=1024,
@@ -308,6 +315,8 @@ def _settings(options: dict[str, Any], data_dir: Path, progress: Any) -> Setting
             if isinstance(value, str | int | float | bool) and name not in _PLACES
         }
         | {"python": sysconfig.get_python_version()},
+        blocks_folder=data_dir / "blocks",
+        disk_bytes=options["disk_mb"] * 1024 * 1024,
         **budgets,
         **{name: options[name] for name in kept},
     )
@@ -334,6 +343,7 @@ class ShownProgress:
         self.close()
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        self._bars.start()  # again, where something lasts when the server stops
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
             if self._bars.disable:

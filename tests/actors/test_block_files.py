@@ -1,0 +1,373 @@
+"""
+Blocks between memory and files in a running server: what is loaded before a decision, what stops
+that, what is written when, and what happens where something goes wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors.messages import Broken, Generate
+from cairn.actors.server import Server
+from cairn.engine.mlx_blocks import SealedBlock
+from cairn.engine.prompt import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from tests.gate.conversation import words
+from tests.running import MIB, Said, ask, generate, serving
+
+pytestmark = pytest.mark.trio
+
+
+@attrs.define
+class House:
+    """
+    A journal and a folder of block files.
+    """
+
+    model: Path
+    folder: Path
+    store: MemoryStore = attrs.field(factory=MemoryStore)
+
+    def serving(self, **changes: Any) -> Any:
+        """
+        A server over the two.
+        """
+        usual = {"blocks_folder": self.folder, "disk_bytes": 64 * MIB}
+        return serving(self.model, self.store, **{**usual, **changes})
+
+    def events(self, *kinds: type[ev.Event]) -> list[Any]:
+        """
+        The journal's events of some kinds.
+        """
+        found = (decode(row).event for row in self.store.rows)
+        return [event for event in found if isinstance(event, kinds)]
+
+    def files(self) -> list[Path]:
+        """
+        All files in the folder.
+        """
+        return [path for path in self.folder.rglob("*") if path.is_file()]
+
+    def holds(self) -> bool:
+        """
+        Whether the journal has no violation, on record or not.
+        """
+        return replay(self.store.read()).findings == ()
+
+
+@pytest.fixture(name="house")
+def house_(model_directory: Path, tmp_path: Path) -> House:
+    """
+    One that nobody has lived in.
+    """
+    return House(model=model_directory, folder=tmp_path / "blocks")
+
+
+def tells(place: int, length: int = 60, **changes: Any) -> Generate:
+    """
+    A request with a long text; one of 60 words has four blocks.
+    """
+    message = Message(role="user", content=words(place, length))
+    return generate(Conversation(messages=(message,)), **{"max_tokens": 2, **changes})
+
+
+def device(server: Server) -> Any:
+    """
+    The engine behind its thread.
+    """
+    return server._engine._device
+
+
+async def until_recorded(server: Server, house: House, kind: type[ev.Event]) -> None:
+    """
+    Wait until the journal has an event of a kind.
+    """
+    while not house.events(kind):
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_stop_writes_what_memory_holds(house: House):
+    """After a stop every sealed block has its file, and the next run has them all on record."""
+    async with house.serving() as server:
+        await ask(server, tells(1))
+    sealed = {event.key for event in house.events(ev.BlockSealed)}
+    assert sealed == {event.key for event in house.events(ev.BlockSpilled)}
+    assert sealed == {path.stem for path in house.files()}
+    async with house.serving() as server:
+        now = server.statistics()
+    last = house.events(ev.BlocksFound)[-1]
+    assert (len(sealed), sum(path.stat().st_size for path in house.files())) == (
+        last.disk_blocks,
+        last.disk_bytes,
+    )
+    assert (0, last.disk_blocks, last.disk_bytes, 64 * MIB) == (
+        now.blocks,
+        now.disk_blocks,
+        now.disk_bytes,
+        now.disk_bytes_total,
+    )
+    assert house.holds()
+
+
+async def test_blocks_are_written_when_nobody_wants_anything(house: House):
+    """A server that is lost has written what its last conversation sealed: nothing need stop it."""
+    async with house.serving() as server:
+        await ask(server, tells(1))
+        sealed = {event.key for event in house.events(ev.BlockSealed)}
+        with trio.fail_after(60):
+            while sealed != {path.stem for path in house.files()}:
+                await trio.testing.wait_all_tasks_blocked()
+        assert [] == house.events(ev.ServerStopped)
+
+
+async def test_whoever_leaves_stops_the_loading(house: House):
+    """A client that goes away while blocks are loaded for it has no more loaded, and no session."""
+    async with house.serving() as server:
+        await ask(server, tells(1))
+    reached, go = threading.Event(), threading.Event()
+    async with house.serving() as server:
+        engine = device(server)
+        load, loaded = engine.load, []
+
+        def slow(key: str, digest: str) -> Any:
+            loaded.append(key)
+            if len(loaded) == 2:
+                reached.set()
+                go.wait(60)
+            return load(key, digest)
+
+        engine.load = slow
+        taken = len(house.events(ev.RequestReceived))
+        with trio.fail_after(60):
+            async with server.generate(tells(1)):
+                await trio.to_thread.run_sync(reached.wait)
+            go.set()
+            while server._tickets:
+                await trio.testing.wait_all_tasks_blocked()
+            assert 2 == len(loaded) == len(house.events(ev.BlockLoaded))
+            assert taken == len(house.events(ev.RequestReceived))
+            again = await ask(server, tells(1))
+        assert len(loaded) * 64 == again.accepted.cached_tokens > 128
+    assert (499, "client_gone") == (
+        house.events(ev.RequestRejected)[0].status,
+        house.events(ev.RequestRejected)[0].code,
+    )
+    assert house.holds()
+
+
+async def test_others_decode_while_blocks_are_loaded(house: House):
+    """Between two blocks that are read there is a decode pass of those that are at work."""
+    async with house.serving() as server:
+        await ask(server, tells(1))
+    async with house.serving() as server:
+        engine = device(server)
+        load, passes, order = engine.load, engine.decode, []
+
+        def loading(key: str, digest: str) -> Any:
+            order.append("load")
+            return load(key, digest)
+
+        def decoding(rows: Any) -> Any:
+            order.append("decode")
+            return passes(rows)
+
+        engine.load, engine.decode = loading, decoding
+        warm: list[Said] = []
+        async with server.generate(tells(9, 10, max_tokens=2000)) as replies:
+            with trio.fail_after(60):
+                while not order:
+                    await anext(aiter(replies))
+                warm.append(await ask(server, tells(1)))
+    first, last = order.index("load"), len(order) - order[::-1].index("load")
+    between = order[first:last]
+    assert between.count("load") == warm[0].accepted.cached_tokens // 64 == 4
+    assert "loadload" not in "".join(between)
+
+
+async def test_the_cold_path_loads_nothing(house: House):
+    """``cache_prompt: false`` neither uses blocks nor has them loaded."""
+    async with house.serving() as server:
+        await ask(server, tells(1))
+    async with house.serving() as server:
+        said = await ask(server, tells(1, cache_prompt=False))
+    assert 0 == said.accepted.cached_tokens
+    assert [] == house.events(ev.BlockLoaded)
+
+
+async def test_what_the_slab_holds_is_not_loaded(house: House):
+    """A session whose slab holds its blocks goes on without a look at their files."""
+    async with house.serving(blocks_bytes=MIB, pool_slabs=2) as server:
+        first = await ask(server, tells(1))
+        await ask(server, tells(2))  # pushes the blocks out of memory
+        conversation = tells(1).conversation
+        assert conversation is not None
+        more = (
+            *conversation.messages,
+            Message(role="assistant", content=first.text),
+            Message(role="user", content="Go on."),
+        )
+        again = await ask(server, generate(Conversation(messages=more), max_tokens=2))
+    assert again.accepted.session == first.accepted.session
+    assert again.accepted.cached_tokens >= first.accepted.prompt_tokens // 64 * 64
+    assert house.events(ev.BlockEvicted)
+    assert [] == house.events(ev.BlockLoaded)
+
+
+async def test_files_keep_their_budget(house: House):
+    """The files of what was used longest ago make room; the last conversation is kept whole."""
+    async with house.serving(disk_bytes=3 * MIB) as server:
+        for place in range(4):
+            await ask(server, tells(place))
+    assert house.events(ev.BlockDropped)
+    assert max(event.disk_bytes for event in house.events(ev.BlockSpilled)) <= 3 * MIB
+    assert sum(path.stat().st_size for path in house.files()) <= 3 * MIB
+    async with house.serving(disk_bytes=3 * MIB) as server:
+        last = await ask(server, tells(3))
+        assert last.accepted.cached_tokens >= last.accepted.prompt_tokens // 64 * 64 - 64
+    async with house.serving(disk_bytes=MIB) as server:
+        assert 0 < server.statistics().disk_bytes <= MIB
+    assert house.holds()
+
+
+async def test_no_budget_means_no_files(house: House):
+    """With a budget of nothing the files of earlier runs are removed, and none is written."""
+    async with house.serving() as server:
+        await ask(server, tells(1))
+    assert house.files()
+    async with house.serving(disk_bytes=0) as server:
+        assert 0 == server.statistics().disk_blocks
+        said = await ask(server, tells(1))
+        assert 0 == said.accepted.cached_tokens
+    assert [] == house.files()
+    assert house.holds()
+
+
+async def test_a_full_disk(house: House, monkeypatch: pytest.MonkeyPatch):
+    """
+    A block that cannot be written is on record and served from memory; nothing half is left, and
+    requests are answered. With room again, blocks are written.
+    """
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with house.serving(blocks_bytes=MIB, pool_slabs=1) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            one = await ask(server, tells(1))
+            await ask(server, tells(2))
+            again = await ask(server, tells(1))
+        assert [] == house.files()
+        assert one.tokens == again.tokens
+        assert [] == house.events(ev.BlockSpilled)
+        reasons = {event.reason for event in house.events(ev.BlockNotSpilled)}
+        assert {os.strerror(errno.ENOSPC)} == reasons
+        await ask(server, tells(3))
+    assert house.events(ev.BlockSpilled)
+    assert house.holds()
+
+
+def flip_in_memory(engine: Any) -> str:
+    """
+    Flip one bit of the first block in memory. For the engine's thread.
+    """
+    key, block = next(iter(engine.blocks._blocks.items()))
+    array = block.keys[0]
+    bits = array.view(mx.uint32)
+    bits[0, 3, 1] = bits[0, 3, 1] ^ 1
+    mx.eval(bits)
+    object.__setattr__(block, "keys", (bits.view(array.dtype), *block.keys[1:]))
+    return str(key)
+
+
+async def test_a_block_that_changed_in_memory_is_not_written(
+    house: House, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    INV-3: it is found when it is to be written. It and what was built on it are reused no more, its
+    file is gone, and who only wanted its room is answered.
+    """
+    async with house.serving(blocks_bytes=MIB, pool_slabs=1) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(server._memory), "write_through", _not_now)
+            first = await ask(server, tells(1))
+            key = await server._engine.call(flip_in_memory, str)
+            await ask(server, tells(2))
+        assert server._sequencer.state.blocks[key].bug_id is not None
+        assert key not in {path.stem for path in house.files()}
+        again = await ask(server, tells(1))
+        assert 0 == again.accepted.cached_tokens
+        assert first.tokens == again.tokens
+    (found,) = replay(house.store.read()).findings
+    assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
+    (out,) = house.events(ev.BlocksQuarantined)
+    assert None is out.session
+    assert key in out.keys
+
+
+async def _not_now(*args: Any) -> bool:
+    return False
+
+
+async def test_a_wrong_digest_is_never_used(house: House, monkeypatch: pytest.MonkeyPatch):
+    """
+    INV-3: were the reading of files to let other KV through, the journal would not take it. The
+    request ends with a bug id, memory does not keep the block, and the next one is served cold.
+    """
+    async with house.serving() as server:
+        first = await ask(server, tells(1))
+    async with house.serving() as server:
+        files = device(server).files
+        read = files.read
+
+        def careless(key: str, digest_due: str) -> tuple[SealedBlock, str]:
+            block, found = read(key, digest_due)
+            return block, found[::-1]
+
+        monkeypatch.setattr(files, "read", careless)
+        with pytest.raises(Broken) as caught:
+            await ask(server, tells(1))
+        assert caught.value.bug_id in server._sequencer.state.faults
+        assert (0, 0) == device(server).blocks.measure()
+        again = await ask(server, tells(1))
+        assert 0 == again.accepted.cached_tokens
+        assert first.tokens == again.tokens
+    (found,) = replay(house.store.read()).findings
+    assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
+
+
+async def test_many_at_once_over_little_memory(house: House):
+    """
+    Eight conversations that push each other out, load and seal at the same time: the budgets hold,
+    every answer is the one that it was the first time.
+    """
+    answers: dict[int, list[Said]] = {}
+
+    async def talk(server: Server, number: int) -> None:
+        for turn in range(3):
+            place = (number + turn) % 4
+            answers.setdefault(place, []).append(await ask(server, tells(place, 40)))
+
+    async with house.serving(blocks_bytes=MIB, disk_bytes=4 * MIB, pool_slabs=6) as server:
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                for number in range(8):
+                    nursery.start_soon(talk, server, number)
+    for said in answers.values():
+        assert 1 == len({one.tokens for one in said})
+    assert house.events(ev.BlockLoaded)
+    assert house.events(ev.BlockEvicted)
+    assert house.holds()

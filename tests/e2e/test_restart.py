@@ -1,0 +1,80 @@
+"""
+A server is stopped and started again: conversations go on from the files that it left.
+"""
+
+from __future__ import annotations
+
+from cairn.journal import events as ev
+from tests.e2e.conftest import Start
+from tests.serving import Serving, ask, assistant, eventually, run_ops, user
+
+PATH = "The stone lies on the path, and the path goes over the hill. "
+
+
+def test_a_conversation_goes_on_after_a_restart(start: Start, cold: Serving):
+    """
+    The same session by the path of a continuation, on blocks from files, with the bits of a cold
+    answer; and all of it can be run again on the model.
+    """
+    server = start()
+    talk = [user(PATH * 20)]
+    first = ask(server, *talk)
+    assert 0 == server.stop()
+    assert server.events(ev.BlockSpilled)
+
+    again = start(data_dir=server.data_dir)
+    blocks = again.health()["blocks"]
+    assert 0 == blocks["count"] < blocks["disk_count"]
+    talk += [assistant(first.text), user("And then?")]
+    second = ask(again, *talk)
+    assert (first.session, "continuation", None) == (second.session, second.path, second.reason)
+    assert second.cached_tokens >= first.prompt_tokens // 64 * 64 > 0
+    assert ask(cold, *talk, cache_prompt=False).bits == second.bits
+    assert second.cached_tokens // 64 == len(again.events(ev.BlockLoaded))
+    again.at_rest()
+    code, out, err = run_ops("replay", first.session, "--engine", "--data-dir", again.data_dir)
+    assert 0 == code, out + err
+    assert out.splitlines()[-1].startswith("same: ")
+
+
+def test_a_damaged_file_is_told_and_not_used(start: Start, cold: Serving):
+    """A flipped bit in a file is a line in the log and an event, and no client notices."""
+    server = start()
+    talk = [user(PATH * 20)]
+    first = ask(server, *talk)
+    assert 0 == server.stop()
+    spilled = server.events(ev.BlockSpilled)[1].key
+    (path,) = (server.data_dir / "blocks").rglob(f"{spilled}.safetensors")
+    whole = bytearray(path.read_bytes())
+    whole[-7] ^= 16
+    path.write_bytes(whole)
+
+    again = start(data_dir=server.data_dir)
+    second = ask(again, *talk)
+    assert first.bits == second.bits == ask(cold, *talk, cache_prompt=False).bits
+    assert 64 == second.cached_tokens
+    (rejected,) = again.events(ev.BlockRejected)
+    assert (spilled, "digest") == (rejected.key, rejected.reason)
+    assert [path.name + ".rejected"] == [
+        aside.name for aside in (server.data_dir / "blocks").rglob("*.rejected")
+    ]
+    eventually(lambda: "a block file was rejected" in again.stderr())
+    assert 0 == again.health()["bugs"]
+
+
+def test_no_files_are_kept_where_none_are_wanted(start: Start):
+    """`--disk-mb 0` goes on record, removes what lies there, and the next start is cold."""
+    server = start()
+    talk = [user(PATH * 20)]
+    first = ask(server, *talk)
+    assert 0 == server.stop()
+    folder = server.data_dir / "blocks"
+    assert list(folder.rglob("*.safetensors"))
+
+    without = start("--disk-mb", 0, data_dir=server.data_dir)
+    assert 0 == without.events(ev.ServerStarted)[-1].settings["disk_mb"]
+    assert [] == list(folder.rglob("*.safetensors"))
+    second = ask(without, *talk)
+    assert (0, first.bits) == (second.cached_tokens, second.bits)
+    assert 0 == without.stop()
+    assert [] == list(folder.rglob("*.safetensors"))

@@ -1,0 +1,308 @@
+"""
+Block files: what is written comes back, what is not as it was written does not, and a folder is
+what its scan says.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from cairn.engine import mlx_files
+from cairn.engine.mlx_blocks import SealedBlock, digest
+from cairn.engine.mlx_files import ASIDE_MOST, BlockFiles, NoRoom, Rejected
+
+FINGERPRINT = "0123456789abcdef"
+MOST = 1 << 30
+KEYS = tuple(f"{place:02x}{'ab' * 15}" for place in range(40))
+
+
+def block_of(seed: int, dtype: mx.Dtype = mx.float32, value_dim: int = 8) -> SealedBlock:
+    """
+    A block of two layers.
+    """
+
+    def made(place: int, dim: int) -> mx.array:
+        key = mx.random.key(100 * seed + place)
+        return mx.random.normal((2, 16, dim), key=key).astype(dtype)
+
+    return SealedBlock(
+        keys=(made(0, 8), made(1, 8)), values=(made(2, value_dim), made(3, value_dim))
+    )
+
+
+def write(files: BlockFiles, seed: int, most: int = MOST, **of: Any) -> tuple[str, str, int]:
+    """
+    Write the block of a seed; gives its key, its digest and the file's size.
+    """
+    block = block_of(seed, **of)
+    found = digest(block)
+    return KEYS[seed], found, files.write(KEYS[seed], block, found, (0, 16), most)
+
+
+def path_of(folder: Path, key: str) -> Path:
+    """
+    Where a block's file lies.
+    """
+    return folder / FINGERPRINT / key[:2] / f"{key}.safetensors"
+
+
+@pytest.fixture(name="folder")
+def folder_(tmp_path: Path) -> Path:
+    """
+    A folder of blocks that is not there yet.
+    """
+    return tmp_path / "blocks"
+
+
+@pytest.fixture(name="files")
+def files_(folder: Path) -> BlockFiles:
+    """
+    The files in it.
+    """
+    return BlockFiles(folder, FINGERPRINT)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("value_dim", [8, 0])
+def test_what_is_written_comes_back(
+    folder: Path, files: BlockFiles, dtype: mx.Dtype, value_dim: int
+):
+    """Every bit of every array, by the digest of sealing, at the place that the key gives it."""
+    key, found, size = write(files, 1, dtype=dtype, value_dim=value_dim)
+    block, again = files.read(key, found)
+    assert found == again == digest(block)
+    assert (1, size) == files.measure()
+    assert size == path_of(folder, key).stat().st_size
+    assert [path_of(folder, key)] == [path for path in folder.rglob("*") if path.is_file()]
+    loaded: Any = mx.load(str(path_of(folder, key)), return_metadata=True)
+    told = {"key": key, "fingerprint": FINGERPRINT, "digest": found, "tokens": "0-16"}
+    assert told == loaded[1]
+
+
+def test_files_are_their_owners_alone(folder: Path, files: BlockFiles):
+    """Nobody else may read what a conversation can be guessed from, whatever the umask."""
+    before = os.umask(0)
+    try:
+        key, _, _ = write(files, 1)
+    finally:
+        os.umask(before)
+    path = path_of(folder, key)
+    assert 0o600 == path.stat().st_mode & 0o777
+    for above in (folder, path.parents[1], path.parent):
+        assert 0o700 == above.stat().st_mode & 0o777
+
+
+def flip(offset: int) -> Callable[[Path, Path], None]:
+    """
+    Flip a bit of a file.
+    """
+
+    def damage(path: Path, other: Path) -> None:
+        whole = bytearray(path.read_bytes())
+        whole[offset] ^= 1
+        path.write_bytes(whole)
+
+    return damage
+
+
+def cut(length: int) -> Callable[[Path, Path], None]:
+    """
+    Leave so many bytes of a file.
+    """
+
+    def damage(path: Path, other: Path) -> None:
+        path.write_bytes(path.read_bytes()[:length])
+
+    return damage
+
+
+def swap(path: Path, other: Path) -> None:
+    """Another block's file."""
+    path.write_bytes(other.read_bytes())
+
+
+def forge(path: Path, other: Path) -> None:
+    """Another block's file, that says it is this one's."""
+    path.write_bytes(other.read_bytes().replace(other.stem.encode(), path.stem.encode()))
+
+
+def reprint(path: Path, other: Path) -> None:
+    """A file that was written under another fingerprint."""
+    path.write_bytes(path.read_bytes().replace(FINGERPRINT.encode(), b"f" * 16))
+
+
+def noise(path: Path, other: Path) -> None:
+    """No file of this kind."""
+    path.write_bytes(bytes(range(256)) * 20)
+
+
+def fewer(path: Path, other: Path) -> None:
+    """A file that lacks an array."""
+    loaded: Any = mx.load(str(path), return_metadata=True)
+    arrays, metadata = loaded
+    del arrays["keys.0"]
+    mx.save_safetensors(str(path), arrays, metadata=metadata)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "a bit of the last array": (flip(-1), "digest"),
+    "a bit of the length of the head": (flip(6), "unreadable"),
+    "a bit of the head": (flip(8), "unreadable"),
+    "the last byte is gone": (cut(-1), "unreadable"),
+    "the arrays are gone": (cut(200), "unreadable"),
+    "only the length is there": (cut(8), "unreadable"),
+    "nothing is in it": (cut(0), "unreadable"),
+    "noise": (noise, "unreadable"),
+    "an array is missing": (fewer, "unreadable"),
+    "another block's file": (swap, "foreign"),
+    "another block's file under this one's name": (forge, "digest"),
+    "another fingerprint's file": (reprint, "foreign"),
+    "no file": (lambda path, other: path.unlink(), "missing"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_was_damaged_is_set_aside(folder: Path, files: BlockFiles, name: str):
+    """Nothing of it is given out; it has another name, and counts no more. Others are as before."""
+    damage, reason = DAMAGES[name]
+    key, found, _ = write(files, 1)
+    other, other_found, other_size = write(files, 2)
+    path = path_of(folder, key)
+    damage(path, path_of(folder, other))
+    with pytest.raises(Rejected) as caught:
+        files.read(key, found)
+
+    report = caught.value.report
+    assert (key, reason) == (report.key, report.reason)
+    assert not path.exists()
+    assert key not in files
+    assert (1, other_size) == files.measure()
+    aside = folder / report.aside if report.aside is not None else None
+    assert (reason == "missing") == (aside is None)
+    assert aside is None or aside.name == f"{path.name}.rejected"
+    assert other_found == files.read(other, other_found)[1]
+    assert key == write(files, 1)[0]
+    assert found == files.read(key, found)[1]
+
+
+def test_few_files_are_set_aside(folder: Path, files: BlockFiles):
+    """What is kept for people to look at is bounded; the rest is removed."""
+    reports = []
+    for seed in range(ASIDE_MOST + 2):
+        key, found, _ = write(files, seed)
+        flip(-1)(path_of(folder, key), folder)
+        with pytest.raises(Rejected) as caught:
+            files.read(key, found)
+        reports.append(caught.value.report)
+    assert [True] * ASIDE_MOST + [False] * 2 == [one.aside is not None for one in reports]
+    assert ASIDE_MOST == len([path for path in folder.rglob("*") if path.is_file()])
+
+
+class Full:
+    """
+    A disk without room for all that is flushed to it.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __call__(self, descriptor: int) -> None:
+        """
+        What ``os.fsync`` does there.
+        """
+        raise OSError(self._number, os.strerror(self._number))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_file_that_cannot_be_written(
+    folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    """The error comes through, nothing of the file is left, and the next one is written."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Full(number))
+        with pytest.raises(OSError, match=os.strerror(number)):
+            write(files, 1)
+    assert [] == [path for path in folder.rglob("*") if path.is_file()]
+    assert (0, 0) == files.measure()
+    assert KEYS[1] == write(files, 1)[0]
+
+
+def test_the_disk_keeps_a_reserve(folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch):
+    """Where little would be left for the journal, nothing is written."""
+    monkeypatch.setattr(mlx_files, "RESERVE_BYTES", 1 << 60)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        write(files, 1)
+    assert [] == [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_the_budget_is_looked_at_again(folder: Path, files: BlockFiles):
+    """A file that would be over the budget by now is not kept."""
+    key, _, size = write(files, 1)
+    with pytest.raises(NoRoom):
+        write(files, 2, most=2 * size - 1)
+    assert (1, size) == files.measure()
+    assert [path_of(folder, key)] == [path for path in folder.rglob("*") if path.is_file()]
+    write(files, 2, most=2 * size)
+    assert (2, 2 * size) == files.measure()
+
+
+def test_a_file_is_removed(folder: Path, files: BlockFiles):
+    """What is dropped is gone, and counts no more."""
+    key, _, size = write(files, 1)
+    assert size == files.drop(key)
+    assert not path_of(folder, key).exists()
+    assert (0, 0) == files.measure()
+    with pytest.raises(KeyError):
+        files.drop(key)
+
+
+def test_a_scan_finds_what_is_there(folder: Path, files: BlockFiles):
+    """
+    Files on record are found by name and size, whatever fingerprint they are of. One that is gone
+    and one of another size are rejected. Unfinished files and those of no record are removed; what
+    was set aside, and what is no file of ours, stays.
+    """
+    on_record = {key: size for key, _, size in (write(files, seed) for seed in range(4))}
+    elsewhere = BlockFiles(folder, "f" * 16)
+    key = KEYS[4]
+    size = elsewhere.write(key, block_of(4), digest(block_of(4)), (0, 16), MOST)
+    on_record[key] = size
+    path_of(folder, KEYS[0]).unlink()
+    cut(-1)(path_of(folder, KEYS[1]), folder)
+    write(files, 5)  # of no record
+    leftover = path_of(folder, KEYS[6])
+    leftover.parent.mkdir()
+    leftover.with_name(f"{KEYS[6]}.unfinished").write_bytes(b"half")
+    aside = path_of(folder, KEYS[7]).with_name(f"{KEYS[7]}.safetensors.rejected")
+    aside.parent.mkdir()
+    aside.write_bytes(b"looked at")
+    (folder / "README").write_text("mine")
+
+    found = BlockFiles(folder, FINGERPRINT)
+    report = found.scan(on_record)
+
+    rejected = {(one.key, one.reason, one.aside is None) for one in report.rejected}
+    assert {(KEYS[0], "missing", True), (KEYS[1], "unreadable", False)} == rejected
+    assert 2 == report.removed_files
+    left = sum(on_record[key] for key in (KEYS[2], KEYS[3], KEYS[4]))
+    assert (3, left) == (report.disk_blocks, report.disk_bytes) == found.measure()
+    names = {path.name for path in folder.rglob("*") if path.is_file()}
+    kept = {f"{key}.safetensors" for key in (KEYS[2], KEYS[3], KEYS[4])}
+    kept |= {aside.name, f"{KEYS[1]}.safetensors.rejected", "README"}
+    assert kept == names
+    assert digest(block_of(2)) == found.read(KEYS[2], digest(block_of(2)))[1]
+
+
+def test_a_folder_that_is_not_there(folder: Path, files: BlockFiles):
+    """A first start finds nothing and makes nothing."""
+    report = files.scan({KEYS[1]: 10})
+    assert ["missing"] == [one.reason for one in report.rejected]
+    assert (0, 0, 0) == (report.removed_files, report.disk_blocks, report.disk_bytes)
+    assert not folder.exists()
