@@ -114,6 +114,20 @@ async def test_a_stop_writes_what_memory_holds(house: House):
     assert house.holds()
 
 
+async def test_a_stop_writes_chains_from_their_front(house: House, monkeypatch: pytest.MonkeyPatch):
+    """The last conversation comes first, and of each the block that all others need."""
+    async with house.serving() as server:
+        monkeypatch.setattr(type(server._memory), "write_through", _not_now)
+        await ask(server, tells(1))
+        await ask(server, tells(2))
+        blocks = server._sequencer.state.blocks
+    starts = [blocks[event.key].start for event in house.events(ev.BlockSpilled)]
+    assert [0, 64, 128, 192] * 2 == starts
+    order = [event.key for event in house.events(ev.BlockSpilled)]
+    sealed = [event.key for event in house.events(ev.BlockSealed)]
+    assert sealed[4:] + sealed[:4] == order
+
+
 async def test_blocks_are_written_when_nobody_wants_anything(house: House):
     """A server that is lost has written what its last conversation sealed: nothing need stop it."""
     async with house.serving() as server:

@@ -98,14 +98,23 @@ def files_over_budget(state: State) -> tuple[str, ...]:
 
 def blocks_to_write(state: State) -> tuple[str, ...]:
     """
-    The blocks in memory that no file has, those first that are worth most: the last used, and of a
-    chain the ones before the ones behind.
+    The blocks in memory that no file has, those first that are worth most: the last used, but each
+    behind the one before it in its chain, without which it cannot be found.
     """
-    unwritten = (
-        block for block in state.blocks.values() if block.usable and block.file_bytes is None
-    )
-    ordered = sorted(unwritten, key=lambda block: (-block.last_used, block.start))
-    return tuple(block.key for block in ordered)
+    unwritten = {
+        block.key: block
+        for block in state.blocks.values()
+        if block.usable and block.file_bytes is None
+    }
+    chosen: dict[str, None] = {}
+    for block in sorted(unwritten.values(), key=lambda block: -block.last_used):
+        chain = []
+        at: Block | None = block
+        while at is not None and at.key not in chosen:
+            chain.append(at.key)
+            at = unwritten.get(at.parent or "")
+        chosen.update(dict.fromkeys(reversed(chain)))
+    return tuple(chosen)
 
 
 def slab_fits(state: State, size: int) -> bool:
