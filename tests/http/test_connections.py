@@ -211,3 +211,41 @@ async def test_shutdown_cuts_who_does_not_read():
                 shutdown.set()
                 await service.leaves.wait()
     assert 1 == service.left
+
+
+UNREAD = {
+    "encoding": (head(CHAT, "content-encoding: gzip", "content-length: 9", method="POST"), 415),
+    "origin": (head(CHAT, "origin: http://x.example", "content-length: 9", method="POST"), 403),
+    "address": (head("/nowhere", "transfer-encoding: chunked", method="POST"), 404),
+    "method": (head(CHAT, "content-length: 9", method="PUT"), 405),
+}
+
+
+@pytest.mark.parametrize(("sent", "status"), UNREAD.values(), ids=UNREAD)
+async def test_refused_before_its_body_is_read(serve: Serve, sent: bytes, status: int):
+    """
+    The answer says that the connection closes, and it does: the client's next request goes
+    elsewhere.
+    """
+    url = await serve(FakeService())
+    with trio.fail_after(20):
+        async with connected(url) as stream:
+            await stream.send_all(sent)
+            answer = await everything(stream)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"\r\nconnection: close\r\n" in answer.lower()
+
+
+async def test_refused_after_its_body_is_read(serve: Serve):
+    """The control: a connection whose body was read stays, and takes the next request."""
+    url = await serve(FakeService())
+    sent = head(CHAT, "content-length: 2", method="POST") + b"[]"
+    with trio.fail_after(20):
+        async with connected(url) as stream:
+            for _ in range(2):
+                await stream.send_all(sent)
+                answer = b""
+                while b'"code":' not in answer:
+                    answer += await stream.receive_some()
+                assert answer.startswith(b"HTTP/1.1 400 ")
+                assert b"connection: close" not in answer.lower()

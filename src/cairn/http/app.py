@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 
 import structlog
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
-from quart import Response, has_request_context, request, websocket
+from quart import Response, g, has_request_context, request, websocket
 from quart_trio import QuartTrio
 
 from .chat import streamed_answer, whole_answer
@@ -79,6 +79,7 @@ def create_app(
     async def chat_completions() -> Response:
         _check_encoding(request.headers.get("content-encoding", ""))
         body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+        g.body_is_read = True
         headers = {name.lower(): value for name, value in request.headers.items()}
         asked = read_chat_request(body, headers, ignored, service.facts)
         if strict_model_names and asked.command.asked_model:
@@ -110,6 +111,14 @@ def create_app(
         text = front_page(service.facts, service.statistics(), request.host_url.rstrip("/"))
         response = Response(text, content_type="text/html; charset=utf-8")
         response.headers["content-security-policy"] = _PAGE_POLICY
+        return response
+
+    @app.after_request
+    async def close_unread(response: Response) -> Response:
+        # Hypercorn closes a connection whose body was not read. A client that has not been told
+        # would send its next request there.
+        if request.http_version.startswith("1") and _has_body() and not g.get("body_is_read"):
+            response.headers["connection"] = "close"
         return response
 
     @app.errorhandler(Exception)
@@ -167,6 +176,10 @@ def _check_model(name: str, service: Service) -> None:
             code="model_not_found",
             status=404,
         )
+
+
+def _has_body() -> bool:
+    return bool(request.content_length) or "transfer-encoding" in request.headers
 
 
 def _check_host(header: str, allowed: frozenset[str]) -> None:
