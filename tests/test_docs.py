@@ -136,18 +136,18 @@ def test_every_invariant_is_told_in_its_own_words_and_no_other():
 
 def test_every_invariant_has_its_page():
     """
-    ``docs/bugs`` has a page for each invariant and for a crash, which begins with its name and says
-    what holds in its own words; no page is there for another.
+    ``docs/bugs`` has a page for each invariant, for a crash and for the world, which begins with
+    its name and says what holds in its own words; no page is there for another.
     """
     pages = {page.stem: " ".join(page.read_text("utf-8").split()) for page in BUGS.glob("*.md")}
-    assert {*SENTENCES, "CRASH"} == set(pages)
+    assert {*SENTENCES, "CRASH", "WORLD"} == set(pages)
     for name, text in pages.items():
         assert text.startswith(f"# {name}: ")
     for name, (sentence, _) in SENTENCES.items():
         assert sentence.lower() in pages[name].lower(), name
 
 
-@pytest.mark.parametrize("name", [*SENTENCES, "CRASH"])
+@pytest.mark.parametrize("name", [*SENTENCES, "CRASH", "WORLD"])
 def test_a_page_of_a_bug_names_its_drills_and_no_others(name: str):
     """
     Who reads what a bug means can rehearse it.

@@ -20,6 +20,7 @@ from cairn.ops import drill
 from cairn.ops.drills import CHECKS, DRILLS, Check, Drill, Outcome, Reference, evidence
 from cairn.ops.drills.client import Answer
 from cairn.ops.drills.damage import Damage
+from cairn.ops.drills.files import in_a_file
 from cairn.ops.drills.journal_faults import row_removed
 from cairn.ops.drills.outcome import Scene
 from cairn.ops.drills.running import on_a_server
@@ -67,6 +68,14 @@ def test_without_the_rewriting_a_drill_does_not_pass(play, way):
     outcome, checks = play(attrs.evolve(DRILLS["row-changed"], play=way(nothing_done)))
     assert not outcome.passed
     assert checks["caught"].held is False
+
+
+def test_without_a_damaged_file_a_drill_does_not_pass(play):
+    """Nothing is rejected where a file is as it was written, and then its block is reused."""
+    outcome, checks = play(attrs.evolve(DRILLS["file-flipped"], play=in_a_file(lambda path: None)))
+    assert not outcome.passed
+    assert Check("caught", False, "files rejected: none") == checks["caught"]
+    assert checks["answered"].held is False
 
 
 def test_without_its_invariant_a_drill_does_not_pass(play, monkeypatch: pytest.MonkeyPatch):
@@ -181,10 +190,10 @@ def made(
 
 
 def test_the_list(run):
-    """Each drill with what it breaks: every invariant and a crash, and at least twelve."""
+    """Each drill with what it breaks: every invariant, a crash and the world; at least twelve."""
     head, *lines = run("drill", "--list").stdout.splitlines()
     assert "drill\tbreaks\tout of service\twhat is damaged" == head
-    assert {*invariants.SENTENCES, "CRASH"} == {line.split("\t")[1] for line in lines}
+    assert {*invariants.SENTENCES, "CRASH", "WORLD"} == {line.split("\t")[1] for line in lines}
     assert len(lines) >= 12
 
 

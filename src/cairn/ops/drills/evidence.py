@@ -37,12 +37,12 @@ def run_ops(*arguments: object) -> tuple[int, str]:
     return code, printed.getvalue()
 
 
-def logged(directory: Path, event: str, **fields: Any) -> bool:
+def logged(directory: Path, event: str, *, level: str = "error", **fields: Any) -> bool:
     """
-    Whether the log of a private server has an error with these fields.
+    Whether the log of a private server has a line with these fields.
     """
     path = log_path(directory)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
-    wanted = {"level": "error", "event": event, **fields}
+    wanted = {"level": level, "event": event, **fields}
     return any(wanted.items() <= line.items() for line in lines)

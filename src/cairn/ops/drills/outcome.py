@@ -100,7 +100,8 @@ class Drill:
     One way to break something, on purpose.
 
     Attributes:
-        invariant: what breaks, or ``CRASH``.
+        invariant: what breaks; ``CRASH`` for a session's own code, ``WORLD`` for what is no part of
+            Cairn. There is a page of that name in ``docs/bugs``.
         scope: what goes out of service, by ``invariants.SENTENCES``.
         damage: a sentence on what is damaged.
         play: damages it, and looks at what follows.

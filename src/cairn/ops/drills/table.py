@@ -1,8 +1,8 @@
 """
 All drills. A new one is a row here, and a page of ``docs/bugs`` names it.
 
-Damage of the world outside (a file of KV on a disk that went bad) is no bug of ours: such a drill
-has its own way to ``play``, and its outcome no bug id.
+Damage of the world outside (a file of KV on a disk that went bad) is no bug of ours: such a drill's
+outcome has no bug id.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from cairn.ops.drills import conversation as talk
 from cairn.ops.drills import engine_faults, journal_faults, memory_faults, session_faults
 from cairn.ops.drills.client import Answer
 from cairn.ops.drills.damage import Damage
+from cairn.ops.drills.files import in_a_file
 from cairn.ops.drills.outcome import Drill
 from cairn.ops.drills.running import on_a_server
 from cairn.ops.drills.running_checks import Fault
@@ -123,6 +124,13 @@ _ALL = (
         "INV-7",
         "Tokens are released before the pass that made them is on record.",
         session_faults.emission_early,
+    ),
+    Drill(
+        name="file-flipped",
+        invariant="WORLD",
+        scope="blocks",
+        damage="One bit of a sealed block's file flips on disk.",
+        play=in_a_file(),
     ),
     _stored(
         "row-changed", "A figure in a row of the database is changed.", journal_faults.row_changed

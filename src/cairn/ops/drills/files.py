@@ -1,0 +1,185 @@
+"""
+A drill on what the world does: KV on disk goes bad, and is not used. That is no bug of Cairn's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import attrs
+import trio
+
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.replay import replay
+from cairn.journal.state import SessionId, State
+from cairn.ops.drills.client import Answer
+from cairn.ops.drills.conversation import VICTIM, Bystander, asks_the_same, victim_first
+from cairn.ops.drills.evidence import command, logged, run_ops
+from cairn.ops.drills.outcome import Check, Outcome, Scene, looked
+from cairn.ops.drills.private_server import private_server, stored_rows
+
+_DISK_BYTES = 16 * 1024 * 1024
+
+Rotting = Callable[[Path], None]
+
+
+@attrs.define
+class _Seen:
+    struck_s: float | None = None
+    rejected_s: float | None = None
+    first: Answer | None = None
+    again: Answer | None = None
+    bystander: list[Answer] = attrs.field(factory=list)
+    metrics: str = ""
+
+
+def bit_flipped(path: Path) -> None:
+    """
+    One bit in the middle of a file flips.
+    """
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+async def play(damage: Rotting, scene: Scene) -> Outcome:
+    """
+    A server stops and leaves blocks on disk, a file of them goes bad, and the next one is asked for
+    what stands in it.
+    """
+    seen = _Seen()
+    await _act(damage, scene, seen)
+    rows = stored_rows(scene.directory)
+    events = [decode(row) for row in rows]
+    found = [one for one in events if isinstance(one.event, ev.BlockRejected)]
+    reasons = [one.event.reason for one in found if isinstance(one.event, ev.BlockRejected)]
+    caught_ms = None
+    if seen.struck_s is not None and seen.rejected_s is not None:
+        caught_ms = (seen.rejected_s - seen.struck_s) * 1000
+    told = ("verify", "--data-dir", scene.directory)
+    code, printed = run_ops(*told)
+    return Outcome(
+        checks=(
+            looked(
+                "caught",
+                reasons == ["digest"],
+                "the file's digest is not the block's: nothing of it was used",
+                f"files rejected: {' '.join(reasons) or 'none'}",
+            ),
+            _journaled(scene, [one.position for one in found], events),
+            looked(
+                "counted",
+                'cairn_blocks_rejected_total{reason="digest"} 1.0' in seen.metrics.splitlines(),
+                "rejected files by reason, as in the journal",
+                "the metrics know of no rejected file",
+            ),
+            looked(
+                "logged",
+                logged(scene.directory, "a block file was rejected", level="warning"),
+                "a warning with the block's key",
+                "no line",
+            ),
+            _answered(scene, seen),
+            _confined(scene, seen, events),
+            looked(
+                "replayed",
+                (code, "broken: 0" in printed.splitlines()) == (0, True),
+                "the journal holds: what the world does is no bug",
+                "the journal does not hold",
+            ),
+        ),
+        bug_id=None,
+        command=command(*told),
+        caught_ms=caught_ms,
+    )
+
+
+async def _act(damage: Rotting, scene: Scene, seen: _Seen) -> None:
+    serve = partial(
+        private_server,
+        scene.directory,
+        scene.model,
+        blocks_folder=scene.directory / "blocks",
+        disk_bytes=_DISK_BYTES,
+    )
+    talk = Bystander()
+    async with serve() as house:
+        seen.first = await house.client.ask(victim_first())
+        seen.bystander.append(await house.client.ask(talk.first()))
+    damage(_file(scene.directory, replay(stored_rows(scene.directory)).state))
+    async with serve() as house:
+
+        def watch(recorded: ev.Recorded) -> None:
+            if isinstance(recorded.event, ev.BlockRejected) and seen.rejected_s is None:
+                seen.rejected_s = time.monotonic()
+
+        house.server.observe(watch)
+        begun = trio.Event()
+
+        async def beside() -> None:
+            body = talk.beside(seen.bystander[0])
+            seen.bystander.append(await house.client.stream(body, begun))
+
+        seen.struck_s = time.monotonic()  # when the file is looked at again
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(beside)
+            await begun.wait()
+            seen.again = await house.client.ask(asks_the_same(seen.first)[0])
+        seen.bystander.append(await house.client.ask(talk.after(seen.bystander[1])))
+        seen.metrics = await house.client.get("/metrics")
+
+
+def _file(directory: Path, state: State) -> Path:
+    """
+    The file of the first block of the victim's conversation.
+    """
+    last = state.session(SessionId(VICTIM)).last
+    assert last is not None
+    (path,) = (directory / "blocks").rglob(f"{last.prompt_keys[0]}.safetensors")
+    return path
+
+
+def _journaled(scene: Scene, rows: list[int], events: list[ev.Recorded]) -> Check:
+    aside = [one.event.aside for one in events if isinstance(one.event, ev.BlockRejected)]
+    there = all(name and (scene.directory / "blocks" / name).is_file() for name in aside)
+    return looked(
+        "journaled",
+        len(rows) == 1 and there,
+        f"row {rows[0] if rows else '-'}; the file was set aside",
+        "no row, or no file was set aside",
+    )
+
+
+def _answered(scene: Scene, seen: _Seen) -> Check:
+    answer = seen.again
+    held = answer is not None and (answer.bits, answer.cached_tokens) == (
+        scene.reference.victim.bits,
+        0,
+    )
+    told = f"{answer.status}, {answer.cached_tokens} cached" if answer else "no answer"
+    return looked(
+        "answered", held, "bit for bit as ever, computed again", f"otherwise than before: {told}"
+    )
+
+
+def _confined(scene: Scene, seen: _Seen, events: list[ev.Recorded]) -> Check:
+    bits = [answer.bits for answer in seen.bystander]
+    expected = [answer.bits for answer in scene.reference.bystander]
+    loaded = any(isinstance(one.event, ev.BlockLoaded) for one in events)
+    return looked(
+        "confined",
+        bits == expected and loaded,
+        "a bystander went on bit for bit, on blocks from their files",
+        "the bystander's answers differ, or no file of theirs was used",
+    )
+
+
+def in_a_file(damage: Rotting = bit_flipped) -> Callable[[Scene], Awaitable[Outcome]]:
+    """
+    How a drill goes that damages a block file between two runs of a server.
+    """
+    return partial(play, damage)
