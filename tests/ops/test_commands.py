@@ -325,7 +325,7 @@ MIB = 1024 * 1024
 @pytest.mark.parametrize(
     ("free", "daily", "status", "says"),
     [
-        (100 * MIB, 0.0, "fail", "the server stops"),
+        (100 * MIB, 0.0, "fail", "nothing is journaled"),
         (1024 * MIB, 0.0, "warn", "free some space"),
         (4096 * MIB, 0.0, "ok", ""),
         (4096 * MIB, 1.0 * MIB, "ok", ""),
@@ -350,6 +350,13 @@ def test_growth(stored):
     url = journal_url(stored([*old[:21], *rows[21:]]))
     size = sum(bytes_on_disk(url))
     assert size * 10 / 31 / 7 == pytest.approx(doctor.growth(url))
+
+
+def test_growth_of_a_young_journal(stored):
+    """What came in half a day is half of what comes in a day."""
+    half_a_day_ago = time.time_ns() // 1000 - 43_200_000_000
+    url = journal_url(stored([attrs.evolve(row, time_us=half_a_day_ago) for row in healthy()]))
+    assert sum(bytes_on_disk(url)) * 2 == pytest.approx(doctor.growth(url), rel=0.01)
 
 
 def test_growth_of_a_pruned_journal(run, stored):

@@ -13,8 +13,9 @@ Rules of this module:
 
 from __future__ import annotations
 
-import shutil
+import errno
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -490,12 +491,21 @@ def _is_full(error: BaseException | None, place: str) -> bool:
     """
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith("SQLITE_IOERR"):
-        # Where the files beside the database cannot grow, SQLite speaks of the disk in general.
-        try:
-            return shutil.disk_usage(Path(place).parent).free < _ROOM_BYTES
-        except OSError:
-            return False
+        # Over a quota, or where the files beside the database cannot grow, SQLite speaks of the
+        # disk in general.
+        return not _has_room(Path(place).parent)
     return name == "SQLITE_FULL" or getattr(error, "sqlstate", None) == _POSTGRES_DISK_FULL
+
+
+def _has_room(folder: Path) -> bool:
+    """
+    Whether a few rows could be written there, found by trying.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as tried:
+            return tried.write(bytes(_ROOM_BYTES)) == _ROOM_BYTES
+    except OSError as error:
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _advice(fact: str) -> str:

@@ -229,7 +229,7 @@ def judge_room(free: int, daily: float, fact: str) -> Found:
     """
     prune = "`ops journal prune --before 30d --dry-run` says what old sessions would give back"
     if free < _GIB // 4:
-        advice = f"free some space: the server stops when it cannot journal; {prune}"
+        advice = f"free some space: without it nothing is journaled or answered; {prune}"
         return Found("fail", fact, advice)
     if daily >= 1:
         days = free / daily
@@ -259,7 +259,8 @@ def growth(url: str) -> float:
             base = store.base()
             low, high = (base.position if base is not None else 0), store.head()[0]
             rows = high - low
-            since = time.time_ns() // 1000 - _GROWTH_DAYS * _DAY_US
+            now_us = time.time_ns() // 1000
+            since = now_us - _GROWTH_DAYS * _DAY_US
             first = (
                 low
                 + 1
@@ -267,11 +268,16 @@ def growth(url: str) -> float:
                     range(low + 1, high + 1), since, key=lambda at: store.time_at(at) or 0
                 )
             )
+            began_us = store.time_at(low + 1)
         finally:
             store.close()
     except JournalError:
         return 0.0  # `check_journal` has it
-    return size * (high + 1 - first) / rows / _GROWTH_DAYS if rows else 0.0
+    # A young journal grew in the days that it has been there; an hour is too short to judge by.
+    if not rows or began_us is None:
+        return 0.0
+    days = min(_GROWTH_DAYS, max((now_us - began_us) / _DAY_US, 1 / 24))
+    return size * (high + 1 - first) / rows / days
 
 
 def check_port(port: int) -> Found:

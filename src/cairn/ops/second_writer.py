@@ -34,6 +34,9 @@ _NETWORK = (
     "ceph",
     "glusterfs",
     "lustre",
+    "davfs",
+    "fuse.rclone",
+    "fuse.s3fs",
     "fuse.sshfs",
     "vboxsf",
 )
