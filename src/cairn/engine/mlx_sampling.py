@@ -1,13 +1,20 @@
 """
 Drawing tokens on the device. Each row of logits is drawn from by itself, so that the draw of one
 session depends on nothing of another's.
+
+What a request chooses is never a constant of a function under ``mx.compile``, as it is in mlx-lm's
+``apply_top_p`` and its neighbours. There each new value is traced anew and kept for good, and on a
+CPU it runs a C++ compiler on the engine's thread while everybody waits; what is beneath the wrapper
+cannot be reached. The small functions below give the same numbers from plain operations.
 """
 
 from __future__ import annotations
 
+import math
+
 import mlx.core as mx
 import numpy as np
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
+from mlx_lm.sample_utils import make_logits_processors
 
 from cairn.engine.reports import Wanted
 from cairn.engine.sampling import COLDEST, Sampling
@@ -70,14 +77,36 @@ def draw(logprobs: mx.array, sampling: Sampling, key: int) -> mx.array:
     """
     if sampling.temperature < COLDEST:
         return mx.argmax(logprobs)
-    kept = logprobs[None]
+    kept = candidates(logprobs, sampling)
+    return mx.random.categorical(kept * (1.0 / sampling.temperature), key=mx.random.key(key))
+
+
+def candidates(logprobs: mx.array, sampling: Sampling) -> mx.array:
+    """
+    The row with all that may not be drawn at minus infinity: by ``top_p``, then ``min_p``, then
+    ``top_k``, each on what the one before it left.
+    """
+    kept = logprobs
     if sampling.top_p < 1.0:
-        kept = apply_top_p(kept, sampling.top_p)
+        kept = _likeliest_share(kept, sampling.top_p)
     if sampling.min_p > 0.0:
-        kept = apply_min_p(kept, sampling.min_p)
-    if 0 < sampling.top_k < logprobs.shape[-1]:
-        kept = apply_top_k(kept, sampling.top_k)
-    return mx.random.categorical(kept[0] * (1.0 / sampling.temperature), key=mx.random.key(key))
+        kept = mx.where(kept < mx.max(kept) + math.log(sampling.min_p), -math.inf, kept)
+    if 0 < sampling.top_k < kept.size:
+        order = mx.argpartition(-kept, kth=sampling.top_k - 1)
+        kept = mx.put_along_axis(kept, order[sampling.top_k :], mx.array(-math.inf), axis=0)
+    return kept
+
+
+def _likeliest_share(row: mx.array, share: float) -> mx.array:
+    """
+    Keep the likeliest tokens that have this share of the probability together, and their equals.
+    """
+    ascending = mx.sort(row)
+    masses = mx.exp(ascending)
+    above = mx.cumsum(masses, reverse=True, inclusive=False)
+    whole = above[:1] + masses[:1]
+    dropped = mx.sum(above >= share * whole, keepdims=True)
+    return mx.where(row < mx.take(ascending, dropped), -math.inf, row)
 
 
 def likeliest(logprobs: mx.array, count: int) -> tuple[tuple[int, float], ...]:
