@@ -77,6 +77,10 @@ def test_budgets_that_somebody_chose_are_kept() -> None:
         ("5:cpu,memory:/x\n0::/", {"memory/x/memory.limit_in_bytes": "256"}, 256),
         ("5:cpu:/x", {"memory/x/memory.limit_in_bytes": "256"}, None),
         (None, {}, None),
+        ("junk\n0:no group\n\n0::/a", {"a/memory.max": "4096"}, 4096),
+        ("0::/a\xff", {"memory.max": "4096"}, 4096),
+        ("0::/a\0b", {"memory.max": "4096"}, 4096),
+        ("0::/a", {"a/memory.max": "\xff", "memory.max": "4096"}, 4096),
     ],
 )
 def test_the_limit_of_control_groups(
@@ -84,14 +88,15 @@ def test_the_limit_of_control_groups(
 ) -> None:
     """
     The lowest limit on the way up counts, of either version; without one, the machine's memory.
+    What cannot be read is passed over.
     """
     if group is not None:
         (tmp_path / "proc/self").mkdir(parents=True)
-        (tmp_path / "proc/self/cgroup").write_text(f"{group}\n")
+        (tmp_path / "proc/self/cgroup").write_bytes(f"{group}\n".encode("latin-1"))
     for name, text in files.items():
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
+        path.write_bytes(f"{text}\n".encode("latin-1"))
 
     whole = machine_memory(tmp_path / "nothing")
     assert (expected or whole) == machine_memory(tmp_path)

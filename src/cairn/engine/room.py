@@ -86,12 +86,16 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
     The limits of this process's control groups and of those above them.
     """
     try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        # A group may have any name.
+        listed = (root / "proc/self/cgroup").read_text("utf-8", errors="surrogateescape")
     except OSError:  # no Linux
         return
     mounts = root / "sys/fs/cgroup"
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
+    for line in listed.splitlines():
+        _, *rest = line.split(":", 2)
+        if len(rest) != 2:
+            continue  # nothing that a kernel writes
+        controllers, group = rest
         if not controllers:
             yield from _limits(mounts, group, _V2_NAME)
         elif "memory" in controllers.split(","):
@@ -103,10 +107,10 @@ def _limits(mount: Path, group: str, name: str) -> Iterable[int]:
     parts = [part for part in group.split("/") if part]
     for depth in range(len(parts), -1, -1):
         try:
-            text = mount.joinpath(*parts[:depth], name).read_text(encoding="utf-8").strip()
-        except OSError:
+            text = mount.joinpath(*parts[:depth], name).read_bytes().strip()
+        except (OSError, ValueError):  # a name that no file can have is a ValueError
             continue
-        if text.isdecimal():  # "max" is no limit
+        if text.isdigit():  # "max" is no limit
             yield int(text)
 
 
