@@ -4,6 +4,7 @@ Models that cannot be served: a sentence each, before anything is journaled as l
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import struct
@@ -13,7 +14,23 @@ from pathlib import Path
 import pytest
 
 from cairn.engine.mlx_model import ModelRefused, load_model
-from cairn.engine.model_files import directory_fault, is_path, weights_bytes
+from cairn.engine.model_files import adapter_fault, directory_fault, is_path, weights_bytes
+
+DEEP = 200_000 * "["
+LONG = 5000 * "x"
+OFFSETS = (
+    '["0", "4"]',
+    "[0, null]",
+    "[0, -4]",
+    "[-4, 4]",
+    "[8, 4]",
+    "[0, 4.5]",
+    "[0, NaN]",
+    "[false, true]",
+    "[4]",
+    "7",
+    f"[0, {4300 * '9'}]",
+)
 
 
 def cut_weights(model: Path) -> None:
@@ -65,6 +82,38 @@ def generation_config(text: str) -> Callable[[Path], None]:
     return write
 
 
+def header(text: str) -> Callable[[Path], None]:
+    """Weights with another header."""
+
+    def write(model: Path) -> None:
+        (model / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text.encode())
+
+    return write
+
+
+def offsets(text: str) -> Callable[[Path], None]:
+    """Weights with a tensor of these offsets."""
+    return header(f'{{"layer": {{"dtype": "F32", "shape": [1], "data_offsets": {text}}}}}')
+
+
+def index(text: str) -> Callable[[Path], None]:
+    """An index of the files of weights."""
+
+    def write(model: Path) -> None:
+        (model / "model.safetensors.index.json").write_text(text)
+
+    return write
+
+
+def config(text: str) -> Callable[[Path], None]:
+    """Another config.json."""
+
+    def write(model: Path) -> None:
+        (model / "config.json").write_text(text)
+
+    return write
+
+
 def no_weights(model: Path) -> None:
     """No weights at all."""
     (model / "model.safetensors").unlink()
@@ -110,6 +159,20 @@ def unknown_type(model: Path) -> None:
         (missing_shard, "lacks 1 of the 2 files of weights"),
         (other_shapes, "cannot be loaded as a model"),
         (only_gguf, "`mlx_lm.convert --hf-path"),
+        *((offsets(text), "does not say where layer begins and ends") for text in OFFSETS),
+        (header("[]"), "its header is no JSON object"),
+        (header('{"layer": 5}'), "does not say where layer begins and ends"),
+        (header(DEEP), "it is nested too deeply"),
+        (index(DEEP), "it is nested too deeply"),
+        (index("[]"), "it has no weight_map"),
+        (index('{"weight_map": ["a"]}'), "it has no weight_map"),
+        (index('{"weight_map": {"a": 5, "b": "c"}}'), "the file of a is no name, but 5"),
+        (index(f'{{"weight_map": {{"a": "{LONG}"}}}}'), f"its index names, {LONG[:80]}... for one"),
+        (index('{"weight_map": {"a": ""}}'), "lacks 1 of the 1 files of weights"),
+        (config(DEEP), "config.json cannot be read: it is nested too deeply"),
+        (config('{"model_type": ["llama"]}'), "cannot be loaded as a model"),
+        (generation_config(DEEP), "it is nested too deeply"),
+        (generation_config(f'{{"temperature": 1{400 * "0"}}}'), "temperature is no number that"),
         (generation_config("{"), "generation_config.json cannot be used"),
         (generation_config("[]"), "it is no JSON object"),
         (generation_config('{"temperature": "hot"}'), "temperature must be a number, not 'hot'"),
@@ -179,3 +242,39 @@ def test_a_path_is_never_asked_of_a_hub(tmp_path: Path) -> None:
     assert all(map(is_path, (str(missing), "./model", "~/model", "")))
     assert not is_path("some-owner/some-model")
     assert str(missing) in (directory_fault(str(missing)) or "")
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        (f"/{LONG}", "cannot be read: File name too long."),
+        ("~nosuchuser/model", "cannot be read: Could not determine home directory."),
+    ],
+    ids=["long", "home"],
+)
+def test_a_place_that_cannot_be(where: str, says: str) -> None:
+    """
+    A path that no machine has is refused with a sentence too, of a model and of an adapter.
+    """
+    assert is_path(where)
+    assert f"{where} {says}" == directory_fault(where)
+    assert f"{where} {says}" == adapter_fault(where)
+    assert not is_path(LONG)
+    with pytest.raises(ModelRefused):
+        load_model(where)
+
+
+def test_a_directory_that_may_not_be_read(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    It is not taken for one that lacks something.
+    """
+
+    def denied(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    expected = f"{model_directory} cannot be read: Permission denied."
+
+    assert expected == directory_fault(str(model_directory))

@@ -7,11 +7,11 @@ would pass over what it cannot read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cairn.engine.json_text import parsed
 from cairn.engine.sampling import Sampling
 
 NAME = "generation_config.json"
@@ -34,10 +34,10 @@ def read_defaults(directory: Path) -> Sampling:
         GenerationConfigFault: the file is there and cannot be used.
     """
     path = directory / NAME
-    if not path.is_file():
-        return Sampling()
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        if not path.is_file():
+            return Sampling()
+        found = parsed(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
         return _defaults({name: value for name, value in found.items() if value is not None})
@@ -52,7 +52,7 @@ def _defaults(found: Mapping[str, Any]) -> Sampling:
     given: dict[str, Any] = {}
     for name in _NUMBERS:
         if name in found:
-            given[name] = float(_number(name, found[name]))
+            given[name] = _number(name, found[name])
     if "top_k" in found:
         if type(found["top_k"]) is not int:
             raise ValueError(f"top_k must be an integer, not {found['top_k']!r}")
@@ -67,7 +67,10 @@ def _defaults(found: Mapping[str, Any]) -> Sampling:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} must be a number, not {value!r}")
-    return value
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is no number that can be meant: it is too large") from None
 
 
 def _check_ends(value: Any) -> None:

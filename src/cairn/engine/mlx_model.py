@@ -149,18 +149,18 @@ def load_model(
 
 
 def _directory(where: str, progress: Progress) -> Path:
-    directory = Path(where).expanduser()
+    place = where
     if not is_path(where):
         try:
-            directory = download(where, progress, mlx_lm.utils.snapshot_download)
+            place = str(download(where, progress, mlx_lm.utils.snapshot_download))
         except Exception as error:  # the hub client has many ways to say that it cannot
             raise ModelRefused(
                 f"{where} is no directory here, and no hub gave a model of that name: {error}"
             ) from error
-    fault = directory_fault(str(directory) if where else where)
+    fault = directory_fault(place)
     if fault is not None:
         raise ModelRefused(fault)
-    return directory
+    return Path(place).expanduser()
 
 
 def _adapter_directory(adapter: str | None) -> Path | None:

@@ -4,13 +4,13 @@ What can be said of a model's directory before anything heavy is imported.
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cairn.engine.generation_config import GenerationConfigFault, read_defaults
+from cairn.engine.json_text import parsed
 
 ADAPTER_WEIGHTS = "adapters.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -19,6 +19,8 @@ _CONVERT = (
     "mlx-lm reads directories of safetensors: convert the model it was made from with "
     "`mlx_lm.convert --hf-path OWNER/MODEL --mlx-path DIR`, and serve DIR."
 )
+_SHOWN_MAX = 80
+_OFFSET_END = 1 << 63
 _HEADER_BYTES_MAX = 100_000_000  # as the safetensors library has it
 
 
@@ -26,30 +28,46 @@ def is_path(where: str) -> bool:
     """
     Whether ``--model`` names a place on this machine, and not a hub's model.
     """
-    path = Path(where).expanduser()
     looks_so = where.startswith(("/", ".", "~")) or where.endswith(".gguf")
-    return looks_so or not where or path.exists()
+    return looks_so or not where or _so(Path(where).exists)
 
 
 def directory_fault(where: str) -> str | None:
     """
     Why a place on this machine is no model directory, in a sentence; None where it may be one.
     """
-    path = Path(where).expanduser()
+    try:
+        return _fault_in(where, Path(where).expanduser())
+    except (OSError, RuntimeError) as error:
+        return f"{where} cannot be read: {_fact(error)}."
+
+
+def adapter_fault(where: str) -> str | None:
+    """
+    Why a place on this machine is no adapter of mlx-lm's, in a sentence; None where it may be one.
+    """
+    try:
+        return _adapter_fault_in(where, Path(where).expanduser())
+    except (OSError, RuntimeError) as error:
+        return f"{where} cannot be read: {_fact(error)}."
+
+
+def _fault_in(where: str, path: Path) -> str | None:
     if where.endswith(".gguf") and not path.is_dir():
         return f"{where} is a GGUF file, which cannot be served. {_CONVERT}"
     if not where or not path.exists():
         return f"There is no model directory at {where!r}."
     if path.is_file():
         return f"{where} is a file; --model takes a directory in mlx-lm's format."
-    has_weights = any(path.glob("*.safetensors"))
-    if not has_weights and any(path.glob("*.gguf")):
+    endings = {file.suffix for file in path.iterdir()}
+    has_weights = ".safetensors" in endings
+    if not has_weights and ".gguf" in endings:
         return f"{where} holds GGUF files, which cannot be served. {_CONVERT}"
     config = path / "config.json"
     if not config.is_file():
         return f"{where} is no model directory: there is no config.json in it."
     try:
-        found = json.loads(config.read_text(encoding="utf-8"))
+        found = parsed(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"{config} cannot be read: {error}."
     if not isinstance(found, dict) or "model_type" not in found:
@@ -63,11 +81,7 @@ def directory_fault(where: str) -> str | None:
     return _incomplete(path)
 
 
-def adapter_fault(where: str) -> str | None:
-    """
-    Why a place on this machine is no adapter of mlx-lm's, in a sentence; None where it may be one.
-    """
-    path = Path(where).expanduser()
+def _adapter_fault_in(where: str, path: Path) -> str | None:
     if not where or not path.is_dir():
         return f"There is no adapter directory at {where!r}."
     if not (path / ADAPTER_WEIGHTS).is_file():
@@ -78,7 +92,7 @@ def adapter_fault(where: str) -> str | None:
     if not config.is_file():
         return f"{where} is no adapter of mlx-lm's: there is no {ADAPTER_CONFIG} in it."
     try:
-        found = json.loads(config.read_text(encoding="utf-8"))
+        found = parsed(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"{config} cannot be read: {error}."
     if not isinstance(found, dict):
@@ -107,23 +121,39 @@ def _incomplete(directory: Path) -> str | None:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
-            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            return f"{index} cannot be read: {error!r}."
-        missing = sorted(name for name in named if not (directory / str(name)).is_file())
+            named = _named(parsed(index.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            return f"{index} cannot be read: {error}. Was its download complete?"
+        missing = sorted(name for name in named if not _so((directory / name).is_file))
         if missing:
             return (
                 f"{directory} lacks {len(missing)} of the {len(named)} files of weights that its "
-                f"index names, {missing[0]} for one. Was its download complete?"
+                f"index names, {_short(missing[0])} for one. Was its download complete?"
             )
     faults = map(_cut_off, sorted(directory.glob("model*.safetensors")))
     return next((fault for fault in faults if fault), None)
 
 
+def _named(index: Any) -> set[str]:
+    """
+    The files of weights that an index names.
+
+    Raises:
+        ValueError: it is no index.
+    """
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict):
+        raise ValueError("it has no weight_map")
+    for tensor, name in places.items():
+        if not isinstance(name, str):
+            raise ValueError(f"the file of {_short(tensor)} is no name, but {_short(repr(name))}")
+    return set(places.values())
+
+
 def _cut_off(path: Path) -> str | None:
     try:
         data, header = _data_bytes(path)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         return f"{path} cannot be read as safetensors: {error}. Was its download complete?"
     size = path.stat().st_size
     if size < header + data:
@@ -145,12 +175,53 @@ def _data_bytes(path: Path) -> tuple[int, int]:
         (length,) = struct.unpack("<Q", _exactly(file.read(8), 8))
         if length > _HEADER_BYTES_MAX:
             raise ValueError("it does not begin with a header")
-        header: Mapping[str, Any] = json.loads(_exactly(file.read(length), length))
-    ends = (told["data_offsets"][1] for name, told in header.items() if name != "__metadata__")
-    return max(ends, default=0), 8 + length
+        header = parsed(_exactly(file.read(length), length))
+    return max(_ends(header), default=0), 8 + length
+
+
+def _ends(header: Any) -> Iterator[int]:
+    """
+    Where the tensors end that a header tells of, in bytes after it.
+
+    Raises:
+        ValueError: it does not say that.
+    """
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    for name, told in header.items():
+        if name == "__metadata__":
+            continue
+        span = told.get("data_offsets") if isinstance(told, dict) else None
+        places = span if isinstance(span, list) else []
+        whole = [type(place) for place in places] == [int, int]
+        if not whole or not 0 <= places[0] <= places[1] < _OFFSET_END:
+            raise ValueError(f"its header does not say where {_short(name)} begins and ends")
+        yield places[1]
 
 
 def _exactly(found: bytes, length: int) -> bytes:
     if len(found) < length:
         raise ValueError("its header is cut off")
     return found
+
+
+def _so(question: Callable[[], bool]) -> bool:
+    """
+    What is so of a path; nothing is where it cannot be, as under a name that is too long.
+    """
+    try:
+        return question()
+    except OSError:
+        return False
+
+
+def _fact(error: OSError | RuntimeError) -> str:
+    # The path stands in the sentence already, and it may be what is too long.
+    return (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
+
+
+def _short(text: str) -> str:
+    """
+    A name out of a file, which may be of any length.
+    """
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
