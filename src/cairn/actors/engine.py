@@ -14,7 +14,6 @@ that the engine measured must come into the journal in the order in which it mea
 from __future__ import annotations
 
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
@@ -24,6 +23,7 @@ import attrs
 import outcome
 import trio
 
+from cairn.actors.thread import run_thread
 from cairn.engine.reports import PassReport
 
 T = TypeVar("T")
@@ -116,13 +116,7 @@ class EngineThread:
         """
         Run the thread until ``close``.
         """
-        token = trio.lowlevel.current_trio_token()
-        thread = threading.Thread(target=self._loop, args=(token,), name="cairn-engine")
-        thread.daemon = True  # a second signal ends the process at once
-        thread.start()
-        task_status.started()
-        with trio.CancelScope(shield=True):
-            await self._ended.wait()
+        await run_thread("cairn-engine", self._loop, self._ended, task_status=task_status)
         if self._failure is not None:
             raise self._failure
 
