@@ -5,6 +5,7 @@ What all tests share: the built-in model, made once, and the word on whether the
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from cairn.ops.drills import Reference
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it puts in the background so, and processes that tests start inherit it:
+    # then no Ctrl-C would reach them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _NOT_RUN: list[str] = []
 

@@ -223,6 +223,14 @@ class Serving:
         found: int = self.health()["journal_position"]
         return found
 
+    def requests(self, *, after: int) -> list[ev.Event]:
+        """
+        What was recorded of requests behind a position. Conversations of before may have been put
+        away meanwhile, which is no request's.
+        """
+        found = (place.event for place in self.recorded() if place.position > after)
+        return [event for event in found if getattr(event, "request", None) is not None]
+
     def events(self, kind: type[E], *, after: int = 0, **fields: Any) -> list[E]:
         """
         The journal's events of one kind behind a position, with these fields.

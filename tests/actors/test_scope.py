@@ -21,7 +21,7 @@ from cairn.engine.mlx_cache import SlabPool
 from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.prompt import Conversation, Message
 from cairn.engine.reports import Drawn, PassReport
-from cairn.journal.codec import Row
+from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.running import Said, ask, generate, serving
@@ -206,6 +206,8 @@ def test_memory_in_doubt_is_one_bug_for_all_who_wait(
                     nursery.start_soon(one, server, place)
             assert len(server._sequencer.state.faults) == 1
             assert set(bugs) == {server.statistics().admission_bug}
+            told = [decode(row).event for row in store.rows if row.kind == "request_rejected"]
+            assert [] == told  # who was told of a bug did not go away by itself
             assert set(server.statistics().sessions) <= {"idle", "settling"}
             assert all(actor.opened for actor in server._actors.values())
 

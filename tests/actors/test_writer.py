@@ -166,6 +166,26 @@ async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -
 
 
 @pytest.mark.trio
+async def test_room_that_comes_before_the_end_is_used(nursery: trio.Nursery) -> None:
+    """
+    A writer that is closed while it stalls tries once more: what there is room for is stored.
+    """
+    store = FullDisk()
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(outside()), writer)
+    await nursery.start(writer.run)
+    store.full = True
+    receipt = sequencer.append(started("one"))
+    with pytest.raises(JournalFull):
+        await writer.wait_committed(receipt)
+    store.full = False
+    writer.close()
+    while writer.committed < receipt:
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    assert [1] == [row.position for row in store.rows]
+
+
+@pytest.mark.trio
 async def test_a_writer_that_is_closed_without_room_has_died() -> None:
     """
     Closing does not wait for room: what is not stored is not, and that is told.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,7 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.serving import (
+    DEADLINE_S,
     Listener,
     Serving,
     ask,
@@ -151,6 +153,34 @@ def test_a_full_disk_and_room_again(server: Serving, cold: Serving, lengthy):
     assert 0 == server.stop()
 
 
+@pytest.mark.parametrize("own_model", [True, False])
+def test_started_on_a_full_disk(tmp_path: Path, model_directory: Path, own_model: bool):
+    """
+    A server that finds no room to begin with says so in a sentence, with exit code 2.
+    """
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    shell = 'mount -t tmpfs -o size=1m none "$0" || exit 77; cat /dev/zero > "$0"/filler; exec "$@"'
+    within = ["unshare", "-rm", "sh", "-c", shell, str(disk)]
+    model = ["--model", str(model_directory)] if own_model else []
+    command = [sys.executable, "-P", "-m", "cairn.ops", "serve", "--port", "0", *model]
+    try:
+        done = subprocess.run(
+            [*within, *command, "--data-dir", str(disk / "home")],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        pytest.skip("there is no `unshare` on this machine to mount a small disk by")
+    if done.returncode in (1, 77) and "cairn" not in done.stderr:
+        pytest.skip(f"no small disk can be mounted here: {done.stderr.strip()}")
+    assert 2 == done.returncode, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "space" in done.stderr.casefold()
+
+
 def test_stopped_on_a_full_disk(server: Serving):
     """
     A server that is told to stop while there is no room ends with a sentence that says what is not
@@ -159,6 +189,6 @@ def test_stopped_on_a_full_disk(server: Serving):
     ask(server, user(PATH))
     fill(server)
     eventually(lambda: refused(server))
-    assert 1 == server.stop()
+    assert 1 == server.stop(), server.stderr()
     assert "Traceback" not in server.stderr()
     assert "Free some space" in server.stderr()

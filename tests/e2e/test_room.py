@@ -60,7 +60,7 @@ async def test_who_waits_for_a_slab_does_not_wait_for_its_holder(model_directory
         first = await ask(server, generate(said("Hello"), max_tokens=2))
         await until(lambda: server.statistics().sessions == {"idle": 1})
         holder: Any = server._actors[first.accepted.session]
-        with trio.fail_after(60):
+        with trio.fail_after(200):
             async with trio.open_nursery() as nursery:
                 await memory._slabs.acquire()
                 nursery.start_soon(partial(outcome, server, said("Another"), max_tokens=2))

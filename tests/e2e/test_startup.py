@@ -67,7 +67,8 @@ def test_a_second_server_on_one_folder(shared: Serving, model_directory: Path):
     sentence = refusal("--data-dir", shared.data_dir, "--model", model_directory)
     assert f"process {shared.pid}" in sentence
     assert str(shared.data_dir) in sentence
-    assert before == shared.position()
+    assert [] == shared.events(ev.ServerStarted, after=before)
+    assert [] == shared.requests(after=before)
     assert 2 == ask(shared, user("Hello"), max_tokens=2).completion_tokens
 
 

@@ -216,3 +216,11 @@ def test_an_engine_that_cannot_be_loaded(run, stored, monkeypatch: pytest.Monkey
     assert (2, "") == (result.exit_code, result.stdout)
     assert result.stderr.startswith("The model cannot be run here: ")
     assert "`ops doctor`" in result.stderr
+
+
+def test_a_request_that_was_lost(run):
+    """A request that was open when its server was killed has an end, and is not told as open."""
+    history = Path(__file__).parents[1] / "histories" / "killed.jsonl"
+    (session,) = (line.split("\t")[0] for line in run("sessions", history).stdout.splitlines()[1:])
+    told = run("replay", session, history).stdout.splitlines()
+    assert ["length", "lost", "stop"] == [line.split("\t")[-1] for line in told[1:4]]

@@ -168,6 +168,8 @@ async def _wired(
     lost = sequencer.state.boot
     if lost is not None:
         log.warning("the last run did not stop", open_requests=len(sequencer.state.requests))
+        for request, session in sequencer.state.requests.items():
+            log.warning("request lost", request=request, session=session)
         sequencer.append(ev.ServerLost(boot=lost))
     sequencer.append(
         ev.ServerStarted(boot=boot, cairn_version=cairn.__version__, settings=settings.on_record)

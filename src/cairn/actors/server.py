@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from cairn.actors.request_log import RequestLog
 from cairn.actors.sequencer import Sequencer, new_id, wall_clock_us
 from cairn.actors.session import House, SessionActor
 from cairn.actors.ticket import Prepared, Ticket
-from cairn.actors.writer import JournalWriter, Stall
+from cairn.actors.writer import JournalWriter, Stall, WriterDied
 from cairn.engine import prompt as prompts
 from cairn.engine.reports import ModelFacts
 from cairn.engine.schedule import slab_capacity
@@ -306,7 +306,8 @@ class Server:
             raise JournalFull()
         bug_id = state.admission_bug or self._quarantine_of(command.session_name)
         if bug_id is not None:
-            await self._writer.wait_all_committed()  # who hears of a bug can look it up
+            # Who hears of a bug can look it up.
+            await _unless_dead(self._writer.wait_all_committed())
             raise Broken(bug_id)
         # The limiter counts a row as taken a step before its ticket is seated, so it is not asked.
         seated = sum(ticket.seated for ticket in self._tickets.values())
@@ -460,6 +461,8 @@ class Server:
         """
         try:
             await actor.run()
+        except WriterDied:
+            pass  # no fault of the session's; what killed the writer stops the server, and says so
         except Exception:
             log.exception("session ended", session=actor.id)
         finally:
@@ -507,15 +510,21 @@ class _Replies:
             item = await ticket.replies.receive()
         if waited.cancelled_caught:
             return Waiting(queued=not ticket.accepted, prefilled_tokens=ticket.prefilled_tokens)
+        self._finished = True
         if isinstance(item, RefusalError):
-            self._finished = True
             if isinstance(item, Broken):
-                await self._writer.wait_all_committed()
+                await _unless_dead(self._writer.wait_all_committed())
             raise item
-        try:
-            await self._writer.wait_committed(item.receipt)
-        except RefusalError:
-            self._finished = True
-            raise
+        await _unless_dead(self._writer.wait_committed(item.receipt))
         self._finished = isinstance(item.reply, Finished)
         return item.reply
+
+
+async def _unless_dead(committed: Awaitable[None]) -> None:
+    """
+    Wait for a commit. Where the writer has died the server stops, and so do its answers.
+    """
+    try:
+        await committed
+    except WriterDied as died:
+        raise Stopping("the server stops, since its journal cannot be written") from died

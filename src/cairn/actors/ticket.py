@@ -65,6 +65,7 @@ class Ticket:
         self.seated = False
         self.rerouted = False
         self.accepted = False
+        self._failed = False
         self.prefilled_tokens = 0
         self.left_turn = trio.Event()
         self.waiting = trio.CancelScope()
@@ -80,13 +81,15 @@ class Ticket:
         """
         Hand over the end of a request that is not answered.
         """
+        self._failed = True
         self._send.send_nowait(error)
 
     def leave(self, reason: str) -> None:
         """
-        Nobody waits any more. A request that no session has taken ends at once.
+        Nobody waits any more. A request that no session has taken ends at once. A client that was
+        refused leaves for that, and not of itself.
         """
-        if self.gone is None:
+        if self.gone is None and not self._failed:
             self.gone = reason
         if not self.accepted:
             self.waiting.cancel()

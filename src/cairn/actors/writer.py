@@ -22,6 +22,7 @@ import structlog
 import trio
 
 from cairn.actors.messages import JournalFull
+from cairn.actors.thread import run_thread
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError, StoreFull
 from cairn.journal.events import Recorded
@@ -145,13 +146,7 @@ class JournalWriter:
         """
         Run the thread until ``close``. Raises what killed the writer, if something did.
         """
-        token = trio.lowlevel.current_trio_token()
-        thread = threading.Thread(target=self._loop, args=(token,), name="cairn-journal")
-        thread.daemon = True  # a second signal ends the process at once
-        thread.start()
-        task_status.started()
-        with trio.CancelScope(shield=True):
-            await self._ended.wait()
+        await run_thread("cairn-journal", self._loop, self._ended, task_status=task_status)
         if self._failure is not None:
             raise WriterDied(str(self._failure)) from self._failure
 
@@ -193,8 +188,9 @@ class JournalWriter:
                 if began is None:
                     began, fact = time.monotonic_ns(), str(error)
                     token.run_sync_soon(self._stall, fact)
-                if self._closing.wait(_PROBE_S):
+                if self._closing.is_set():
                     raise
+                self._closing.wait(_PROBE_S)  # at the end there is one more try
         if began is not None:
             duration_us = (time.monotonic_ns() - began) // 1000
             stall = Stall(fact=fact, rows_waiting=len(rows), duration_us=duration_us)

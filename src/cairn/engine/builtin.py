@@ -94,7 +94,10 @@ _QUIET_GAIN: Final = 0.25
 
 
 class BuiltinModelError(Exception):
-    """The built-in model cannot be made: the place is taken, or the specification does not fit."""
+    """
+    The built-in model cannot be made: the place is taken or cannot be written, or the specification
+    does not fit.
+    """
 
 
 @attrs.frozen(kw_only=True)
@@ -145,19 +148,23 @@ def ensure_builtin_model(
         progress: Told after each step; not called if there is nothing to do.
 
     Raises:
-        BuiltinModelError: When the directory holds something that we did not make, or the corpus
-            does not yield a vocabulary of the size wanted.
-        OSError: When the place cannot be written.
+        BuiltinModelError: When the directory holds something that we did not make or cannot be
+            written, or the corpus does not yield a vocabulary of the size wanted.
     """
     recipe = _recipe(spec)
-    if _is_complete(directory, recipe):
-        return directory
-
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with _only_maker(directory):
-        if not _is_complete(directory, recipe):
-            _refuse_foreign(directory)
-            _make(directory, spec, recipe, progress or _no_progress)
+    try:
+        if _is_complete(directory, recipe):
+            return directory
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with _only_maker(directory):
+            if not _is_complete(directory, recipe):
+                _refuse_foreign(directory)
+                _make(directory, spec, recipe, progress or _no_progress)
+    except OSError as error:
+        raise BuiltinModelError(
+            f"The built-in model cannot be made at {directory}: {error.strerror}. It takes about "
+            "20 MB; free some space, or name another place with --data-dir."
+        ) from error
     return directory
 
 

@@ -191,7 +191,7 @@ def _check_host(header: str, allowed: frozenset[str]) -> None:
         return
     raise ClientError(
         f"this server is not called {name[:200]!r}; call it by an address, or have its operator "
-        "allow the name",
+        "allow the name (--allow-host)",
         code="host_not_allowed",
         status=403,
     )
@@ -209,7 +209,8 @@ def _check_origin(origin: str | None, host: str, allowed: frozenset[str]) -> Non
     if name and (name == _host_name(host) or name in allowed):
         return
     raise ClientError(
-        f"a page of {origin[:200]!r} may not call this server; have its operator allow the name",
+        f"a page of {origin[:200]!r} may not call this server; have its operator allow the name "
+        "(--allow-host)",
         code="origin_not_allowed",
         status=403,
     )

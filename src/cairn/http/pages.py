@@ -55,12 +55,16 @@ def front_page(facts: ServerFacts, statistics: Statistics, base: str) -> str:
     Args:
         base: the address that the reader came by, without a slash at its end.
     """
-    bug = statistics.admission_bug
+    state = "serving"
+    if statistics.admission_bug is not None:
+        state = f"admission is closed; bug id {escape(statistics.admission_bug)}"
+    elif statistics.journal_full:
+        state = "waiting for room on the journal's disk; nothing is answered"
     return _PAGE.format(
         model=escape(facts.model),
         context=facts.context_tokens,
         fingerprint=escape(facts.fingerprint),
         sessions=sum(statistics.sessions.values()),
-        state="serving" if bug is None else f"admission is closed; bug id {escape(bug)}",
+        state=state,
         base=escape(base),
     )

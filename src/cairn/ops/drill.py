@@ -69,6 +69,8 @@ def drill(name: str | None, listed: bool, data_dir: Path) -> None:
         table(
             ("drill", "breaks", "out of service", "what is damaged"),
             ((one.name, one.invariant, one.scope, one.damage) for one in DRILLS.values()),
+            spare=("out of service",),
+            wrapped="what is damaged",
         )
         return
     if name is None:

@@ -81,15 +81,32 @@ def _locked(lock: Path, what: Path, other: str) -> Iterator[None]:
         raise Unreadable(
             f"{lock} cannot be written: {error.strerror}. Check who owns the folder, {other}."
         ) from error
-    with file:
+    with _closed(file):
         if not _taken(file):
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise Unreadable(f"Another server (process {holder}) uses {what}. Stop it, {other}.")
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+        except OSError as error:
+            raise Unreadable(
+                f"{lock} cannot be written: {error.strerror}. Free some space on its disk, {other}."
+            ) from error
         yield
+
+
+@contextlib.contextmanager
+def _closed(file: IO[str]) -> Iterator[None]:
+    """
+    Close a file in the end. What could not be written to it before is not tried again.
+    """
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 def _taken(file: IO[str]) -> bool:
@@ -116,12 +133,13 @@ def tenant_secret(data_dir: Path) -> bytes:
     """
     path = data_dir / "secret"
     if not path.exists():
-        draft = data_dir / "secret.new"
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(_SECRET_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)
+        try:
+            _write_secret(path)
+        except OSError as error:
+            raise Unreadable(
+                f"{path} cannot be written: {error.strerror}. Check the space on its disk and who "
+                "owns the folder."
+            ) from error
     secret = path.read_bytes()
     if len(secret) != _SECRET_BYTES:
         raise Unreadable(
@@ -129,3 +147,12 @@ def tenant_secret(data_dir: Path) -> bytes:
             "back from a copy; without it nothing that was computed before can be reused."
         )
     return secret
+
+
+def _write_secret(path: Path) -> None:
+    draft = path.with_name("secret.new")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(_SECRET_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)

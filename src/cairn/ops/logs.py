@@ -14,6 +14,8 @@ from typing import Any
 
 import structlog
 
+from cairn.ops.output import printable
+
 _ROTATE_BYTES = 16 * 1024 * 1024
 _KEPT_FILES = 5
 _SHARED: list[structlog.typing.Processor] = [
@@ -26,6 +28,18 @@ _CONFIGURATION: dict[str, Any] = {
     "logger_factory": structlog.stdlib.LoggerFactory(),
     "wrapper_class": structlog.stdlib.BoundLogger,
 }
+
+
+def _harmless(
+    logger: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """
+    A line in which nothing steers a terminal: clients choose names, and they end up here.
+    """
+    return {
+        key: printable(value) if isinstance(value, str) and key != "exception" else value
+        for key, value in event.items()
+    }
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
@@ -62,7 +76,12 @@ def set_up_logs(path: Path) -> None:
             foreign_pre_chain=_SHARED,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+                _harmless,
+                structlog.dev.ConsoleRenderer(
+                    colors=sys.stderr.isatty(),
+                    # The pretty one shows what variables hold: secrets, and what clients said.
+                    exception_formatter=structlog.dev.plain_traceback,
+                ),
             ],
         )
     )

@@ -16,6 +16,7 @@ Item = TypeVar("Item")
 
 _STEP_ROWS = 1000
 _GAP = 2
+_PROSE = 20  # the least width at which a sentence can be read
 _UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -68,6 +69,7 @@ def table(
     *,
     hidden: Sequence[str] = (),
     spare: Sequence[str] = (),
+    wrapped: str | None = None,
 ) -> None:
     """
     Print a table: drawn on a terminal, with tabs between the columns elsewhere.
@@ -78,6 +80,7 @@ def table(
     Args:
         hidden: the columns that say nothing to people.
         spare: the columns that a narrow terminal may go without.
+        wrapped: a column of prose, which takes the room that the others leave.
     """
     if not sys.stdout.isatty():
         for cells in (columns, *rows):
@@ -96,7 +99,10 @@ def table(
     shown = {name: cells for name, cells in shown.items() if name not in hidden}
 
     def missing(gap: int) -> int:
-        widths = (max(map(cell_len, (name, *cells))) for name, cells in shown.items())
+        widths = (
+            _PROSE if name == wrapped else max(map(cell_len, (name, *cells)))
+            for name, cells in shown.items()
+        )
         return sum(widths) + gap * (len(shown) - 1) - console.width
 
     gap = _GAP if missing(_GAP) <= 0 else 1
@@ -110,7 +116,10 @@ def table(
     for name, cells in shown.items():
         number = any(cells) and all(cell.isdigit() or not cell for cell in cells)
         side: Literal["left", "right"] = "right" if number else "left"
-        drawn.add_column(name, justify=side, overflow="ellipsis", no_wrap=True)
+        if name == wrapped:
+            drawn.add_column(name, overflow="fold", ratio=1)
+        else:
+            drawn.add_column(name, justify=side, overflow="ellipsis", no_wrap=True)
     for cells in zip(*shown.values(), strict=True):
         drawn.add_row(*map(Text, cells))
     console.print(drawn)

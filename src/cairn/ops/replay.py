@@ -343,6 +343,10 @@ def _tell_session(source: Source, report: Report, session: str) -> int:
     rows = list(source.rows("story", stream=f"session/{session}"))
     broken = _broken(report, session, rows[-1].position if rows else 0)
     requests = asked(_readable(rows))
+    for one in requests:
+        # The run of the server in which it was open never stopped; that is on another stream.
+        if one.end == "open" and one.request not in report.state.requests:
+            one.end = "lost"
     table(
         (
             *("request", "row", "path", "reason", "prompt", "reused", "prefilled", "generated"),

@@ -9,6 +9,7 @@ import signal
 import socket
 import sqlite3
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -182,14 +183,11 @@ def serve(**options: Any) -> None:
         store = SqlStore.open(url)
         try:
             trio.run(_serve, options, store, listener, data_dir)
-        except* (BootRefused, BuiltinModelError) as refused:
-            raise Unreadable(str(_leaf(refused))) from refused
-        except* WriterDied as died:
-            raise Stopped(f"The server stopped. {_cause(died)}") from died
-        except* Exception as failed:
+        except BaseExceptionGroup as failed:
             raise _told(failed) from failed
         finally:
             store.close()
+    click.echo("Stopped.", err=True)
 
 
 class Stopped(Unreadable):
@@ -200,31 +198,32 @@ class Stopped(Unreadable):
     exit_code = 1
 
 
-def _cause(group: BaseExceptionGroup[BaseException]) -> str:
-    """
-    What killed the journal's writer.
-    """
-    return str(_leaf(group).__cause__)
-
-
 def _told(failed: BaseExceptionGroup[BaseException]) -> BaseException:
     """
-    A model that is refused is a sentence; anything else is what it is.
+    What ended the server: a sentence where it is the operator's or the world's, else what it is.
+    Where several things failed at once, why it did not start comes first.
     """
-    error = _leaf(failed) if len(failed.exceptions) == 1 else failed
-    if type(error).__name__ == "ModelRefused":  # its class lives behind MLX
-        return Unreadable(str(error))
-    return error
+    errors = list(_leaves(failed))
+    for error in errors:
+        # The class of a refused model lives behind MLX.
+        refused = isinstance(error, BootRefused | BuiltinModelError | Unreadable)
+        if refused or type(error).__name__ == "ModelRefused":
+            return Unreadable(str(error))
+    for error in errors:
+        if isinstance(error, WriterDied):
+            return Stopped(f"The server stopped. {error.__cause__}")
+    return errors[0] if len(errors) == 1 else failed
 
 
-def _leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
     """
-    The first error in a group of groups.
+    The errors in a group of groups.
     """
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 async def _serve(
@@ -362,7 +361,7 @@ def _greet(url: str, server: Server, options: dict[str, Any]) -> None:
     What somebody wants to know who started a server, and a line to try it with.
     """
     facts = server.facts
-    journal = options["journal"] or options["data_dir"] / "journal.db"
+    journal = options["journal"] or (options["data_dir"] / "journal.db").absolute()
     body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
     curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json'"
     shape = f"C = {facts.chunk_tokens}, W = {facts.decode_rows}, {facts.kv_cache} cache"

@@ -1,0 +1,55 @@
+"""
+The log on a terminal shows nothing that it should not.
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from cairn.ops.logs import set_up_logs
+
+SECRET = "thirty-two bytes that nobody sees"
+
+
+@pytest.fixture
+def log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[structlog.stdlib.BoundLogger]:
+    """A logger of a server that runs, as long as the test lasts."""
+    before, root = structlog.get_config(), logging.getLogger()
+    handlers, level = root.handlers, root.level
+    set_up_logs(tmp_path / "logs" / "cairn.jsonl")
+    yield structlog.get_logger("cairn.test")
+    for handler in root.handlers:
+        handler.close()
+    structlog.configure(**before)
+    root.handlers = handlers
+    root.setLevel(level)
+
+
+def test_no_line_steers_the_terminal(log, capsys: pytest.CaptureFixture[str]):
+    """What a client made up comes out as what it is, and moves no cursor."""
+    log.warning("parameter ignored", parameter="\x1b[2J\x1b]0;owned\x07\x9b31m", session="dreißig")
+    shown = capsys.readouterr().err
+    assert "\\x1b[2J" in shown
+    assert "dreißig" in shown
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
+def test_a_stack_shows_no_values(log, capsys: pytest.CaptureFixture[str]):
+    """The stack of an error tells where it was, and not what its variables held."""
+
+    def fails(secret: str) -> None:
+        raise RuntimeError("it failed")
+
+    try:
+        fails(SECRET)
+    except RuntimeError:
+        log.exception("session ended", session="s")
+    shown = capsys.readouterr().err
+    assert "RuntimeError: it failed" in shown
+    assert "in fails" in shown
+    assert SECRET not in shown
