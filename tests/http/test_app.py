@@ -169,6 +169,7 @@ HOSTS = [
     ("BOX.lan", ("Box.LAN",), 200),
     ("other.lan", ("box.lan",), 403),
     ("evil.example", ("*",), 200),
+    ("localhost:", (), 200),
 ]
 
 

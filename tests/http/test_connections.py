@@ -163,6 +163,39 @@ async def test_odd_addresses(serve: Serve, target: str, headers: tuple[str, ...]
         assert {"error"} == json.loads(body).keys()
 
 
+NO_HOSTS = [
+    "localhost:x@evil.example",
+    "localhost:80:80",
+    "localhost..",
+    "x" * 64,
+    "localhost]",
+    "evil.example]localhost",
+    "[localhost]",
+    "[127.0.0.1]",
+    "[::1]evil.example",
+    "[::1]:x",
+    "[[::1]]",
+    "[::1",
+    "::1",
+    ":80",
+]
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+async def test_no_host(serve: Serve, host: str):
+    """What begins or ends like a name of the server's and is no host is refused, and quoted."""
+    url = await serve(FakeService())
+    with trio.fail_after(3):
+        async with connected(url) as stream:
+            await stream.send_all(
+                f"GET /health HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode()
+            )
+            top, _, body = (await everything(stream)).partition(b"\r\n\r\n")
+    assert 403 == int(top.split()[1])
+    assert "host_not_allowed" == json.loads(body)["error"]["code"]
+    assert host[:9] in json.loads(body)["error"]["message"]
+
+
 async def test_closed_connections_are_let_go(serve: Serve):
     """A client that closes its connection takes nothing of the server's with it for long."""
     url = await serve(FakeService())

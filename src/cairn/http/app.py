@@ -5,6 +5,7 @@ The application: routes, limits, and the border for errors.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection
 from typing import cast
 from urllib.parse import quote, urlsplit
@@ -12,7 +13,10 @@ from urllib.parse import quote, urlsplit
 import structlog
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from quart import Response, g, has_request_context, request, websocket
+from quart.wrappers.base import BaseRequestWebsocket
 from quart_trio import QuartTrio
+from werkzeug.exceptions import BadHost
+from werkzeug.routing import MapAdapter
 
 from .chat import streamed_answer, whole_answer
 from .connection import OwningConnection, OwningRequest, with_readable_path
@@ -27,6 +31,9 @@ from .wire import encode
 log = structlog.get_logger(__name__)
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
+
+#: A name or an address, or an IPv6 address in brackets; then a port.
+_HOST = re.compile(r"(?:\[(?P<bracketed>[^\[\]]*)\]|(?P<name>[^\[\]:]+))(?::[0-9]*)?")
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -46,6 +53,21 @@ class CairnApp(QuartTrio):
         Serve a request, a websocket's handshake, or the server's own beginning and end.
         """
         await super().__call__(with_readable_path(scope), receive, send)
+
+    def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
+        """
+        Find the route; a host on which that fails outside the border is left to ``check_names``.
+        """
+        try:
+            return super().create_url_adapter(request)
+        except BadHost:  # a name with an empty part, or one that is too long
+            assert request is not None
+            return self.url_map.bind(
+                "localhost",
+                url_scheme=request.scheme,
+                default_method=request.method,
+                path_info=request.path,
+            )
 
 
 def create_app(
@@ -190,8 +212,8 @@ def _check_host(header: str, allowed: frozenset[str]) -> None:
     if name == "localhost" or name in allowed or _is_address(name):
         return
     raise ClientError(
-        f"this server is not called {name[:200]!r}; call it by an address, or have its operator "
-        "allow the name (--allow-host)",
+        f"this server is not called {(name or header)[:200]!r}; call it by an address, or "
+        "have its operator allow the name (--allow-host)",
         code="host_not_allowed",
         status=403,
     )
@@ -203,7 +225,7 @@ def _check_origin(origin: str | None, host: str, allowed: frozenset[str]) -> Non
     if origin is None or "*" in allowed:
         return
     try:
-        name = (urlsplit(origin).hostname or "").rstrip(".")
+        name = (urlsplit(origin).hostname or "").removesuffix(".")
     except ValueError:
         name = ""
     if name and (name == _host_name(host) or name in allowed):
@@ -226,8 +248,16 @@ def _check_encoding(header: str) -> None:
 
 
 def _host_name(header: str) -> str:
-    name = header.rsplit("]", 1)[0].lstrip("[") if "]" in header else header.rsplit(":", 1)[0]
-    return name.lower().rstrip(".")
+    """
+    The name in a ``Host``, without its port; empty where the header is none.
+    """
+    found = _HOST.fullmatch(header)
+    if found is None:
+        return ""
+    bracketed = found["bracketed"]
+    if bracketed is None:
+        return found["name"].lower().removesuffix(".")
+    return bracketed.lower() if ":" in bracketed else ""
 
 
 def _is_address(name: str) -> bool:
