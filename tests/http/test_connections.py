@@ -11,6 +11,7 @@ from typing import Any
 
 import h2.config
 import h2.connection
+import h2.settings
 import httpx
 import pytest
 import structlog
@@ -18,8 +19,9 @@ import trio
 import trio.testing
 
 from cairn.actors.messages import Delta
+from cairn.http.serving import AHEAD_BYTES_MAX
 from tests.http.conftest import Serve, run_server
-from tests.http.fake_service import ACCEPTED, FINISHED, FakeService, Step
+from tests.http.fake_service import ACCEPTED, ANSWER, FINISHED, FakeService, Hold, Step
 
 pytestmark = pytest.mark.trio
 
@@ -47,18 +49,34 @@ def head(target: str, *headers: str, method: str = "GET") -> bytes:
     ).encode()
 
 
-def http2(**changes: bytes) -> bytes:
-    """The beginning of HTTP/2 by a client that knows no rules, with a request."""
+def http2(*, window: int = 65_535, pieces: int = 0, **changes: bytes) -> bytes:
+    """
+    The beginning of HTTP/2 by a client that knows no rules, with a request.
+
+    Args:
+        window: so many bytes of an answer are taken.
+        pieces: of a body that does not end.
+    """
     fields = {"method": b"GET", "path": b"/health", "scheme": b"http", "authority": b"localhost"}
     config = h2.config.H2Configuration(
         header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
     )
     connection = h2.connection.H2Connection(config)
+    connection.local_settings[h2.settings.SettingCodes.INITIAL_WINDOW_SIZE] = window
+    connection.local_settings.acknowledge()  # it is what is sent
     connection.initiate_connection()
     headers = [(f":{name}".encode(), value) for name, value in (fields | changes).items() if value]
-    connection.send_headers(1, headers, end_stream=True)
+    connection.send_headers(1, headers, end_stream=not pieces)
+    for _ in range(pieces):
+        connection.send_data(1, b"x")
     sent: bytes = connection.data_to_send()
     return sent
+
+
+def question(*headers: str, **changes: Any) -> bytes:
+    """A whole request for an answer."""
+    body = json.dumps(HELLO | changes).encode()
+    return head(CHAT, f"content-length: {len(body)}", *headers, method="POST") + body
 
 
 async def everything(stream: trio.SocketStream) -> bytes:
@@ -72,6 +90,12 @@ async def everything(stream: trio.SocketStream) -> bytes:
 def open_files() -> int:
     """How many descriptors this process holds."""
     return sum(1 for _ in Path("/dev/fd").iterdir())
+
+
+async def let_go(before: int) -> None:
+    """Wait until no more descriptors are held than before."""
+    while open_files() > before:  # noqa: ASYNC110 - nobody sets an event at a close
+        await trio.sleep(0.01)
 
 
 NO_REQUESTS = {
@@ -100,7 +124,7 @@ async def test_no_request(serve: Serve, client: httpx.AsyncClient, sent: bytes):
     """The server closes the connection, asks the service nothing, and answers the next one."""
     service = FakeService()
     url = await serve(service)
-    with trio.fail_after(20):
+    with trio.fail_after(3):
         async with connected(url) as stream:
             await stream.send_all(sent)
             try:
@@ -116,7 +140,7 @@ async def test_no_request(serve: Serve, client: httpx.AsyncClient, sent: bytes):
 async def test_failed_connection_leaves_a_line(serve: Serve):
     """What Hypercorn itself fails on is one warning."""
     url = await serve(FakeService())
-    with structlog.testing.capture_logs() as logs, trio.fail_after(20):
+    with structlog.testing.capture_logs() as logs, trio.fail_after(3):
         async with connected(url) as stream:
             await stream.send_all(http2(path=b"/\xff"))
             await everything(stream)
@@ -129,7 +153,7 @@ async def test_http2_is_served(serve: Serve):
     """The control: the same bytes with nothing wrong in them are a request."""
     service = FakeService()
     url = await serve(service)
-    with trio.fail_after(20):
+    with trio.fail_after(3):
         async with connected(url) as stream:
             await stream.send_all(http2())
             found = b""
@@ -154,7 +178,7 @@ ADDRESSES = {
 async def test_odd_addresses(serve: Serve, target: str, headers: tuple[str, ...], status: int):
     """Whatever stands in the place of a path, it is answered; an error is an envelope."""
     url = await serve(FakeService())
-    with trio.fail_after(20):
+    with trio.fail_after(3):
         async with connected(url) as stream:
             await stream.send_all(head(target, *(headers or ["connection: close"])))
             top, _, body = (await everything(stream)).partition(b"\r\n\r\n")
@@ -207,9 +231,153 @@ async def test_closed_connections_are_let_go(serve: Serve):
             while b"admission_bug" not in found:
                 found += await stream.receive_some()
             await trio.testing.wait_all_tasks_blocked()
-    with trio.fail_after(20):
-        while open_files() > before:  # noqa: ASYNC110 - nobody sets an event at a close
-            await trio.sleep(0.01)
+    with trio.fail_after(3):
+        await let_go(before)
+
+
+H2C = ("upgrade: h2c", "connection: Upgrade, HTTP2-Settings", "http2-settings: AAMAAABk")
+WHOLE, STREAM = question(), question(stream=True)
+
+#: A request, and what makes Hypercorn read no further until it is answered.
+READ_LATER = {
+    "whole, then another": WHOLE + WHOLE,
+    "whole, then a line": WHOLE + b"\r\n",
+    "whole, to be HTTP/2": question(*H2C),
+    "stream, then another": STREAM + STREAM,
+    "stream, then a line": STREAM + b"\r\n",
+    "stream, to be HTTP/2": question(*H2C, stream=True),
+    "stream, then all that is read ahead": STREAM + bytes(AHEAD_BYTES_MAX - 1),
+}
+
+
+@pytest.mark.parametrize("sent", READ_LATER.values(), ids=READ_LATER)
+async def test_closed_midway_with_more_to_read(serve: Serve, sent: bytes):
+    """A close behind bytes whose turn has not come is seen, and the request is cancelled."""
+    hold = Hold()
+    service = FakeService([ACCEPTED, hold])
+    url = await serve(service)
+    before = open_files()
+    with trio.fail_after(3):
+        async with connected(url) as stream:
+            await stream.send_all(sent)
+            await hold.reached.wait()
+            await trio.testing.wait_all_tasks_blocked()
+        await service.leaves.wait()
+        await let_go(before)
+    assert (1, 1) == (service.entered, service.left)
+
+
+@pytest.mark.parametrize("sent", READ_LATER.values(), ids=READ_LATER)
+async def test_shutdown_after_a_close_midway(sent: bytes):
+    """A server that stops does not wait for a client that went behind such bytes."""
+    hold = Hold()
+    service = FakeService([ACCEPTED, hold])
+    shutdown = trio.Event()
+    with trio.fail_after(3):
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(partial(run_server, service, shutdown, 600))
+            async with connected(url) as stream:
+                await stream.send_all(sent)
+                await hold.reached.wait()
+            shutdown.set()
+    assert 1 == service.left
+
+
+async def test_closed_behind_more_than_is_read_ahead(serve: Serve):
+    """Such a close is seen when something is sent."""
+    megabyte = Delta(text="x" * 2**20, tokens=())
+    service = FakeService([ACCEPTED, *[megabyte] * 64, FINISHED])
+    url = await serve(service)
+    before = open_files()
+    with trio.fail_after(3):
+        async with connected(url) as stream:
+            await stream.send_all(STREAM + bytes(2 * AHEAD_BYTES_MAX))
+            assert await stream.receive_some(100)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+        await service.leaves.wait()
+        await let_go(before)
+
+
+AT_ONCE = {
+    "once": head("/health"),
+    "twice": head("/health") * 2,
+    "three times": head("/health") * 3,
+    "HTTP/2": http2(),
+    "to be HTTP/2": head("/health", *H2C),
+    "HTTP/2, takes no answer": http2(window=0),
+}
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("sent", AT_ONCE.values(), ids=AT_ONCE)
+async def test_asked_and_closed(serve: Serve, sent: bytes, waits: bool):
+    """Who asks, once or more, and does not wait for an answer leaves nothing behind."""
+    url = await serve(FakeService())
+    before = open_files()
+    with trio.fail_after(3):
+        for _ in range(20):
+            async with connected(url) as stream:
+                await stream.send_all(sent)
+                if waits:
+                    await trio.testing.wait_all_tasks_blocked(0.005)
+        await let_go(before)
+
+
+async def test_closed_behind_a_body_that_nobody_reads(serve: Serve):
+    """A close is seen behind a body that comes when the answer is made, and is not taken."""
+    url = await serve(FakeService())
+    before = open_files()
+    sent = http2(window=0, path=b"/nowhere", pieces=20)
+    pieces = 20 * (9 + 1)
+    with trio.fail_after(3):
+        async with connected(url) as stream:
+            for part in (sent[:-pieces], sent[-pieces:]):
+                await stream.send_all(part)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+        await let_go(before)
+
+
+async def test_next_request_comes_early(serve: Serve):
+    """A request that is sent while another runs is read whole, and answered in its turn."""
+    hold = Hold()
+    service = FakeService([ACCEPTED, hold, *ANSWER[1:]], ANSWER)
+    url = await serve(service)
+    long = "".join(f"{number} " for number in range(100_000))
+    messages = [{"role": "user", "content": long}]
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(3):
+            async with connected(url) as stream:
+                nursery.start_soon(stream.send_all, WHOLE + question(messages=messages))
+                await hold.reached.wait()
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                assert 1 == service.entered
+                hold.released.set()
+                found = b""
+                while 2 > found.count(b'"finish_reason"'):
+                    found += await stream.receive_some()
+    assert [200, 200] == [int(part[:4]) for part in found.split(b"HTTP/1.1")[1:]]
+    conversation = service.commands[1].conversation
+    assert conversation is not None
+    assert long == conversation.messages[0].content
+
+
+async def test_shutdown_with_a_request_that_waits_its_turn():
+    """The request that runs is answered, the next one is not begun, and the server ends."""
+    hold = Hold()
+    service = FakeService([ACCEPTED, hold, *ANSWER[1:]])
+    shutdown = trio.Event()
+    with trio.fail_after(3):
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(partial(run_server, service, shutdown, 600))
+            async with connected(url) as stream:
+                await stream.send_all(WHOLE + WHOLE)
+                await hold.reached.wait()
+                shutdown.set()
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                hold.released.set()
+                found = await everything(stream)
+    assert 1 == found.count(b'"finish_reason"')
+    assert 1 == service.entered
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "deflate, gzip"])
@@ -232,13 +400,11 @@ async def test_shutdown_cuts_who_does_not_read():
     script: list[Step] = [ACCEPTED, *[megabyte] * 64, FINISHED]
     service = FakeService(script)
     shutdown = trio.Event()
-    with trio.fail_after(20):
+    with trio.fail_after(3):
         async with trio.open_nursery() as nursery:
             url = await nursery.start(partial(run_server, service, shutdown, 0.2))
             async with connected(url) as stream:
-                body = json.dumps({**HELLO, "stream": True})
-                length = f"content-length: {len(body)}"
-                await stream.send_all(head(CHAT, length, method="POST") + body.encode())
+                await stream.send_all(STREAM)
                 assert await stream.receive_some(100)
                 await trio.testing.wait_all_tasks_blocked(0.05)
                 shutdown.set()
@@ -261,7 +427,7 @@ async def test_refused_before_its_body_is_read(serve: Serve, sent: bytes, status
     elsewhere.
     """
     url = await serve(FakeService())
-    with trio.fail_after(20):
+    with trio.fail_after(3):
         async with connected(url) as stream:
             await stream.send_all(sent)
             answer = await everything(stream)
@@ -273,7 +439,7 @@ async def test_refused_after_its_body_is_read(serve: Serve):
     """The control: a connection whose body was read stays, and takes the next request."""
     url = await serve(FakeService())
     sent = head(CHAT, "content-length: 2", method="POST") + b"[]"
-    with trio.fail_after(20):
+    with trio.fail_after(3):
         async with connected(url) as stream:
             for _ in range(2):
                 await stream.send_all(sent)

@@ -56,8 +56,8 @@ class OwningConnection(TrioASGIHTTPConnection):
 
         async def receive_while_incomplete() -> ASGIReceiveEvent:
             message = await receive()
-            if is_complete:
-                await trio.sleep_forever()  # ends with the sending
+            while is_complete:
+                message = await receive()  # ends with the sending
             return message
 
         await super().__call__(receive_while_incomplete, send_and_note)

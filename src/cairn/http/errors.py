@@ -98,7 +98,7 @@ def describe(error: BaseException) -> ErrorAnswer:
     """
     What to tell the client. Writes to the log where the error is not foreseen.
     """
-    error = _cause(error)
+    error = cause_of(error)
     match error:
         case ClientError():
             return ErrorAnswer(
@@ -118,6 +118,15 @@ def describe(error: BaseException) -> ErrorAnswer:
             return _http(error)
         case _:
             return _unforeseen(error)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """
+    The error itself, where a nursery on the way has wrapped it in a group of one.
+    """
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _refusal(error: RefusalError) -> ErrorAnswer:
@@ -233,10 +242,3 @@ def _unforeseen(error: BaseException) -> ErrorAnswer:
 
 def _retry_after(seconds: int) -> dict[str, str]:
     return {"retry-after": str(max(1, seconds))}
-
-
-def _cause(error: BaseException) -> BaseException:
-    # A nursery on the way wraps even a single error in a group.
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
