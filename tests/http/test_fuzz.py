@@ -101,6 +101,16 @@ def every_task() -> Iterator[trio.lowlevel.Task]:
             waiting += [child for room in task.child_nurseries for child in room.child_tasks]
 
 
+def where(task: trio.lowlevel.Task) -> str:
+    """Where a task and those below it wait."""
+    frames = [
+        f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{line})"
+        for frame, line in task.iter_await_frames()
+    ]
+    below = [where(child) for room in task.child_nurseries for child in room.child_tasks]
+    return "\n".join([task.name, *(f"    {frame}" for frame in frames), *below])
+
+
 @contextmanager
 def fuzzed(model_directory: Path, home: Path) -> Iterator[Fuzzed]:
     """A server with a short context, few slabs and few sessions, over a journal on disk."""
@@ -416,9 +426,9 @@ def open_files() -> int:
     return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
-PASSING = ("hypercorn.trio.task_group._handle", "cairn.http.serving.Connection._cut")
+CONNECTION = "trio._highlevel_serve_listeners._run_handler"
 """
-Tasks that end with a connection.
+The task of a connection; all others of it are below.
 """
 
 GOOD = Asked(body=b'{"messages":[{"role":"user","content":"Hello"}],"max_tokens":4}', headers={})
@@ -479,9 +489,14 @@ def settled(it: Fuzzed) -> tuple[collections.Counter[str], int]:
     """
 
     async def closed() -> None:
-        with trio.fail_after(60):
-            while any(task.name in PASSING for task in every_task()):  # noqa: ASYNC110 - to be seen
+        with trio.move_on_after(60):
+            while left():  # noqa: ASYNC110 - to be seen
                 await trio.sleep(0.001)
+        if left():  # in full: pytest cuts what it compares
+            raise AssertionError("connections that stay:\n\n" + "\n\n".join(map(where, left())))
+
+    def left() -> list[trio.lowlevel.Task]:
+        return [task for task in every_task() if task.name == CONNECTION]
 
     it.inside(closed)
     tasks = it.tasks()
