@@ -19,6 +19,7 @@ from cairn.engine.mlx_blocks import SealedBlock, digest
 from cairn.engine.mlx_files import ASIDE_MOST, BlockFiles, NoRoom, Rejected
 
 FINGERPRINT = "0123456789abcdef"
+RUN = "5f0c0000-run"
 MOST = 1 << 30
 KEYS = tuple(f"{place:02x}{'ab' * 15}" for place in range(40))
 
@@ -66,7 +67,7 @@ def files_(folder: Path) -> BlockFiles:
     """
     The files in it.
     """
-    return BlockFiles(folder, FINGERPRINT)
+    return BlockFiles(folder, FINGERPRINT, RUN)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
@@ -82,7 +83,7 @@ def test_what_is_written_comes_back(
     assert size == path_of(folder, key).stat().st_size
     assert [path_of(folder, key)] == [path for path in folder.rglob("*") if path.is_file()]
     loaded: Any = mx.load(str(path_of(folder, key)), return_metadata=True)
-    told = {"key": key, "fingerprint": FINGERPRINT, "digest": found, "tokens": "0-16"}
+    told = {"key": key, "fingerprint": FINGERPRINT, "digest": found, "tokens": "0-16", "run": RUN}
     assert told == loaded[1]
 
 
@@ -266,11 +267,11 @@ def test_a_file_is_removed(folder: Path, files: BlockFiles):
 def test_a_scan_finds_what_is_there(folder: Path, files: BlockFiles):
     """
     Files on record are found by name and size, whatever fingerprint they are of. One that is gone
-    and one of another size are rejected. Unfinished files and those of no record are removed; what
-    was set aside, and what is no file of ours, stays.
+    and one of another size are rejected. Of this journal's runs, unfinished files and those of no
+    record are removed; what was set aside stays.
     """
     on_record = {key: size for key, _, size in (write(files, seed) for seed in range(4))}
-    elsewhere = BlockFiles(folder, "f" * 16)
+    elsewhere = BlockFiles(folder, "f" * 16, RUN)
     key = KEYS[4]
     size = elsewhere.write(key, block_of(4), digest(block_of(4)), (0, 16), MOST)
     on_record[key] = size
@@ -279,25 +280,215 @@ def test_a_scan_finds_what_is_there(folder: Path, files: BlockFiles):
     write(files, 5)  # of no record
     leftover = path_of(folder, KEYS[6])
     leftover.parent.mkdir()
-    leftover.with_name(f"{KEYS[6]}.unfinished").write_bytes(b"half")
+    leftover.with_name(f"{KEYS[6]}.{RUN}.unfinished").write_bytes(b"half")
     aside = path_of(folder, KEYS[7]).with_name(f"{KEYS[7]}.safetensors.rejected")
     aside.parent.mkdir()
     aside.write_bytes(b"looked at")
-    (folder / "README").write_text("mine")
 
-    found = BlockFiles(folder, FINGERPRINT)
-    report = found.scan(on_record)
+    found = BlockFiles(folder, FINGERPRINT, "the next", {RUN})
+    report = found.scan(on_record, KEYS)
 
     rejected = {(one.key, one.reason, one.aside is None) for one in report.rejected}
     assert {(KEYS[0], "missing", True), (KEYS[1], "unreadable", False)} == rejected
-    assert 2 == report.removed_files
+    assert (2, 0) == (report.removed_files, report.left_files)
     left = sum(on_record[key] for key in (KEYS[2], KEYS[3], KEYS[4]))
     assert (3, left) == (report.disk_blocks, report.disk_bytes) == found.measure()
     names = {path.name for path in folder.rglob("*") if path.is_file()}
     kept = {f"{key}.safetensors" for key in (KEYS[2], KEYS[3], KEYS[4])}
-    kept |= {aside.name, f"{KEYS[1]}.safetensors.rejected", "README"}
-    assert kept == names
+    assert kept | {aside.name, f"{KEYS[1]}.safetensors.rejected"} == names
     assert digest(block_of(2)) == found.read(KEYS[2], digest(block_of(2)))[1]
+
+
+def _text(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+
+
+def _linked(path: Path) -> None:
+    _text(path.parents[3] / "elsewhere" / path.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(path.parents[3] / "elsewhere" / path.name)
+
+
+def _other_run(path: Path) -> None:
+    files = BlockFiles(path.parents[2], path.parents[1].name, "another journal's")
+    block = block_of(1)
+    files.write(path.stem, block, digest(block), (0, 16), MOST)
+
+
+def _other_draft(path: Path) -> None:
+    _text(path.with_name(f"{path.stem}.another.unfinished"))
+
+
+def _other_aside(path: Path) -> None:
+    _text(path.with_name(f"{path.name}.rejected"))
+
+
+def _linked_folder(path: Path) -> None:
+    out = path.parents[3] / "elsewhere" / path.parent.name
+    _text(out / f"{path.stem}.{RUN}.unfinished")  # ours, were it followed
+    path.parents[2].mkdir(parents=True, exist_ok=True)
+    path.parents[1].symlink_to(out.parent)
+
+
+FOREIGN: dict[str, Callable[[Path], None]] = {
+    "a text where a block would be": _text,
+    "weights in a folder": lambda path: _text(path.parents[2] / "m" / "x" / "w-1.safetensors"),
+    "a text at the top": lambda path: _text(path.parents[2] / "README"),
+    "a name with more to it": lambda path: _text(path.with_name(f"{path.name}.index.json")),
+    "a link where a block would be": _linked,
+    "a folder that is a link": _linked_folder,
+    "another journal's block": _other_run,
+    "another journal's draft": _other_draft,
+    "what another journal set aside": _other_aside,
+    "a folder where a block would be": lambda path: path.mkdir(parents=True),
+    "a key of another place": lambda path: _text(path.with_name(f"{KEYS[9]}.safetensors")),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_others_left_stays(folder: Path, tmp_path: Path, name: str):
+    """
+    What no run of this journal wrote is left as it is, whatever is on record and whatever is asked
+    for later; it is counted, and the block that it keeps out is told as one that has no room.
+    """
+    path = path_of(folder, KEYS[1])
+    FOREIGN[name](path)
+
+    def there() -> dict[str, bytes | None]:
+        return {
+            str(one): one.read_bytes() if one.is_file() else None for one in tmp_path.rglob("*")
+        }
+
+    before = there()
+    files = BlockFiles(folder, FINGERPRINT, RUN, {"earlier"})
+    report = files.scan({}, {KEYS[2]}, keep_aside=False)
+    assert (0, 1) == (report.removed_files, report.left_files)
+    taken = path.is_symlink() or path.exists() or path.parents[1].is_symlink()
+    block = block_of(1)
+    if taken:
+        with pytest.raises(OSError, match=r"journal did not write|is a link"):
+            files.write(KEYS[1], block, digest(block), (0, 16), MOST)
+    else:
+        files.write(KEYS[1], block, digest(block), (0, 16), MOST)
+        assert files.measure()[1] == files.drop(KEYS[1])
+    after = there()
+    assert before == {one: after[one] for one in before}
+
+
+def test_what_is_on_record_and_no_file_is_missing(folder: Path, files: BlockFiles):
+    """A link in the place of a file on record is left alone, and the block counts as missing."""
+    key, _, size = write(files, 1)
+    path = path_of(folder, key)
+    path.rename(folder.parent / "moved")
+    path.symlink_to(folder.parent / "moved")
+    report = BlockFiles(folder, FINGERPRINT, RUN).scan({key: size}, {key})
+    assert [(key, "missing", None)] == [(r.key, r.reason, r.aside) for r in report.rejected]
+    assert path.is_symlink()
+    assert 1 == report.left_files
+
+
+def test_nothing_set_aside_is_kept_where_nothing_is_to_be_kept(folder: Path, files: BlockFiles):
+    """The scan removes what was set aside too, where that is asked for."""
+    key, found, _ = write(files, 1)
+    flip(-1)(path_of(folder, key), folder)
+    with pytest.raises(Rejected):
+        files.read(key, found)
+    report = BlockFiles(folder, FINGERPRINT, RUN).scan({}, {key}, keep_aside=False)
+    assert 1 == report.removed_files
+    assert [] == [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_scan_counts_what_was_set_aside(folder: Path, files: BlockFiles):
+    """The bound on what is kept for people to look at goes over runs, without a look each time."""
+    for seed in range(ASIDE_MOST):
+        key, found, _ = write(files, seed)
+        flip(-1)(path_of(folder, key), folder)
+        with pytest.raises(Rejected):
+            files.read(key, found)
+    later = BlockFiles(folder, FINGERPRINT, RUN)
+    later.scan({}, KEYS)
+    key, found, _ = write(later, ASIDE_MOST)
+    flip(-1)(path_of(folder, key), folder)
+    with pytest.raises(Rejected) as caught:
+        later.read(key, found)
+    assert None is caught.value.report.aside
+
+
+def test_setting_aside_looks_at_one_file(
+    folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch
+):
+    """It does not walk the folder, which may be large: requests wait meanwhile."""
+    key, found, _ = write(files, 1)
+    flip(-1)(path_of(folder, key), folder)
+    walked: list[Any] = []
+    monkeypatch.setattr(os, "scandir", lambda *of: walked.append(of))
+    with pytest.raises(Rejected):
+        files.read(key, found)
+    assert [] == walked
+
+
+def test_what_is_no_error_of_the_systems(
+    folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch
+):
+    """MLX may fail with an error of its own while a file is written; that is told like a disk's."""
+
+    def failing(*of: Any, **named: Any) -> None:
+        raise RuntimeError("[save_safetensors] failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "save_safetensors", failing)
+        with pytest.raises(OSError, match="save_safetensors"):
+            write(files, 1)
+    assert [] == [path for path in folder.rglob("*") if path.is_file()]
+    assert KEYS[1] == write(files, 1)[0]
+
+
+def test_a_file_that_no_block_can_be_in(folder: Path, files: BlockFiles):
+    """Arrays without a shape, which a digest cannot be taken of, are a damaged file like others."""
+    key, found, _ = write(files, 1)
+    metadata = {"key": key, "fingerprint": FINGERPRINT, "digest": found, "tokens": "0-16"}
+    scalars = {"keys.0": mx.array(1.0), "values.0": mx.array(1.0)}
+    mx.save_safetensors(str(path_of(folder, key)), scalars, metadata=metadata)
+    with pytest.raises(Rejected) as caught:
+        files.read(key, found)
+    assert caught.value.report.reason in ("unreadable", "digest")
+
+
+def test_a_disk_that_fails_at_a_look(
+    folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch
+):
+    """A file that the disk tells nothing about stops no scan: it is rejected, the others found."""
+    on_record = {key: size for key, _, size in (write(files, seed) for seed in range(2))}
+    plain = Path.stat
+
+    def failing(self: Path, **named: Any) -> os.stat_result:
+        if self.stem == KEYS[0]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return plain(self, **named)
+
+    monkeypatch.setattr(Path, "stat", failing)
+    report = BlockFiles(folder, FINGERPRINT, RUN).scan(on_record, on_record)
+    assert ([KEYS[0]], 1) == ([one.key for one in report.rejected], report.disk_blocks)
+
+
+def test_what_cannot_be_removed_counts(
+    folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch
+):
+    """A file that stays is told, and is still there by the count; one that is gone is no fault."""
+    key, _, size = write(files, 1)
+
+    def failing(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", failing)
+        with pytest.raises(PermissionError):
+            files.drop(key)
+    assert (1, size) == files.measure()
+    path_of(folder, key).unlink()
+    assert size == files.drop(key)
+    assert (0, 0) == files.measure()
 
 
 def test_a_folder_that_is_not_there(folder: Path, files: BlockFiles):

@@ -90,16 +90,25 @@ def _no_progress(what: str, done: int, total: int) -> None:
     """
 
 
-def read_journal(store: Store, progress: Progress = _no_progress) -> Replay:
+def read_journal(
+    store: Store,
+    progress: Progress = _no_progress,
+    watch: Callable[[ev.Recorded], None] | None = None,
+) -> Replay:
     """
     Fold and check a journal as it is.
+
+    Args:
+        watch: told of each event.
 
     Raises:
         BootRefused: it does not hold, so nothing may be built on it.
     """
     fold, total = Replay(store.base()), store.head()[0]
     for row in store.read():
-        fold.feed(row)
+        recorded = fold.feed(row)
+        if watch is not None and recorded is not None:
+            watch(recorded)
         if row.position % 1000 == 0 or row.position == total:
             progress("reading the journal", row.position, total)
     news = [found for found in fold.report().findings if not found.recorded]
@@ -121,6 +130,25 @@ def read_journal(store: Store, progress: Progress = _no_progress) -> Replay:
     return fold
 
 
+@attrs.define
+class Runs:
+    """
+    The runs of the server that a journal tells of: block files say which of them wrote them.
+    """
+
+    boots: set[str] = attrs.field(factory=set)
+
+    def see(self, recorded: ev.Recorded) -> None:
+        """
+        Take in the next event. A run's beginning may be pruned while its end is there.
+        """
+        match recorded.event:
+            case (
+                ev.ServerStarted(boot=boot) | ev.ServerStopped(boot=boot) | ev.ServerLost(boot=boot)
+            ):
+                self.boots.add(boot)
+
+
 @contextlib.asynccontextmanager
 async def booted(
     settings: Settings, store: Store, secret: bytes, progress: Progress = _no_progress
@@ -133,7 +161,8 @@ async def booted(
         BootRefused: the journal does not hold, or the device is not stable.
         ModelRefused: the model cannot be served.
     """
-    fold = read_journal(store, progress)
+    runs = Runs()
+    fold = read_journal(store, progress, runs.see)
     ledger = Ledger(outside(), state=fold.state, head=fold.report().head)
     async with trio.open_nursery() as nursery:
         writer, engine = JournalWriter(store), EngineThread()
@@ -142,7 +171,7 @@ async def booted(
         sequencer = Sequencer(ledger, writer)
         boot = new_id()
         try:
-            server = await _wired(settings, sequencer, writer, engine, secret, boot, progress)
+            server = await _wired(settings, sequencer, writer, engine, secret, boot, runs, progress)
             async with trio.open_nursery() as serving:
                 await serving.start(server.run)
                 yield server
@@ -163,6 +192,7 @@ async def _wired(
     engine: EngineThread,
     secret: bytes,
     boot: str,
+    runs: Runs,
     progress: Progress,
 ) -> Server:
     lost = sequencer.state.boot
@@ -199,7 +229,8 @@ async def _wired(
         kv_cache=settings.kv_cache,
     )
     if settings.blocks_folder is not None:
-        await server.find_blocks(settings.blocks_folder, settings.disk_bytes)
+        folder, budget = settings.blocks_folder, settings.disk_bytes
+        await server.find_blocks(folder, budget, boot, runs.boots)
     return server
 
 

@@ -3,9 +3,10 @@ Room for slabs, blocks and block files: who decides is the journal's fold, who c
 engine.
 
 Making room and taking it is one step for everybody else, hence the locks. Who takes both takes
-``steady`` before the lock of the blocks. Files have none: whoever writes one may wait long for the
-engine, and must not hold up who seals meanwhile. So the engine looks again when a file's turn
-comes, and what is not to be done any more is not done.
+``steady`` before the lock of the blocks. A block that must leave memory is written before that,
+under both. Files have no lock of their own: who writes one early, or when the server stops, holds
+none, since a write of low urgency may wait long and must not hold up who seals meanwhile. So the
+engine looks again when a file's turn comes, and what is not to be done any more is not done.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from cairn.engine.reports import (
     ScanReport,
     SealReport,
     SlabReport,
+    UnremovedReport,
     UnwrittenReport,
 )
 from cairn.journal import events as ev
@@ -60,6 +62,8 @@ class Memory:
         self._blocks = trio.Lock()
         self.steady = trio.Lock()
         self.give_up: Callable[[str], Awaitable[None]] = _nobody
+        self._unwritten: dict[str, str] = {}  # why a block could not be written when last tried
+        self._told: set[tuple[str, str]] = set()  # what was logged since it last went well
 
     async def open_slab(self, capacity_tokens: int, record: Callable[[SlabReport], None]) -> bool:
         """
@@ -150,11 +154,18 @@ class Memory:
                 if not await self._load(key, block.digest):
                     return
 
-    async def open_files(self, folder: Path, fingerprint: str, budget_bytes: int) -> None:
+    async def open_files(
+        self, folder: Path, fingerprint: str, budget_bytes: int, run: str, earlier: Collection[str]
+    ) -> None:
         """
         Look for the block files of earlier runs, and remove what is over the budget.
+
+        Args:
+            run: this run of the server.
+            earlier: those of this journal before.
         """
-        blocks = self._sequencer.state.blocks.values()
+        known = self._sequencer.state.blocks
+        blocks = known.values()
         on_record = {b.key: b.file_bytes for b in blocks if b.file_bytes is not None}
 
         def record(report: ScanReport) -> None:
@@ -162,6 +173,13 @@ class Memory:
                 self._rejected(one)
             if report.removed_files:
                 log.warning("files of no block on record removed", files=report.removed_files)
+            if report.left_files:
+                log.warning(
+                    "there is something in the folder of blocks that runs of this journal did not "
+                    "leave there, or that cannot be removed; it was left alone, and is not used",
+                    folder=str(folder),
+                    files=report.left_files,
+                )
             self._sequencer.append(
                 ev.BlocksFound(
                     budget_bytes=budget_bytes,
@@ -171,7 +189,18 @@ class Memory:
                 )
             )
 
-        await self._engine.call(lambda mlx: mlx.open_files(folder, fingerprint, on_record), record)
+        await self._engine.call(
+            lambda mlx: mlx.open_files(
+                folder,
+                fingerprint,
+                on_record,
+                run=run,
+                earlier=earlier,
+                known=known,
+                keep_aside=budget_bytes > 0,
+            ),
+            record,
+        )
         for key in eviction.files_over_budget(self._sequencer.state):
             await self._drop(key)
 
@@ -183,8 +212,8 @@ class Memory:
 
     async def write_all(self, progress: Callable[[int, int], None]) -> None:
         """
-        Write all blocks in memory that no file has, up to the first that cannot be written. Can be
-        cancelled between two of them.
+        Write all blocks in memory that no file has, as long as the disk takes any. One that cannot
+        be written stops no other. Can be cancelled between two of them.
 
         Args:
             progress: called with (done, total).
@@ -283,18 +312,19 @@ class Memory:
                 says so.
 
         Returns:
-            False where it was not wanted any more, or could not be written.
+            False where it was not wanted any more, or no other could be written now either.
         """
         block = self._sequencer.state.blocks.get(key)
         budget = self._sequencer.state.disk_budget
         if block is None or not block.usable or block.file_bytes is not None or not budget:
             return True
         size = eviction.file_bytes_at_most(self._sequencer.state, block.bytes)
-        leaving = eviction.room_for_file(self._sequencer.state, size, block.last_used, keep)
+        leaving = eviction.room_for_file(self._sequencer.state, block, size, keep)
         if leaving is None:
             return True
         for other in leaving:
-            await self._drop(other)
+            if not await self._drop(other):
+                return True
         rows = self._sequencer.state.model.chunk_tokens if self._sequencer.state.model else 0
         span = (block.start, block.start + rows)
         try:
@@ -309,13 +339,13 @@ class Memory:
         except BugError as bug:
             log.error("a block was not spilled", block=key, bug_id=bug.bug_id, fact=str(bug))
             await self._engine.call(lambda mlx: mlx.drop_file(key), _undone)
-            return False
+            # What is wrong with one block is not wrong with the others; a wrong sum is.
+            return self._sequencer.state.admission_bug is None
 
     def _spilled(self, report: FileReport | UnwrittenReport | None) -> bool:
         if isinstance(report, UnwrittenReport):
-            log.warning("a block could not be written", block=report.key, reason=report.reason)
-            self._sequencer.append(ev.BlockNotSpilled(key=report.key, reason=report.reason))
-            return False
+            self._not_spilled(report)
+            return not report.nowhere
         if report is not None:
             self._sequencer.append(
                 ev.BlockSpilled(
@@ -326,10 +356,29 @@ class Memory:
                     disk_bytes=report.disk_bytes,
                 )
             )
+            self._unwritten.pop(report.key, None)
+            self._told.clear()
         return True
 
-    async def _drop(self, key: str) -> None:
-        def record(report: FileReport | None) -> None:
+    def _not_spilled(self, report: UnwrittenReport) -> None:
+        """
+        Put it on record, once for a block and a reason: it is tried again whenever there is time.
+        """
+        if self._unwritten.get(report.key) == report.reason:
+            return
+        self._unwritten[report.key] = report.reason
+        self._warn("a block could not be written", report.key, report.reason)
+        self._sequencer.append(ev.BlockNotSpilled(key=report.key, reason=report.reason))
+
+    async def _drop(self, key: str) -> bool:
+        """
+        Remove a block's file. False where the disk does not let it go: it is there and counts.
+        """
+
+        def record(report: FileReport | UnremovedReport | None) -> bool:
+            if isinstance(report, UnremovedReport):
+                self._warn("a block file could not be removed", report.key, report.reason)
+                return False
             if report is not None:
                 self._sequencer.append(
                     ev.BlockDropped(
@@ -339,8 +388,17 @@ class Memory:
                         disk_bytes=report.disk_bytes,
                     )
                 )
+            return True
 
-        await self._engine.call(lambda mlx: mlx.drop_file(key), record)
+        return await self._engine.call(lambda mlx: mlx.drop_file(key), record)
+
+    def _warn(self, fact: str, key: str, reason: str) -> None:
+        """
+        Log what the disk does not do, once for all blocks, until it does it again.
+        """
+        if (fact, reason) not in self._told:
+            self._told.add((fact, reason))
+            log.warning(fact, block=key, reason=reason)
 
     def _rejected(self, report: RejectReport) -> None:
         log.warning(

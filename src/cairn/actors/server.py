@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -219,11 +219,18 @@ class Server:
 
     # --- life ------------------------------------------------------------------------------
 
-    async def find_blocks(self, folder: Path, budget_bytes: int) -> None:
+    async def find_blocks(
+        self, folder: Path, budget_bytes: int, run: str, earlier: Collection[str]
+    ) -> None:
         """
         Look for the block files of earlier runs. Before the first request.
+
+        Args:
+            run: this run of the server.
+            earlier: those of this journal before.
         """
-        await self._memory.open_files(folder, self._model.fingerprint, budget_bytes)
+        fingerprint = self._model.fingerprint
+        await self._memory.open_files(folder, fingerprint, budget_bytes, run, earlier)
 
     async def write_blocks(self, progress: Callable[[int, int], None]) -> None:
         """

@@ -12,9 +12,10 @@ Rules of this module:
 
 from __future__ import annotations
 
+import errno
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,13 @@ from cairn.engine.reports import (
     ShareReport,
     SlabReport,
     TrimReport,
+    UnremovedReport,
     UnwrittenReport,
     Wanted,
 )
 from cairn.engine.sampling import token_key
+
+_TAKES_NOTHING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class MlxEngine:
@@ -252,16 +256,28 @@ class MlxEngine:
         return EvictReport(key=key, bytes=block.nbytes, store_blocks=blocks, store_bytes=size)
 
     def open_files(
-        self, folder: Path, fingerprint: str, on_record: Mapping[str, int]
+        self,
+        folder: Path,
+        fingerprint: str,
+        on_record: Mapping[str, int],
+        *,
+        run: str,
+        earlier: Collection[str] = (),
+        known: Collection[str] = (),
+        keep_aside: bool = True,
     ) -> ScanReport:
         """
         Look for the block files of earlier runs; from here on blocks can be written and read.
 
         Args:
             on_record: key to the size of its file.
+            run: this run of the server.
+            earlier: those of this journal before.
+            known: the keys of all blocks on record.
+            keep_aside: whether files that were set aside stay.
         """
-        files = BlockFiles(folder, fingerprint)
-        report = files.scan(on_record)
+        files = BlockFiles(folder, fingerprint, run, earlier)
+        report = files.scan(on_record, known, keep_aside=keep_aside)
         self.files = files
         return report
 
@@ -280,15 +296,22 @@ class MlxEngine:
         if self.files is None or key in self.files or key not in self.blocks:
             return None
         block = self.blocks.get(key)
-        digest = mlx_blocks.digest(block)
-        if digest != digest_due:
-            return self._file_report(key, digest, 0)
         try:
+            digest = mlx_blocks.digest(block)
+            if digest != digest_due:
+                return self._file_report(key, digest, 0)
             size = self.files.write(key, block, digest, span, most_bytes)
         except NoRoom:
             return None
-        except OSError as error:
-            return UnwrittenReport(key=key, reason=error.strerror or type(error).__name__)
+        except (OSError, MemoryError, RuntimeError, ValueError, TypeError) as error:
+            # Nobody's answer hangs on it. What MLX says of an array that cannot be read is no error
+            # of the system's.
+            said = error.strerror if isinstance(error, OSError) else None
+            return UnwrittenReport(
+                key=key,
+                reason=said or f"{type(error).__name__}: {error}",
+                nowhere=isinstance(error, OSError) and error.errno in _TAKES_NOTHING,
+            )
         return self._file_report(key, digest, size)
 
     def load(self, key: str, digest: str) -> LoadReport | RejectReport | None:
@@ -314,13 +337,17 @@ class MlxEngine:
             duration_us=_since_us(began),
         )
 
-    def drop_file(self, key: str) -> FileReport | None:
+    def drop_file(self, key: str) -> FileReport | UnremovedReport | None:
         """
         Remove a block's file. None where there is none any more.
         """
         if self.files is None or key not in self.files:
             return None
-        return self._file_report(key, "", self.files.drop(key))
+        try:
+            size = self.files.drop(key)
+        except OSError as error:
+            return UnremovedReport(key=key, reason=error.strerror or type(error).__name__)
+        return self._file_report(key, "", size)
 
     def _file_report(self, key: str, digest: str, size: int) -> FileReport:
         assert self.files is not None

@@ -218,6 +218,22 @@ class UnwrittenReport:
 
     Attributes:
         reason: what the system said.
+        nowhere: whether no other block could be written now either: the disk is full, or takes
+            nothing.
+    """
+
+    key: str
+    reason: str
+    nowhere: bool
+
+
+@attrs.frozen(kw_only=True)
+class UnremovedReport:
+    """
+    A block file could not be removed. It is there still, and counts.
+
+    Attributes:
+        reason: what the system said.
     """
 
     key: str
@@ -259,11 +275,13 @@ class ScanReport:
 
     Attributes:
         rejected: those on record that are not there as they were written.
-        removed_files: files of no block on record, and unfinished ones, that were removed.
+        removed_files: what runs of this journal left besides, and was removed.
+        left_files: what is there too, and is not this journal's or could not be removed.
         disk_blocks, disk_bytes: what is there then.
     """
 
     rejected: tuple[RejectReport, ...]
     removed_files: int
+    left_files: int
     disk_blocks: int
     disk_bytes: int

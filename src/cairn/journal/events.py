@@ -494,7 +494,7 @@ class BlocksFound(Event):
         budget_bytes: what the files may take together; 0 for none.
         disk_blocks: measured: block files that are there.
         disk_bytes: measured: their bytes.
-        removed_files: files of no block on record, and unfinished ones, that were removed.
+        removed_files: files of no record that runs of this journal wrote, and that were removed.
     """
 
     kind: ClassVar[str] = "blocks_found"
@@ -579,7 +579,7 @@ class BlockRejected(Event):
 @attrs.frozen(kw_only=True)
 class BlockDropped(Event):
     """
-    A block's file was removed to keep the budget. Figures as in ``BlockSpilled``.
+    A block's file was removed to keep the budget, or by a prune. Figures as in ``BlockSpilled``.
     """
 
     kind: ClassVar[str] = "block_dropped"

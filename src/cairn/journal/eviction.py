@@ -6,7 +6,7 @@ The order of least recent use is the journal's order, so a replay sees the same 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import Block, Session, State
@@ -17,8 +17,7 @@ def room_for_block(state: State, size: int, keep: Collection[str] = ()) -> tuple
     The blocks to evict so that one of ``size`` bytes fits, or None where nothing could make room.
 
     A tenth of the budget is freed at once, so that a full store does not look for room at every
-    block. Of blocks used at the same time the later ones of a chain go first: a block without the
-    one before it cannot be found.
+    block. No block goes before those that are built on it, see ``_ends_first``.
 
     Args:
         keep: blocks that stay, beside those that are pinned.
@@ -27,18 +26,16 @@ def room_for_block(state: State, size: int, keep: Collection[str] = ()) -> tuple
         return None
     if state.pool.block_bytes + size <= state.model.blocks_bytes:
         return ()
-    loose = sorted(
-        (block for block in _loose(state) if block.key not in keep),
-        key=lambda block: (block.last_used, -block.start),
-    )
+    there = [block for block in state.blocks.values() if block.present]
     wanted = state.pool.block_bytes + size - state.model.blocks_bytes
     ample = wanted + state.model.blocks_bytes // 10
     freed, chosen = 0, []
-    for block in loose:
+    for block, _ in _ends_first(state, there):
         if freed >= ample:
             break
-        chosen.append(block.key)
-        freed += block.bytes
+        if block.pins == 0 and block.key not in keep:
+            chosen.append(block.key)
+            freed += block.bytes
     return tuple(chosen) if freed >= wanted else None
 
 
@@ -52,12 +49,13 @@ def file_bytes_at_most(state: State, size: int) -> int:
 
 
 def room_for_file(
-    state: State, size: int, last_used: int, keep: Collection[str] = ()
+    state: State, block: Block, size: int, keep: Collection[str] = ()
 ) -> tuple[str, ...] | None:
     """
-    The blocks whose files are to be removed so that one of ``size`` bytes fits, or None where
-    nothing that was used before ``last_used`` could make room. In the order in which blocks leave
-    memory, and likewise a tenth of the budget at once.
+    The blocks whose files are to be removed so that one of ``size`` bytes for ``block`` fits, or
+    None where nothing that was used before it could make room. What it is built on stays: without
+    that it could not be found. In the order in which blocks leave memory, and likewise a tenth of
+    the budget at once.
 
     Args:
         keep: blocks whose files stay.
@@ -67,28 +65,25 @@ def room_for_file(
         return ()
     if size > state.disk_budget:
         return None
-    older = (
-        block
-        for block in state.blocks.values()
-        if block.file_bytes is not None and block.last_used < last_used and block.key not in keep
-    )
+    filed = [other for other in state.blocks.values() if other.file_bytes is not None]
     freed, chosen = 0, []
-    for block in sorted(older, key=lambda block: (block.last_used, -block.start)):
-        if freed >= over + state.disk_budget // 10:
+    for other, last_used in _ends_first(state, [*filed, block]):
+        if freed >= over + state.disk_budget // 10 or last_used >= block.last_used:
             break
-        chosen.append(block.key)
-        freed += block.file_bytes or 0
+        if other.key not in keep:
+            chosen.append(other.key)
+            freed += other.file_bytes or 0
     return tuple(chosen) if freed >= over else None
 
 
 def files_over_budget(state: State) -> tuple[str, ...]:
     """
-    The blocks whose files are to be removed so that the others keep the budget.
+    The blocks whose files are to be removed so that the others keep the budget, in that order.
     """
     over = state.pool.disk_bytes - state.disk_budget
     chosen = []
-    filed = (block for block in state.blocks.values() if block.file_bytes is not None)
-    for block in sorted(filed, key=lambda block: (block.last_used, -block.start)):
+    filed = [block for block in state.blocks.values() if block.file_bytes is not None]
+    for block, _ in _ends_first(state, filed):
         if over <= 0:
             break
         chosen.append(block.key)
@@ -154,7 +149,19 @@ def session_to_forget(state: State, most: int) -> Session | None:
     return min(resting, key=lambda session: session.last_used, default=None)
 
 
-def _loose(state: State) -> Iterator[Block]:
-    for block in state.blocks.values():
-        if block.present and block.pins == 0:
-            yield block
+def _ends_first(state: State, blocks: Iterable[Block]) -> list[tuple[Block, int]]:
+    """
+    Blocks in the order in which they can be done without, each with when it was last of use: the
+    least recently used first, but each behind those that are built on it. A block without the one
+    before it cannot be found, so the front of a chain is of use as long as its end is.
+    """
+    found = {block.key: block for block in blocks}
+    used = {key: block.last_used for key, block in found.items()}
+    for block in sorted(found.values(), key=lambda block: -block.start):
+        before = state.blocks.get(block.parent or "")
+        while before is not None and before.key not in used:  # it is not among these itself
+            before = state.blocks.get(before.parent or "")
+        if before is not None:
+            used[before.key] = max(used[before.key], used[block.key])
+    order = sorted(found.values(), key=lambda block: (used[block.key], -block.start))
+    return [(block, used[block.key]) for block in order]

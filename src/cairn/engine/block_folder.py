@@ -1,0 +1,156 @@
+"""
+The folder of block files by its names: what in it is Cairn's, and which run wrote it. Reads no KV.
+
+A file lies at ``<fingerprint>/<two of the key>/<key>.safetensors``; before it is whole it is called
+``<key>.<run>.unfinished``, and ``<key>.safetensors.rejected`` once it was set aside.
+
+Rules of this module:
+
+1. Only a regular file under such a name, at the place that goes with it, may be Cairn's. No link is
+   followed below the folder, and nothing else is looked into.
+2. Nothing here removes or renames. Whose a file is, is told; what becomes of it is decided outside.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from cairn.engine.json_text import parsed
+
+ENDING = ".safetensors"
+UNFINISHED = ".unfinished"
+ASIDE = ".rejected"
+
+_FINGERPRINT = re.compile(r"[0-9a-f]+")
+_NAMES = re.compile(
+    r"(?P<key>[0-9a-f]+)(?:\.safetensors(?P<aside>\.rejected)?|\.(?P<run>[0-9a-z-]+)\.unfinished)"
+)
+_HEAD_MOST = 1024 * 1024
+NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK
+"""
+How to open what should be a file, and may be a link or a pipe.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Named:
+    """
+    A file that is called as Cairn calls its files.
+
+    Attributes:
+        run: which one was writing it; None for one that has its last name.
+    """
+
+    path: Path
+    kind: Literal["block", "draft", "aside"]
+    fingerprint: str
+    key: str
+    run: str | None = None
+
+
+def place_of(folder: Path, fingerprint: str, key: str) -> Path:
+    """
+    Where a block's file lies.
+    """
+    return folder / fingerprint / key[:2] / f"{key}{ENDING}"
+
+
+def files_in(folder: Path) -> tuple[list[Named], list[Path]]:
+    """
+    What lies in the folder: what is called as Cairn's files are, and what is not. A folder that is
+    not one of Cairn's, or cannot be read, counts as one thing. Hidden files are passed over.
+    """
+    named: list[Named] = []
+    others: list[Path] = []
+    for above in _entries(folder, others):
+        if not (_FINGERPRINT.fullmatch(above.name) and above.is_dir(follow_symlinks=False)):
+            others.append(Path(above.path))
+            continue
+        for beside in _entries(Path(above.path), others):
+            if len(beside.name) != 2 or not beside.is_dir(follow_symlinks=False):
+                others.append(Path(beside.path))
+                continue
+            for entry in _entries(Path(beside.path), others):
+                found = _named(entry, above.name, beside.name)
+                if found is None:
+                    others.append(Path(entry.path))
+                else:
+                    named.append(found)
+    return named, others
+
+
+def is_file(path: Path) -> bool:
+    """
+    Whether a regular file lies there, and no link. What cannot be told is none.
+    """
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def run_of(path: Path, fingerprint: str, key: str) -> str | None:
+    """
+    The run that wrote a block's file, by what the file says; None where it does not say that it is
+    this block's.
+    """
+    told = _metadata(path)
+    run = told.get("run")
+    if (told.get("key"), told.get("fingerprint")) != (key, fingerprint):
+        return None
+    return run if isinstance(run, str) else None
+
+
+def _entries(folder: Path, others: list[Path]) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    except OSError:
+        others.append(folder)
+        return
+    yield from (entry for entry in entries if not entry.name.startswith("."))
+
+
+def _named(entry: os.DirEntry[str], fingerprint: str, beside: str) -> Named | None:
+    name = _NAMES.fullmatch(entry.name)
+    if name is None or not name["key"].startswith(beside) or not is_file(Path(entry.path)):
+        return None
+    kind: Literal["block", "draft", "aside"] = "block"
+    if name["run"] is not None:
+        kind = "draft"
+    elif name["aside"] is not None:
+        kind = "aside"
+    return Named(
+        path=Path(entry.path),
+        kind=kind,
+        fingerprint=fingerprint,
+        key=name["key"],
+        run=name["run"],
+    )
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """
+    What a safetensors file says of itself; nothing where it cannot be read.
+    """
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | NO_LINK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return {}
+            size = int.from_bytes(file.read(8), "little")
+            if size > _HEAD_MOST:
+                return {}
+            head = parsed(file.read(size))
+    except (OSError, ValueError):
+        return {}
+    told = head.get("__metadata__") if isinstance(head, dict) else None
+    return told if isinstance(told, dict) else {}
