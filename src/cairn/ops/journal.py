@@ -30,6 +30,7 @@ from cairn.journal.lifecycle import Life
 from cairn.journal.replay import Replay, Report
 from cairn.journal.retention import Plan, Span, Survey, compared_with
 from cairn.journal.state import State
+from cairn.ops.forget import forget_files
 from cairn.ops.home import hold_journal
 from cairn.ops.output import facts, progress, table
 from cairn.ops.sessions import time_text
@@ -291,7 +292,8 @@ def prune(
     would be cut in two. What stays is as it was; in the place of the rest stands a base: their last
     position and hash, and what follows from them, without texts. The prune is an event itself
     (`journal_pruned`), and `ops verify` checks the base against it. Token ids that a later decision
-    was compared with stay in the base until the next prune.
+    was compared with stay in the base until the next prune. Block files (`blocks` in the data
+    directory) that no conversation that is left needs are removed too.
 
     What was removed cannot be had back: `ops export` first keeps it. The server has to be stopped,
     but for --dry-run.
@@ -325,6 +327,7 @@ def prune(
             else:
                 store.append(prepared.rows)
             _told(prepared, chosen, dry_run=False)
+            forget_files(store, data_dir / "blocks")
             if prepared.base is not None:
                 _give_back(store)
         finally:
