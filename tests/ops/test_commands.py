@@ -119,7 +119,7 @@ def test_migrate(run):
 def test_migrate_beside_a_server(run, stored):
     """A journal that a server holds is not migrated: there would be two writers."""
     folder = stored(healthy())
-    with hold_journal(journal_url(folder)):
+    with hold_journal(journal_url(folder), who="serve"):
         result = run("migrate")
     assert (2, "") == (result.exit_code, result.stdout)
     assert "Another server" in result.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from cairn.journal.store_sql import journal_url, sqlite_url
 from cairn.ops.cli import Unreadable
-from cairn.ops.home import hold, make_home
+from cairn.ops.home import hold, hold_journal, make_home
 
 
 @pytest.fixture
@@ -54,6 +54,32 @@ def test_a_journal_is_held_once(homes: tuple[Path, Path], tmp_path: Path, linked
     held = (one / "journal.db").resolve()
     assert f"Another server (process {os.getpid()}) uses {held}. " in str(refused.value)
     assert "--journal" in str(refused.value)
+
+
+def test_a_command_holds_a_journal(homes: tuple[Path, Path]) -> None:
+    """Whoever it is that has it is named: a prune is waited for, not stopped."""
+    one, _ = homes
+    with (
+        hold_journal(journal_url(one), who="journal prune"),
+        pytest.raises(Unreadable) as refused,
+        hold(one, journal_url(one)),
+    ):
+        pass
+    said = str(refused.value)
+    assert said.startswith(f"`ops journal prune` (process {os.getpid()}) works on ")
+    assert "Wait until it ends, or name another journal" in said
+
+
+def test_nobody_waits_for_nothing(
+    homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two tries there is a pause, behind the last one none."""
+    one, _ = homes
+    waited: list[float] = []
+    monkeypatch.setattr("cairn.ops.home.time.sleep", waited.append)
+    with hold(one, journal_url(one)), pytest.raises(Unreadable), hold(one, journal_url(one)):
+        pass
+    assert 9 == len(waited)
 
 
 def test_somebody_only_looks(homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

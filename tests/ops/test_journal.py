@@ -101,7 +101,7 @@ def test_nothing_is_old_enough(run, stored):
 def test_a_dry_run(run, stored):
     """It says what would go, beside a server too, and changes nothing."""
     folder = stored(aged())
-    with hold_journal(journal_url(folder)):
+    with hold_journal(journal_url(folder), who="serve"):
         result = run("journal", "prune", *BEFORE, "--close-idle", "--dry-run")
     assert 0 == result.exit_code
     assert "2 sessions would be closed\n" in result.stdout
@@ -206,7 +206,7 @@ def test_a_lost_server_is_not_recorded_for_nothing(run, stored):
 def test_a_server_holds_it(run, stored):
     """Refused, with what to do, and nothing is changed."""
     folder = stored(aged())
-    with hold_journal(journal_url(folder)):
+    with hold_journal(journal_url(folder), who="serve"):
         result = run("journal", "prune", *BEFORE, "--close-idle")
     assert (2, "") == (result.exit_code, result.stdout)
     assert "Stop it, and prune then; or see with --dry-run" in result.stderr
@@ -543,7 +543,7 @@ def test_size_beside_a_writer(run, stored):
     folder = stored(healthy()[:12])
     writer = SqlStore.open(journal_url(folder))
     writer.append(healthy()[12:])
-    with hold_journal(journal_url(folder)):
+    with hold_journal(journal_url(folder), who="serve"):
         assert "31" == told_of(run("journal").stdout)["rows"]
     writer.close()
 

@@ -19,6 +19,7 @@ from cairn.ops.cli import Unreadable
 _SECRET_BYTES = 32
 _ATTEMPTS = 10
 _BETWEEN_S = 0.02
+_SERVER = "serve"
 
 
 def make_home(data_dir: Path) -> None:
@@ -51,29 +52,32 @@ def hold(data_dir: Path, url: str) -> Iterator[None]:
         Unreadable: another server holds one of them, or they cannot be locked.
     """
     other = "or name another directory with --data-dir"
-    with _locked(data_dir / "lock", data_dir, other), hold_journal(url):
+    with _locked(data_dir / "lock", data_dir, other, _SERVER), hold_journal(url, who=_SERVER):
         yield
 
 
 @contextlib.contextmanager
-def hold_journal(url: str, other: str = "or name another journal with --journal") -> Iterator[None]:
+def hold_journal(
+    url: str, other: str = "or name another journal with --journal", *, who: str
+) -> Iterator[None]:
     """
     Hold the journal alone, wherever the server's data directory is. See ``hold``.
 
     Args:
         other: what else can be done, than to stop the server that holds it.
+        who: the command that holds it, for whom it keeps out.
     """
     if not url.startswith("sqlite"):
         yield
         return
     # Whatever path leads there, it is one file.
     journal = Path(os.path.realpath(sqlite_path(url)))
-    with _locked(journal.with_name(f"{journal.name}.lock"), journal, other):
+    with _locked(journal.with_name(f"{journal.name}.lock"), journal, other, who):
         yield
 
 
 @contextlib.contextmanager
-def _locked(lock: Path, what: Path, other: str) -> Iterator[None]:
+def _locked(lock: Path, what: Path, other: str, who: str) -> Iterator[None]:
     try:
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = lock.open("a+")
@@ -84,11 +88,10 @@ def _locked(lock: Path, what: Path, other: str) -> Iterator[None]:
     with _closed(file):
         if not _taken(file):
             file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise Unreadable(f"Another server (process {holder}) uses {what}. Stop it, {other}.")
+            raise Unreadable(_taken_words(file.read(), what, other))
         try:
             file.truncate(0)
-            file.write(str(os.getpid()))
+            file.write(f"{os.getpid()} {who}")
             file.flush()
         except OSError as error:
             raise Unreadable(
@@ -109,18 +112,30 @@ def _closed(file: IO[str]) -> Iterator[None]:
             file.close()
 
 
+def _taken_words(held: str, what: Path, other: str) -> str:
+    """
+    Who holds a lock, by what is in its file, and what to do.
+    """
+    process, _, who = held.strip().partition(" ")
+    process = process or "unknown"
+    if who in ("", _SERVER):
+        return f"Another server (process {process}) uses {what}. Stop it, {other}."
+    return f"`ops {who}` (process {process}) works on {what}. Wait until it ends, {other}."
+
+
 def _taken(file: IO[str]) -> bool:
     """
     Whether the lock could be had. Who looks whether a server runs holds it for a moment
     (``Source.is_held``), so that a lock that is held is asked for again before it counts as held.
     """
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_BETWEEN_S)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(_BETWEEN_S)
-        else:
-            return True
+            continue
+        return True
     return False
 
 

@@ -315,7 +315,8 @@ def prune(
             store.close()
         return
     store.close()
-    with hold_journal(url, "and prune then; or see with --dry-run what would go"):
+    other = "and prune then; or see with --dry-run what would go"
+    with hold_journal(url, other, who="journal prune"):
         before = sum(bytes_on_disk(url))
         store = SqlStore.open(url)
         try:

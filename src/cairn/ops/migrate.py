@@ -26,7 +26,7 @@ def migrate(data_dir: Path, journal: str | None) -> None:
     if store_sql.schema_revision(url) is None:
         before = store_sql.migrate(url)
     else:
-        with hold_journal(url):
+        with hold_journal(url, who="migrate"):
             before = store_sql.migrate(url)
     after = store_sql.schema_revision(url)
     if before is None:
