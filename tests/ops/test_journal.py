@@ -179,7 +179,9 @@ def test_a_bug_that_was_pruned(run, stored):
         told = run("replay", name)
         assert (2, "") == (told.exit_code, told.stdout)
         assert f"Bug {bug_id} was pruned with the rows up to " in told.stderr
-    assert 0 == run("verify").exit_code
+    result = run("verify")
+    assert 0 == result.exit_code
+    assert "\n1 violation on record was pruned\n" in result.stdout
     assert there(folder)[0] is not None
 
 
@@ -291,17 +293,27 @@ def test_verify_of_what_is_left(run, pruned: Path):
     assert f"begins: at row {FIRST_RUN + 1}, on a base in the place of the rows" in result.stdout
     assert "(journal_pruned at row " in result.stdout
     assert "broken: 0\n" in result.stdout
+    assert "or what stood in the rows that were pruned; compare head with one" in result.stdout
 
 
 def test_kept_heads(run, pruned: Path):
-    """The head at the cut is still known; one before it can no longer be told, and is no pass."""
+    """
+    A head from after the prune vouches for all; one from before it cannot for the base, and one
+    from below the cut can no longer be told: neither is a pass.
+    """
     rows = aged()
-    result = run("verify", "--head", rows[FIRST_RUN - 1].hash)
-    assert (0, True) == (
-        result.exit_code,
-        f"kept head: in the chain, at row {FIRST_RUN}\n" in result.stdout,
-    )
-    assert 0 == run("verify", "--head", rows[-1].hash).exit_code
+    for place in (FIRST_RUN, len(rows)):
+        result = run("verify", "--head", rows[place - 1].hash)
+        words = (
+            f"kept head: in the chain, at row {place}; the base was made after that head: what "
+            f"stood below row {FIRST_RUN + 1} rests on who pruned\n"
+        )
+        assert (3, True) == (result.exit_code, words in result.stdout)
+    last = there(pruned)[1][-1]
+    result = run("verify", "--head", last.hash)
+    assert 0 == result.exit_code
+    assert f"kept head: in the chain, at row {last.position}\n" in result.stdout
+    assert 3 == run("verify", "--head", "0" * 64).exit_code
     result = run("verify", "--head", rows[4].hash)
     assert 3 == result.exit_code
     assert f"it may be of a row up to {FIRST_RUN}, now pruned" in result.stdout

@@ -11,10 +11,12 @@ From an export something may have been left out, and what is not there cannot be
 Neither may look like a pass, so both have an exit code of their own.
 
 Where the first rows were pruned, the base in their place is checked against the row that names it,
-and everything else goes on from there. What was in those rows cannot be seen any more.
+and everything else goes on from there. What was in those rows cannot be seen any more; whether the
+base says what they did rests on who pruned.
 
 A chain holds without its last rows, and so does one that was made anew from its beginning. Only who
-kept a head of earlier can tell, hence ``--head``.
+kept a head of earlier can tell, hence ``--head``. Such a head vouches for what is below it, and so
+for no base that was made after it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from pathlib import Path
 import click
 
 from cairn.journal import events as ev
-from cairn.journal.base import Base, base_fault
+from cairn.journal.base import Base, base_fault, state_of
 from cairn.journal.codec import GENESIS, Row, chain_fault, decode
 from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.invariants import SENTENCES
@@ -37,9 +39,11 @@ from cairn.journal.replay import Finding, Replay
 from cairn.ops.where import Source, example, file_argument, journal_options
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-_UNSEEN = (
-    "not seen: rows cut off at the end, or a whole chain written anew; compare head with one that "
-    "you kept (--head)"
+_COMPARE = "compare head with one that you kept (--head)"
+_UNSEEN = f"not seen: rows cut off at the end, or a whole chain written anew; {_COMPARE}"
+_UNSEEN_BELOW = (
+    "not seen: rows cut off at the end, a whole chain written anew, or what stood in the rows that "
+    f"were pruned; {_COMPARE}"
 )
 _NAMESPACE = uuid.UUID("0d6cf0d6-54b3-5d0c-8a7b-6f4f5b3c9a27")
 
@@ -107,6 +111,15 @@ class Verification:
         self.head = row.hash
         if row.hash == self._kept:
             self.kept_at = row.position
+
+    @property
+    def vouched(self) -> bool:
+        """
+        Whether the kept head is in the chain, and the base, if there is one, was made before it.
+        """
+        if self.kept_at is None:
+            return False
+        return self.base is None or (self.pruned is not None and self.pruned[0] <= self.kept_at)
 
     def findings(self) -> tuple[Finding, ...]:
         """
@@ -237,7 +250,8 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
 
     It cannot see rows cut off at the end, nor a whole chain written anew: compare `head` with one
     that you kept, or pass that with --head. Of a journal that was pruned it says so, and checks
-    that the base in the place of the rows that are gone is the one that the journal names.
+    that the base in the place of the rows that are gone is the one that the journal names. Whether
+    it says what these rows did, it cannot see: that rests on who pruned.
 
     \b
     Exit code
@@ -245,7 +259,7 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
       1  something is broken, or the head that you kept is not in the chain
       2  it cannot be read
       3  what is there holds, but contents or rows were left out of the export, or the head
-         that you kept may be of a row that was pruned
+         that you kept is older than the last prune, and may be of a row that was pruned
     """
     source = Source.of(data_dir, journal, file)
     base = source.base()
@@ -269,6 +283,9 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
     click.echo(f"rows: {checked.rows}")
     if base is not None:
         click.echo(f"begins: {_begins_words(base, checked)}")
+        if gone := _violations(base):
+            were = "violation on record was" if gone == 1 else "violations on record were"
+            click.echo(f"{gone} {were} pruned")
     click.echo(f"head: {checked.head}")
     lost = False
     if kept is not None:
@@ -276,13 +293,13 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
         # Where the first rows were pruned, it may be that of one of them.
         lost = checked.kept_at is None and not checked.excerpt and base is None
         click.echo(f"kept head: {_kept_words(checked)}")
-    click.echo(_UNSEEN)
+    click.echo(_UNSEEN if base is None else _UNSEEN_BELOW)
     click.echo(f"checked: {' '.join(SENTENCES) if checked.whole else 'INV-8'}")
     if not checked.whole:
         click.echo(_not_checked(checked))
     behind = f", and {len(following)} that may follow" if following else ""
     click.echo(f"broken: {len(findings) - len(following)}{behind}")
-    unsure = kept is not None and checked.kept_at is None
+    unsure = kept is not None and not checked.vouched
     sys.exit(1 if findings or lost else 0 if checked.whole and not unsure else 3)
 
 
@@ -293,9 +310,25 @@ def _begins_words(base: Base, checked: Verification) -> str:
     return f"{words} (journal_pruned at row {checked.pruned[0]})"
 
 
+def _violations(base: Base) -> int:
+    """
+    How many violations were on record in the rows that a base stands for.
+    """
+    try:
+        return len(state_of(base).faults)
+    except ValueError:
+        return 0  # left out, or a finding of its own
+
+
 def _kept_words(checked: Verification) -> str:
     if checked.kept_at is not None:
-        return f"in the chain, at row {checked.kept_at}"
+        words = f"in the chain, at row {checked.kept_at}"
+        if checked.base is None or checked.vouched:
+            return words
+        return (
+            f"{words}; the base was made after that head: what stood below row "
+            f"{checked.base.position + 1} rests on who pruned"
+        )
     if checked.excerpt:
         return "not in this excerpt, which lacks the rows of others"
     if checked.base is not None:
