@@ -20,6 +20,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ import trio
 
 from cairn.engine.builtin import BUILTIN_NAME, ensure_builtin_model
 from cairn.journal import events as ev
+from cairn.journal.base import Base, base_of, loaded_of, state_of
 from cairn.journal.codec import GENESIS, Row, decode, encode
-from cairn.journal.export import read_export, to_line
+from cairn.journal.export import base_to_line, read_export, to_line
 from cairn.journal.lifecycle import Life
 from cairn.journal.replay import replay
 from cairn.journal.store_sql import SqlStore, journal_url, migrate
@@ -41,6 +43,7 @@ from cairn.ops.drills.engine_faults import pass_raises
 from cairn.ops.drills.journal_faults import row_changed, row_removed, tail_rewritten
 from cairn.ops.drills.outcome import Scene
 from cairn.ops.drills.private_server import PrivateServer, private_server, stored_rows
+from cairn.ops.prune import prune
 
 HISTORIES = Path("tests/histories")
 EXPECTED = "expected.json"
@@ -218,6 +221,21 @@ async def quarantined(directory: Path, model: Path) -> None:
         await talk.ask(onward(again, first, "And from there?"))
 
 
+async def pruned(directory: Path, model: Path) -> None:
+    """
+    A conversation is pruned, in the middle of a run. One after it was compared with it, so that its
+    token ids stay in the base.
+    """
+    async with talking(directory, model) as talk:
+        await talk.ask(WAY)
+        between = datetime.now(UTC)
+        await talk.ask([GUIDE, user("Which of the streams can be crossed after rain?")])
+    words = ("--before", between.isoformat(), "--close-idle", "--data-dir", str(directory))
+    prune.main(words, standalone_mode=False)
+    async with talking(directory, model) as talk:
+        await talk.ask(WAY)
+
+
 HEALTHY = {
     "continuation": continuation,
     "diverged": diverged,
@@ -228,6 +246,7 @@ HEALTHY = {
     "killed": killed,
     "stopped": stopped,
     "quarantined": quarantined,
+    "pruned": pruned,
 }
 REWRITTEN = {
     "row-changed": row_changed,
@@ -243,21 +262,38 @@ _WHOLE = "stopped"
 # --- recording -----------------------------------------------------------------------------------
 
 
-def without_machine(rows: Sequence[Row]) -> list[Row]:
+def without_machine(rows: Sequence[Row], base: Base | None) -> tuple[list[Row], Base | None]:
     """
-    The rows without the directories of the machine that wrote them, in a chain of their own.
+    Rows and base without the directories of the machine that wrote them, in a chain of their own.
     """
     found: list[Row] = []
+    directory = f"models/{BUILTIN_NAME}"
+    if base is not None:
+        loaded = loaded_of(base)
+        loaded = attrs.evolve(loaded, directory=directory) if loaded is not None else None
+        base = base_of(state_of(base), base.head, loaded)
+    begins = base.head if base is not None else GENESIS
     for row in rows:
         recorded = decode(row)
         event = recorded.event
         if isinstance(event, ev.ModelLoaded):
-            event = attrs.evolve(event, directory=f"models/{BUILTIN_NAME}")
+            event = attrs.evolve(event, directory=directory)
+        elif isinstance(event, ev.JournalPruned) and base is not None:
+            event = attrs.evolve(event, base_digest=base.digest)
         elif isinstance(event, ev.InvariantViolated):
             event = attrs.evolve(event, trace=_FILE.sub(r'File "\1"', event.trace))
         recorded = attrs.evolve(recorded, event=event)
-        found.append(encode(recorded, found[-1].hash if found else GENESIS))
-    return found
+        found.append(encode(recorded, found[-1].hash if found else begins))
+    return found, base
+
+
+def stored_base(directory: Path) -> Base | None:
+    """
+    The base of a journal that no server holds.
+    """
+    store = SqlStore.open(journal_url(directory), read_only=True)
+    with contextlib.closing(store):
+        return store.base()
 
 
 def store_rows(directory: Path, rows: Sequence[Row]) -> None:
@@ -272,23 +308,23 @@ def store_rows(directory: Path, rows: Sequence[Row]) -> None:
 
 async def recorded(
     name: str, into: Path, scratch: Path, model: Path, undisturbed: Reference
-) -> list[Row]:
+) -> tuple[list[Row], Base | None]:
     """
-    The rows of one history.
+    The rows of one history, and the base that they stand on.
     """
     directory = scratch / name
     if name in REWRITTEN:
         store_rows(directory, list(read_export(into / f"{_WHOLE}.jsonl")))
         REWRITTEN[name](directory)
-        return stored_rows(directory)
+        return stored_rows(directory), None
     if name in HEALTHY:
         await HEALTHY[name](directory, model)
     else:
         await DRILLS[name].play(Scene(directory=directory, model=model, reference=undisturbed))
-    return without_machine(stored_rows(directory))
+    return without_machine(stored_rows(directory), stored_base(directory))
 
 
-def expectation(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+def expectation(rows: Sequence[Row], base: Base | None) -> list[Mapping[str, Any]]:
     """
     What replay finds in a history.
     """
@@ -299,7 +335,7 @@ def expectation(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
             "recorded": found.recorded,
             "reproduced": found.reproduced,
         }
-        for found in replay(rows).findings
+        for found in replay(rows, base=base).findings
     ]
 
 
@@ -311,9 +347,10 @@ async def record(names: Sequence[str], into: Path, scratch: Path, model: Path) -
     path = into / EXPECTED
     expected = json.loads(path.read_text("utf-8")) if path.exists() else {}
     for name in names:
-        rows = await recorded(name, into, scratch, model, undisturbed)
-        (into / f"{name}.jsonl").write_bytes(b"".join(map(to_line, rows)))
-        expected[name] = expectation(rows)
+        rows, base = await recorded(name, into, scratch, model, undisturbed)
+        begins = base_to_line(base) if base is not None else b""
+        (into / f"{name}.jsonl").write_bytes(begins + b"".join(map(to_line, rows)))
+        expected[name] = expectation(rows, base)
         print(f"{name}: {len(rows)} rows, {[found['invariant'] for found in expected[name]]}")
     path.write_text(f"{json.dumps(dict(sorted(expected.items())), indent=2)}\n", "utf-8")
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from cairn.journal.base import Base, loaded_of, state_of
 from cairn.journal.codec import Row, decode
-from cairn.journal.export import read_export
+from cairn.journal.export import read_base, read_export
 from cairn.journal.invariants import SENTENCES
+from cairn.journal.lifecycle import Life
 from cairn.journal.replay import replay
 from cairn.ops.drills import DRILLS
 from cairn.ops.verify import Verification
@@ -41,6 +43,11 @@ HEALTHY: dict[str, set[tuple[str | None, ...]]] = {
     "cancelled": {("request_cancelled", "decode")},
     "killed": {("server_lost",)},
     "stopped": {("server_stopped", "asked to")},
+    "pruned": {
+        ("journal_pruned",),
+        ("session_closed", "retention"),
+        ("path_selected", "new_session", "diverged"),
+    },
     "quarantined": {
         ("session_quarantined",),
         ("path_selected", "new_session", "quarantined"),
@@ -54,6 +61,11 @@ What each healthy conversation is kept for: events that are in it, with their wa
 def rows_of(name: str) -> list[Row]:
     """The rows of a history."""
     return list(read_export(HISTORIES / f"{name}.jsonl"))
+
+
+def base_of_history(name: str) -> Base | None:
+    """What the rows of a history stand on, where it was pruned."""
+    return read_base(HISTORIES / f"{name}.jsonl")
 
 
 def test_each_history_is_expected_to_come_to_something():
@@ -73,7 +85,7 @@ def test_a_history_is_read_as_ever(name: str):
             "recorded": one.recorded,
             "reproduced": one.reproduced,
         }
-        for one in replay(rows_of(name)).findings
+        for one in replay(rows_of(name), base=base_of_history(name)).findings
     ]
     assert EXPECTED[name] == found
 
@@ -113,6 +125,26 @@ def test_a_conversation_has_what_it_is_kept_for(name: str):
         if hasattr(event, "path"):
             seen.add((row.kind, event.path, event.reason))
     assert HEALTHY[name] <= seen
+
+
+def test_a_base_is_read_as_ever():
+    """
+    What a base kept is understood to the last field, whatever versions came after it: the rows that
+    it stands for are gone, so nothing else could tell.
+    """
+    base = base_of_history("pruned")
+    assert base is not None
+    state, loaded = state_of(base), loaded_of(base)
+    (session,) = state.sessions.values()
+    assert loaded is not None
+    assert state.model is not None
+    assert loaded.fingerprint == state.model.fingerprint == session.fingerprint
+    assert (Life.IDLE, True) == (session.life, session.slab is not None)
+    assert session.last is not None
+    assert 64 == len(session.last.prompt_ids)
+    assert state.pool.blocks == sum(block.present for block in state.blocks.values()) > 0
+    # What is recorded of a later version has a name of its own, beside this one.
+    assert 1 == json.loads(base.state or b"{}")["version"]
 
 
 def test_a_forged_end_is_found_by_the_head_that_was_kept():

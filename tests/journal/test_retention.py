@@ -4,6 +4,8 @@ A journal that was cut reads as if it had not been: same fold, same decisions, s
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 from typing import Any
 
@@ -13,19 +15,20 @@ from hypothesis import given
 
 from cairn.journal import events as ev
 from cairn.journal.base import (
+    VERSION,
     Base,
     base_of,
-    decode_state,
-    encode_state,
     forgotten,
     forgotten_faults,
     state_of,
+    with_ids,
 )
 from cairn.journal.codec import Row, decode
+from cairn.journal.errors import UnknownEvent
 from cairn.journal.replay import Report, replay
 from cairn.journal.retention import Survey, compared_with
 from cairn.journal.state import EMPTY, State
-from tests.journal.model import TAPES, Driver, Talk, played, profile, tape
+from tests.journal.model import TAPES, Driver, Talk, Violated, played, profile, tape
 
 LONG_AGO = 0
 FAR = 2**60
@@ -53,25 +56,33 @@ def brute(rows: list[Row], states: list[State], before_us: int) -> int:
     """
     The highest cut, by trying every row with the words of the rule.
     """
-    lives: list[list[ev.Recorded]] = []
-    latest: dict[str, list[ev.Recorded]] = {}
-    for recorded in map(decode, rows):
-        session = getattr(recorded.event, "session", None)
-        if isinstance(recorded.event, ev.SessionOpened):
-            latest[recorded.event.session] = []
-            lives.append(latest[recorded.event.session])
-        if session is not None:
-            latest[session].append(recorded)
+    lives: list[list[int]] = []
+    latest: dict[str, list[int]] = {}
+    closed: list[list[int]] = []
+    told: list[tuple[int, int]] = []
+    for recorded, before, after in zip(map(decode, rows), states, states[1:], strict=False):
+        event, position = recorded.event, recorded.position
+        if isinstance(event, ev.InvariantViolated):
+            told.append((event.at_position, position))
+        # What is open is what the state has: an event that broke an invariant opens nothing.
+        for session in sorted(set(after.sessions) - set(before.sessions)):
+            latest[session] = []
+            lives.append(latest[session])
+        named = getattr(event, "session", None)
+        if named is not None and named in latest:
+            latest[named].append(position)
+        for session in set(before.sessions) - set(after.sessions):
+            closed.append(latest.pop(session))
     for cut in range(len(rows), 0, -1):
         whole = all(
-            isinstance(life[-1].event, ev.SessionClosed)
-            and all(recorded.position <= cut for recorded in life[:-1])
+            life in closed and all(position <= cut for position in life[:-1])
             for life in lives
-            if life[0].position <= cut
+            if life[0] <= cut
         )
         older = all(row.time_us < before_us for row in rows[:cut])
-        some = any(life[0].position <= cut for life in lives)
-        if whole and older and some and not states[cut].requests:
+        some = any(life[0] <= cut for life in lives)
+        stories = not any(broken <= cut < row for broken, row in told)
+        if whole and older and some and stories and not states[cut].requests:
             return cut
     return 0
 
@@ -83,6 +94,23 @@ def pruned(rows: list[Row], states: list[State], cut: int) -> tuple[Base, list[R
     rest = rows[cut:]
     kept = compared_with(decode(row).event for row in rest)
     return base_of(forgotten(states[cut], kept), rows[cut - 1].hash), rest
+
+
+def contents_of(state: State) -> bytes:
+    """
+    What a base of this state holds.
+    """
+    contents = base_of(state, "h" * 64).state
+    assert contents is not None
+    return contents
+
+
+def holding(contents: bytes, position: int = 0) -> Base:
+    """
+    A base with these contents.
+    """
+    digest = hashlib.sha256(contents).hexdigest()
+    return Base(position=position, head="h" * 64, state=contents, state_digest=digest)
 
 
 def assert_reads_on(whole: Report, part: Report, cut: int) -> None:
@@ -110,10 +138,36 @@ def retired(data: bytes) -> list[Row]:
         parts = (*known.parts[:-1], ("user", (70 + number, 71, 72, 73)))
         driver.serve(attrs.evolve(known, name=None, parts=parts, answer=None))
     driver.serve(talk(70, 70, 70))
+    without_effect(driver)
     driver.end_run("stopped")
     latest = max(driver.state.sessions.values(), key=lambda session: session.last_used)
     close(driver, *sorted(set(driver.state.sessions) - {latest.id}))
     return driver.rows
+
+
+def without_effect(driver: Driver) -> None:
+    """
+    Events of sessions that break an invariant, so that nothing but a violation comes of them.
+    """
+    opened = ev.SessionOpened(
+        session="nobody", tenant="t1", fingerprint="fp-a", group=None, named=False
+    )
+    refused(driver, opened, expected_seq=3)
+    refused(driver, ev.SessionClosed(session="nobody", reason="retention"))
+    refused(driver, attrs.evolve(opened, session=sorted(driver.state.sessions)[-1]))
+    busy = driver.ask(talk(80, 81, 82))
+    if busy is not None:
+        refused(driver, ev.SessionClosed(session=busy, reason="retention"))
+
+
+def refused(driver: Driver, event: ev.Event, expected_seq: int | None = None) -> None:
+    """
+    Propose an event that breaks an invariant.
+    """
+    outcome = driver.ledger.propose([event], expected_seq=expected_seq)
+    assert outcome.bug is not None
+    with contextlib.suppress(Violated):
+        driver.take(outcome)
 
 
 def close(driver: Driver, *sessions: str) -> None:
@@ -136,7 +190,7 @@ def test_a_state_comes_back(data: bytes):
     rows = played(data).rows
     states = states_of(rows)
     for state in states:
-        assert state == decode_state(encode_state(state))
+        assert state == state_of(base_of(state, "h" * 64))
     for cut in range(1, len(rows), 1 + len(rows) // 9):
         base = base_of(states[cut], rows[cut - 1].hash)
         part = replay(rows[cut:], base=base, until=rows[-1].position)
@@ -145,9 +199,9 @@ def test_a_state_comes_back(data: bytes):
 
 def test_a_state_has_one_form():
     """Equal states give equal bytes in every process: maps, whose order is none, are sorted."""
-    encoded = encode_state(played(tape(3, 400)).state)
+    encoded = contents_of(played(tape(3, 400)).state)
     for name in ("blocks", "parts", "streams"):
-        keys = list(json.loads(encoded)[name])
+        keys = list(json.loads(encoded)["state"][name])
         assert len(keys) > 5
         assert sorted(keys) == keys
 
@@ -159,7 +213,7 @@ def test_a_base_that_was_changed(change: str):
     values: dict[str, Any] = {
         "position": base.position + 1,
         "head": "0" * 64,
-        "state": encode_state(attrs.evolve(EMPTY, position=base.position)),
+        "state": contents_of(attrs.evolve(EMPTY, position=base.position)),
         "state_digest": "0" * 64,
     }
     changed = attrs.evolve(base, **{change: values[change]})
@@ -174,7 +228,38 @@ def test_a_base_that_was_changed(change: str):
 def test_bytes_that_are_no_state(encoded: bytes):
     """They are refused as what they are."""
     with pytest.raises(ValueError, match="cannot be decoded"):
-        decode_state(encoded)
+        state_of(holding(encoded))
+
+
+def test_a_base_of_a_newer_version():
+    """It is refused as what it is: nothing was changed, and a newer Cairn reads it."""
+    contents = json.loads(contents_of(EMPTY))
+    newer = holding(json.dumps({**contents, "version": VERSION + 1, "more": 1}).encode())
+    with pytest.raises(UnknownEvent, match=r"of version 2, .* use the version that pruned"):
+        state_of(newer)
+
+
+def test_a_base_of_before_the_first_version():
+    """It is brought up to today's."""
+    contents = json.loads(contents_of(EMPTY))
+    del contents["version"]
+    assert EMPTY == state_of(holding(json.dumps(contents).encode()))
+
+
+def test_a_base_with_other_fields():
+    """
+    One too many, or one too few that has a default: neither is passed over, deep down either, since
+    who does not know a field does not know what follows from it.
+    """
+    contents = json.loads(contents_of(EMPTY))
+    for place in (contents, contents["state"], contents["state"]["pool"]):
+        place["more"] = None
+        with pytest.raises(ValueError, match="other fields"):
+            state_of(holding(json.dumps(contents).encode()))
+        del place["more"]
+    del contents["state"]["disk_budget"]
+    with pytest.raises(ValueError, match="other fields"):
+        state_of(holding(json.dumps(contents).encode()))
 
 
 # --- where to cut ---------------------------------------------------------------------------------
@@ -302,6 +387,55 @@ def test_a_request_that_was_open_when_the_server_died():
     assert lost == surveyed(driver.rows, before_us + 1).plan().cut
 
 
+def test_events_that_had_no_effect():
+    """A session that was refused holds nothing back, and is not there to be closed."""
+    driver = overlapping()
+    opened = ev.SessionOpened(
+        session="nobody", tenant="t1", fingerprint="fp-a", group=None, named=False
+    )
+    refused(driver, opened, expected_seq=3)
+    first, _ = driver.state.sessions
+    refused(driver, attrs.evolve(opened, session=first))
+    survey = surveyed(driver.rows)
+    assert (2, 0) == survey.sessions
+    spans = survey.closable(driver.state, idle=True, quarantined=True)
+    assert set(driver.state.sessions) == {span.session for span in spans}
+    assert len(driver.rows) == survey.plan(spans).cut
+
+
+def test_a_violation_goes_with_the_row_that_broke():
+    """A cut between the two would leave a violation that nothing in the journal explains."""
+    driver = overlapping()
+    close(driver, *driver.ledger.state.sessions)
+    end = driver.rows[-1].position
+    refused(driver, ev.SessionClosed(session="nobody", reason="retention"))
+    broke, told = driver.rows[-2:]
+    assert ("session_closed", "invariant_violated") == (broke.kind, told.kind)
+    assert end == surveyed(driver.rows, told.time_us).plan().cut
+    assert end + 2 == surveyed(driver.rows, told.time_us + 1).plan().cut
+
+
+def test_what_a_base_forgets_of_an_open_request():
+    """A cut leaves none open; were there one, its texts would be no less forgotten."""
+    driver = overlapping()
+    driver.start()
+    name = driver.ask(talk(30, 31, 32, 33, 34))
+    assert name is not None
+    while b'"step":"prefill"' not in driver.rows[-1].public:
+        driver.step(name)
+    state = driver.state
+    request = state.session(name).request
+    assert request is not None
+    assert request.path is not None
+    request = attrs.evolve(request, path=attrs.evolve(request.path, diverged_text="a secret"))
+    session = attrs.evolve(state.session(name), request=request)
+    state = attrs.evolve(state, sessions=state.sessions.set(session.id, session))
+    assert name in with_ids(state)
+    assert set() == with_ids(forgotten(state))
+    assert b"a secret" in contents_of(state)
+    assert b"a secret" not in contents_of(forgotten(state))
+
+
 def test_what_a_base_forgets():
     """
     No token id and no text of a violation is left in it, but those of a conversation that a later
@@ -314,8 +448,8 @@ def test_what_a_base_forgets():
     assert [True, False] == [bool(turn and turn.sequence) for turn in turns]
 
     driver.take(driver.ledger.record_crash(session=first, message="-", trace="a secret"))
-    assert b"a secret" in encode_state(driver.state)
-    assert b"a secret" not in encode_state(forgotten(driver.state))
+    assert b"a secret" in contents_of(driver.state)
+    assert b"a secret" not in contents_of(forgotten(driver.state))
 
 
 def test_a_later_decision_needs_what_it_compared():

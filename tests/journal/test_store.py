@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -283,7 +284,9 @@ def test_a_cut_on_a_full_disk(url: str):
     store.append(ROWS[:20])
     store._connection.exec_driver_sql("PRAGMA max_page_count = 40")
     store._connection.rollback()
-    with pytest.raises(StoreFull, match="Free some space"):
+    with pytest.raises(
+        StoreFull, match="Free some space on its disk: as much as the journal takes there"
+    ):
         store.cut(base_at(8), big)
     assert store.base() is None
     assert ROWS[:20] == list(store.read())
@@ -364,6 +367,21 @@ def test_a_base_changed_into_text(url: str, tmp_path: Path):
     with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
         other.execute("UPDATE bases SET state = '{}'")
     assert attrs.evolve(base_at(8), state=b"{}") == store.base()
+    store.close()
+
+
+def test_what_is_cut_is_wiped(url: str, monkeypatch: pytest.MonkeyPatch):
+    """Whatever SQLite is built to do, what a connection that writes removes is overwritten."""
+    connect = sqlite3.connect
+
+    def careless(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        made = connect(*arguments, **options)
+        made.execute("PRAGMA secure_delete = OFF").fetchall()
+        return made
+
+    monkeypatch.setattr(sqlite3, "connect", careless)
+    store = SqlStore.open(url)
+    assert [(1,)] == store._raw().execute("PRAGMA secure_delete").fetchall()
     store.close()
 
 

@@ -24,11 +24,10 @@ from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS
 from cairn.ops.doctor import Found
 from cairn.ops.home import hold_journal
-from cairn.ops.journal import bytes_on_disk
 from cairn.ops.output import table
 from cairn.ops.reference import page
 from cairn.ops.sessions import time_text, used
-from cairn.ops.where import default_data_dir
+from cairn.ops.where import bytes_on_disk, default_data_dir
 from tests import journals
 from tests.journals import Builder, broken, healthy, tampered
 

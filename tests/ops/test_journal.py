@@ -2,6 +2,7 @@
 `ops journal` tells how large a journal is, and prunes it; what is left reads as it did.
 """
 
+import hashlib
 import json
 import os
 import sqlite3
@@ -18,15 +19,17 @@ import pytest
 
 from cairn.actors.boot import BootRefused, read_journal
 from cairn.journal import events as ev
-from cairn.journal.base import forgotten, loaded_of
+from cairn.journal import store_sql
+from cairn.journal.base import VERSION, forgotten, loaded_of
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import StoreError
 from cairn.journal.export import base_from_line, read_base, read_export
 from cairn.journal.replay import replay
+from cairn.journal.retention import Survey
 from cairn.journal.store_sql import SqlStore, journal_url
-from cairn.ops import journal as command
+from cairn.ops import prune as command
 from cairn.ops.home import hold_journal
-from cairn.ops.journal import size_text
+from cairn.ops.output import size_text
 from tests.journals import SLAB_BYTES, Builder, broken, conversation, healthy, tampered
 
 JUNE_US = 1_780_272_000_000_000
@@ -108,6 +111,52 @@ def test_a_dry_run(run, stored):
     words = f"{FIRST_RUN} rows, 2 sessions would be removed, up to row {FIRST_RUN}; "
     assert f"{words}{len(aged()) - FIRST_RUN} rows would stay\n" in result.stdout
     assert (None, aged()) == there(folder)
+
+
+def test_a_dry_run_beside_a_server_that_writes(run, stored, monkeypatch: pytest.MonkeyPatch):
+    """What is appended between two readings is passed over: each ends where the first one did."""
+    made = Builder()
+    made.start()
+    made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
+    made.stop()
+    made._time_us = JUNE_US
+    made.start()
+    folder = stored(made.rows)
+    alone = run("journal", "prune", *BEFORE, "--close-idle", "--dry-run")
+    written = len(made.rows)
+    read = SqlStore.read
+
+    def beside(self, *arguments, **options):
+        nonlocal written
+        yield from read(self, *arguments, **options)
+        made.turn("s2", f"r{written}", ["Another"], range(5, 15), (6, 7))
+        writer = SqlStore.open(journal_url(folder))
+        writer.append(made.rows[written:])
+        writer.close()
+        written = len(made.rows)
+
+    monkeypatch.setattr(SqlStore, "read", beside)
+    result = run("journal", "prune", *BEFORE, "--close-idle", "--dry-run")
+    assert (0, "") == (result.exit_code, result.stderr)
+    # The digest of the base is the same too: it stands for the same rows.
+    assert alone.stdout == result.stdout
+    assert "1 session would be removed" in result.stdout
+
+
+def test_a_dry_run_beside_a_prune(run, stored, monkeypatch: pytest.MonkeyPatch):
+    """Who reads while rows go is told to read again; it is no fault of the journal's."""
+    stored(aged())
+    read = SqlStore.read
+
+    def slowly(self, *arguments, **options):
+        yield from read(self, *arguments, **options)
+        monkeypatch.setattr(SqlStore, "read", read)
+        assert 0 == run("journal", "prune", *BEFORE, "--close-idle").exit_code
+
+    monkeypatch.setattr(SqlStore, "read", slowly)
+    result = run("journal", "prune", *BEFORE, "--close-idle", "--dry-run")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "The journal was pruned while it was read. Run this again." in result.stderr
 
 
 def test_a_prune(run, stored):
@@ -198,6 +247,62 @@ def test_a_server_that_was_lost(run, stored):
     assert 0 == run("verify").exit_code
 
 
+def in_mid_request() -> Builder:
+    """
+    A server that was killed while session s1 had an answer in hand.
+    """
+    made = Builder()
+    made.start()
+    made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
+    prompt = (*range(11, 21), 21, 22, 23, 31, 32, 33, 34, 35777, 35)
+    for event in made._steps("s1", "r2", ["Hello", "An answer", "And?"], prompt, (41, 42)):
+        made.propose(event)
+        if isinstance(event, ev.TokensEmitted):
+            return made
+    raise AssertionError
+
+
+def test_a_server_that_was_lost_in_a_request(run, stored):
+    """
+    The request ends with the loss, which is put on record only now: its session is closed, and goes
+    when that is old enough. Its texts are in no base.
+    """
+    folder = stored(in_mid_request().rows)
+    result = run("journal", "prune", *BEFORE, "--close-idle")
+    assert (0, True) == (result.exit_code, "1 session closed\nno row can go yet" in result.stdout)
+    assert "session s1, opened at row 3" in result.stdout
+    base, rows = there(folder)
+    assert (None, "server_lost", "session_closed") == (base, rows[-2].kind, rows[-1].kind)
+    result = run("journal", "prune", "--before", "0m")
+    assert "1 session removed" in result.stdout
+    assert b"35777" not in there(folder)[0].state
+    assert b"35777" not in b"".join(path.read_bytes() for path in folder.glob("journal.db*"))
+    assert 0 == run("verify").exit_code
+
+
+def test_an_open_request_in_a_base(run, stored, monkeypatch: pytest.MonkeyPatch):
+    """A cut in the middle of a request would be a fault of ours, and is found before it is made."""
+    rows = in_mid_request().rows
+    folder = stored(rows)
+    monkeypatch.setattr(Survey, "feed", survey_blind_to_loss(Survey.feed))
+    result = run("journal", "prune", *BEFORE, "--close-idle")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "(texts would be left in the base)" in result.stderr
+    assert (None, rows) == there(folder)
+
+
+def survey_blind_to_loss(feed: Callable[..., None]) -> Callable[..., None]:
+    """
+    A survey that does not take in that a server was lost.
+    """
+
+    def blind(self: Any, recorded: ev.Recorded, state: Any) -> None:
+        if not isinstance(recorded.event, ev.ServerLost):
+            feed(self, recorded, state)
+
+    return blind
+
+
 def test_a_lost_server_is_not_recorded_for_nothing(run, stored):
     """Where no session is closed, that a server was lost is left to the next one to find."""
     folder = stored(conversation().rows)
@@ -251,7 +356,47 @@ def test_space_that_cannot_be_given_back(run, stored, monkeypatch: pytest.Monkey
     result = run("journal", "prune", *BEFORE, "--close-idle")
     assert 0 == result.exit_code
     assert "The rows are gone, but their space is still the file's" in result.stderr
+    assert "may still be read there: Cannot shrink it: disk full. The same" in result.stderr
     assert 0 == run("verify").exit_code
+
+
+def test_space_is_given_back_later(run, stored, monkeypatch: pytest.MonkeyPatch):
+    """The same command goes on where one ended early; then there is nothing left to do."""
+    made = Builder()
+    made.start()
+    for number in range(20):
+        made.turn(f"s{number}", f"r{number}", [f"{number}"], range(35000, 35100), (21, 22, 23))
+    made.stop()
+    folder = stored(made.rows)
+    with monkeypatch.context() as killed:
+        killed.setattr(SqlStore, "give_back", lambda _: None)
+        run("journal", "prune", *BEFORE, "--close-idle")
+    large = (folder / "journal.db").stat().st_size
+    again = run("journal", "prune", *BEFORE, "--close-idle")
+    assert again.stdout.startswith("nothing to prune\n")
+    assert "on disk: " in again.stdout
+    assert "giving the space back" in again.stderr
+    assert (folder / "journal.db").stat().st_size < large // 2
+    again = run("journal", "prune", *BEFORE, "--close-idle")
+    assert ("", False) == (again.stderr, "on disk" in again.stdout)
+
+
+def test_a_prune_that_a_reader_holds_up(run, stored, monkeypatch: pytest.MonkeyPatch):
+    """The removed rows are in the file until nobody reads them; that is said, and done later."""
+    monkeypatch.setattr(store_sql, "_BUSY_S", 0.05)
+    folder = stored(in_mid_request().rows)
+    run("journal", "prune", *BEFORE, "--close-idle")
+    with closing(sqlite3.connect(folder / "journal.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM events").fetchall()
+        result = run("journal", "prune", "--before", "0m")
+        assert "1 session removed" in result.stdout
+        assert "another program reads it" in result.stderr
+        assert "The same command tries again." in result.stderr
+        reader.execute("ROLLBACK")
+        run("journal", "prune", "--before", "0m")
+        contents = b"".join(path.read_bytes() for path in folder.glob("journal.db*"))
+        assert b"35777" not in contents
 
 
 @pytest.mark.parametrize(
@@ -337,6 +482,12 @@ CHANGES: dict[str, Callable[[Path], str]] = {
     "head": lambda _: "UPDATE bases SET head = hex(zeroblob(32))",
     "position": lambda _: "UPDATE bases SET position = position - 1",
     "no state": lambda _: "UPDATE bases SET state = x'00'",
+    "head of bytes": lambda _: "UPDATE bases SET head = x'00ff'",
+    "head a number": lambda _: "UPDATE bases SET head = 5",
+    "digest of bytes": lambda _: "UPDATE bases SET state_digest = x'80'",
+    "digest a number": lambda _: "UPDATE bases SET state_digest = 5",
+    "state a number": lambda _: "UPDATE bases SET state = 5",
+    "position below nothing": lambda _: "UPDATE bases SET position = -1",
     "event gone": lambda _: (
         "DELETE FROM events WHERE position >= "
         "(SELECT position FROM events WHERE kind = 'journal_pruned')"
@@ -359,7 +510,7 @@ def test_a_base_changed_by_hand(run, pruned: Path, tmp_path: Path, change: str):
     for options in ((), ("--no-private",)):
         export = tmp_path / "x.jsonl"
         run("export", "-o", export, *options)
-        if options and change in ("state", "no state"):
+        if options and change in ("state", "no state", "state a number"):
             continue  # it is not in there
         result = run("verify", export)
         assert 1 == result.exit_code
@@ -368,6 +519,31 @@ def test_a_base_changed_by_hand(run, pruned: Path, tmp_path: Path, change: str):
     with pytest.raises(BootRefused, match="INV-8"):
         read_journal(store)
     store.close()
+
+
+def test_two_bases(run, pruned: Path):
+    """There is one at a time, so a second was put there by hand; which is right, nobody knows."""
+    with closing(sqlite3.connect(pruned / "journal.db")) as other, other:
+        other.execute("INSERT INTO bases SELECT 1, head, state, state_digest FROM bases")
+    for words in (("verify",), ("journal",), ("export",)):
+        result = run(*words)
+        assert (2, "") == (result.exit_code, result.stdout)
+        assert "has more than one base" in result.stderr
+
+
+def test_a_base_of_a_newer_cairn(run, pruned: Path):
+    """It is told so, and is no broken journal."""
+    base = there(pruned)[0]
+    state = json.loads(base.state) | {"version": VERSION + 1}
+    encoded = json.dumps(state)
+    digest = hashlib.sha256(encoded.encode()).hexdigest()
+    with closing(sqlite3.connect(pruned / "journal.db")) as other, other:
+        other.execute("UPDATE bases SET state = CAST(? AS BLOB)", (encoded,))
+        other.execute("UPDATE bases SET state_digest = ?", (digest,))
+    for words in (("verify",), ("sessions",), ("replay", "s3"), ("journal", "prune", *BEFORE)):
+        result = run(*words)
+        assert (2, "") == (result.exit_code, result.stdout)
+        assert "use the version that pruned the journal, or a newer one" in result.stderr
 
 
 def test_a_server_reads_on(pruned: Path):

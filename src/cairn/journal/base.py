@@ -5,22 +5,43 @@ and the fold of them all.
 A journal without its first rows can be read on from its base as if they were there: the chain goes
 on from its head, the fold from its state. Which base belongs to a journal, the last
 ``journal_pruned`` says, by its digest; so a base is as hard to change unseen as a row.
+
+Rules of this module:
+
+1. What a base keeps has a version. A field that ``State`` or what is in it gains, loses or reads in
+   another way raises it, and ``UPCASTS`` gets the step from the version before: rows of before are
+   gone, so nothing else could tell what they meant.
+2. A base is read whole or not at all: no field is passed over, none is filled in.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
+from typing import Any, get_args
 
 import attrs
 import msgspec
 from immutables import Map
 
 from cairn.journal import events as ev
+from cairn.journal.errors import UnknownEvent
 from cairn.journal.state import Fault, State
 
-_Decoded = TypeVar("_Decoded")
+VERSION = 1
+"""
+Of what ``Base.state`` holds.
+"""
+
+Contents = dict[str, Any]
+UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {
+    # Before version 1 none was written.
+    0: lambda contents: {**contents, "version": 1},
+}
+"""
+Version to the function that makes contents of version + 1 of it.
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -53,6 +74,25 @@ class Base:
             digest.update(encoded)
         return digest.hexdigest()
 
+    @cached_property
+    def kept(self) -> _Kept:
+        """
+        What ``state`` holds, decoded once.
+
+        Raises:
+            ValueError: it is not there, or is not what it was when it was made.
+            UnknownEvent: a newer Cairn made it.
+        """
+        if self.state is None:
+            raise ValueError("the state was left out")
+        found = hashlib.sha256(self.state).hexdigest()
+        if found != self.state_digest:
+            raise ValueError(f"the state was changed: its digest is {found}")
+        kept = _decoded(self.state)
+        if kept.state.position != self.position:
+            raise ValueError(f"the state is that of row {kept.state.position}")
+        return kept
+
 
 @attrs.frozen(kw_only=True)
 class _Kept:
@@ -60,6 +100,7 @@ class _Kept:
     The contents of ``Base.state``.
     """
 
+    version: int
     state: State
     loaded: ev.ModelLoaded | None
 
@@ -73,7 +114,8 @@ def base_of(state: State, head: str, loaded: ev.ModelLoaded | None = None) -> Ba
         loaded: the last model that they tell of: sessions above may be served by it still, and
             whoever runs them again has to know where it lies.
     """
-    encoded = _encoded(_Kept(state=state, loaded=loaded if state.model is not None else None))
+    loaded = loaded if state.model is not None else None
+    encoded = _encoded(_Kept(version=VERSION, state=state, loaded=loaded))
     return Base(
         position=state.position,
         head=head,
@@ -88,8 +130,9 @@ def state_of(base: Base) -> State:
 
     Raises:
         ValueError: it is not there, or is not what it was when it was made.
+        UnknownEvent: a newer Cairn made it.
     """
-    return _kept(base).state
+    return base.kept.state
 
 
 def loaded_of(base: Base) -> ev.ModelLoaded | None:
@@ -97,21 +140,9 @@ def loaded_of(base: Base) -> ev.ModelLoaded | None:
     The model that was loaded when the rows of a base ended.
 
     Raises:
-        ValueError: as for ``state_of``.
+        ValueError, UnknownEvent: as for ``state_of``.
     """
-    return _kept(base).loaded
-
-
-def _kept(base: Base) -> _Kept:
-    if base.state is None:
-        raise ValueError("the state was left out")
-    found = hashlib.sha256(base.state).hexdigest()
-    if found != base.state_digest:
-        raise ValueError(f"the state was changed: its digest is {found}")
-    kept = _decoded(base.state, _Kept)
-    if kept.state.position != base.position:
-        raise ValueError(f"the state is that of row {kept.state.position}")
-    return kept
+    return base.kept.loaded
 
 
 def base_fault(base: Base | None, pruned: ev.JournalPruned | None) -> tuple[str, str, str] | None:
@@ -147,12 +178,35 @@ def forgotten(state: State, kept: Collection[str] = ()) -> State:
     """
     sessions = state.sessions
     for name, session in state.sessions.items():
-        if session.last is not None and name not in kept:
-            last = attrs.evolve(session.last, prompt_ids=(), answer_ids=())
-            sessions = sessions.set(name, attrs.evolve(session, last=last))
+        last, request = session.last, session.request
+        if last is not None and name not in kept:
+            last = attrs.evolve(last, prompt_ids=(), answer_ids=())
+        if request is not None:
+            # A cut leaves none open. Should one be, its texts are no less private.
+            request = attrs.evolve(
+                request,
+                ask=attrs.evolve(request.ask, new_ids=()),
+                prompt_ids=(),
+                sampled=(),
+                path=attrs.evolve(request.path, diverged_text=None) if request.path else None,
+            )
+        sessions = sessions.set(name, attrs.evolve(session, last=last, request=request))
     return attrs.evolve(
         state, sessions=sessions, faults=forgotten_faults(state.faults, state.position)
     )
+
+
+def with_ids(state: State) -> set[str]:
+    """
+    The sessions of which a state has token ids.
+    """
+    found = set()
+    for name, session in state.sessions.items():
+        last, request = session.last, session.request
+        open_ids = request is not None and (request.sequence or request.ask.new_ids)
+        if open_ids or (last is not None and last.sequence):
+            found.add(str(name))
+    return found
 
 
 def forgotten_faults(faults: Map[str, Fault], position: int) -> Map[str, Fault]:
@@ -166,35 +220,37 @@ def forgotten_faults(faults: Map[str, Fault], position: int) -> Map[str, Fault]:
     return faults
 
 
-# --- a state as bytes ----------------------------------------------------------------------------
+# --- the contents as bytes -----------------------------------------------------------------------
 
 
-def encode_state(state: State) -> bytes:
+def _encoded(value: _Kept | Contents) -> bytes:
     """
-    A state as JSON; the same state gives the same bytes in every process.
+    JSON; the same value gives the same bytes in every process.
     """
-    return _encoded(state)
-
-
-def decode_state(encoded: bytes) -> State:
-    """
-    The state of these bytes.
-
-    Raises:
-        ValueError: they are none.
-    """
-    return _decoded(encoded, State)
-
-
-def _encoded(value: State | _Kept) -> bytes:
     return msgspec.json.encode(value, enc_hook=_plain, order="deterministic")
 
 
-def _decoded(encoded: bytes, kind: type[_Decoded]) -> _Decoded:
+def _decoded(encoded: bytes) -> _Kept:
+    """
+    The contents of these bytes, brought up to today's version.
+    """
     try:
-        return msgspec.json.decode(encoded, type=kind, dec_hook=_mapped)
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        contents = msgspec.json.decode(encoded, type=Contents)
+        version = msgspec.convert(contents.get("version", 0), int)
+        if version > VERSION:
+            raise UnknownEvent(
+                f"the base of the pruned rows is of version {version}, which this Cairn does not "
+                f"know ({VERSION} is its last); use the version that pruned the journal, or a "
+                "newer one"
+            )
+        for older in range(version, VERSION):
+            contents = UPCASTS[older](contents)
+        kept = msgspec.convert(contents, _Kept, dec_hook=_mapped)
+    except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
         raise ValueError(f"the state cannot be decoded: {error}") from error
+    if _encoded(kept) != _encoded(contents):
+        raise ValueError("the state cannot be decoded: it has other fields than are known")
+    return kept
 
 
 def _plain(value: Any) -> Any:

@@ -32,7 +32,8 @@ class DamagedRow(JournalError):
 
 class UnknownEvent(JournalError):
     """
-    A row has a kind or a version that this Cairn does not know. Nothing was changed.
+    A row, or the base in the place of the first ones, has a kind or a version that this Cairn does
+    not know. Nothing was changed.
     """
 
 

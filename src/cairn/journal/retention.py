@@ -7,12 +7,18 @@ A cut at row P removes rows 1 to P and leaves a base in their place. It is made 
 2. each session that has a row up to P is whole there: it is closed, and no row of it stands above P
    but its closing one. Where the server was lost in the middle of a request, its session lasts
    until that was found, and
-3. at least one session goes: a base is not made for the rows of a server that started and stopped.
+3. at least one session goes: a base is not made for the rows of a server that started and stopped,
+   and
+4. no violation is cut from the row that broke: they tell its story together.
 
 A closing row may stand above P because sessions overlap: in a journal in daily use there is never a
 moment at which none is open. The base has the session at rest, and the closing row ends it there.
 
-Rule of this module: it is told of rows, dates and states, and gives numbers. It removes nothing.
+Rules of this module:
+
+1. It is told of rows, dates and states, and gives numbers. It removes nothing.
+2. What a row did is seen by the state before and after it: one that broke an invariant names an
+   event that had no effect.
 """
 
 from __future__ import annotations
@@ -23,7 +29,12 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.lifecycle import Life
-from cairn.journal.state import State
+from cairn.journal.state import EMPTY, SessionId, State
+
+_NEVER = 2**63
+"""
+A row that does not come.
+"""
 
 
 @attrs.define(kw_only=True)
@@ -73,19 +84,20 @@ class Survey:
         limit: the last row that is older than the date, with all before it.
     """
 
-    def __init__(self, before_us: int, *, after: int = 0) -> None:
+    def __init__(self, before_us: int, begins: State = EMPTY) -> None:
         """
         Args:
             before_us: the date: microseconds since 1970.
-            after: where the rows begin: the position of the base.
+            begins: the fold up to where the rows begin: that of the base.
         """
-        self.limit = after
-        self._after = after
+        self.limit = begins.position
+        self._after = begins.position
         self._before_us = before_us
         self._older = True
         self._spans: list[Span] = []
         self._open: dict[str, Span] = {}
-        self._before: State | None = None
+        self._violated: list[tuple[int, int]] = []  # (the row that broke, the row that says so)
+        self._before = begins
 
     def feed(self, recorded: ev.Recorded, state: State) -> None:
         """
@@ -94,19 +106,21 @@ class Survey:
         Args:
             state: the fold up to and with it.
         """
-        event = recorded.event
+        event, before = recorded.event, self._before
+        self._before = state
         self._older = self._older and recorded.time_us < self._before_us
         if self._older:
             self.limit = recorded.position
         if isinstance(event, ev.ServerStopped | ev.ServerLost | ev.ModelUnloaded):
-            ended = self._before.requests.values() if self._before is not None else ()
-            for name in ended:
+            for name in set(before.requests.values()) - set(state.requests.values()):
                 self._seen(name, recorded)
-        self._before = state
+        if isinstance(event, ev.InvariantViolated):
+            self._violated.append((event.at_position, recorded.position))
         session = getattr(event, "session", None)
         if session is None:
             return
-        if isinstance(event, ev.SessionOpened):
+        was, stands = SessionId(session) in before.sessions, SessionId(session) in state.sessions
+        if stands and not was:
             self._open[session] = Span(
                 session=session,
                 first=recorded.position,
@@ -115,7 +129,7 @@ class Survey:
                 used_us=recorded.time_us,
             )
             self._spans.append(self._open[session])
-        elif isinstance(event, ev.SessionClosed):
+        elif was and not stands:
             # One of the base's has no span: its other rows went with an earlier cut.
             if (closed := self._open.pop(session, None)) is not None:
                 closed.closed = recorded.position
@@ -155,12 +169,18 @@ class Survey:
         """
         closing_rows = {span.first for span in closing}
         cut, held_by = self.limit, None
-        # From the last one that was opened to the first: what lowers the cut below a session can
-        # only bring in sessions that were opened before it.
-        for span in reversed(self._spans):
+        # (the first row, the last one that it needs, the session that is open)
+        wholes: list[tuple[int, int, Span | None]] = [
+            (first, last, None) for first, last in self._violated
+        ]
+        for span in self._spans:
             ends = span.closed is not None or span.first in closing_rows
-            if span.first <= cut and (not ends or span.last > cut):
-                cut, held_by = span.first - 1, span
+            wholes.append((span.first, span.last if ends else _NEVER, span))
+        # From the one that began last to the first: what lowers the cut below one can only bring in
+        # those that began before it.
+        for first, last, held in sorted(wholes, key=lambda whole: whole[0], reverse=True):
+            if first <= cut < last:
+                cut, held_by = first - 1, held or held_by
         sessions = sum(1 for span in self._spans if span.first <= cut)
         return Plan(
             cut=cut if sessions else self._after,

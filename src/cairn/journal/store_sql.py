@@ -45,6 +45,10 @@ _BUSY_S = 5.0
 _ROOM_BYTES = 64 * 1024  # the least that SQLite's shared memory and a few rows take
 _POSTGRES_DISK_FULL = "53100"
 _MAKE_ROOM = "Free some space on its disk; what was journaled before is safe."
+_MAKE_MORE_ROOM = (
+    "Free some space on its disk: as much as the journal takes there, until this is done. What is "
+    "in the journal is safe."
+)
 
 _metadata = sa.MetaData()
 _big = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # INTEGER is SQLite's row id
@@ -168,16 +172,18 @@ class SqlStore:
             found = self._base()
         if found is None:
             return None
+        # Whatever somebody put there by hand: of another type it is no base that a row names.
         position, head, state, digest = found
-        encoded = state.encode() if isinstance(state, str) else state
-        return Base(position=position, head=head, state=encoded, state_digest=digest)
+        return Base(
+            position=position, head=_text(head), state=_bytes(state), state_digest=_text(digest)
+        )
 
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
         """
         See ``Store.cut``. The space of the rows is still the file's; ``give_back`` returns it.
         """
         ends = sa.select(_events.c.hash).where(_events.c.position == base.position)
-        with _errors(self._place, "prune"), self._connection.begin():
+        with _errors(self._place, "prune", _MAKE_MORE_ROOM), self._connection.begin():
             if self._connection.execute(ends).scalar_one_or_none() != base.head:
                 raise HeadMoved(
                     f"Row {base.position} of {self._place} is not the one that the base ends with; "
@@ -189,6 +195,18 @@ class SqlStore:
             self._connection.execute(sa.delete(_bases))
             self._connection.execute(sa.insert(_bases), attrs.asdict(base))
 
+    def has_slack(self) -> bool:
+        """
+        Whether there is something for ``give_back`` to do: free pages in the file, or a log.
+        """
+        if self._connection.dialect.name != "sqlite":
+            return False
+        with _errors(self._place, "read"):
+            free = self._free_pages()
+            (_, _, path), *_ = self._raw().execute("PRAGMA database_list").fetchall()
+        log = Path(f"{path}-wal")
+        return free > 0 or (log.exists() and log.stat().st_size > 0)
+
     def give_back(self) -> None:
         """
         Return the space of removed rows to the disk, where that is not the database's own business.
@@ -196,15 +214,39 @@ class SqlStore:
         of the journal, for as long as it lasts.
 
         Raises:
-            StoreError: there is not enough; the journal is as it was.
+            StoreError: there is not enough, or somebody reads; the journal is as it was. It can be
+                tried again.
         """
         if self._connection.dialect.name != "sqlite":
             return
-        with _errors(self._place, "shrink"):
-            raw = self._connection.connection.driver_connection
-            assert isinstance(raw, sqlite3.Connection)
-            raw.execute("VACUUM")
-            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        with _errors(self._place, "shrink", _MAKE_MORE_ROOM):
+            # First the log: it may be as large as what was removed, and gives its room back.
+            self._emptied_log()
+            if self._free_pages():
+                self._raw().execute("VACUUM")
+                self._emptied_log()
+
+    def _raw(self) -> sqlite3.Connection:
+        raw = self._connection.connection.driver_connection
+        assert isinstance(raw, sqlite3.Connection)
+        return raw
+
+    def _free_pages(self) -> int:
+        ((count,),) = self._raw().execute("PRAGMA freelist_count").fetchall()
+        return int(count)
+
+    def _emptied_log(self) -> None:
+        """
+        Bring the log into the file, and empty it.
+
+        Raises:
+            StoreError: somebody reads what would be overwritten.
+        """
+        ((busy, _, _),) = self._raw().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        if busy:
+            raise StoreError(
+                f"Cannot shrink {self._place}: another program reads it. Wait for it, or end it."
+            )
 
     def time_at(self, position: int) -> int | None:
         """
@@ -258,14 +300,21 @@ class SqlStore:
     def _head(self) -> tuple[int, str]:
         query = sa.select(_events.c.position, _events.c.hash)
         found = self._connection.execute(query.order_by(_events.c.position.desc()).limit(1))
-        last: Sequence[Any] | None = found.one_or_none() or self._base()
-        return (last[0], last[1]) if last is not None else (0, GENESIS)
+        if (last := found.one_or_none()) is not None:
+            return last[0], last[1]
+        base = self._base()
+        return (base[0], _text(base[1])) if base is not None else (0, GENESIS)
 
     def _base(self) -> Sequence[Any] | None:
         # As the driver gives it, like a row's: a base that was changed by hand is a finding.
         columns = [sa.type_coerce(column, sa.types.NullType()) for column in _bases.c]
-        query = sa.select(*columns).order_by(_bases.c.position.desc()).limit(1)
-        return self._connection.execute(query).one_or_none()
+        found = self._connection.execute(sa.select(*columns).limit(2)).all()
+        if len(found) > 1:
+            raise StoreError(
+                f"{self._place} has more than one base in the place of its first rows; Cairn keeps "
+                "one, so somebody changed it. Keep a copy of it, and restore a backup."
+            )
+        return found[0] if found else None
 
     def _not_stored(self, rows: Sequence[Row], position: int, head: str) -> Sequence[Row]:
         """
@@ -411,6 +460,8 @@ def _sqlite(path: Path, mode: str) -> sa.Connection:
         if mode.startswith("rw"):
             made.execute("PRAGMA journal_mode = WAL")
             made.execute("PRAGMA synchronous = FULL")
+            # Rows go when a journal is pruned, and then their texts should be nowhere.
+            made.execute("PRAGMA secure_delete = ON").fetchall()
         else:
             made.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()  # fails now, not later
         return made
@@ -466,9 +517,12 @@ def _other_revision(place: str, revision: str | None) -> str:
 
 
 @contextmanager
-def _errors(place: str, doing: str) -> Iterator[None]:
+def _errors(place: str, doing: str, make_room: str = _MAKE_ROOM) -> Iterator[None]:
     """
     Errors of the database as errors of the journal.
+
+    Args:
+        make_room: what to do where the disk is full.
     """
     try:
         yield
@@ -480,7 +534,7 @@ def _errors(place: str, doing: str) -> Iterator[None]:
         fact = str(error.orig) if isinstance(error, DBAPIError) else str(error)
         first = (fact.strip().splitlines() or ["no message"])[0].rstrip(".")
         full = _is_full(error.orig if isinstance(error, DBAPIError) else error, place)
-        advice = _MAKE_ROOM if full else _advice(fact)
+        advice = make_room if full else _advice(fact)
         kind = StoreFull if full else StoreError
         raise kind(f"Cannot {doing} {place}: {first}. {advice}".strip()) from error
 
@@ -532,3 +586,13 @@ def _row(values: Sequence[Any]) -> Row:
         if isinstance(fields[name], str):
             fields[name] = fields[name].encode()
     return Row(**fields)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return str(value)
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()

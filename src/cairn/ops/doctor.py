@@ -29,9 +29,9 @@ import click
 from cairn.engine import blas
 from cairn.journal.codec import chain_fault
 from cairn.journal.errors import JournalError
-from cairn.ops.journal import bytes_on_disk, size_text
+from cairn.ops.output import size_text
 from cairn.ops.second_writer import WAL_FIXED, second_writer
-from cairn.ops.where import example, journal_options, url_of
+from cairn.ops.where import bytes_on_disk, example, journal_options, url_of
 
 _PORT = 8000
 _IMPORT_S = 120
@@ -227,7 +227,10 @@ def judge_room(free: int, daily: float, fact: str) -> Found:
     Args:
         daily: by how many bytes the journal grows a day.
     """
-    prune = "`ops journal prune --before 30d --dry-run` says what old sessions would give back"
+    prune = (
+        "`ops journal prune --before 30d --dry-run` says what old sessions would give back; while "
+        "it prunes, it takes as much space as the journal has"
+    )
     if free < _GIB // 4:
         advice = f"free some space: without it nothing is journaled or answered; {prune}"
         return Found("fail", fact, advice)

@@ -146,3 +146,14 @@ def facts(pairs: Iterable[tuple[str, object]], indent: int = 0) -> None:
         click.echo(f"{' ' * indent}{f'{name}:':<{width}} {first}")
         for line in rest:
             click.echo(f"{' ' * (indent + width + 1)}{line}")
+
+
+def size_text(size: float) -> str:
+    """
+    A number of bytes, for people.
+    """
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

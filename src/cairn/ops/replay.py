@@ -25,7 +25,7 @@ from cairn.journal.codec import Row, decode
 from cairn.journal.errors import DamagedRow, StoreError
 from cairn.journal.replay import Finding, Report
 from cairn.journal.replay import replay as fold
-from cairn.journal.state import Session, State
+from cairn.journal.state import Session, SessionId, State
 from cairn.ops.output import facts, printable, table
 from cairn.ops.preload import preload_blas
 from cairn.ops.sessions import time_text
@@ -245,7 +245,7 @@ def _gone(report: Report, base: Base | None) -> dict[str, str]:
     gone = dict.fromkeys(then.faults, "Bug")
     for stream, seq in then.streams.items():
         session = stream.removeprefix("session/")
-        left = any(open_one == session for open_one in then.sessions)
+        left = SessionId(session) in then.sessions
         if stream != session and report.state.streams.get(stream, 0) <= seq + left:
             gone[session] = "Session"
     return gone

@@ -101,6 +101,19 @@ def url_of(data_dir: Path, journal: str | None) -> str:
     return journal if "://" in journal else sqlite_url(Path(journal))
 
 
+def bytes_on_disk(url: str) -> tuple[int, ...]:
+    """
+    The bytes of the journal's file and of the log beside it; nothing for a database server's.
+    """
+    from cairn.journal.store_sql import sqlite_path
+
+    if not url.startswith("sqlite"):
+        return ()
+    path = sqlite_path(url)
+    log = path.with_name(f"{path.name}-wal")
+    return tuple(file.stat().st_size if file.exists() else 0 for file in (path, log))
+
+
 @attrs.frozen
 class Source:
     """
