@@ -230,7 +230,14 @@ async def pruned(directory: Path, model: Path) -> None:
         await talk.ask(WAY)
         between = datetime.now(UTC)
         await talk.ask([GUIDE, user("Which of the streams can be crossed after rain?")])
-    words = ("--before", between.isoformat(), "--close-idle", "--data-dir", str(directory))
+    words = (
+        "--before",
+        between.isoformat(),
+        "--recent",
+        "--close-idle",
+        "--data-dir",
+        str(directory),
+    )
     prune.main(words, standalone_mode=False)
     async with talking(directory, model) as talk:
         await talk.ask(WAY)

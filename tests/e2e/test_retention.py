@@ -33,7 +33,9 @@ def test_a_pruned_journal_serves_on(start: Start, cold: Serving):
 
     where = ("--data-dir", server.data_dir)
     before = times[first.session].isoformat()
-    code, out, err = run_ops("journal", "prune", *where, "--before", before, "--close-idle")
+    code, out, err = run_ops(
+        "journal", "prune", *where, "--before", before, "--recent", "--close-idle"
+    )
     assert 0 == code, err
     assert "1 session closed" in out
     assert "1 session removed" in out

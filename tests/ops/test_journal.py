@@ -5,6 +5,7 @@
 import hashlib
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -86,8 +87,8 @@ def test_nothing_can_go(run, stored):
     folder = stored(aged())
     result = run("journal", "prune", *BEFORE)
     assert 0 == result.exit_code
-    first, held = result.stdout.splitlines()
-    assert "nothing to prune" == first
+    date, first, held = result.stdout.splitlines()
+    assert ("before: 2026-03-01 00:00:00.000Z (UTC)", "nothing to prune") == (date, first)
     assert "session s1, opened at row 3 and last used 2026-01-01 00:00:00" in held
     assert held.endswith("it is not closed. --close-idle closes it.")
     assert (None, aged()) == there(folder)
@@ -97,7 +98,7 @@ def test_nothing_is_old_enough(run, stored):
     """Where every row is young, that is said."""
     stored(aged())
     result = run("journal", "prune", "--before", "2025-12-31")
-    assert (0, "nothing to prune") == (result.exit_code, result.stdout.splitlines()[0])
+    assert (0, "nothing to prune") == (result.exit_code, result.stdout.splitlines()[1])
     assert "No session is older than 2025-12-31 00:00:00.000Z" in result.stdout
 
 
@@ -178,13 +179,13 @@ def test_a_prune(run, stored):
     assert (aged()[0].time_us, aged()[FIRST_RUN - 1].time_us) == (event.first_us, event.last_us)
     assert base.digest == event.base_digest
     again = run("journal", "prune", *BEFORE, "--close-idle")
-    assert (0, "nothing to prune\n") == (again.exit_code, again.stdout[:17])
+    assert (0, "nothing to prune") == (again.exit_code, again.stdout.splitlines()[1])
     assert rows == there(folder)[1]
 
 
 def test_a_second_prune(run, pruned: Path):
     """What was young then goes later: the base moves on, and the closing rows with it."""
-    result = run("journal", "prune", "--before", "0m", "--close-idle")
+    result = run("journal", "prune", "--before", "0m", "--recent", "--close-idle")
     assert "1 session closed\n" in result.stdout
     base, rows = there(pruned)
     assert ["session_closed", "journal_pruned"] == [row.kind for row in rows[-2:]]
@@ -273,7 +274,7 @@ def test_a_server_that_was_lost_in_a_request(run, stored):
     assert "session s1, opened at row 3" in result.stdout
     base, rows = there(folder)
     assert (None, "server_lost", "session_closed") == (base, rows[-2].kind, rows[-1].kind)
-    result = run("journal", "prune", "--before", "0m")
+    result = run("journal", "prune", "--before", "0m", "--recent")
     assert "1 session removed" in result.stdout
     assert b"35777" not in there(folder)[0].state
     assert b"35777" not in b"".join(path.read_bytes() for path in folder.glob("journal.db*"))
@@ -373,7 +374,7 @@ def test_space_is_given_back_later(run, stored, monkeypatch: pytest.MonkeyPatch)
         run("journal", "prune", *BEFORE, "--close-idle")
     large = (folder / "journal.db").stat().st_size
     again = run("journal", "prune", *BEFORE, "--close-idle")
-    assert again.stdout.startswith("nothing to prune\n")
+    assert "nothing to prune" == again.stdout.splitlines()[1]
     assert "on disk: " in again.stdout
     assert "giving the space back" in again.stderr
     assert (folder / "journal.db").stat().st_size < large // 2
@@ -389,19 +390,25 @@ def test_a_prune_that_a_reader_holds_up(run, stored, monkeypatch: pytest.MonkeyP
     with closing(sqlite3.connect(folder / "journal.db", isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM events").fetchall()
-        result = run("journal", "prune", "--before", "0m")
+        result = run("journal", "prune", "--before", "0m", "--recent")
         assert "1 session removed" in result.stdout
         assert "another program reads it" in result.stderr
         assert "The same command tries again." in result.stderr
         reader.execute("ROLLBACK")
-        run("journal", "prune", "--before", "0m")
+        run("journal", "prune", "--before", "0m", "--recent")
         contents = b"".join(path.read_bytes() for path in folder.glob("journal.db*"))
         assert b"35777" not in contents
 
 
 @pytest.mark.parametrize(
     ("date", "says"),
-    [("yesterday", "no date"), ("30", "no date"), ("2999-01-01", "yet to come"), ("", "no date")],
+    [
+        ("999999999d", "no date"),
+        ("yesterday", "no date"),
+        ("30", "no date"),
+        ("2999-01-01", "yet to come"),
+        ("", "no date"),
+    ],
 )
 def test_dates_that_are_none(run, stored, date: str, says: str):
     """A date is a day, a time or an age, and not to come."""
@@ -426,6 +433,25 @@ def test_dates(run, stored, date: str, rows: int):
     run("journal", "prune", "--before", date, "--close-idle")
     base = there(folder)[0]
     assert rows == (base.position if base is not None else 0)
+
+
+@pytest.mark.parametrize("date", ["1m", "0d", "23h"])
+def test_a_date_within_a_day(run, stored, date: str):
+    """
+    A month that is written 1m is a minute: what is younger than a day goes only where that was
+    said. The date that was understood is told, and with --dry-run nothing has to be said.
+    """
+    folder = stored(aged())
+    result = run("journal", "prune", "--before", date, "--close-idle")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "is less than a day ago (m are minutes" in result.stderr
+    assert None is there(folder)[0]
+    words = ("journal", "prune", "--before", date, "--close-idle")
+    assert 0 == run(*words, "--dry-run").exit_code
+    result = run(*words, "--recent")
+    assert 0 == result.exit_code
+    assert re.match(r"before: \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z \(UTC\)\n", result.stdout)
+    assert len(aged()) == there(folder)[0].position
 
 
 # --- what is left --------------------------------------------------------------------------------
@@ -680,7 +706,7 @@ def test_a_cut_in_the_middle_of_a_run(run, stored):
     assert loaded == loaded_of(base)
     assert 0 == run("verify").exit_code
     assert 0 == run("replay", "s3").exit_code
-    run("journal", "prune", "--before", "0m", "--close-idle")
+    run("journal", "prune", "--before", "0m", "--recent", "--close-idle")
     assert loaded_of(there(folder)[0]) is None
 
 

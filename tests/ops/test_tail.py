@@ -117,7 +117,15 @@ def test_nothing_steers_a_terminal(capsys: pytest.CaptureFixture[str], log: Path
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--since", "soon"), ("--grep", "("), ("novalue",), ("--journal",), ()]
+    "arguments",
+    [
+        ("--since", "soon"),
+        ("--since", "999999999d"),
+        ("--grep", "("),
+        ("novalue",),
+        ("--journal",),
+        (),
+    ],
 )
 def test_what_makes_no_sense(run, arguments):
     """Exit code 2, and nothing on stdout."""

@@ -11,7 +11,6 @@ reading ends where the first one did.
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,6 +41,7 @@ from cairn.journal.retention import Plan, Span, Survey, compared_with
 from cairn.journal.state import State
 from cairn.ops.forget import forget_files
 from cairn.ops.home import hold_journal
+from cairn.ops.moments import moment_of
 from cairn.ops.output import progress, size_text
 from cairn.ops.sessions import time_text
 from cairn.ops.where import bytes_on_disk, example, journal_options, url_of
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from cairn.journal.store_sql import SqlStore
 
 _REASON = "retention"
-_AGE = re.compile(r"(\d{1,5})([dhm])")
-_UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_RECENT = timedelta(days=1)
 
 
 def _now_us() -> int:
@@ -62,19 +62,15 @@ def _date(_: click.Context, __: click.Parameter, value: str) -> int:
     """
     A date, a time or an age in microseconds since 1970. Without a zone it is UTC.
     """
-    if age := _AGE.fullmatch(value):
-        moment = datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
-    else:
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError as error:
-            raise click.BadParameter(
-                f"{value} is no date; write 2026-01-31, 2026-01-31T12:00 (UTC) or an age, 30d"
-            ) from error
-        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    if moment > datetime.now(UTC):
+    now = datetime.now(UTC)
+    moment = moment_of(value, now)
+    if moment is None:
+        raise click.BadParameter(
+            f"{value} is no date; write 2026-01-31, 2026-01-31T12:00 (UTC) or an age, 30d"
+        )
+    if moment > now:
         raise click.BadParameter(f"{value} is yet to come")
-    return int((moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1))
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 @click.command(
@@ -90,8 +86,9 @@ def _date(_: click.Context, __: click.Parameter, value: str) -> int:
     metavar="DATE",
     required=True,
     callback=_date,
-    help="Remove what is older: a date or a time (UTC, if it names no zone), or an age: 30d, 12h.",
+    help="Remove what is older: a date or a time (UTC, if it names no zone), or an age: 30d, 36h.",
 )
+@click.option("--recent", is_flag=True, help="Let DATE be less than a day ago.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
 @click.option(
     "--close-idle",
@@ -108,6 +105,7 @@ def prune(
     data_dir: Path,
     journal: str | None,
     before_us: int,
+    recent: bool,
     dry_run: bool,
     close_idle: bool,
     close_quarantined: bool,
@@ -133,6 +131,8 @@ def prune(
     """
     from cairn.journal.store_sql import SqlStore
 
+    if not (recent or dry_run):
+        _refuse_recent(before_us)
     url = url_of(data_dir, journal)
     chosen = _Chosen(before_us, close_idle, close_quarantined)
     store = SqlStore.open(url, read_only=True)
@@ -167,6 +167,18 @@ def prune(
         if smaller and before:
             after = sum(bytes_on_disk(url))
             click.echo(f"on disk: {size_text(after)}, before {size_text(before)}")
+
+
+def _refuse_recent(before_us: int) -> None:
+    """
+    Refuse a date that may be a slip of the pen: what went cannot be had back.
+    """
+    if before_us > _now_us() - _RECENT // timedelta(microseconds=1):
+        raise click.BadParameter(
+            f"{time_text(before_us)} (UTC) is less than a day ago (m are minutes, h "
+            "hours, d days); if that is meant, add --recent",
+            param_hint="--before",
+        )
 
 
 @attrs.frozen
@@ -407,6 +419,7 @@ def _told(prepared: _Prepared, chosen: _Chosen, *, dry_run: bool) -> None:
     """
     plan = prepared.plan
     would = "would be " if dry_run else ""
+    click.echo(f"before: {time_text(chosen.before_us)} (UTC)")
     if prepared.closed:
         click.echo(f"{_sessions(len(prepared.closed))} {would}closed")
     if prepared.base is None:

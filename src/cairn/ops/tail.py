@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,13 +25,12 @@ from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
 from cairn.journal.events import ALL_EVENTS
 from cairn.journal.export import to_line
+from cairn.ops.moments import moment_of, time_of
 from cairn.ops.output import printable
 from cairn.ops.where import Source, data_dir_option, example, log_path
 
 _POLL_S = 0.25
 _LINES = 10
-_AGO = re.compile(r"(\d+)([smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _COLORS = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
@@ -228,7 +227,7 @@ class Log:
             cursor=self.cursor,
             text=text,
             fields=fields,
-            moment=_moment(fields.get("timestamp")),
+            moment=time_of(fields.get("timestamp")),
             session=str(fields.get("session", "")),
             head=(str(fields.get("level", "")), str(fields.get("event", ""))),
             rest={name: value for name, value in fields.items() if name not in first},
@@ -274,7 +273,7 @@ class Events:
             cursor=row.position,
             text=line.decode().rstrip("\n"),
             fields=fields | payload,
-            moment=_moment(fields["time"]),
+            moment=time_of(fields["time"]),
             session=row.stream.removeprefix("session/") if row.stream != "server" else "",
             head=(f"{row.position:>8}", row.kind),
             rest=rest,
@@ -312,20 +311,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _moment(text: Any) -> datetime | None:
-    if not isinstance(text, str):
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-
-
 def _since(text: str) -> datetime:
-    if ago := _AGO.fullmatch(text):
-        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-    moment = _moment(text)
+    moment = moment_of(text, datetime.now(UTC))
     if moment is None:
         raise click.BadParameter(
             f"{text} is no time; write 10m or 2026-01-31T12:00:00Z", param_hint="--since"
