@@ -24,7 +24,14 @@ from cairn.journal import store_sql
 from cairn.journal.base import VERSION, forgotten, loaded_of
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import StoreError
-from cairn.journal.export import base_from_line, read_base, read_export
+from cairn.journal.export import (
+    base_from_line,
+    excerpt_from_line,
+    excerpt_to_line,
+    read_base,
+    read_excerpt,
+    read_export,
+)
 from cairn.journal.replay import replay
 from cairn.journal.retention import Survey
 from cairn.journal.store_sql import SqlStore, journal_url
@@ -625,11 +632,81 @@ def test_exports(run, pruned: Path, tmp_path: Path):
     assert 2 == result.exit_code
     assert "--no-private" in result.stderr
 
-    run("export", "-o", export, "--session", "s3")
-    assert read_base(export) is None
-    assert 3 == run("verify", export).exit_code
     result = run("export", "--session", "s9")
-    assert "No session s9" in result.stderr
+    assert ("", True) == (result.stdout, "No session s9" in result.stderr)
+
+
+def in_the_middle() -> list[Row]:
+    """
+    Session s1 of January, which gives its slab back in June; it stands across a cut, and is opened
+    once more.
+    """
+    made = Builder()
+    made.start()
+    made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
+    made.propose(SLAB_GONE)
+    made._time_us = JUNE_US
+    made.propose(ev.SessionClosed(session="s1", reason="-"))
+    made.turn("s1", "r2", ["Again"], range(30, 40), (51, 52))
+    made.stop()
+    return made.rows
+
+
+def test_one_session_of_a_pruned_journal(run, stored, tmp_path: Path):
+    """
+    Its rows begin with what says how many are gone, and with which base. So what was pruned is no
+    violation, and what was lost is one: at the beginning, in the middle, or with the line itself.
+    """
+    folder = stored(in_the_middle())
+    assert 0 == run("journal", "prune", *BEFORE).exit_code
+    base, rows = there(folder)
+    export = tmp_path / "x.jsonl"
+    run("export", "-o", export, "--session", "s1")
+    begins = read_excerpt(export)
+    assert begins is not None
+    assert (None, "session/s1") == (read_base(export), begins.stream)
+    assert [row for row in rows if row.stream == begins.stream] == list(read_export(export))
+    assert (base.digest, begins.seq + 1) == (begins.base.digest, rows[0].seq)
+    assert begins == excerpt_from_line(excerpt_to_line(begins))
+    result = run("verify", export)
+    assert 3 == result.exit_code
+    words = (
+        f"begins: behind row {base.position}; {begins.seq} rows of session/s1 were pruned, with "
+    )
+    assert f"{words}base {base.digest}\n" in result.stdout
+    assert "broken: 0\n" in result.stdout
+    assert "what stood in the rows that were pruned" in result.stdout
+    assert "one session's rows only" in run("replay", "s1", export).stderr
+
+    first, *lines = export.read_bytes().splitlines(keepends=True)
+    again = next(n for n, line in enumerate(lines) if b'"session_opened"' in line)
+    assert 0 < again
+    for left in (
+        lines,
+        [first, *lines[1:]],
+        lines[again:],
+        [first, *lines[again:]],
+        [first, *lines[:1], *lines[2:]],
+        [first.replace(b"session/s1", b"session/s2"), *lines],
+        [first.replace(base.head[:8].encode(), b"00000000"), *lines],
+        [first.replace(b'"position":', b'"position":1'), *lines],
+    ):
+        export.write_bytes(b"".join(left))
+        result = run("verify", export)
+        assert (1, "INV-8") == (result.exit_code, result.stdout.split("\t")[1])
+    export.write_bytes(b"".join([b'{"excerpt":2}\n', *lines]))
+    assert "line 1, is no beginning of an excerpt" in run("verify", export).stderr
+
+
+def test_one_session_of_a_journal_whose_base_was_changed(run, stored, tmp_path: Path):
+    """Nobody knows then what was pruned of it: rows are missing."""
+    folder = stored(in_the_middle())
+    run("journal", "prune", *BEFORE)
+    with closing(sqlite3.connect(folder / "journal.db")) as other, other:
+        other.execute("UPDATE bases SET state = x'00'")
+    export = tmp_path / "x.jsonl"
+    assert 0 == run("export", "-o", export, "--session", "s1").exit_code
+    assert "rows of session/s1 are missing before it" in run("verify", export).stdout
 
 
 def test_a_damaged_base_line(run, pruned: Path, tmp_path: Path):

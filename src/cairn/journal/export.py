@@ -7,18 +7,21 @@ its bytes in base64, as a string, so that an export of a damaged journal is as d
 journal.
 
 Where the first rows were pruned, the first line is the base that stands in their place. It is known
-by its field ``base``, the version of this form.
+by its field ``base``, the version of this form. One session's rows cannot be read on from a base;
+they begin with a line that says which base it was and how many of the session's rows went, known by
+its field ``excerpt``. Else rows that were pruned and rows that were lost would look the same.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
+import attrs
 import msgspec
 
 from cairn.journal.base import Base
@@ -52,10 +55,38 @@ class _BaseLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     state: msgspec.Raw
 
 
+class _ExcerptLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    excerpt: Literal[1]
+    stream: str
+    seq: int
+    position: int
+    head: str
+    state_digest: str
+
+
+@attrs.frozen(kw_only=True)
+class Excerpt:
+    """
+    What one session's rows out of a journal that was pruned begin with.
+
+    Attributes:
+        seq: how many rows of the stream were pruned.
+        base: the journal's base, without its state.
+    """
+
+    stream: str
+    seq: int
+    base: Base
+
+
+_First = TypeVar("_First")
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
 _base_decoder = msgspec.json.Decoder(_BaseLine)
+_excerpt_decoder = msgspec.json.Decoder(_ExcerptLine)
 _BASE_BEGINS = b'{"base":'
+_EXCERPT_BEGINS = b'{"excerpt":'
 _NULL = msgspec.Raw(b"null")
 
 
@@ -143,6 +174,41 @@ def base_from_line(line: bytes) -> Base:
     )
 
 
+def excerpt_to_line(excerpt: Excerpt) -> bytes:
+    """
+    The line of an excerpt's beginning, with its line feed. Changes nothing.
+    """
+    line = _ExcerptLine(
+        excerpt=1,
+        stream=excerpt.stream,
+        seq=excerpt.seq,
+        position=excerpt.base.position,
+        head=excerpt.base.head,
+        state_digest=excerpt.base.state_digest,
+    )
+    return _encoder.encode(line) + b"\n"
+
+
+def excerpt_from_line(line: bytes) -> Excerpt:
+    """
+    The beginning of an excerpt.
+
+    Raises:
+        ValueError: the line is none.
+    """
+    try:
+        read = _excerpt_decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+    return Excerpt(
+        stream=read.stream,
+        seq=read.seq,
+        base=Base(
+            position=read.position, head=read.head, state=None, state_digest=read.state_digest
+        ),
+    )
+
+
 def read_base(path: Path) -> Base | None:
     """
     The base that an export begins with, or None where it begins with a row.
@@ -150,19 +216,35 @@ def read_base(path: Path) -> Base | None:
     Raises:
         StoreError: the file cannot be read, or its first line is a base that cannot be.
     """
+    return _read_first(path, _BASE_BEGINS, base_from_line, "base of a journal")
+
+
+def read_excerpt(path: Path) -> Excerpt | None:
+    """
+    What one session's rows begin with where others of them may have been pruned; else None.
+
+    Raises:
+        StoreError: the file cannot be read, or its first line cannot be.
+    """
+    return _read_first(path, _EXCERPT_BEGINS, excerpt_from_line, "beginning of an excerpt")
+
+
+def _read_first(
+    path: Path, begins: bytes, decode: Callable[[bytes], _First], what: str
+) -> _First | None:
     try:
         with path.open("rb") as file:
             line = file.readline()
-            return base_from_line(line) if line.startswith(_BASE_BEGINS) else None
+            return decode(line) if line.startswith(begins) else None
     except ValueError as error:
-        raise StoreError(f"{path}, line 1, is no base of a journal: {error}.") from error
+        raise StoreError(f"{path}, line 1, is no {what}: {error}.") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def read_export(path: Path) -> Iterator[Row]:
     """
-    The rows of an export, in the order of its lines, less the base that it may begin with.
+    The rows of an export, in the order of its lines, less what it may begin with.
 
     Raises:
         StoreError: the file cannot be read, or a line of it is no row; the line is named.
@@ -170,7 +252,7 @@ def read_export(path: Path) -> Iterator[Row]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if number == 1 and line.startswith(_BASE_BEGINS):
+                if number == 1 and line.startswith((_BASE_BEGINS, _EXCERPT_BEGINS)):
                     continue
                 try:
                     yield from_line(line)

@@ -14,9 +14,10 @@ from typing import BinaryIO
 import attrs
 import click
 
+from cairn.journal.base import Base, state_of
 from cairn.journal.codec import GENESIS
 from cairn.journal.errors import StoreError
-from cairn.journal.export import base_to_line, to_line
+from cairn.journal.export import Excerpt, base_to_line, excerpt_to_line, to_line
 from cairn.ops.where import Source, example, journal_options, pruned_words
 
 
@@ -49,7 +50,8 @@ def export(
     ids, or of one session alone, `ops verify` can check the hashes only, and says so.
 
     Of a journal that was pruned, the first line is the base that stands in the place of the rows
-    that are gone. The rows of one session go without it.
+    that are gone. Before the rows of one session it says only which base that is, and how many of
+    the session's rows went.
     """
     source = Source.of(data_dir, journal)
     base = source.base()
@@ -59,6 +61,8 @@ def export(
         if base is not None and session is None:
             file.write(base_to_line(attrs.evolve(base, state=None) if no_private else base))
         for row in source.rows("export", stream=stream, base=base):
+            if base is not None and stream is not None and count == 0:
+                file.write(excerpt_to_line(_excerpt(stream, base)))
             file.write(to_line(attrs.evolve(row, private=None) if no_private else row))
             count, head = count + 1, row.hash
         if session is not None and count == 0:
@@ -67,6 +71,17 @@ def export(
                 + pruned_words(base, f"session/{session}")
             )
     click.echo(f"{count} rows, head {head}", err=True)
+
+
+def _excerpt(stream: str, base: Base) -> Excerpt:
+    """
+    What the rows of one stream begin with. Of a damaged base nobody knows what went.
+    """
+    try:
+        seq = state_of(base).streams.get(stream, 0)
+    except ValueError:
+        seq = 0
+    return Excerpt(stream=stream, seq=seq, base=base)
 
 
 @contextmanager

@@ -6,7 +6,8 @@ From an export something may have been left out, and what is not there cannot be
 1. Without private contents, the chain still can: it goes over their digests. The invariants
    cannot, since the fold needs token ids.
 2. Of an excerpt (one session's rows), each row's own hash can be checked, its link to the row
-   before where that is there, and that no row of the session is missing in between.
+   before where that is there, and that no row of the session is missing before it. How many were
+   pruned, the excerpt's first line says; that it says so rightly, only the journal could tell.
 
 Neither may look like a pass, so both have an exit code of their own.
 
@@ -34,6 +35,7 @@ from cairn.journal import events as ev
 from cairn.journal.base import Base, base_fault, state_of
 from cairn.journal.codec import GENESIS, Row, chain_fault, decode
 from cairn.journal.errors import DamagedRow, UnknownEvent
+from cairn.journal.export import Excerpt
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.replay import Finding, Replay
 from cairn.ops.where import Source, example, file_argument, journal_options
@@ -60,7 +62,12 @@ class Verification:
     """
 
     def __init__(
-        self, *, may_be_excerpt: bool, kept: str | None = None, base: Base | None = None
+        self,
+        *,
+        may_be_excerpt: bool,
+        kept: str | None = None,
+        base: Base | None = None,
+        begins: Excerpt | None = None,
     ) -> None:
         self.rows = 0
         self.base = base
@@ -69,7 +76,8 @@ class Verification:
         if base is not None and kept == base.head:
             self.kept_at = base.position
         self.left_out = 0
-        self.excerpt = False
+        self.begins = begins
+        self.excerpt = begins is not None
         self.pruned: tuple[int, ev.JournalPruned] | None = None
         self._kept = kept
         # The rows of one session go without a base.
@@ -96,7 +104,7 @@ class Verification:
         """
         self.rows += 1
         if self._before is None and row.position > 1 and row.stream.startswith("session/"):
-            self.excerpt = self._may_be_excerpt
+            self.excerpt = self.excerpt or self._may_be_excerpt
         if row.private is None and row.private_digest:
             self.left_out += 1
         if self.excerpt:
@@ -152,18 +160,28 @@ class Verification:
             self._broken(row, *fault)
 
     def _feed_excerpt(self, row: Row) -> None:
-        before = self._before
-        follows = before is not None and row.position == before.position + 1
-        fault = chain_fault(row, before.hash if before and follows else row.previous_hash)
+        stream, seq, position, head = self._reached(row)
+        fault = chain_fault(row, head if row.position == position + 1 else row.previous_hash)
         if fault is not None:
             self._broken(row, *fault)
-        if before is not None and row.stream != before.stream:
-            self._broken(row, "rows are missing before it", f"more of {before.stream}", row.stream)
-        elif before is None and row.kind == ev.SessionOpened.kind:
-            pass  # an earlier session of that name may have been pruned
-        elif row.seq != (before.seq if before else 0) + 1:
-            due = str((before.seq if before else 0) + 1)
-            self._broken(row, f"rows of {row.stream} are missing before it", due, str(row.seq))
+        if row.stream != stream:
+            self._broken(row, "rows are missing before it", f"more of {stream}", row.stream)
+        elif row.position <= position:
+            due = f"one above {position}"
+            self._broken(row, "rows are not in order", due, str(row.position))
+        elif row.seq != seq + 1:
+            words = f"rows of {row.stream} are missing before it"
+            self._broken(row, words, str(seq + 1), str(row.seq))
+
+    def _reached(self, row: Row) -> tuple[str, int, int, str]:
+        """
+        Where an excerpt was before a row: (stream, seq in it, position, hash there).
+        """
+        if (before := self._before) is not None:
+            return before.stream, before.seq, before.position, before.hash
+        if (begins := self.begins) is not None:
+            return begins.stream, begins.seq, begins.base.position, begins.base.head
+        return row.stream, 0, 0, GENESIS
 
     def _broken(self, row: Row, message: str, expected: str, actual: str) -> None:
         name = f"{row.hash}/{row.position}/{message}"
@@ -263,7 +281,8 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
     """
     source = Source.of(data_dir, journal, file)
     base = source.base()
-    checked = Verification(may_be_excerpt=source.is_export, kept=kept, base=base)
+    begins = source.excerpt()
+    checked = Verification(may_be_excerpt=source.is_export, kept=kept, base=base, begins=begins)
     for row in source.rows("verify", base=base):
         try:
             checked.feed(row)
@@ -286,6 +305,11 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
         if gone := _violations(base):
             were = "violation on record was" if gone == 1 else "violations on record were"
             click.echo(f"{gone} {were} pruned")
+    if begins is not None:
+        click.echo(
+            f"begins: behind row {begins.base.position}; {begins.seq} rows of {begins.stream} were "
+            f"pruned, with base {begins.base.digest}"
+        )
     click.echo(f"head: {checked.head}")
     lost = False
     if kept is not None:
@@ -293,7 +317,7 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
         # Where the first rows were pruned, it may be that of one of them.
         lost = checked.kept_at is None and not checked.excerpt and base is None
         click.echo(f"kept head: {_kept_words(checked)}")
-    click.echo(_UNSEEN if base is None else _UNSEEN_BELOW)
+    click.echo(_UNSEEN if base is None and begins is None else _UNSEEN_BELOW)
     click.echo(f"checked: {' '.join(SENTENCES) if checked.whole else 'INV-8'}")
     if not checked.whole:
         click.echo(_not_checked(checked))

@@ -23,8 +23,10 @@ from cairn.journal.errors import StoreError
 from cairn.ops.output import progress
 
 if TYPE_CHECKING:
+    from cairn.journal.export import Excerpt
     from cairn.journal.store_sql import SqlStore
 
+First = TypeVar("First")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 _STDIN = Path("-")
@@ -187,15 +189,30 @@ class Source:
         if self._file is not None:
             from cairn.journal.export import read_base
 
-            try:
-                return read_base(self._file)
-            except StoreError as error:
-                raise StoreError(str(error).replace(str(self._file), self.name)) from error
+            return self._first(read_base, self._file)
         store = self.open()
         try:
             return store.base()
         finally:
             store.close()
+
+    def excerpt(self) -> Excerpt | None:
+        """
+        What one session's rows begin with, where rows of their journal were pruned.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        from cairn.journal.export import read_excerpt
+
+        return self._first(read_excerpt, self._file) if self._file is not None else None
+
+    def _first(self, read: Callable[[Path], First | None], file: Path) -> First | None:
+        try:
+            return read(file)
+        except StoreError as error:
+            # What was unpacked has a name that nobody gave it.
+            raise StoreError(str(error).replace(str(file), self.name)) from error
 
     def rows(
         self, label: str, *, stream: str | None = None, base: Base | None = None
@@ -217,7 +234,6 @@ class Source:
                     if stream in (None, row.stream):
                         yield row
             except StoreError as error:
-                # What was unpacked has a name that nobody gave it.
                 raise StoreError(str(error).replace(str(self._file), self.name)) from error
             return
         store = self.open()
