@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -121,7 +122,7 @@ def test_migrate_beside_a_server(run, stored):
     with hold_journal(journal_url(folder), who="serve"):
         result = run("migrate")
     assert (2, "") == (result.exit_code, result.stdout)
-    assert "Another server" in result.stderr
+    assert result.stderr.startswith(f"A server (process {os.getpid()}) uses ")
 
 
 def test_sessions(run, stored):
@@ -259,6 +260,57 @@ def test_doctor_finds(run, stored):
     assert 1 == result.exit_code
     assert "fail  journal   the chain is broken at row 4 - run `ops verify`\n" in result.stdout
     assert "warn  port " in result.stdout
+
+
+def test_a_journal_of_the_first_schema(run, stored):
+    """
+    An archive of before can be read as it is, also where it cannot be written: doctor says what
+    becomes of it. Only who wants to write is sent to migrate it.
+    """
+    folder = stored(healthy())
+    with contextlib.closing(sqlite3.connect(folder / "journal.db")) as made, made:
+        made.execute("DROP TABLE bases")
+        made.execute("UPDATE cairn_schema SET version_num = '0001'")
+    found = doctor.check_journal(journal_url(folder))
+    assert "ok" == found.status
+    assert found.fact.endswith("; schema 0001, which the server brings up to 0002")
+    words: tuple[str, ...]
+    for words in (("verify",), ("sessions",), ("journal",), ("export",), ("tail", "--journal")):
+        assert 0 == run(*words).exit_code, words
+    words = ("journal", "prune", "--before", "30d")
+    assert 0 == run(*words, "--dry-run").exit_code
+    result = run(*words)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "has schema 0001, not 0002. Run `ops migrate`." in result.stderr
+
+
+BEGINNINGS = {
+    "no base": ("DELETE FROM bases", "begins at row 19: the rows before it are gone"),
+    "state": ("UPDATE bases SET state = x'00'", "cannot be used: the state was changed"),
+    "head": ("UPDATE bases SET head = hex(zeroblob(32))", "broken at row 19: it does not follow"),
+    "position": ("UPDATE bases SET position = 17", "cannot be used: the state is that of row 18"),
+    "rows": ("DELETE FROM events", "no row follows the base"),
+}
+
+
+@pytest.mark.usefixtures("healthy_machine")
+@pytest.mark.parametrize("change", BEGINNINGS)
+def test_doctor_looks_at_the_beginning(run, stored, change: str):
+    """A pruned journal is well with the base that belongs to it, and not without."""
+    made = Builder()
+    made.start()
+    made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
+    made.stop()
+    folder = stored(made.rows)
+    run("journal", "prune", "--before", "30d", "--close-idle")
+    url = journal_url(folder)
+    assert "ok" == doctor.check_journal(url).status
+    statement, says = BEGINNINGS[change]
+    with contextlib.closing(sqlite3.connect(folder / "journal.db")) as other, other:
+        other.execute(statement)
+    found = doctor.check_journal(url)
+    assert ("fail", "run `ops verify`") == (found.status, found.advice)
+    assert says in found.fact
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,11 @@ REVISION = "0002"
 The head of the migrations. Stands here so that a store opens without loading Alembic.
 """
 
+_READ_AS_WELL = frozenset({"0001"})
+"""
+Older schemas that can be read without a migration: what they lack is empty in them.
+"""
+
 VERSION_TABLE = "cairn_schema"
 """
 Where Alembic keeps the revision. A name of our own, by which a Cairn journal is known.
@@ -46,8 +51,8 @@ _ROOM_BYTES = 64 * 1024  # the least that SQLite's shared memory and a few rows 
 _POSTGRES_DISK_FULL = "53100"
 _MAKE_ROOM = "Free some space on its disk; what was journaled before is safe."
 _MAKE_MORE_ROOM = (
-    "Free some space on its disk: as much as the journal takes there, until this is done. What is "
-    "in the journal is safe."
+    "Free some space on its disk: up to twice as much as the journal takes there, until this is "
+    "done. What is in the journal is safe."
 )
 
 _metadata = sa.MetaData()
@@ -119,9 +124,10 @@ class SqlStore:
     It may be used by another thread than the one that opened it, by one at a time.
     """
 
-    def __init__(self, connection: sa.Connection, place: str) -> None:
+    def __init__(self, connection: sa.Connection, place: str, revision: str) -> None:
         self._connection = connection
         self._place = place
+        self._revision: str | None = revision
 
     @classmethod
     def open(cls, url: str, *, read_only: bool = False) -> SqlStore:
@@ -129,7 +135,9 @@ class SqlStore:
         Open a journal that is there. Changes nothing in it, and runs no migration.
 
         Args:
-            read_only: for everybody but the server: reads beside a writer, and cannot write.
+            read_only: for everybody but the server: reads beside a writer, and cannot write. A
+                journal of an older schema is read as it is, such as one on a medium that cannot be
+                written.
 
         Raises:
             StoreError: no journal is there, it is none of Cairn's, its schema is not this
@@ -143,9 +151,9 @@ class SqlStore:
                 "`ops migrate` makes an empty one."
             )
         revision = schema_revision(url)
-        if revision != REVISION:
+        if revision != REVISION and not (read_only and revision in _READ_AS_WELL):
             raise StoreError(_other_revision(place, revision))
-        return cls(_connected(parsed, mode="ro" if read_only else "rw"), place)
+        return cls(_connected(parsed, mode="ro" if read_only else "rw"), place, revision)
 
     def append(self, rows: Sequence[Row]) -> None:
         """
@@ -210,8 +218,8 @@ class SqlStore:
     def give_back(self) -> None:
         """
         Return the space of removed rows to the disk, where that is not the database's own business.
-        What was removed is then no longer in the file either. Takes as much free space as the rest
-        of the journal, for as long as it lasts.
+        What was removed is then no longer in the file either. Takes twice as much free space as the
+        rest of the journal, for as long as it lasts: SQLite writes it to a temporary file first.
 
         Raises:
             StoreError: there is not enough, or somebody reads; the journal is as it was. It can be
@@ -306,6 +314,11 @@ class SqlStore:
         return (base[0], _text(base[1])) if base is not None else (0, GENESIS)
 
     def _base(self) -> Sequence[Any] | None:
+        if self._revision in _READ_AS_WELL:
+            # A server may have migrated it since.
+            self._revision = _revision(self._connection, self._place)
+        if self._revision in _READ_AS_WELL:
+            return None
         # As the driver gives it, like a row's: a base that was changed by hand is a finding.
         columns = [sa.type_coerce(column, sa.types.NullType()) for column in _bases.c]
         found = self._connection.execute(sa.select(*columns).limit(2)).all()

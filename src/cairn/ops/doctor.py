@@ -27,10 +27,11 @@ import attrs
 import click
 
 from cairn.engine import blas
-from cairn.journal.codec import chain_fault
+from cairn.journal.base import Base, state_of
+from cairn.journal.codec import GENESIS, Row, chain_fault
 from cairn.journal.errors import JournalError
 from cairn.ops.output import size_text
-from cairn.ops.second_writer import WAL_FIXED, second_writer
+from cairn.ops.second_writer import WAL_FIXED, warning
 from cairn.ops.where import bytes_on_disk, example, journal_options, url_of
 
 _PORT = 8000
@@ -154,18 +155,14 @@ def check_mlx() -> Found:
 def check_sqlite(url: str, version: tuple[int, ...]) -> Found:
     """
     SQLite's version. Below 3.51.3 two connections that write can damage a database; the server has
-    one, so it matters only where another program could be the second (``second_writer``).
+    one, so it matters only where another program could be the second (``second_writer.warning``).
     """
     text = ".".join(map(str, version))
     if version >= WAL_FIXED or not url.startswith("sqlite"):
         return Found("ok", text)
-    why = second_writer(_sqlite_path(url))
-    if why is not None:
-        return Found(
-            "warn",
-            f"{text} can damage a journal that two programs write to, and {why}",
-            "put it into a folder of your own on a local disk, or use a Python with SQLite 3.51.3",
-        )
+    told = warning(_sqlite_path(url), version)
+    if told is not None:
+        return Found("warn", *told)
     return Found(
         "ok",
         f"{text} (below 3.51.3 a second program that writes to the journal can damage it; here "
@@ -181,26 +178,60 @@ def _sqlite_path(url: str) -> Path:
 
 def check_journal(url: str) -> Found:
     """
-    Whether the journal opens, and whether its last rows are chained.
+    Whether the journal opens, whether it begins where it should, and whether its last rows are
+    chained.
     """
-    from cairn.journal.store_sql import SqlStore, schema_revision
+    from cairn.journal.store_sql import REVISION, SqlStore, schema_revision
 
     try:
-        if schema_revision(url) is None:
+        revision = schema_revision(url)
+        if revision is None:
             return Found("ok", "none yet; the server makes one")
         store = SqlStore.open(url, read_only=True)
         try:
+            base = store.base()
             position, _ = store.head()
+            first = next(store.read(base.position if base is not None else 0), None)
             rows = store.last(_LAST_ROWS)
         finally:
             store.close()
+        fault = _begins_wrong(base, first)
     except JournalError as error:
         return Found("fail", str(error))
+    if fault is not None:
+        return Found("fail", fault, "run `ops verify`")
     for before, row in pairwise(rows):
         if chain_fault(row, before.hash) is not None:
             return Found("fail", f"the chain is broken at row {row.position}", "run `ops verify`")
     size = f", {size_text(sum(sizes))}" if (sizes := bytes_on_disk(url)) else ""
-    return Found("ok", f"up to row {position}{size}; the last {len(rows)} rows are chained")
+    older = f"; schema {revision}, which the server brings up to {REVISION}"
+    return Found(
+        "ok",
+        f"up to row {position}{size}; the last {len(rows)} rows are chained"
+        f"{older if revision != REVISION else ''}",
+    )
+
+
+def _begins_wrong(base: Base | None, first: Row | None) -> str | None:
+    """
+    Whether what stands in the place of rows that were pruned is gone or was changed, as far as the
+    first row behind it tells.
+    """
+    if base is None:
+        position, head, at = 0, GENESIS, "the beginning"
+    else:
+        position, head, at = base.position, base.head, "the base of the pruned rows"
+        try:
+            state_of(base)
+        except ValueError as error:
+            return f"{at} cannot be used: {error}"
+    if first is not None and first.position != position + 1:
+        return f"the journal begins at row {first.position}: the rows before it are gone"
+    if first is None and base is not None:
+        return f"no row follows {at}"
+    if first is not None and chain_fault(first, head) is not None:
+        return f"the chain is broken at row {first.position}: it does not follow {at}"
+    return None
 
 
 def check_disk(data_dir: Path, url: str) -> Found:
@@ -229,7 +260,7 @@ def judge_room(free: int, daily: float, fact: str) -> Found:
     """
     prune = (
         "`ops journal prune --before 30d --dry-run` says what old sessions would give back; while "
-        "it prunes, it takes as much space as the journal has"
+        "it prunes, it takes up to twice the space that the journal has"
     )
     if free < _GIB // 4:
         advice = f"free some space: without it nothing is journaled or answered; {prune}"

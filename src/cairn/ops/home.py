@@ -88,7 +88,7 @@ def _locked(lock: Path, what: Path, other: str, who: str) -> Iterator[None]:
     with _closed(file):
         if not _taken(file):
             file.seek(0)
-            raise Unreadable(_taken_words(file.read(), what, other))
+            raise Unreadable(_taken_words(file.read(), who, what, other))
         try:
             file.truncate(0)
             file.write(f"{os.getpid()} {who}")
@@ -112,14 +112,18 @@ def _closed(file: IO[str]) -> Iterator[None]:
             file.close()
 
 
-def _taken_words(held: str, what: Path, other: str) -> str:
+def _taken_words(held: str, asks: str, what: Path, other: str) -> str:
     """
     Who holds a lock, by what is in its file, and what to do.
+
+    Args:
+        asks: the command that wants it.
     """
     process, _, who = held.strip().partition(" ")
     process = process or "unknown"
     if who in ("", _SERVER):
-        return f"Another server (process {process}) uses {what}. Stop it, {other}."
+        server = "Another server" if asks == _SERVER else "A server"
+        return f"{server} (process {process}) uses {what}. Stop it, {other}."
     return f"`ops {who}` (process {process}) works on {what}. Wait until it ends, {other}."
 
 

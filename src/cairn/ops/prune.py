@@ -121,8 +121,8 @@ def prune(
     directory) that no conversation that is left needs are removed too.
 
     What was removed cannot be had back: `ops export` first keeps it. The server has to be stopped,
-    but for --dry-run. Until it is done, it takes as much free space as the journal has on disk; if
-    it ends before that, the same command goes on.
+    but for --dry-run. Until it is done, it takes up to twice as much free space as the journal has
+    on disk; if it ends before that, the same command goes on.
 
     \b
     Exit code

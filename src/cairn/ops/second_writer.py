@@ -44,9 +44,10 @@ _MOUNTS = Path("/proc/self/mounts")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
-def warning(path: Path, version: tuple[int, ...]) -> str | None:
+def warning(path: Path, version: tuple[int, ...]) -> tuple[str, str] | None:
     """
-    What to say of SQLite's version for a journal at ``path``; None where it does not matter.
+    What to say of SQLite's version for a journal at ``path``, and what to do; None where it does
+    not matter.
     """
     if version >= WAL_FIXED:
         return None
@@ -55,9 +56,8 @@ def warning(path: Path, version: tuple[int, ...]) -> str | None:
         return None
     text = ".".join(map(str, version))
     return (
-        f"SQLite {text} can damage a journal that two programs write to (repaired in 3.51.3), and "
-        f"{why}. Let nobody else have it: put it into a folder of your own on a local disk, or use "
-        "a Python with a newer SQLite."
+        f"SQLite {text} can damage a journal that two programs write to, and {why}",
+        "put it into a folder of your own on a local disk, or use a Python with SQLite 3.51.3",
     )
 
 

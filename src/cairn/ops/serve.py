@@ -179,7 +179,7 @@ def serve(**options: Any) -> None:
         if url.startswith("sqlite"):
             told = warning(sqlite_path(url), sqlite3.sqlite_version_info)
             if told is not None:
-                click.echo(f"Warning: {told}", err=True)
+                click.echo(f"Warning: {'; '.join(told)}.", err=True)
         store = SqlStore.open(url)
         try:
             trio.run(_serve, options, store, listener, data_dir)
