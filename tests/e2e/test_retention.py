@@ -50,7 +50,9 @@ def test_a_pruned_journal_serves_on(start: Start, cold: Serving):
     talk += [assistant(first.text), user("And then?")]
     answer = ask(again, *talk)
     assert ask(cold, *talk, cache_prompt=False).bits == answer.bits
-    assert (first.session, "evicted") == (answer.session, answer.reason)
+    assert first.session == answer.session
+    # Whether its blocks had come into files before the kill is chance.
+    assert ("evicted" if answer.cached_tokens == 0 else None) == answer.reason
     code, _, err = run_ops("journal", "prune", *where, "--before", "30d")
     assert 2 == code
     assert "A server (process " in err
