@@ -277,8 +277,11 @@ async def test_a_full_disk(house: House, monkeypatch: pytest.MonkeyPatch):
             one = await ask(server, tells(1))
             await ask(server, tells(2))
             again = await ask(server, tells(1))
-            # Under the full disk still: blocks are written when nobody asks for anything.
-            assert [] == house.files()
+            # Under the full disk still: blocks are written when nobody asks for anything, and one
+            # may be in hand.
+            with trio.fail_after(60):
+                while house.files():
+                    await trio.testing.wait_all_tasks_blocked()
             assert [] == house.events(ev.BlockSpilled)
             reasons = {event.reason for event in house.events(ev.BlockNotSpilled)}
             assert {os.strerror(errno.ENOSPC)} == reasons
