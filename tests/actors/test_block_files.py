@@ -17,6 +17,7 @@ import pytest
 import trio
 import trio.testing
 
+from cairn.actors.boot import Runs
 from cairn.actors.messages import Broken, Generate
 from cairn.actors.server import Server
 from cairn.engine.mlx_blocks import SealedBlock
@@ -476,6 +477,21 @@ async def test_what_was_lost_before_its_row_is_removed(house: House):
     assert 1 == house.events(ev.BlocksFound)[-1].removed_files
     assert len(spilled) - 1 == len(house.files())
     assert house.holds()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.ServerStarted(boot="one", cairn_version="1", settings={}),
+        ev.ServerStopped(boot="one", reason="asked"),
+        ev.ServerLost(boot="one"),
+    ],
+)
+async def test_a_run_is_known_by_what_is_left_of_it(event: ev.Event):
+    """A run whose beginning was pruned is one of this journal's all the same."""
+    runs = Runs()
+    runs.see(ev.Recorded(position=9, stream="server", seq=9, event_id="id", time_us=0, event=event))
+    assert {"one"} == runs.boots
 
 
 async def test_no_budget_leaves_nothing_that_was_set_aside(house: House):

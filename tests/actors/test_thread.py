@@ -4,7 +4,7 @@ The threads beside trio's.
 
 from __future__ import annotations
 
-import time
+import threading
 
 import pytest
 import trio
@@ -17,13 +17,14 @@ async def test_the_thread_has_ended_before_its_task() -> None:
     """
     A process that ends while native code of a thread still runs is aborted: the thread ends first.
     """
-    ended, left = trio.Event(), []
+    ended, seen, left = trio.Event(), threading.Event(), []
 
     def loop(token: trio.lowlevel.TrioToken) -> None:
         token.run_sync_soon(ended.set)
-        time.sleep(0.1)  # what a thread does on its way out
+        seen.wait(0.2)  # what a thread does on its way out
         left.append("thread")
 
     await run_thread("test", loop, ended, task_status=trio.TASK_STATUS_IGNORED)
     left.append("task")
+    seen.set()
     assert ["thread", "task"] == left

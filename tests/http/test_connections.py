@@ -25,6 +25,9 @@ from tests.http.fake_service import ACCEPTED, ANSWER, FINISHED, FakeService, Hol
 
 pytestmark = pytest.mark.trio
 
+SOON_S = 30
+"""How long a connection may take to end that would otherwise be held for more than a minute."""
+
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 UPGRADE = (
@@ -124,7 +127,7 @@ async def test_no_request(serve: Serve, client: httpx.AsyncClient, sent: bytes):
     """The server closes the connection, asks the service nothing, and answers the next one."""
     service = FakeService()
     url = await serve(service)
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with connected(url) as stream:
             await stream.send_all(sent)
             try:
@@ -140,7 +143,7 @@ async def test_no_request(serve: Serve, client: httpx.AsyncClient, sent: bytes):
 async def test_failed_connection_leaves_a_line(serve: Serve):
     """What Hypercorn itself fails on is one warning."""
     url = await serve(FakeService())
-    with structlog.testing.capture_logs() as logs, trio.fail_after(3):
+    with structlog.testing.capture_logs() as logs, trio.fail_after(SOON_S):
         async with connected(url) as stream:
             await stream.send_all(http2(path=b"/\xff"))
             await everything(stream)
@@ -153,7 +156,7 @@ async def test_http2_is_served(serve: Serve):
     """The control: the same bytes with nothing wrong in them are a request."""
     service = FakeService()
     url = await serve(service)
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with connected(url) as stream:
             await stream.send_all(http2())
             found = b""
@@ -178,7 +181,7 @@ ADDRESSES = {
 async def test_odd_addresses(serve: Serve, target: str, headers: tuple[str, ...], status: int):
     """Whatever stands in the place of a path, it is answered; an error is an envelope."""
     url = await serve(FakeService())
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with connected(url) as stream:
             await stream.send_all(head(target, *(headers or ["connection: close"])))
             top, _, body = (await everything(stream)).partition(b"\r\n\r\n")
@@ -209,7 +212,7 @@ NO_HOSTS = [
 async def test_no_host(serve: Serve, host: str):
     """What begins or ends like a name of the server's and is no host is refused, and quoted."""
     url = await serve(FakeService())
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with connected(url) as stream:
             await stream.send_all(
                 f"GET /health HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode()
@@ -231,7 +234,7 @@ async def test_closed_connections_are_let_go(serve: Serve):
             while b"admission_bug" not in found:
                 found += await stream.receive_some()
             await trio.testing.wait_all_tasks_blocked()
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         await let_go(before)
 
 
@@ -257,7 +260,7 @@ async def test_closed_midway_with_more_to_read(serve: Serve, sent: bytes):
     service = FakeService([ACCEPTED, hold])
     url = await serve(service)
     before = open_files()
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with connected(url) as stream:
             await stream.send_all(sent)
             await hold.reached.wait()
@@ -273,7 +276,7 @@ async def test_shutdown_after_a_close_midway(sent: bytes):
     hold = Hold()
     service = FakeService([ACCEPTED, hold])
     shutdown = trio.Event()
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with trio.open_nursery() as nursery:
             url = await nursery.start(partial(run_server, service, shutdown, 600))
             async with connected(url) as stream:
@@ -289,7 +292,7 @@ async def test_closed_behind_more_than_is_read_ahead(serve: Serve):
     service = FakeService([ACCEPTED, *[megabyte] * 64, FINISHED])
     url = await serve(service)
     before = open_files()
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with connected(url) as stream:
             await stream.send_all(STREAM + bytes(2 * AHEAD_BYTES_MAX))
             assert await stream.receive_some(100)
@@ -314,7 +317,7 @@ async def test_asked_and_closed(serve: Serve, sent: bytes, waits: bool):
     """Who asks, once or more, and does not wait for an answer leaves nothing behind."""
     url = await serve(FakeService())
     before = open_files()
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         for _ in range(20):
             async with connected(url) as stream:
                 await stream.send_all(sent)
@@ -329,7 +332,7 @@ async def test_closed_behind_a_body_that_nobody_reads(serve: Serve):
     before = open_files()
     sent = http2(window=0, path=b"/nowhere", pieces=20)
     pieces = 20 * (9 + 1)
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with connected(url) as stream:
             for part in (sent[:-pieces], sent[-pieces:]):
                 await stream.send_all(part)
@@ -345,7 +348,7 @@ async def test_next_request_comes_early(serve: Serve):
     long = "".join(f"{number} " for number in range(100_000))
     messages = [{"role": "user", "content": long}]
     async with trio.open_nursery() as nursery:
-        with trio.fail_after(3):
+        with trio.fail_after(SOON_S):
             async with connected(url) as stream:
                 nursery.start_soon(stream.send_all, WHOLE + question(messages=messages))
                 await hold.reached.wait()
@@ -366,7 +369,7 @@ async def test_shutdown_with_a_request_that_waits_its_turn():
     hold = Hold()
     service = FakeService([ACCEPTED, hold, *ANSWER[1:]])
     shutdown = trio.Event()
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with trio.open_nursery() as nursery:
             url = await nursery.start(partial(run_server, service, shutdown, 600))
             async with connected(url) as stream:
@@ -400,7 +403,7 @@ async def test_shutdown_cuts_who_does_not_read():
     script: list[Step] = [ACCEPTED, *[megabyte] * 64, FINISHED]
     service = FakeService(script)
     shutdown = trio.Event()
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with trio.open_nursery() as nursery:
             url = await nursery.start(partial(run_server, service, shutdown, 0.2))
             async with connected(url) as stream:
@@ -427,7 +430,7 @@ async def test_refused_before_its_body_is_read(serve: Serve, sent: bytes, status
     elsewhere.
     """
     url = await serve(FakeService())
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with connected(url) as stream:
             await stream.send_all(sent)
             answer = await everything(stream)
@@ -439,7 +442,7 @@ async def test_refused_after_its_body_is_read(serve: Serve):
     """The control: a connection whose body was read stays, and takes the next request."""
     url = await serve(FakeService())
     sent = head(CHAT, "content-length: 2", method="POST") + b"[]"
-    with trio.fail_after(3):
+    with trio.fail_after(SOON_S):
         async with connected(url) as stream:
             for _ in range(2):
                 await stream.send_all(sent)

@@ -20,13 +20,17 @@ def log(
 ) -> Iterator[structlog.stdlib.BoundLogger]:
     """A logger of a server that runs, as long as the test lasts."""
     before, root = structlog.get_config(), logging.getLogger()
-    handlers, level = root.handlers, root.level
+    others, level = root.handlers, root.level
     set_up_logs(tmp_path / "logs" / "cairn.jsonl")
+    ours = root.handlers
+    root.handlers = others  # of pytest, which takes away its own
+    for handler in ours:
+        root.addHandler(handler)
     yield structlog.get_logger("cairn.test")
-    for handler in root.handlers:
+    for handler in ours:
+        root.removeHandler(handler)
         handler.close()
     structlog.configure(**before)
-    root.handlers = handlers
     root.setLevel(level)
 
 
@@ -43,7 +47,7 @@ def test_a_stack_shows_no_values(log, capsys: pytest.CaptureFixture[str]):
     """The stack of an error tells where it was, and not what its variables held."""
 
     def fails(secret: str) -> None:
-        raise RuntimeError("it failed")
+        raise RuntimeError("it failed\x1b[2J\x1b]0;owned\x07")
 
     try:
         fails(SECRET)
@@ -51,5 +55,6 @@ def test_a_stack_shows_no_values(log, capsys: pytest.CaptureFixture[str]):
         log.exception("session ended", session="s")
     shown = capsys.readouterr().err
     assert "RuntimeError: it failed" in shown
+    assert not {"\x1b", "\x07"} & set(shown)
     assert "in fails" in shown
     assert SECRET not in shown

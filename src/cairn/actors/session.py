@@ -29,7 +29,6 @@ from cairn.actors.memory import Memory
 from cairn.actors.messages import Accepted, Broken, NoMemory
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.ticket import Ticket
-from cairn.actors.writer import WriterDied
 from cairn.engine.prompt import Tokenizer
 from cairn.engine.reports import (
     DecodeRow,
@@ -179,8 +178,6 @@ class SessionActor:
                     await self._release_slab("room for another session")
         except BugError as bug:
             await self._break(ticket, bug)
-        except WriterDied:
-            raise
         except Exception as error:
             await self._break(ticket, self._house.sequencer.crash(self.id, error))
         finally:

@@ -7,8 +7,9 @@ Rules of this module:
 2. What is read is checked before anybody gets it: the file says which block it is, and its KV has
    the digest that the journal has of that block. A file that fails is set aside and counts no more.
 3. Nothing here decides: what is written, read and removed comes from outside.
-4. What this journal's runs did not write is not touched: not removed, not renamed, not replaced. A
-   file says which run wrote it. ``block_folder`` says where files lie and how they are called.
+4. What is not on record and was not written by this journal's runs is not touched: not removed, not
+   renamed, not replaced. A file says which run wrote it. ``block_folder`` says where files lie and
+   how they are called.
 
 No key is in the folders of two fingerprints, since a key covers its fingerprint.
 """

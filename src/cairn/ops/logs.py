@@ -5,12 +5,13 @@ The structured log: JSON lines in the data directory, rotated; for people on a t
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import logging.handlers
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -40,6 +41,16 @@ def _harmless(
         key: printable(value) if isinstance(value, str) and key != "exception" else value
         for key, value in event.items()
     }
+
+
+def _plain_stack(sink: TextIO, error: structlog.typing.ExcInfo) -> None:
+    """
+    An error's stack without what variables hold: secrets, and what clients said. It steers nothing
+    either.
+    """
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, error)
+    sink.write("\n".join(map(printable, text.getvalue().splitlines())))
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
@@ -79,8 +90,7 @@ def set_up_logs(path: Path) -> None:
                 _harmless,
                 structlog.dev.ConsoleRenderer(
                     colors=sys.stderr.isatty(),
-                    # The pretty one shows what variables hold: secrets, and what clients said.
-                    exception_formatter=structlog.dev.plain_traceback,
+                    exception_formatter=_plain_stack,
                 ),
             ],
         )
