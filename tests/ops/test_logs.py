@@ -2,6 +2,7 @@
 The log on a terminal shows nothing that it should not.
 """
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +15,14 @@ from cairn.ops.logs import set_up_logs
 SECRET = "thirty-two bytes that nobody sees"
 
 
-@pytest.fixture
-def log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Iterator[structlog.stdlib.BoundLogger]:
-    """A logger of a server that runs, as long as the test lasts."""
+@contextlib.contextmanager
+def logger(folder: Path) -> Iterator[structlog.stdlib.BoundLogger]:
+    """
+    A logger of a server that runs. No fixture: the stderr that it writes to is the test's own.
+    """
     before, root = structlog.get_config(), logging.getLogger()
     others, level = root.handlers, root.level
-    set_up_logs(tmp_path / "logs" / "cairn.jsonl")
+    set_up_logs(folder / "logs" / "cairn.jsonl")
     ours = root.handlers
     root.handlers = others  # of pytest, which takes away its own
     for handler in ours:
@@ -34,25 +35,28 @@ def log(
     root.setLevel(level)
 
 
-def test_no_line_steers_the_terminal(log, capsys: pytest.CaptureFixture[str]):
+def test_no_line_steers_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """What a client made up comes out as what it is, and moves no cursor."""
-    log.warning("parameter ignored", parameter="\x1b[2J\x1b]0;owned\x07\x9b31m", session="dreißig")
+    named = "\x1b[2J\x1b]0;owned\x07\x9b31m"
+    with logger(tmp_path) as log:
+        log.warning("parameter ignored", parameter=named, session="dreißig")
     shown = capsys.readouterr().err
-    assert "\\x1b[2J" in shown
+    assert "parameter=\\x1b[2J" in shown
     assert "dreißig" in shown
     assert not {"\x1b", "\x07", "\x9b"} & set(shown)
 
 
-def test_a_stack_shows_no_values(log, capsys: pytest.CaptureFixture[str]):
+def test_a_stack_shows_no_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """The stack of an error tells where it was, and not what its variables held."""
 
     def fails(secret: str) -> None:
         raise RuntimeError("it failed\x1b[2J\x1b]0;owned\x07")
 
-    try:
-        fails(SECRET)
-    except RuntimeError:
-        log.exception("session ended", session="s")
+    with logger(tmp_path) as log:
+        try:
+            fails(SECRET)
+        except RuntimeError:
+            log.exception("session ended", session="s")
     shown = capsys.readouterr().err
     assert "RuntimeError: it failed" in shown
     assert not {"\x1b", "\x07"} & set(shown)
