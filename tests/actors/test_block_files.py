@@ -17,7 +17,6 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.boot import Runs
 from cairn.actors.messages import Broken, Generate
 from cairn.actors.server import Server
 from cairn.engine.mlx_blocks import SealedBlock
@@ -25,6 +24,7 @@ from cairn.engine.prompt import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
+from cairn.journal.runs import Runs
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
 from tests.running import MIB, Said, ask, generate, serving

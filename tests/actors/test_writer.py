@@ -14,7 +14,8 @@ import trio.lowlevel
 import trio.testing
 
 from cairn.actors.messages import Generate, JournalFull
-from cairn.actors.sequencer import Sequencer, outside
+from cairn.actors.outside import outside
+from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
 from cairn.actors.writer import JournalWriter, Stall, WriterDied
 from cairn.engine.prompt import Conversation, Message

@@ -17,13 +17,15 @@ import trio
 import cairn
 from cairn.actors.engine import EngineThread
 from cairn.actors.messages import JournalFull
-from cairn.actors.sequencer import Sequencer, new_id, outside
+from cairn.actors.outside import new_id, outside
+from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Limits, Server
 from cairn.actors.writer import JournalWriter
 from cairn.engine.reports import ModelFacts
 from cairn.journal import events as ev
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Replay
+from cairn.journal.runs import Runs
 from cairn.journal.state import State
 from cairn.journal.store import Store
 
@@ -128,25 +130,6 @@ def read_journal(
             "start with another --data-dir."
         )
     return fold
-
-
-@attrs.define
-class Runs:
-    """
-    The runs of the server that a journal tells of: block files say which of them wrote them.
-    """
-
-    boots: set[str] = attrs.field(factory=set)
-
-    def see(self, recorded: ev.Recorded) -> None:
-        """
-        Take in the next event. A run's beginning may be pruned while its end is there.
-        """
-        match recorded.event:
-            case (
-                ev.ServerStarted(boot=boot) | ev.ServerStopped(boot=boot) | ev.ServerLost(boot=boot)
-            ):
-                self.boots.add(boot)
 
 
 @contextlib.asynccontextmanager

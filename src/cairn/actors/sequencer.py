@@ -8,41 +8,17 @@ writer at once; the receipt tells when it is committed.
 
 from __future__ import annotations
 
-import time
 import traceback
-import uuid
 from collections.abc import Callable
 
 import attrs
 
-import cairn
 from cairn.actors.writer import JournalWriter
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.errors import BugError
-from cairn.journal.ledger import Ledger, Outcome, Outside
+from cairn.journal.ledger import Ledger, Outcome
 from cairn.journal.state import Session, SessionId, State
-
-
-def wall_clock_us() -> int:
-    """
-    Microseconds since 1970.
-    """
-    return time.time_ns() // 1000
-
-
-def new_id() -> str:
-    """
-    A fresh unique id.
-    """
-    return str(uuid.uuid4())
-
-
-def outside() -> Outside:
-    """
-    Ids and time for a ledger.
-    """
-    return Outside(new_id=new_id, now_us=wall_clock_us, version=cairn.__version__)
 
 
 class Sequencer:

@@ -36,8 +36,9 @@ from cairn.actors.messages import (
     Stopping,
     Waiting,
 )
+from cairn.actors.outside import new_id, wall_clock_us
 from cairn.actors.request_log import RequestLog
-from cairn.actors.sequencer import Sequencer, new_id, wall_clock_us
+from cairn.actors.sequencer import Sequencer
 from cairn.actors.session import House, SessionActor
 from cairn.actors.ticket import Prepared, Ticket
 from cairn.actors.writer import JournalWriter, Stall, WriterDied

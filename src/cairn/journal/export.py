@@ -79,7 +79,10 @@ class Excerpt:
     base: Base
 
 
-_First = TypeVar("_First")
+First = TypeVar("First")
+"""
+What a first line can be.
+"""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
@@ -230,8 +233,8 @@ def read_excerpt(path: Path) -> Excerpt | None:
 
 
 def _read_first(
-    path: Path, begins: bytes, decode: Callable[[bytes], _First], what: str
-) -> _First | None:
+    path: Path, begins: bytes, decode: Callable[[bytes], First], what: str
+) -> First | None:
     try:
         with path.open("rb") as file:
             line = file.readline()

@@ -148,6 +148,17 @@ def facts(pairs: Iterable[tuple[str, object]], indent: int = 0) -> None:
             click.echo(f"{' ' * (indent + width + 1)}{line}")
 
 
+def counted(count: int, one: str, more: str | None = None) -> str:
+    """
+    How many there are, for people.
+
+    Args:
+        one: what they are called where there is one.
+        more: and where there are others; by default with an s.
+    """
+    return f"{count} {one if count == 1 else more or f'{one}s'}"
+
+
 def size_text(size: float) -> str:
     """
     A number of bytes, for people.

@@ -38,6 +38,7 @@ from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.export import Excerpt
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.replay import Finding, Replay
+from cairn.ops.output import counted
 from cairn.ops.where import Source, example, file_argument, journal_options
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -303,8 +304,8 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
     if base is not None:
         click.echo(f"begins: {_begins_words(base, checked)}")
         if gone := _violations(base):
-            were = "violation on record was" if gone == 1 else "violations on record were"
-            click.echo(f"{gone} {were} pruned")
+            were = counted(gone, "violation on record was", "violations on record were")
+            click.echo(f"{were} pruned")
     if begins is not None:
         click.echo(
             f"begins: behind row {begins.base.position}; {begins.seq} rows of {begins.stream} were "

@@ -23,10 +23,9 @@ from cairn.journal.errors import StoreError
 from cairn.ops.output import progress
 
 if TYPE_CHECKING:
-    from cairn.journal.export import Excerpt
+    from cairn.journal.export import Excerpt, First
     from cairn.journal.store_sql import SqlStore
 
-First = TypeVar("First")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 _STDIN = Path("-")
