@@ -28,9 +28,15 @@ def test_a_moment(text: str, moment: datetime) -> None:
     assert moment == moment_of(text, NOW)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "30", "1y", "-1d", "999999999d", "9999999999d"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "soon", "30", "1y", "-1d", "999999999d", "9999999999d"),
+        *("0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"),
+    ],
+)
 def test_what_is_none(text: str) -> None:
-    """What is neither, or lies before all calendars, is none."""
+    """What is neither, or lies beyond all calendars, is none."""
     assert moment_of(text, NOW) is None
 
 

@@ -133,6 +133,15 @@ def test_what_makes_no_sense(run, arguments):
     assert (2, "") == (result.exit_code, result.stdout)
 
 
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize("text", ["soon", "999999999d", "0001-01-01T00:00+14:00"])
+def test_a_time_that_is_none(run, text: str):
+    """What is no time, or beyond all calendars in UTC, is named."""
+    result = run("tail", "--since", text)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert f"{text} is no time; write 10m or " in result.stderr
+
+
 def test_following(log: Path):
     """New lines are shown as they come, also of a new file, and Ctrl-C ends it in order."""
     command = [sys.executable, "-P", "-m", "cairn.ops", "tail", "-f", "-n", "1", "level=info"]

@@ -13,15 +13,19 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 def time_of(text: object) -> datetime | None:
     """
-    A time in ISO 8601, in UTC where it names no zone; None for anything else.
+    A time in ISO 8601, in UTC where it names no zone; None for anything else, and for what lies
+    beyond all calendars in UTC.
     """
     if not isinstance(text, str):
         return None
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        if moment.tzinfo is None:
+            return moment.replace(tzinfo=UTC)
+        # A zone can lead out of the years 1 to 9999.
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def moment_of(text: str, now: datetime) -> datetime | None:
