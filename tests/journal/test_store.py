@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +348,85 @@ def test_space_is_given_back(url: str, tmp_path: Path):
     assert sum(file.stat().st_size for file in files) < 200_000
     assert not any(secret in file.read_bytes() for file in files)
     store.append([])
+    store.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no way to see open files")
+@pytest.mark.parametrize("named", [None, "spare", "not there"])
+def test_where_a_journal_is_written_anew(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+):
+    """
+    The temporary file, which has all texts that are left, is beside the journal, or in the folder
+    that the operator named by SQLITE_TMPDIR. Afterwards SQLite chooses as it did.
+    """
+    spare = tmp_path / "it's spare"
+    spare.mkdir()
+    monkeypatch.delenv("SQLITE_TMPDIR", raising=False)
+    if named is not None:
+        monkeypatch.setenv("SQLITE_TMPDIR", str(spare if named == "spare" else tmp_path / named))
+    large = os.urandom(2_000_000)
+    rows = [
+        attrs.evolve(row, private=large) if row.position in (1, 12, 13) else row for row in ROWS
+    ]
+    store = SqlStore.open(url)
+    store.append(rows)
+    store.cut(base_at(8), [])
+    seen = set()
+
+    def look() -> int:
+        for held in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                path = held.readlink()
+                if path.name.startswith("etilqs_"):
+                    seen.add(path.parent)
+        return 0
+
+    store._raw().set_progress_handler(look, 1)
+    store.give_back()
+    store._raw().set_progress_handler(None, 1)
+    assert {spare if named == "spare" else tmp_path} == seen
+    assert [] == store._raw().execute("PRAGMA temp_store_directory").fetchall()
+    store.close()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_no_room_to_write_a_journal_anew(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+):
+    """It is said on which disk there has to be room; the journal is as it was."""
+    monkeypatch.delenv("SQLITE_TMPDIR", raising=False)
+    if named:
+        spare = tmp_path / "spare"
+        spare.mkdir()
+        monkeypatch.setenv("SQLITE_TMPDIR", str(spare))
+        room = f"as much as the journal takes, on its disk and in {spare} (SQLITE_TMPDIR)"
+    else:
+        room = "on its disk: up to twice as much as the journal takes there"
+    store = SqlStore.open(url)
+    store.append([attrs.evolve(ROWS[0], private=bytes(100_000)), *ROWS[1:]])
+    store.cut(base_at(8), [])
+    plain = SqlStore._raw
+
+    class Full:
+        def __init__(self, raw: sqlite3.Connection) -> None:
+            self._raw = raw
+
+        def execute(self, words: str) -> sqlite3.Cursor:
+            if words == "VACUUM":
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorname = "SQLITE_FULL"
+                raise error
+            return self._raw.execute(words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlStore, "_raw", lambda self: Full(plain(self)))
+        with pytest.raises(StoreFull) as refused:
+            store.give_back()
+    assert room in str(refused.value)
+    assert [] == store._raw().execute("PRAGMA temp_store_directory").fetchall()
+    assert ROWS[8:] == list(store.read())
+    store.give_back()
     store.close()
 
 

@@ -14,6 +14,7 @@ Rules of this module:
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -211,15 +212,16 @@ class SqlStore:
             return False
         with _errors(self._place, "read"):
             free = self._free_pages()
-            (_, _, path), *_ = self._raw().execute("PRAGMA database_list").fetchall()
-        log = Path(f"{path}-wal")
+            path = self._path()
+        log = path.with_name(f"{path.name}-wal")
         return free > 0 or (log.exists() and log.stat().st_size > 0)
 
     def give_back(self) -> None:
         """
         Return the space of removed rows to the disk, where that is not the database's own business.
         What was removed is then no longer in the file either. Takes twice as much free space as the
-        rest of the journal, for as long as it lasts: SQLite writes it to a temporary file first.
+        rest of the journal, for as long as it lasts: SQLite writes it to a temporary file first,
+        beside the journal or in the folder that the operator named by SQLITE_TMPDIR.
 
         Raises:
             StoreError: there is not enough, or somebody reads; the journal is as it was. It can be
@@ -227,17 +229,43 @@ class SqlStore:
         """
         if self._connection.dialect.name != "sqlite":
             return
-        with _errors(self._place, "shrink", _MAKE_MORE_ROOM):
+        with _errors(self._place, "shrink"):
+            home = self._path().parent
+        spare = _named_spare() or home
+        with _errors(self._place, "shrink", _more_room(home, spare)):
             # First the log: it may be as large as what was removed, and gives its room back.
             self._emptied_log()
             if self._free_pages():
-                self._raw().execute("VACUUM")
+                with self._temporary_files_in(spare):
+                    self._raw().execute("VACUUM")
                 self._emptied_log()
 
     def _raw(self) -> sqlite3.Connection:
         raw = self._connection.connection.driver_connection
         assert isinstance(raw, sqlite3.Connection)
         return raw
+
+    def _path(self) -> Path:
+        """
+        The file, wherever a link to it lies.
+        """
+        (_, _, path), *_ = self._raw().execute("PRAGMA database_list").fetchall()
+        return Path(path)
+
+    @contextmanager
+    def _temporary_files_in(self, folder: Path) -> Iterator[None]:
+        """
+        Have SQLite write its temporary files to a folder. It would choose /var/tmp or the like, out
+        of the private directory, and has read SQLITE_TMPDIR when it was loaded. This is for the
+        whole process, hence for the moment only.
+        """
+        pragma = "PRAGMA temp_store_directory"
+        before = self._raw().execute(pragma).fetchone()
+        try:
+            self._raw().execute(f"{pragma} = {_quoted(str(folder))}")
+            yield
+        finally:
+            self._raw().execute(f"{pragma} = {_quoted(before[0] if before else '')}")
 
     def _free_pages(self) -> int:
         ((count,),) = self._raw().execute("PRAGMA freelist_count").fetchall()
@@ -550,6 +578,36 @@ def _errors(place: str, doing: str, make_room: str = _MAKE_ROOM) -> Iterator[Non
         advice = make_room if full else _advice(fact)
         kind = StoreFull if full else StoreError
         raise kind(f"Cannot {doing} {place}: {first}. {advice}".strip()) from error
+
+
+def _named_spare() -> Path | None:
+    """
+    The folder that the operator named for SQLite's temporary files, if it can be used.
+    """
+    named = os.environ.get("SQLITE_TMPDIR")
+    if named and Path(named).is_dir() and os.access(named, os.W_OK | os.X_OK):
+        return Path(named).absolute()
+    return None
+
+
+def _quoted(text: str) -> str:
+    return "'{}'".format(text.replace("'", "''"))
+
+
+def _more_room(home: Path, spare: Path) -> str:
+    """
+    What to do where there is no room to make the file of a journal small.
+
+    Args:
+        home: where it lies.
+        spare: where SQLite's temporary file goes.
+    """
+    if spare == home:
+        return _MAKE_MORE_ROOM
+    return (
+        f"Free some space, as much as the journal takes, on its disk and in {spare} "
+        "(SQLITE_TMPDIR), until this is done. What is in the journal is safe."
+    )
 
 
 def _is_full(error: BaseException | None, place: str) -> bool:
