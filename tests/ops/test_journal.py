@@ -38,7 +38,16 @@ from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops import prune as command
 from cairn.ops.home import hold_journal
 from cairn.ops.output import size_text
-from tests.journals import SLAB_BYTES, Builder, broken, conversation, healthy, tampered
+from tests.journals import (
+    FINGERPRINT,
+    SLAB_BYTES,
+    TENANT,
+    Builder,
+    broken,
+    conversation,
+    healthy,
+    tampered,
+)
 
 JUNE_US = 1_780_272_000_000_000
 BEFORE = ("--before", "2026-03-01")
@@ -107,6 +116,26 @@ def test_nothing_is_old_enough(run, stored):
     result = run("journal", "prune", "--before", "2025-12-31")
     assert (0, "nothing to prune") == (result.exit_code, result.stdout.splitlines()[1])
     assert "No session is older than 2025-12-31 00:00:00.000Z" in result.stdout
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_bug_holds_the_cut(run, stored, more: tuple[str, ...]):
+    """A session is old enough, but its bug is not: it is said what holds back the row."""
+    made = Builder()
+    made.start()
+    opened = ev.SessionOpened(
+        session="s1", tenant=TENANT, fingerprint=FINGERPRINT, group=None, named=False
+    )
+    made.propose(opened)
+    made.crash("s1")
+    made.stop()
+    folder = stored(made.rows)
+    result = run("journal", "prune", "--before", "2026-01-01T00:00:00.003500", *more)
+    assert (0, "nothing to prune") == (result.exit_code, result.stdout.splitlines()[1])
+    words = "row 3 is the one that a bug on record at row 4 is about, and goes with it"
+    assert f"The rows up to 3 are old enough; {words}" in result.stdout
+    assert "No session is older" not in result.stdout
+    assert (None, made.rows) == there(folder)
 
 
 def test_a_dry_run(run, stored):
@@ -415,6 +444,7 @@ def test_a_prune_that_a_reader_holds_up(run, stored, monkeypatch: pytest.MonkeyP
         ("30", "no date"),
         ("2999-01-01", "yet to come"),
         ("", "no date"),
+        ("0001-01-01T00:00+14:00", "no date"),
     ],
 )
 def test_dates_that_are_none(run, stored, date: str, says: str):

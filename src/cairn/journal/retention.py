@@ -68,12 +68,14 @@ class Plan:
         sessions: how many sessions go with the rows.
         limit: the last row that is old enough, with all before it.
         held_by: the session because of which the cut is lower than that.
+        violation: where no session is: the row that broke, and the younger one that says so.
     """
 
     cut: int
     sessions: int
     limit: int
     held_by: Span | None
+    violation: tuple[int, int] | None = None
 
 
 class Survey:
@@ -168,7 +170,7 @@ class Survey:
             closing: open sessions that are going to be closed.
         """
         closing_rows = {span.first for span in closing}
-        cut, held_by = self.limit, None
+        cut, held_by, violation = self.limit, None, None
         # (the first row, the last one that it needs, the session that is open)
         wholes: list[tuple[int, int, Span | None]] = [
             (first, last, None) for first, last in self._violated
@@ -181,12 +183,14 @@ class Survey:
         for first, last, held in sorted(wholes, key=lambda whole: whole[0], reverse=True):
             if first <= cut < last:
                 cut, held_by = first - 1, held or held_by
+                violation = (first, last) if held is None else violation
         sessions = sum(1 for span in self._spans if span.first <= cut)
         return Plan(
             cut=cut if sessions else self._after,
             sessions=sessions,
             limit=self.limit,
             held_by=held_by,
+            violation=violation if held_by is None else None,
         )
 
     @property

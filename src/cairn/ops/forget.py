@@ -1,44 +1,53 @@
 """
 What of a pruned conversation lies outside the journal: the KV of its blocks, in files.
 
-A block may be that of many conversations. Its file stays as long as a row that is left names it, or
-an open session: who has its key there needs it.
+A block may be that of many conversations. Its file stays as long as a row that is left names it.
+All rows of a session that is open are left, so that they name what it has.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
-import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 
-import cairn
-from cairn.engine.block_folder import files_in
+from cairn.actors.outside import outside
+from cairn.engine.block_folder import Named, files_in, place_of, run_of
 from cairn.journal import events as ev
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
-from cairn.journal.ledger import Ledger, Outside
+from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Replay
-from cairn.journal.state import Block, State
-from cairn.ops.output import progress
+from cairn.journal.state import Block
+from cairn.ops.cli import Unreadable
+from cairn.ops.home import hold_directory
+from cairn.ops.output import counted, progress
 
 if TYPE_CHECKING:
     from cairn.journal.store_sql import SqlStore
 
+_FILE = "block file of what was removed is"
+_FILES = "block files of what was removed are"
 
-def forget_files(store: SqlStore, folder: Path) -> None:
+
+def forget_files(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None:
     """
     Remove the block files that only pruned conversations had, and put that on record. For who holds
     the journal. What an earlier prune left is removed too.
 
-    Files go first: should this end in between, the next start finds that they are missing.
+    Files go first: should this end in between, the next prune or start finds that they are missing.
+    They go only while no server uses the directory: one with another journal may need them.
 
     Args:
-        folder: the folder of blocks.
+        data_dir: the data directory, with the folder of blocks.
+        runs: the runs of the server that the journal tells of, or told of before the prune.
+
+    Raises:
+        StoreError: the journal cannot be read, or what was removed cannot be put on record.
     """
     base = store.base()
     if base is None:
@@ -49,19 +58,69 @@ def forget_files(store: SqlStore, folder: Path) -> None:
         recorded = fold.feed(row)
         if recorded is not None:
             kept.update(_keys_in(recorded.event))
-    kept.update(_keys_of(fold.state))
     orphans = {key: block for key, block in fold.state.blocks.items() if key not in kept}
     if not orphans:
         return
-    gone, why = _removed(folder, orphans)
-    rows = _on_record(fold, [orphans[key] for key in sorted(gone)])
+    filed = {key for key, block in orphans.items() if block.file_bytes is not None}
+    folder = data_dir / "blocks"
+    removal = _Removal(why="not there")
+    if folder.is_dir():
+        try:
+            with hold_directory(data_dir, "and give the same command again", who="journal prune"):
+                removal = _removed(folder, orphans, runs)
+        except Unreadable as error:
+            if filed:
+                click.echo(f"{counted(len(filed), _FILE, _FILES)} not gone. {error}", err=True)
+            return
+    rows = _on_record(fold, [orphans[key] for key in sorted(removal.gone)])
     if rows:
         store.append(rows)
-        click.echo(f"{_files(len(rows))} of what was removed {_are(len(rows))} gone too")
-    stuck = sum(one.file_bytes is not None and key not in gone for key, one in orphans.items())
-    if stuck:
+        click.echo(f"{counted(len(rows), _FILE, _FILES)} gone too")
+    _tell(removal, len(filed - removal.gone), folder)
+
+
+@attrs.frozen(kw_only=True)
+class _Removal:
+    """
+    What became of files.
+
+    Attributes:
+        gone: the blocks on record that have no file any more.
+        absent: how many of them had none before.
+        foreign: how many files of the same blocks were left, as another journal's runs wrote them.
+        why: what the system said where one could not be removed.
+    """
+
+    gone: frozenset[str] = frozenset()
+    absent: int = 0
+    foreign: int = 0
+    why: str | None = None
+
+
+def _tell(removal: _Removal, stuck: int, folder: Path) -> None:
+    """
+    Say what is not as it should be.
+
+    Args:
+        stuck: how many blocks on record still have a file, as far as can be told.
+    """
+    if removal.absent:
+        were = counted(removal.absent, "of them was", "of them were")
         click.echo(
-            f"{_files(stuck)} of what was removed {_are(stuck)} not gone ({why or 'not there'}). "
+            f"{were} not in {folder} before. If the server has another --data-dir, look there.",
+            err=True,
+        )
+    if removal.foreign:
+        files = counted(removal.foreign, "file", "files")
+        click.echo(
+            f"{files} of the same blocks, set aside or not finished, may be another journal's, and "
+            f"stay in {folder}: no run on record wrote them. If they are not, remove them there.",
+            err=True,
+        )
+    if stuck:
+        why = removal.why or "something is in the way"
+        click.echo(
+            f"{counted(stuck, _FILE, _FILES)} not gone ({why}). "
             f"They were looked for in {folder}. If the server has another --data-dir, name that; "
             "else remove them there. The same command tries again.",
             err=True,
@@ -70,46 +129,31 @@ def forget_files(store: SqlStore, folder: Path) -> None:
 
 def _keys_in(event: ev.Event) -> Iterator[str]:
     """
-    The blocks that a conversation has, as far as this event tells.
+    The blocks that a conversation has, as far as this event tells: those of its prompts, and those
+    of answers, whose keys no prompt may ever have had. What it shares is of its prompt.
     """
     match event:
         case ev.RequestReceived():
             yield from event.new_keys
         case ev.BlockSealed():
             yield event.key
-        case ev.BlocksShared():
-            yield from event.keys
         case _:
             pass
 
 
-def _keys_of(state: State) -> Iterator[str]:
+def _removed(folder: Path, orphans: Mapping[str, Block], runs: Collection[str]) -> _Removal:
     """
-    Those of the sessions that are open.
-    """
-    for session in state.sessions.values():
-        yield from session.slab_keys
-        if session.last is not None:
-            yield from session.last.prompt_keys
-
-
-def _removed(folder: Path, orphans: dict[str, Block]) -> tuple[set[str], str | None]:
-    """
-    Remove the files of blocks, those too that were set aside, never finished or never on record.
-
-    Returns:
-        The blocks on record whose files are gone, and what the system said where one could not be
-        removed.
+    Remove the files of blocks, and of those too that were set aside or never finished.
     """
     gone: set[str] = set()
-    why = None
+    foreign, why = 0, None
     named, _ = files_in(folder)
     for one in named:
         if one.key not in orphans:
             continue
-        filed = orphans[one.key].file_bytes is not None
-        if one.kind == "block" and not filed:
-            continue  # another journal's, or nobody's: no record says that it was written
+        if not _is_ours(one, orphans[one.key], runs):
+            foreign += one.kind != "block"
+            continue
         try:
             one.path.unlink()
         except OSError as error:
@@ -119,7 +163,43 @@ def _removed(folder: Path, orphans: dict[str, Block]) -> tuple[set[str], str | N
             gone.add(one.key)
         with contextlib.suppress(OSError):
             one.path.parent.rmdir()  # only where it is empty
-    return gone, why
+    absent = {
+        key
+        for key, block in orphans.items()
+        if block.file_bytes is not None and key not in gone and _is_absent(folder, key)
+    }
+    return _Removal(gone=frozenset(gone | absent), absent=len(absent), foreign=foreign, why=why)
+
+
+def _is_ours(one: Named, block: Block, runs: Collection[str]) -> bool:
+    """
+    Whether a file is this journal's. See ``mlx_files``, whose rule this is; but nobody is asked
+    about a block's file that no record tells of.
+    """
+    match one.kind:
+        case "block":
+            return block.file_bytes is not None
+        case "draft":
+            return one.run in runs
+        case "aside":
+            # One that is damaged where it says who wrote it goes by its key.
+            return run_of(one.path, one.fingerprint, one.key) in (None, *runs)
+
+
+def _is_absent(folder: Path, key: str) -> bool:
+    """
+    Whether nothing is at a block's place, under any fingerprint. What cannot be told is not so.
+    """
+    try:
+        for above in folder.iterdir():
+            try:
+                place_of(folder, above.name, key).lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            return False
+    except OSError:
+        return False
+    return True
 
 
 def _on_record(fold: Replay, blocks: list[Block]) -> tuple[Row, ...]:
@@ -136,20 +216,7 @@ def _on_record(fold: Replay, blocks: list[Block]) -> tuple[Row, ...]:
                 key=block.key, bytes=block.file_bytes or 0, disk_blocks=count, disk_bytes=size
             )
         )
-    outside = Outside(
-        new_id=lambda: str(uuid.uuid4()),
-        now_us=lambda: time.time_ns() // 1000,
-        version=cairn.__version__,
-    )
-    outcome = Ledger(outside, state=state, head=fold.report().head).propose(dropped)
+    outcome = Ledger(outside(), state=state, head=fold.report().head).propose(dropped)
     if outcome.bug is not None:
         raise StoreError(f"Block files are gone that could not be put on record: {outcome.bug}.")
     return outcome.rows
-
-
-def _files(count: int) -> str:
-    return f"{count} block file" if count == 1 else f"{count} block files"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"

@@ -52,7 +52,20 @@ def hold(data_dir: Path, url: str) -> Iterator[None]:
         Unreadable: another server holds one of them, or they cannot be locked.
     """
     other = "or name another directory with --data-dir"
-    with _locked(data_dir / "lock", data_dir, other, _SERVER), hold_journal(url, who=_SERVER):
+    with hold_directory(data_dir, other, who=_SERVER), hold_journal(url, who=_SERVER):
+        yield
+
+
+@contextlib.contextmanager
+def hold_directory(data_dir: Path, other: str, *, who: str) -> Iterator[None]:
+    """
+    Hold the data directory alone, whatever journal its server writes. See ``hold``.
+
+    Args:
+        other: what else can be done, than to stop the server that holds it.
+        who: the command that holds it.
+    """
+    with _locked(data_dir / "lock", data_dir, other, who):
         yield
 
 

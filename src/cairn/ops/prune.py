@@ -11,9 +11,7 @@ reading ends where the first one did.
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-import cairn
+from cairn.actors.outside import outside
 from cairn.journal import events as ev
 from cairn.journal.base import (
     Base,
@@ -34,15 +32,16 @@ from cairn.journal.base import (
 )
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import StoreError
-from cairn.journal.ledger import Ledger, Outside
+from cairn.journal.ledger import Ledger
 from cairn.journal.lifecycle import Life
 from cairn.journal.replay import Replay
 from cairn.journal.retention import Plan, Span, Survey, compared_with
+from cairn.journal.runs import Runs
 from cairn.journal.state import State
 from cairn.ops.forget import forget_files
 from cairn.ops.home import hold_journal
 from cairn.ops.moments import moment_of
-from cairn.ops.output import progress, size_text
+from cairn.ops.output import counted, progress, size_text
 from cairn.ops.sessions import time_text
 from cairn.ops.where import bytes_on_disk, example, journal_options, url_of
 
@@ -52,10 +51,6 @@ if TYPE_CHECKING:
 _REASON = "retention"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RECENT = timedelta(days=1)
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000
 
 
 def _date(_: click.Context, __: click.Parameter, value: str) -> int:
@@ -70,6 +65,10 @@ def _date(_: click.Context, __: click.Parameter, value: str) -> int:
         )
     if moment > now:
         raise click.BadParameter(f"{value} is yet to come")
+    return _us(moment)
+
+
+def _us(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -118,11 +117,13 @@ def prune(
     position and hash, and what follows from them, without texts. The prune is an event itself
     (`journal_pruned`), and `ops verify` checks the base against it. Token ids that a later decision
     was compared with stay in the base until the next prune. Block files (`blocks` in the data
-    directory) that no conversation that is left needs are removed too.
+    directory) that no conversation that is left needs are removed too, unless a server uses that
+    directory with another journal.
 
     What was removed cannot be had back: `ops export` first keeps it. The server has to be stopped,
     but for --dry-run. Until it is done, it takes up to twice as much free space as the journal has
-    on disk; if it ends before that, the same command goes on.
+    on its disk, or as much there and as much in $SQLITE_TMPDIR, where you set that. If it ends
+    before, the same command goes on.
 
     \b
     Exit code
@@ -158,7 +159,7 @@ def prune(
             else:
                 store.append(prepared.rows)
             _told(prepared, chosen, dry_run=False)
-            forget_files(store, data_dir / "blocks")
+            _forget(store, data_dir, prepared.runs)
             smaller = slack or prepared.base is not None
             if smaller:
                 _give_back(store)
@@ -173,7 +174,7 @@ def _refuse_recent(before_us: int) -> None:
     """
     Refuse a date that may be a slip of the pen: what went cannot be had back.
     """
-    if before_us > _now_us() - _RECENT // timedelta(microseconds=1):
+    if before_us > _us(datetime.now(UTC) - _RECENT):
         raise click.BadParameter(
             f"{time_text(before_us)} (UTC) is less than a day ago (m are minutes, h "
             "hours, d days); if that is meant, add --recent",
@@ -202,6 +203,7 @@ class _Prepared:
         rows: to be appended: sessions closed, and the event of the prune.
         removed: how many rows go.
         left: how many stay, the new ones not counted.
+        runs: the server's runs that all rows tell of, those that go and those that stay.
     """
 
     state: State
@@ -211,6 +213,7 @@ class _Prepared:
     rows: tuple[Row, ...]
     removed: int
     left: int
+    runs: frozenset[str]
 
 
 def _prepared(store: SqlStore, chosen: _Chosen) -> _Prepared:
@@ -222,13 +225,16 @@ def _prepared(store: SqlStore, chosen: _Chosen) -> _Prepared:
     """
     old = store.base()
     begins = old.position if old is not None else 0
-    fold = Replay(old)
+    fold, seen = Replay(old), Runs()
+    if fold.state.boot is not None:
+        seen.boots.add(fold.state.boot)
     survey = Survey(chosen.before_us, fold.state)
     end = store.head()[0]
     for row in _rows(store, old, "read", begins, end):
         recorded = fold.feed(row)
         if recorded is not None:
             survey.feed(recorded, fold.state)
+            seen.see(recorded)
     report = fold.report()
     news = [found for found in report.findings if not found.recorded]
     if news:
@@ -237,7 +243,7 @@ def _prepared(store: SqlStore, chosen: _Chosen) -> _Prepared:
             f"({news[0].message}). Nothing was pruned; what is broken should be looked at first. "
             "See it with `ops verify`."
         )
-    ledger = Ledger(_outside(), state=report.state, head=report.head)
+    ledger = Ledger(outside(), state=report.state, head=report.head)
     rows, closed = _closings(ledger, survey, chosen)
     plan = survey.plan(closed)
     left = report.state.position - max(plan.cut, begins)
@@ -250,6 +256,7 @@ def _prepared(store: SqlStore, chosen: _Chosen) -> _Prepared:
             rows=rows,
             removed=0,
             left=left,
+            runs=frozenset(seen.boots),
         )
     base, kept, first_us, last_us = _base_at(store, old, plan.cut, end)
     pruned = ev.JournalPruned(
@@ -273,11 +280,8 @@ def _prepared(store: SqlStore, chosen: _Chosen) -> _Prepared:
         rows=rows,
         removed=base.position - begins,
         left=left,
+        runs=frozenset(seen.boots),
     )
-
-
-def _outside() -> Outside:
-    return Outside(new_id=lambda: str(uuid.uuid4()), now_us=_now_us, version=cairn.__version__)
 
 
 def _rows(store: SqlStore, old: Base | None, label: str, after: int, end: int) -> Iterator[Row]:
@@ -311,7 +315,7 @@ def _closings(
     if ledger.state.boot is not None:
         # Nobody holds the journal, so that run was lost; the next server would find the same.
         lost = ev.ServerLost(boot=ledger.state.boot)
-    trial = Ledger(_outside(), state=ledger.state, head=ledger.head)
+    trial = Ledger(outside(), state=ledger.state, head=ledger.head)
     trial.propose([lost] if lost is not None else [])
     spans = survey.closable(trial.state, **wanted)
     if spans and lost is not None:
@@ -397,6 +401,18 @@ def _refuse_running(prepared: _Prepared) -> None:
         )
 
 
+def _forget(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None:
+    try:
+        forget_files(store, data_dir, runs)
+    except StoreError as error:
+        # The rows are gone, so that what was asked for is done, but for the files.
+        click.echo(
+            f"Not all block files of what was removed could be removed and put on record: {error} "
+            "The same command tries again.",
+            err=True,
+        )
+
+
 def _give_back(store: SqlStore) -> None:
     click.echo("giving the space back to the disk ...", err=True)
     try:
@@ -421,23 +437,26 @@ def _told(prepared: _Prepared, chosen: _Chosen, *, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
     click.echo(f"before: {time_text(chosen.before_us)} (UTC)")
     if prepared.closed:
-        click.echo(f"{_sessions(len(prepared.closed))} {would}closed")
+        click.echo(f"{counted(len(prepared.closed), 'session')} {would}closed")
     if prepared.base is None:
         click.echo("nothing to prune" if not prepared.closed else "no row can go yet")
     else:
         click.echo(
-            f"{prepared.removed} rows, {_sessions(plan.sessions)} {would}removed, up to row "
-            f"{prepared.base.position}; {prepared.left} rows {'would stay' if dry_run else 'stay'}"
+            f"{prepared.removed} rows, {counted(plan.sessions, 'session')} {would}removed, up to "
+            f"row {prepared.base.position}; {prepared.left} rows "
+            f"{'would stay' if dry_run else 'stay'}"
         )
         click.echo(f"base: {prepared.base.digest}")
     if plan.held_by is not None:
         click.echo(_held_words(plan.held_by, plan, prepared.state, chosen))
+    elif plan.violation is not None:
+        broke, told = plan.violation
+        click.echo(
+            f"The rows up to {plan.limit} are old enough; row {broke} is the one that a bug on "
+            f"record at row {told} is about, and goes with it, when that is older than DATE."
+        )
     elif prepared.base is None:
         click.echo(f"No session is older than {time_text(chosen.before_us)} (UTC).")
-
-
-def _sessions(count: int) -> str:
-    return f"{count} session" if count == 1 else f"{count} sessions"
 
 
 def _held_words(span: Span, plan: Plan, state: State, chosen: _Chosen) -> str:
