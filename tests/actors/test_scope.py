@@ -17,6 +17,8 @@ import trio.testing
 from cairn.actors.answer import runs
 from cairn.actors.messages import Broken, Delta, Generate
 from cairn.actors.server import Limits, Server
+from cairn.actors.session import SessionActor
+from cairn.actors.ticket import Ticket
 from cairn.engine.mlx_cache import SlabPool
 from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.prompt import Conversation, Message
@@ -89,6 +91,37 @@ def test_no_token_leaves_before_its_commit(model_directory: Path) -> None:
     assert heard[0] == "Accepted"
     assert heard[-1] == "Finished"
     assert "Delta" in heard
+
+
+@pytest.mark.parametrize("name", [None, "named"])
+def test_a_request_in_an_inbox_ends_with_its_server(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    """
+    Where a server dies before a session takes up what is in its inbox, the request ends. It does
+    not look for another session among those that die as well, for ever.
+    """
+    served: list[str] = []
+    serve = SessionActor.serve
+
+    life = trio.CancelScope()
+
+    async def dies(actor: SessionActor, ticket: Ticket) -> None:
+        served.append(actor.id)
+        assert len(served) < 20
+        life.cancel()
+        await serve(actor, ticket)
+
+    async def main() -> None:
+        with life:
+            async with serving(model_directory) as server:
+                await ask(server, command("Hello", session_name=name))
+
+    monkeypatch.setattr(SessionActor, "serve", dies)
+    trio.run(main)
+
+    assert life.cancelled_caught
+    assert 1 == len(served)
 
 
 def test_a_bug_id_is_heard_when_it_can_be_looked_up(

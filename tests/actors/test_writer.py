@@ -187,6 +187,31 @@ async def test_room_that_comes_before_the_end_is_used(nursery: trio.Nursery) -> 
 
 
 @pytest.mark.trio
+async def test_a_writer_that_is_closed_while_a_try_fails_tries_once_more() -> None:
+    """
+    The try under way when the writer is closed does not count as the last one.
+    """
+
+    class ClosedMeanwhile(FullDisk):
+        def append(self, rows: Sequence[Row]) -> None:
+            try:
+                super().append(rows)
+            except StoreFull:
+                self.full = False
+                writer.close()
+                raise
+
+    store = ClosedMeanwhile()
+    writer = JournalWriter(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(writer.run)
+        store.full = True
+        Sequencer(Ledger(outside()), writer).append(started("one"))
+
+    assert [1] == [row.position for row in store.rows]
+
+
+@pytest.mark.trio
 async def test_a_writer_that_is_closed_without_room_has_died() -> None:
     """
     Closing does not wait for room: what is not stored is not, and that is told.

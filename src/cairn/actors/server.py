@@ -430,6 +430,8 @@ class Server:
                     self._dismiss_unopened(actor.id)
                 if not ticket.rerouted:
                     break
+                # Serving was shielded: who left since, or ends with the server, goes no further.
+                await trio.lowlevel.checkpoint_if_cancelled()
         self._forget_sessions()
 
     def _quarantine_of(self, name: str | None) -> str | None:

@@ -181,6 +181,8 @@ class JournalWriter:
         """
         began = None
         while True:
+            # Asked first: whoever closes while a try fails is owed one more.
+            closing = self._closing.is_set()
             try:
                 self._store.append(rows)
                 break
@@ -188,9 +190,9 @@ class JournalWriter:
                 if began is None:
                     began, fact = time.monotonic_ns(), str(error)
                     token.run_sync_soon(self._stall, fact)
-                if self._closing.is_set():
+                if closing:
                     raise
-                self._closing.wait(_PROBE_S)  # at the end there is one more try
+                self._closing.wait(_PROBE_S)
         if began is not None:
             duration_us = (time.monotonic_ns() - began) // 1000
             stall = Stall(fact=fact, rows_waiting=len(rows), duration_us=duration_us)
