@@ -10,7 +10,7 @@ import pytest
 
 from cairn.journal.store_sql import journal_url, sqlite_url
 from cairn.ops.cli import Unreadable
-from cairn.ops.home import hold, hold_journal, make_home
+from cairn.ops.home import Holder, hold, hold_directory, hold_journal, make_home, server_at
 
 
 @pytest.fixture
@@ -35,6 +35,21 @@ def test_a_directory_is_held_once(homes: tuple[Path, Path], tmp_path: Path) -> N
         pass
     assert f"Another server (process {os.getpid()}) uses {one}. " in str(refused.value)
     assert 2 == refused.value.exit_code
+
+
+def test_a_server_that_holds_a_directory_can_be_found(homes: tuple[Path, Path]) -> None:
+    """Its lock says where it answers, to who looks and to who is refused."""
+    one, two = homes
+    with hold(one, journal_url(one)) as held:
+        assert Holder(str(os.getpid()), "serve", None) == server_at(one)
+        held.answers_at("http://127.0.0.1:8123")
+        assert Holder(str(os.getpid()), "serve", "http://127.0.0.1:8123") == server_at(one)
+        with pytest.raises(Unreadable) as refused, hold(one, journal_url(one)):
+            pass
+    assert f"uses {one} and answers at http://127.0.0.1:8123. Stop it" in str(refused.value)
+    with hold_directory(two, "or wait", who="journal prune"):
+        assert server_at(two) is None
+    assert [None, None] == [server_at(one), server_at(two / "none")]
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -17,6 +17,7 @@ from cairn.journal.errors import JournalError
 
 COMMANDS = {
     "serve": ("cairn.ops.serve:serve", "Run the server."),
+    "chat": ("cairn.ops.chat:chat", "Talk with the model on the terminal."),
     "verify": ("cairn.ops.verify:verify", "Check a journal: its hash chain and all invariants."),
     "replay": ("cairn.ops.replay:replay", "Tell the story of a bug id or a session, and redo it."),
     "sessions": ("cairn.ops.sessions:sessions", "List the sessions of a journal."),

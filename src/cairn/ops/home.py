@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import attrs
+
 from cairn.journal.store_sql import sqlite_path
 from cairn.ops.cli import Unreadable
 
@@ -39,8 +41,77 @@ def make_home(data_dir: Path) -> None:
         ) from error
 
 
+class Held:
+    """
+    A lock that is held, and what others read in its file.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def answers_at(self, address: str) -> None:
+        """
+        Say where the server answers that holds it. It is others who want to know, so nothing comes
+        of a disk that has no room for it.
+        """
+        with contextlib.suppress(OSError):
+            self._file.write(f" {address}")
+            self._file.flush()
+
+
+@attrs.frozen
+class Holder:
+    """
+    Who holds a lock, by what is in its file.
+
+    Attributes:
+        process: its id, as text; ``unknown`` where it is not told.
+        who: the command.
+        address: of a server, where it answers; None where it is not told.
+    """
+
+    process: str
+    who: str
+    address: str | None
+
+    @classmethod
+    def of(cls, text: str) -> Holder:
+        """
+        What a lock's file says.
+        """
+        process, _, who = text.strip().partition(" ")
+        # Other commands are of several words.
+        name, _, address = who.partition(" ")
+        if name in ("", _SERVER):
+            return cls(process or "unknown", _SERVER, address or None)
+        return cls(process, who, None)
+
+
+def server_at(data_dir: Path) -> Holder | None:
+    """
+    The server that holds a data directory; None where none does.
+
+    Raises:
+        Unreadable: the lock cannot be read.
+    """
+    lock = data_dir / "lock"
+    try:
+        with lock.open() as file:
+            if _taken(file, fcntl.LOCK_SH):
+                return None
+            holder = Holder.of(file.read())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Unreadable(
+            f"{lock} cannot be read: {error.strerror}. Check who owns the folder, or name another "
+            "with --data-dir."
+        ) from error
+    return holder if holder.who == _SERVER else None
+
+
 @contextlib.contextmanager
-def hold(data_dir: Path, url: str) -> Iterator[None]:
+def hold(data_dir: Path, url: str) -> Iterator[Held]:
     """
     Hold the data directory and the journal against other servers while the context lasts.
 
@@ -52,12 +123,12 @@ def hold(data_dir: Path, url: str) -> Iterator[None]:
         Unreadable: another server holds one of them, or they cannot be locked.
     """
     other = "or name another directory with --data-dir"
-    with hold_directory(data_dir, other, who=_SERVER), hold_journal(url, who=_SERVER):
-        yield
+    with hold_directory(data_dir, other, who=_SERVER) as held, hold_journal(url, who=_SERVER):
+        yield held
 
 
 @contextlib.contextmanager
-def hold_directory(data_dir: Path, other: str, *, who: str) -> Iterator[None]:
+def hold_directory(data_dir: Path, other: str, *, who: str) -> Iterator[Held]:
     """
     Hold the data directory alone, whatever journal its server writes. See ``hold``.
 
@@ -65,8 +136,8 @@ def hold_directory(data_dir: Path, other: str, *, who: str) -> Iterator[None]:
         other: what else can be done, than to stop the server that holds it.
         who: the command that holds it.
     """
-    with _locked(data_dir / "lock", data_dir, other, who):
-        yield
+    with _locked(data_dir / "lock", data_dir, other, who) as held:
+        yield held
 
 
 @contextlib.contextmanager
@@ -90,7 +161,7 @@ def hold_journal(
 
 
 @contextlib.contextmanager
-def _locked(lock: Path, what: Path, other: str, who: str) -> Iterator[None]:
+def _locked(lock: Path, what: Path, other: str, who: str) -> Iterator[Held]:
     try:
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = lock.open("a+")
@@ -110,7 +181,7 @@ def _locked(lock: Path, what: Path, other: str, who: str) -> Iterator[None]:
             raise Unreadable(
                 f"{lock} cannot be written: {error.strerror}. Free some space on its disk, {other}."
             ) from error
-        yield
+        yield Held(file)
 
 
 @contextlib.contextmanager
@@ -132,15 +203,18 @@ def _taken_words(held: str, asks: str, what: Path, other: str) -> str:
     Args:
         asks: the command that wants it.
     """
-    process, _, who = held.strip().partition(" ")
-    process = process or "unknown"
-    if who in ("", _SERVER):
+    holder = Holder.of(held)
+    if holder.who == _SERVER:
         server = "Another server" if asks == _SERVER else "A server"
-        return f"{server} (process {process}) uses {what}. Stop it, {other}."
-    return f"`ops {who}` (process {process}) works on {what}. Wait until it ends, {other}."
+        where = f" and answers at {holder.address}" if holder.address else ""
+        return f"{server} (process {holder.process}) uses {what}{where}. Stop it, {other}."
+    return (
+        f"`ops {holder.who}` (process {holder.process}) works on {what}. Wait until it ends, "
+        f"{other}."
+    )
 
 
-def _taken(file: IO[str]) -> bool:
+def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
     """
     Whether the lock could be had. Who looks whether a server runs holds it for a moment
     (``Source.is_held``), so that a lock that is held is asked for again before it counts as held.
@@ -149,7 +223,7 @@ def _taken(file: IO[str]) -> bool:
         if attempt:
             time.sleep(_BETWEEN_S)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             continue
         return True

@@ -27,6 +27,7 @@ from cairn.engine.model_files import adapter_fault, directory_fault, is_path
 from cairn.engine.sampling import Sampling
 from cairn.http.app import create_app
 from cairn.http.serving import bind_socket, serve_http
+from cairn.http.serving import url_of as address_of
 from cairn.journal.store_sql import SqlStore, migrate, sqlite_path
 from cairn.ops.cli import Unreadable
 from cairn.ops.home import hold, make_home, tenant_secret
@@ -167,7 +168,7 @@ def serve(**options: Any) -> None:
     make_home(data_dir)
     set_up_logs(log_path(data_dir))
     url = url_of(data_dir, options["journal"])
-    with hold(data_dir, url):
+    with hold(data_dir, url) as held:
         try:
             listener = bind_socket(options["host"], options["port"])
         except OSError as error:
@@ -175,6 +176,7 @@ def serve(**options: Any) -> None:
                 f"Port {options['port']} on {options['host']} cannot be used: {error.strerror}. "
                 "Choose another with --port; --port 0 takes a free one."
             ) from error
+        held.answers_at(address_of(listener))
         migrate(url)
         if url.startswith("sqlite"):
             told = warning(sqlite_path(url), sqlite3.sqlite_version_info)

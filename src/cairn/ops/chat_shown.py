@@ -1,0 +1,345 @@
+"""
+What ``ops chat`` keeps and shows of a conversation. Pure: no terminal, no socket, no clock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+import attrs
+import msgspec
+
+from cairn.ops.output import printable
+
+COMMANDS = {
+    "help": ("", "this list"),
+    "new": ("", "begin a new conversation"),
+    "again": ("", "ask for the last answer once more"),
+    "edit": ("TEXT", "put TEXT in the place of my last message, and ask again"),
+    "system": ("[TEXT]", "set the system message; without TEXT, take it away"),
+    "think": ("", "let the model think before it answers, or no longer"),
+    "quit": ("", "leave, as Ctrl-D does"),
+}
+"""
+Name of a command of the chat: what it takes, and what it does.
+"""
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_BROKEN = "kv_cache_inv_violation"
+_UNFORESEEN = "internal_error"
+_TOO_LONG = "context_length_exceeded"
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_PREFILL = re.compile(r"prefill (\d+)(?:/(\d+))?")
+
+# What steers a terminal, C0 and C1, but for the line's end and the tab; and what turns the
+# direction of a line round. After a carriage return the next words would cover the last ones.
+_STEERS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_STEERS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_HARMLESS = _STEERS | {ord("\n"): "\n", ord("\t"): "\t", ord("\r"): ""}
+
+
+def harmless(text: str) -> str:
+    """
+    A text of several lines in which nothing steers a terminal.
+    """
+    return text.translate(_HARMLESS)
+
+
+# --- off the wire ------------------------------------------------------------------------------
+
+
+class Delta(msgspec.Struct):
+    """
+    What is new of an answer.
+    """
+
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    """
+    The one choice of a chunk.
+    """
+
+    delta: Delta
+    finish_reason: str | None = None
+
+
+class Usage(msgspec.Struct):
+    """
+    How many tokens there were.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Cairn(msgspec.Struct):
+    """
+    What the server says of the path.
+    """
+
+    path: str
+    reused_tokens: int
+    reason: str | None = None
+
+
+class Error(msgspec.Struct):
+    """
+    What the server says of an error.
+    """
+
+    message: str
+    code: str | None = None
+
+
+class Chunk(msgspec.Struct):
+    """
+    An event of a stream.
+    """
+
+    choices: tuple[Choice, ...] = ()
+    usage: Usage | None = None
+    cairn: Cairn | None = None
+    error: Error | None = None
+
+
+class Health(msgspec.Struct):
+    """
+    What a server says of itself. No other server has just these.
+    """
+
+    model: str
+    fingerprint: str
+    journal_position: int
+
+
+# --- a conversation ----------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Conversation:
+    """
+    What was said so far.
+
+    Attributes:
+        said: (role, text) of each message, the user's and the assistant's in turn.
+    """
+
+    system: str | None = None
+    said: tuple[tuple[str, str], ...] = ()
+
+    def asking(self, text: str) -> Conversation:
+        """
+        With a message of the user's.
+        """
+        return attrs.evolve(self, said=(*self.said, ("user", text)))
+
+    def answered(self, text: str) -> Conversation:
+        """
+        With an answer.
+        """
+        return attrs.evolve(self, said=(*self.said, ("assistant", text)))
+
+    def unanswered(self) -> Conversation:
+        """
+        Without the last answer.
+        """
+        return attrs.evolve(self, said=self.said[:-1])
+
+    def edited(self, text: str) -> Conversation:
+        """
+        With another text in the place of the user's last message, without its answer.
+        """
+        return attrs.evolve(self, said=self.said[:-2]).asking(text)
+
+    def messages(self) -> list[dict[str, str]]:
+        """
+        As a request has them.
+        """
+        system = [("system", self.system)] if self.system else []
+        return [{"role": role, "content": text} for role, text in (*system, *self.said)]
+
+
+@attrs.define
+class Answer:
+    """
+    An answer as it comes.
+
+    Attributes:
+        first_s: when its first text came, in seconds since it was asked for.
+    """
+
+    text: str = ""
+    cairn: Cairn | None = None
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    first_s: float | None = None
+
+    def take(self, chunk: Chunk, after_s: float) -> str:
+        """
+        Add an event; gives the text that is new.
+
+        Args:
+            after_s: when it came, in seconds since it was asked for.
+        """
+        self.cairn = chunk.cairn or self.cairn
+        self.usage = chunk.usage or self.usage
+        new = ""
+        for choice in chunk.choices:
+            new += choice.delta.content or ""
+            self.finish_reason = choice.finish_reason or self.finish_reason
+        if new and self.first_s is None:
+            self.first_s = after_s
+        self.text += new
+        return new
+
+
+class Thoughts:
+    """
+    Tells the thoughts at the beginning of an answer from the answer itself, as both come in pieces.
+    The tags around them are left out.
+    """
+
+    def __init__(self) -> None:
+        self._kept = ""
+        self._in: Literal["nothing", "thought", "gap", "answer"] = "nothing"
+        self._shown = False
+
+    def take(self, text: str) -> Iterator[tuple[str, bool]]:
+        """
+        What can be shown now, and whether it is a thought. What may become a tag is kept back.
+        """
+        self._kept += text
+        if self._in == "nothing":
+            begin = self._kept.lstrip()
+            if begin.startswith(_OPEN):
+                self._in, self._kept = "thought", begin.removeprefix(_OPEN)
+            elif _OPEN.startswith(begin):
+                return
+            else:
+                self._in = "answer"
+        if self._in == "thought":
+            thought, tag, self._kept = self._kept.partition(_CLOSE)
+            if not tag:
+                thought, self._kept = _without_tag(thought)
+            thought = thought if self._shown else thought.lstrip()
+            self._shown = self._shown or bool(thought)
+            yield thought, True
+            if not tag:
+                return
+            self._in = "gap"
+            yield "\n" if self._shown else "", True
+        if self._in == "gap":
+            self._kept = self._kept.lstrip("\n")
+            if not self._kept:
+                return
+            self._in = "answer"
+        answer, self._kept = self._kept, ""
+        yield answer, False
+
+    def end(self) -> tuple[str, bool]:
+        """
+        What was kept back, when nothing more comes.
+        """
+        kept, self._kept = self._kept, ""
+        return kept, self._in == "thought"
+
+
+def _without_tag(text: str) -> tuple[str, str]:
+    """
+    A thought, and what at its end may become the tag that ends it.
+    """
+    for length in range(len(_CLOSE) - 1, 0, -1):
+        if text.endswith(_CLOSE[:length]):
+            return text[:-length], text[-length:]
+    return text, ""
+
+
+# --- lines for people --------------------------------------------------------------------------
+
+
+def read_line(line: str) -> tuple[str, str]:
+    """
+    The command that a line is and what stands behind it; no command where it is a message. One that
+    shall begin with a slash begins with two.
+    """
+    text = line.strip()
+    if text.startswith("//"):
+        return "", text[1:]
+    if not text.startswith("/"):
+        return "", text
+    name, _, rest = text[1:].partition(" ")
+    return name or "help", rest.strip()
+
+
+def help_text() -> str:
+    """
+    What can be typed.
+    """
+    lines = [(f"/{name} {takes}".rstrip(), does) for name, (takes, does) in COMMANDS.items()]
+    width = max(len(command) for command, _ in lines)
+    return "\n".join(
+        (
+            *(f"{command:<{width}}  {does}" for command, does in lines),
+            "Ctrl-C stops an answer. What it said by then stays in the conversation.",
+            "A message that begins with a slash is typed with two.",
+        )
+    )
+
+
+def waiting_words(comment: str) -> str:
+    """
+    What the server does while there is no answer yet, by its keep-alive.
+    """
+    found = _PREFILL.search(comment)
+    if found is None:
+        return "waiting in the server's queue"
+    done, total = found[1], found[2]
+    return f"reading the prompt: {done} of {total} tokens" if total else "reading the prompt"
+
+
+def summary(answer: Answer) -> str:
+    """
+    What became of a turn, in a line: the path, what was reused, how long the first token took.
+    """
+    parts = []
+    if answer.cairn is not None:
+        reason = f" ({answer.cairn.reason})" if answer.cairn.reason else ""
+        parts.append(printable(answer.cairn.path + reason))
+        total = f" of {answer.usage.prompt_tokens}" if answer.usage is not None else ""
+        parts.append(f"{answer.cairn.reused_tokens}{total} tokens reused")
+    if answer.first_s is not None:
+        parts.append(f"first token after {answer.first_s * 1000:.0f} ms")
+    if answer.finish_reason == "length" and answer.usage is not None:
+        parts.append(f"cut off after {answer.usage.completion_tokens} tokens")
+    return " · ".join(parts)
+
+
+def refusal(error: Error, status: int | None, retry_after: str | None, options: str) -> str:
+    """
+    What the server said of an error, and what to do, in a sentence or two.
+
+    Args:
+        status: of HTTP; None in the middle of a stream.
+        retry_after: the seconds that the server wants to be left alone.
+        options: what a command of `ops` needs to look at this server, with a space before it.
+    """
+    message = printable(error.message).rstrip(".")
+    named = _UUID.search(message)
+    told = " ".join(str(part) for part in (status, error.code) if part is not None)
+    if error.code == _BROKEN and named is not None:
+        return (
+            f"The server broke an invariant of its cache: bug id {named[0]}. "
+            f"`ops replay {named[0]}{options}` tells what happened."
+        )
+    hint = ""
+    if error.code == _UNFORESEEN and named is not None:
+        hint = f" `ops tail --grep {named[0]}{options}` shows it."
+    elif error.code == _TOO_LONG:
+        hint = " /new begins a new conversation."
+    elif retry_after is not None:
+        hint = f" Try again in {printable(retry_after)} s."
+    return f"The server did not answer ({printable(told)}): {message}.{hint}"
