@@ -19,8 +19,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import attrs
+import click
 import pytest
 import structlog
 import trio
@@ -36,11 +38,12 @@ from cairn.actors.messages import (
 )
 from cairn.engine import prompt
 from cairn.journal.store_sql import journal_url
-from cairn.ops import chat_server
-from cairn.ops.chat_client import read_url
+from cairn.ops import chat, chat_server
+from cairn.ops.chat_client import Stream, read_url
 from cairn.ops.chat_shown import (
     Answer,
     Cairn,
+    Chunk,
     Error,
     Thoughts,
     Usage,
@@ -99,6 +102,8 @@ def test_thoughts_are_told_from_the_answer(text: str, thought: str, answer: str,
         (" Hello \n", ("", "Hello")),
         ("/new", ("new", "")),
         ("/edit  two  words ", ("edit", "two  words")),
+        ("/edit\ttwo\n lines", ("edit", "two\n lines")),
+        ("/ edit", ("help", "edit")),
         ("//path", ("", "/path")),
         ("/", ("help", "")),
         ("\n", ("", "")),
@@ -158,6 +163,15 @@ def test_an_error_and_what_to_do():
 def test_an_address_as_it_is_typed(typed: str, url: str):
     """Without a scheme, or as other clients want it."""
     assert url == read_url(typed)
+
+
+@pytest.mark.parametrize(
+    "typed", ["http://a..b", "http://host/\xfc", "http://host:x", "ftp://host"]
+)
+def test_what_is_no_address(typed: str):
+    """What no connection could be made to is refused in a sentence."""
+    with pytest.raises(click.BadParameter, match="is no address"):
+        read_url(typed)
 
 
 # --- through a pipe ------------------------------------------------------------------------------
@@ -347,6 +361,44 @@ def test_a_refusal(error: Exception, named: str, hint: str):
     assert 1 == len(server.service.commands)
 
 
+def test_only_a_server_that_has_gone_is_asked_how_it_ended(monkeypatch: pytest.MonkeyPatch):
+    """One that refused is still there, and to wait for its end would be for nothing."""
+    asked: list[str] = []
+
+    def end_words(server: chat_server.Server) -> str:
+        asked.append(server.url)
+        return "It has gone."
+
+    monkeypatch.setattr(chat_server.Server, "end_words", end_words)
+    with faked(refusal=JournalFull(retry_after_s=5)) as server:
+        assert "503 journal_full" in piped("Hello\n", "--url", server.url).stderr
+    assert [] == asked
+
+    def half(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(HEALTH if handler.path == "/health" else b": waiting\n\n")
+
+    with stub(half) as url:
+        assert "It has gone." in piped("Hello\n", "--url", url).stderr
+    assert [url] == asked
+
+
+def test_the_time_is_the_servers(monkeypatch: pytest.MonkeyPatch):
+    """It begins with the request, not with what the terminal does before."""
+    now_s = [0.0]
+
+    class Slow(chat.Waiting):
+        def __enter__(self) -> Slow:
+            now_s[0] += 100.0
+            return self
+
+    monkeypatch.setattr(chat, "Waiting", Slow)
+    monkeypatch.setattr("cairn.ops.chat.time.monotonic", lambda: now_s[0])
+    with faked(script("Hi")) as server:
+        assert "first token after 0 ms" in piped("Hello\n", "--url", server.url).stderr
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -399,6 +451,7 @@ HEALTH = b'{"status": "ok", "model": "m", "fingerprint": "f", "journal_position"
     [
         (b'data: {"choices": [{"delta": {"content": "Ha"}}]}\n\n', "broke off"),
         (b"data: <html>\n\n", "is no answer"),
+        (b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n', "is no answer"),
     ],
 )
 def test_a_stream_that_is_none(sent: bytes, said: str):
@@ -438,6 +491,20 @@ def test_an_address_where_another_server_answers():
         result = piped("Hello\n", "--url", url)
     assert 2 == result.exit_code
     assert f"What answers at {url} is no server of Cairn's: GET /health gives 404." in result.stderr
+
+
+def test_an_address_where_no_utf8_comes():
+    """Nor is that."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b'{"error": {"message": "\xff"}, "model": "\xff"}')
+
+    with stub(answer) as url:
+        result = piped("Hello\n", "--url", url)
+    assert 2 == result.exit_code
+    assert f"What answers at {url} is no server of Cairn's: GET /health gives 200." in result.stderr
 
 
 @pytest.mark.parametrize("more", [("--model", "x"), ("--data-dir", "x")])
@@ -535,6 +602,57 @@ def test_a_server_of_the_chats_own_that_does_not_start(data_dir: Path):
     assert str(data_dir / "logs" / "chat.log") in where
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131)]
+)
+def test_a_signal_while_a_server_is_made(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+):
+    """It waits until the chat knows the process, and then ends both."""
+    made: list[subprocess.Popen[str]] = []
+
+    class Interrupted(subprocess.Popen[str]):
+        def __init__(self, command: object, **options: Any) -> None:
+            asleep = (sys.executable, "-c", "import signal; signal.pause()")
+            super().__init__(asleep, **options)
+            made.append(self)
+            signal.raise_signal(number)
+
+    monkeypatch.setattr("cairn.ops.chat_server.subprocess.Popen", Interrupted)
+    try:
+        assert code == piped("Hello\n").exit_code
+        assert [-signal.SIGTERM] == [process.returncode for process in made]
+    finally:
+        for process in made:
+            process.kill()
+            process.wait(DEADLINE_S)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_what_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch, number: signal.Signals):
+    """As `nohup` wants it; what is not ends the chat."""
+
+    def raised(stream: Stream) -> Iterator[Chunk | str]:
+        signal.raise_signal(number)
+        yield from answers(stream)
+
+    answers = Stream.__iter__
+    monkeypatch.setattr(Stream, "__iter__", raised)
+    with faked(script("Hi")) as server:
+        before = signal.signal(number, signal.SIG_IGN)
+        try:
+            ignored = piped("Hello\n", "--url", server.url)
+            # Stands in for an end of this process.
+            signal.signal(number, lambda *_: None)
+            heard = piped("Hello\n", "--url", server.url)
+        finally:
+            signal.signal(number, before)
+    assert (0, "Hi\n") == (ignored.exit_code, ignored.stdout)
+    assert (128 + number, "") == (heard.exit_code, heard.stdout)
+
+
 def test_nothing_heavy_is_loaded():
     """A chat works where neither MLX nor the web framework does."""
     code = (
@@ -615,16 +733,15 @@ class Terminal:
         self.until("> ")
         self.type(f"{text}\r")
 
-    def interrupt(self) -> None:
+    def asks(self) -> None:
         """
-        Ctrl-C where the chat asks for a line. A Python that has shown the prompt and does not wait
-        for keys yet would keep the signal until one is pressed.
+        Wait until the chat asks for a line. A Python that has shown the prompt and does not wait
+        for keys yet would keep a signal until one is pressed.
         """
         self.until("> ")
         state = Path(f"/proc/{self.process.pid}/stat")
         if state.exists():
             eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")
-        self.type("\x03")
 
     def end(self) -> int:
         """
@@ -638,9 +755,14 @@ class Terminal:
         """
         Wait for the end; gives the exit code. What is shown meanwhile is read.
         """
+        end_s = time.monotonic() + DEADLINE_S
         with contextlib.suppress(OSError):
-            while part := os.read(self._ours, 65536):
-                self.shown += part.decode(errors="replace")
+            while True:
+                assert time.monotonic() < end_s, f"it does not end: {self.shown!r}"
+                if select.select([self._ours], [], [], 0.1)[0]:
+                    if not (part := os.read(self._ours, 65536)):
+                        break
+                    self.shown += part.decode(errors="replace")
         return self.process.wait(DEADLINE_S)
 
     def close(self) -> None:
@@ -755,7 +877,8 @@ def test_ctrl_c_before_the_first_word(terminal):
         chat.until("Stopped before the first word")
         chat.say("Once more")
         chat.until("Whole")
-        chat.interrupt()
+        chat.asks()
+        chat.type("\x03")
         assert 0 == chat.wait()
     assert [("user", "Once more")] == server.asked()[1]
 
@@ -787,6 +910,19 @@ def test_lines_can_be_edited_and_come_again(terminal):
         chat.until("ms")
         assert 0 == chat.end()
     assert [("user", "Helo"), ("user", "Hello")] == [server.asked()[0][0], server.asked()[1][-1]]
+
+
+def test_what_is_pasted_is_one_message(terminal):
+    """However many lines it has: the terminal is asked to say where it begins and ends."""
+    if "GNU" not in (pytest.importorskip("readline").__doc__ or ""):
+        pytest.skip("only GNU's readline can do so")
+    with faked(script("Hi")) as server:
+        chat = terminal("--url", server.url)
+        chat.until("\x1b[?2004h")
+        chat.say("\x1b[200~one\ntwo\x1b[201~")
+        chat.until("ms")
+        assert 0 == chat.end()
+    assert [[("user", "one\ntwo")]] == server.asked()
 
 
 def test_a_server_of_the_chats_own_that_dies(terminal, data_dir: Path, model_directory: Path):
@@ -826,13 +962,13 @@ def test_ctrl_c_does_not_reach_the_server(terminal, data_dir: Path, model_direct
     assert server_at(data_dir) is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_chat_that_is_ended_ends_its_server(
     terminal, data_dir: Path, model_directory: Path, number: signal.Signals
 ):
     """A signal to the chat is one to the server of its own."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory)
-    chat.until("> ")
+    chat.asks()
     assert server_at(data_dir) is not None
     chat.process.send_signal(number)
     assert 128 + number == chat.wait()

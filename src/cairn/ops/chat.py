@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from cairn.ops.chat_client import Stream, TurnFailed, read_url
+from cairn.ops.chat_client import ServerGone, Stream, TurnFailed, read_url
 from cairn.ops.chat_server import (
     DEFAULT_URL,
     OwnServer,
@@ -47,6 +47,8 @@ from cairn.ops.where import data_dir_option, example
 _PROMPT = "> "
 _FAILED = 1
 _INTERRUPTED = 130
+# Those that end a process which says nothing of them: the third is Ctrl-\ on a terminal.
+_LEAVE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def _url(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
@@ -97,8 +99,8 @@ def chat(
     answer tells the path that the server chose, how many tokens of the prompt it had not to compute
     again, and how long the first token took. /help lists what can be typed besides messages.
 
-    Answers go to stdout, all else to stderr. Where stdin is no terminal, each line is a message,
-    and the first one that is not answered ends the chat with exit code 1.
+    Answers go to stdout, all else to stderr. Where stdin or stdout is no terminal, each line is a
+    message, and one that is not answered ends the chat with exit code 1.
     """
     over = context.get_parameter_source("data_dir") is ParameterSource.COMMANDLINE
     if url is not None and (over or model is not None):
@@ -226,7 +228,9 @@ class Chat:
         if not isinstance(self._server, OwnServer) or self._server.is_running:
             return
         with self._screen.waiting("starting a server") as waiting:
-            self._server.start(lambda what: waiting.update(f"starting a server: {what}"))
+            with _signals_later():
+                self._server.start()
+            self._server.wait_ready(lambda what: waiting.update(f"starting a server: {what}"))
         self._screen.note(f"Started a server for this chat: {self._told()}. It ends with the chat.")
 
     def _told(self) -> str:
@@ -241,7 +245,9 @@ class Chat:
         try:
             answer = self._screen.answer(stream)
         except TurnFailed as failed:
-            words = self._server.end_words() or str(failed)
+            # Who says no has not ended, and nobody waits to see whether it does.
+            ended = self._server.end_words() if isinstance(failed, ServerGone) else None
+            words = ended or str(failed)
             self._screen.complain(f"{words}\nThe conversation is as it was before.")
             return False
         if stream.stopped and not answer.text:
@@ -313,11 +319,11 @@ class Screen:
                 stream.reconfigure(errors="replace")
         self._shown = sys.stdout.isatty()
         self.interactive = sys.stdin.isatty() and self._shown
-        clever = os.environ.get("TERM") != "dumb"
-        styled = clever and not os.environ.get("NO_COLOR")
+        self._clever = os.environ.get("TERM") != "dumb"
+        styled = self._clever and not os.environ.get("NO_COLOR")
         self._styles_answers = styled and self._shown
         self._styles_notes = styled and sys.stderr.isatty()
-        self._moves = clever and self._shown and sys.stderr.isatty()
+        self._moves = self._clever and self._shown and sys.stderr.isatty()
 
     def lines(self) -> Iterator[str]:
         """
@@ -330,7 +336,11 @@ class Screen:
                 yield line
             return
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # `input` has a history and an editor then
+            import readline  # `input` has a history and an editor then
+
+            if self._clever and "libedit" not in (readline.__doc__ or ""):
+                # What is pasted is one message, of however many lines; Python turns this off.
+                readline.parse_and_bind("set enable-bracketed-paste on")
         while True:
             try:
                 line = input(_PROMPT)
@@ -367,12 +377,13 @@ class Screen:
             TurnFailed: there is none, or no complete one.
         """
         answer, thoughts = Answer(), Thoughts()
-        begun_s = time.monotonic()
         try:
             with (
                 _on_interrupt(stream.stop),
                 self.waiting("waiting for the answer") as waiting,
             ):
+                # Only now: what a terminal takes to begin is no time of the server's.
+                begun_s = time.monotonic()
                 for event in stream:
                     if isinstance(event, str):
                         waiting.update(waiting_words(event))
@@ -420,10 +431,34 @@ def _signals_that_leave() -> Iterator[None]:
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, leave) for number in numbers]
+    with _handled(_LEAVE, leave):
+        yield
+
+
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """
+    Let signals wait until the context ends: one in the moment between a server's start and the note
+    of its process would leave a server that nobody knows of.
+    """
+    came: list[int] = []
+    with _handled((signal.SIGINT, *_LEAVE), lambda number, _: came.append(number)):
+        yield
+    for number in came:
+        signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def _handled(
+    numbers: tuple[signal.Signals, ...], handler: Callable[[int, Any], object]
+) -> Iterator[None]:
+    """
+    Handle signals while the context lasts. Those that are ignored, as `nohup` has it, stay so.
+    """
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [(number, signal.signal(number, handler)) for number in heard]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler or signal.SIG_DFL)
+        for number, was in before:
+            signal.signal(number, was or signal.SIG_DFL)

@@ -25,6 +25,7 @@ _CONNECT_S = 5.0
 _DONE = b"[DONE]"
 
 _chunks = msgspec.json.Decoder(Chunk)
+_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class TurnFailed(Exception):
@@ -57,6 +58,8 @@ def read_url(url: str) -> str:
     try:
         parts = urlsplit(full)
         _ = parts.port  # raises where it is no number
+        (parts.hostname or "").encode("idna")  # and what no connection could be made to
+        parts.path.encode("ascii")
     except ValueError as error:
         raise click.BadParameter(f"{url!r} is no address: {error}.") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -85,7 +88,7 @@ def look(url: str) -> Health | None:
         connection.close()
     try:
         return msgspec.json.decode(body, type=Health)
-    except msgspec.DecodeError:
+    except _NO_JSON:
         refused = _error_in(body)
         said = f", {printable(refused.message)}" if refused is not None else ""
         raise NotCairn(f"GET /health gives {status}{said}") from None
@@ -167,7 +170,7 @@ class Stream:
     def _chunk(self, value: bytes) -> Chunk:
         try:
             chunk = _chunks.decode(value)
-        except msgspec.DecodeError as error:
+        except _NO_JSON as error:
             raise TurnFailed(
                 f"What {self._url} sent is no answer: {printable(str(error))}. Look whether a "
                 "server of Cairn's is behind this address."
@@ -192,7 +195,7 @@ def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
 def _error_in(body: bytes) -> Error | None:
     try:
         return msgspec.json.decode(body, type=dict[str, Error])["error"]
-    except (msgspec.DecodeError, KeyError):
+    except (*_NO_JSON, KeyError):
         return None
 
 

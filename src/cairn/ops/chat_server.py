@@ -21,7 +21,7 @@ from cairn.ops.where import default_data_dir, log_path
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 _LOOK_S = 0.1
-_ENDING_S = 1.0
+_ENDING_S = 5.0  # as a machine under load may take
 _HEARTBEAT_S = 1
 _SERVES = re.compile(r"Cairn serves (?P<model>.*) at (?P<url>http://\S+)")
 _LASTS = " ..."  # the end of a line on something that lasts
@@ -70,12 +70,9 @@ class OwnServer(Server):
         """
         return self._process is not None and self._process.poll() is None
 
-    def start(self, tell: Callable[[str], None]) -> None:
+    def start(self) -> None:
         """
-        Start it, and wait until it answers.
-
-        Args:
-            tell: called with what lasts.
+        Start it. See ``wait_ready``.
 
         Raises:
             Unreadable: it could not be started.
@@ -97,6 +94,18 @@ class OwnServer(Server):
                 f"{self._said} cannot be written: {error.strerror}. Check the space on its disk "
                 "and who owns the folder, or name another directory with --data-dir."
             ) from error
+
+    def wait_ready(self, tell: Callable[[str], None]) -> None:
+        """
+        Wait until it answers.
+
+        Args:
+            tell: called with what lasts.
+
+        Raises:
+            Unreadable: it ended before.
+        """
+        assert self._process is not None
         assert self._process.stdout is not None
         found = self._greeting(self._process.stdout, tell)
         if found is None:

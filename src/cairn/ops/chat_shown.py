@@ -271,8 +271,9 @@ def read_line(line: str) -> tuple[str, str]:
         return "", text[1:]
     if not text.startswith("/"):
         return "", text
-    name, _, rest = text[1:].partition(" ")
-    return name or "help", rest.strip()
+    # Any space will do: a tab, or the line's end where several lines were pasted.
+    name, *rest = re.split(r"\s+", text[1:], maxsplit=1)
+    return name or "help", " ".join(rest)
 
 
 def help_text() -> str:
