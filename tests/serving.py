@@ -181,6 +181,8 @@ class Serving:
         Wait for the end; gives the exit code, as a shell does: 128 and the signal's number.
         """
         code = self._process.wait(DEADLINE_S)
+        if code == -signal.SIGABRT:
+            print(self.stderr())  # no end that anybody asked for: what is known of it
         return 128 - code if code < 0 else code
 
     def stop(self) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -48,6 +49,68 @@ def test_the_list_loads_nothing(run):
     """`ops --help` names all commands, of which one may not be installed."""
     listed = run("--help").stdout
     assert all(f"  {name} " in listed for name in COMMANDS)
+
+
+def test_a_thread_in_native_code_does_not_abort_the_end():
+    """
+    An interpreter that is taken down kills the threads that come back to it from MLX, which aborts
+    the process. So the command line ends without taking it down.
+    """
+    code = (
+        "import sys, threading, time\n"
+        "import mlx.core as mx\n"
+        "from cairn.ops.cli import main\n"
+        "class Late:\n"
+        "    def __del__(self, sleep=time.sleep):\n"
+        "        sleep(3)\n"
+        "begun = threading.Event()\n"
+        "def square(number):\n"
+        "    begun.set()\n"
+        "    time.sleep(1)  # and comes back while the interpreter is being taken down\n"
+        "    return number * number\n"
+        "square_of = mx.grad(square)\n"
+        "threading.Thread(target=square_of, args=(mx.array(1.0),), daemon=True).start()\n"
+        "begun.wait()\n"
+        "sys.modules['late'] = Late()\n"
+        "sys.argv = ['ops', '--help']\n"
+        "{end}\n"
+    )
+
+    def ended(end: str) -> tuple[int, bytes]:
+        command = [sys.executable, "-P", "-c", code.format(end=end)]
+        done = subprocess.run(command, capture_output=True, check=False)
+        return done.returncode, done.stdout
+
+    code_of_main, said = ended("main()")
+    assert 0 == code_of_main
+    assert b"Usage" in said
+    if sys.platform == "linux":  # elsewhere a thread that is killed does not unwind
+        assert (-signal.SIGABRT, b"") == ended("pass")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "told"),
+    [
+        ("SystemExit(3)", 3, ""),
+        ("SystemExit('Why.')", 1, "Why.\n"),
+        ("SystemExit", 0, ""),
+        ("ValueError('Why.')", 1, "ValueError: Why.\n"),
+    ],
+)
+def test_how_the_process_ends(raised: str, code: int, told: str):
+    """The exit code is Python's own, and what was printed comes out."""
+    program = (
+        "from cairn.ops import cli\n"
+        "def fails(prog_name):\n"
+        "    print('out')\n"
+        f"    raise {raised}\n"
+        "cli.ops = fails\n"
+        "cli.main()\n"
+    )
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (code, "out\n") == (done.returncode, done.stdout)
+    assert done.stderr.endswith(told)
 
 
 def test_unknown_command(run):

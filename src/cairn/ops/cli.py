@@ -7,8 +7,11 @@ A command's module is loaded when the command runs: `ops verify` works where MLX
 
 from __future__ import annotations
 
+import errno
 import importlib
-from typing import Any
+import os
+import sys
+from typing import Any, NoReturn
 
 import click
 
@@ -104,6 +107,42 @@ def ops() -> None:
 
 def main() -> None:
     """
-    Run the command line, and exit with its code.
+    Run the command line, and end the process with its code.
     """
-    ops(prog_name="ops")
+    try:
+        ops(prog_name="ops")
+        code = 0
+    except SystemExit as ended:
+        code = _code(ended)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    _leave(code)
+
+
+def _code(ended: SystemExit) -> int:
+    """
+    The exit code that Python would give the process; what is none is told on stderr.
+    """
+    if ended.code is None or isinstance(ended.code, int):
+        return ended.code or 0
+    click.echo(ended.code, err=True)
+    return 1
+
+
+def _leave(code: int) -> NoReturn:
+    """
+    End the process here and now, with what was printed.
+
+    A thread that has ended for Python may still clean up natively what MLX kept for it, and asks
+    for the interpreter to do so. One that is being taken down kills such a thread, in the midst of
+    C++ that permits no such thing, and the whole process aborts. So it is not taken down: what must
+    be closed, the command has closed.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            if error.errno != errno.EPIPE:  # somebody who reads no further misses nothing
+                code = code or 1
+    os._exit(code)
