@@ -20,10 +20,15 @@ if TYPE_CHECKING:
     from cairn.ops.drills import Reference
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what it puts in the background so, and processes that tests start inherit it:
-    # then no Ctrl-C would reach them.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell has what it puts in the background ignore signals, and so does `nohup`. The tests would
+# inherit it, and the processes that they start: then no Ctrl-C would reach them.
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 _NOT_RUN: list[str] = []
 
