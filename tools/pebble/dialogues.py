@@ -1,0 +1,573 @@
+"""
+What Pebble learns to do, as dialogues drawn from a seed.
+
+A dialogue is a list of rounds; in each a user speaks and Pebble answers. Facts, questions about them,
+tools and small talk are mixed as they come in real conversations. The answer to a question about a
+fact says the fact again in the words in which it is best found: attention that looks for what
+followed those words before finds the value.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+from pebble import words
+from pebble.small_talk import TOPICS
+from pebble.words import Split, pick, wording
+
+
+@attrs.define
+class Dialogue:
+    """
+    A conversation in the form of OpenAI's chat completions, that ends with Pebble's answer.
+
+    Attributes:
+        skill: what the last answer shows.
+        messages: the turns.
+        tools: the tools offered.
+        thinking: whether Pebble was asked to think before its last answer.
+        needed: what the last answer must contain.
+    """
+
+    skill: str
+    messages: list[dict[str, Any]] = attrs.field(factory=list)
+    tools: list[dict[str, Any]] = attrs.field(factory=list)
+    thinking: bool = False
+    needed: tuple[str, ...] = ()
+
+    def instruct(self, rng: random.Random, split: Split) -> None:
+        """
+        Perhaps begin with a system message.
+        """
+        if rng.random() < 0.3:
+            self.messages.append({"role": "system", "content": _system(rng, split)})
+
+    def say(self, asked: str, answer: str) -> None:
+        """
+        Add a round.
+        """
+        self.messages.append({"role": "user", "content": asked})
+        self.messages.append({"role": "assistant", "content": answer})
+
+
+@attrs.frozen
+class Fact:
+    """
+    Something that a user tells.
+
+    Attributes:
+        topic: what it is about, as in "my name".
+        value: what is so.
+        clause: the fact as a clause, in which the value stands behind the topic.
+        asked: what a question about it asks for, as in "my name is".
+        answer: the fact as Pebble says it.
+    """
+
+    topic: str
+    value: str
+    clauses: tuple[str, ...]
+    questions: tuple[str, ...]
+    answer: str
+    thought: str
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+_Value = Callable[[random.Random, Split], str]
+
+
+def _of(items: tuple[str, ...]) -> _Value:
+    return lambda rng, split: pick(rng, items)
+
+
+_OWNED: Final[tuple[tuple[str, _Value], ...]] = (
+    *((noun, words.name) for noun in ("name", "first name", "nickname", "cat's name", "dog's name")),
+    *((f"{who}'s name", words.name) for who in ("sister", "brother", "mother", "father", "friend")),
+    *((f"{who}'s name", words.name) for who in ("boss", "neighbour", "horse", "teacher", "aunt")),
+    *((noun, words.place) for noun in ("home town", "birthplace", "next stop", "destination")),
+    *((noun, words.place) for noun in ("favourite town", "street", "island", "village")),
+    *((noun, words.number) for noun in ("door code", "room number", "locker number", "PIN")),
+    *((noun, words.number) for noun in ("ticket number", "favourite number", "house number")),
+    *((noun, words.number) for noun in ("order number", "phone number", "seat number", "lucky number")),
+    *((noun, words.word) for noun in ("password", "code word", "user name", "secret word")),
+    *((noun, _of(words.COLOURS)) for noun in ("favourite colour", "car's colour", "coat's colour")),
+    *((noun, _of(words.COLOURS)) for noun in ("door's colour", "bicycle's colour", "team colour")),
+    *((noun, _of(words.FOODS)) for noun in ("favourite food", "breakfast", "dinner")),
+    *((noun, _of(words.JOBS)) for noun in ("job", "sister's job", "father's job")),
+    *((noun, _of(words.MONTHS)) for noun in ("birth month", "favourite month", "holiday month")),
+)
+
+
+def _owned(rng: random.Random, split: Split) -> Fact:
+    noun, draw = pick(rng, _OWNED)
+    value = draw(rng, split)
+    return Fact(
+        topic=noun,
+        value=value,
+        clauses=(f"my {noun} is {value}",) * 3 + (f"the {noun} I have is {value}",),
+        questions=(f"my {noun}",),
+        answer=f"Your {noun} is {value}.",
+        thought=f"The user asks for the {noun}. It was told to me: the {noun} is {value}.",
+    )
+
+
+def _person(rng: random.Random, split: Split) -> Fact:
+    who = words.name(rng, split)
+    verb, base, draw = pick(rng, _PERSONAL)
+    value = draw(rng, split)
+    return Fact(
+        topic=f"{who} {verb}",
+        value=value,
+        clauses=(f"{who} {verb} {value}",),
+        questions=(f"{base} {who}",),
+        answer=f"{who} {verb} {value}.",
+        thought=f"The user asks about {who}. It was told to me: {who} {verb} {value}.",
+    )
+
+
+_PERSONAL: Final[tuple[tuple[str, str, _Value], ...]] = (
+    ("lives in", "the home of", words.place),
+    ("was born in", "the birthplace of", words.place),
+    ("likes", "the favourite of", _of(words.FOODS)),
+    ("works as a", "the job of", _of(words.JOBS)),
+    ("has the number", "the number of", words.number),
+    ("wears the colour", "the colour of", _of(words.COLOURS)),
+    ("is married to", "the partner of", words.name),
+)
+
+
+def _thing(rng: random.Random, split: Split) -> Fact:
+    thing, spot = pick(rng, words.THINGS), pick(rng, words.SPOTS)
+    return Fact(
+        topic=f"the {thing}",
+        value=spot,
+        clauses=(f"the {thing} is in the {spot}", f"I put the {thing} in the {spot}"),
+        questions=(f"the place of the {thing}",),
+        answer=f"The {thing} is in the {spot}.",
+        thought=f"The user looks for the {thing}. It was told to me: the {thing} is in the {spot}.",
+    )
+
+
+def fact(rng: random.Random, split: Split) -> Fact:
+    """
+    Something that a user may tell.
+    """
+    return rng.choices((_owned, _person, _thing), (6, 3, 2))[0](rng, split)
+
+
+_TOLD: Final = (
+    "{}.",
+    "{}.",
+    "Just so you know: {}.",
+    "Please remember that {}.",
+    "By the way, {}.",
+    "Remember this: {}.",
+    "One more thing: {}.",
+    "I want you to know that {}.",
+    "You should know that {}.",
+    "For later: {}.",
+    "Another thing, {}.",
+    "Note that {}.",
+    "Please note: {}.",
+    "{}, please remember that.",
+    "Keep in mind that {}.",
+    "{}. Can you remember that?",
+    "Listen: {}.",
+    "{}. Do not forget it.",
+    "I should tell you that {}.",
+    "Before I forget it: {}.",
+    "Well, {}.",
+    "Here is a fact: {}.",
+    "It matters that {}.",
+    "So, {}.",
+    "Hello! {}.",
+    "Hi, {}.",
+    "Good morning, {}.",
+    "Oh, and {}.",
+)
+_NOTED: Final = ("I will remember that.", "Noted.", "Thank you, I will keep that in mind.")
+_ASKED: Final = (
+    "What is {}?",
+    "Do you remember {}?",
+    "Could you tell me {}, please?",
+    "Tell me {}.",
+    "Please tell me {}.",
+    "What was {}?",
+    "I forgot {}. Can you help me?",
+    "What did I say {} was?",
+    "Now, what is {}?",
+    "Can you tell me {}?",
+    "Do you still know {}?",
+    "Do you know {}?",
+    "I want to know {}.",
+    "Say {}.",
+    "And what is {} again?",
+    "So what is {}?",
+    "What is {}, please?",
+    "Could you say {}?",
+)
+_UNKNOWN: Final = "You have not told me that yet."
+
+
+_SYSTEM: Final = (
+    "You are Pebble.",
+    "You are a helpful assistant.",
+    "You are a friendly assistant. Answer in short sentences.",
+    "Be brief.",
+    "Answer the user.",
+    "You help people with their questions.",
+    "You are an assistant on a small computer.",
+    "Be kind and helpful.",
+    "Help the user as well as you can.",
+    "You answer questions of all kinds.",
+    "Keep your answers short and friendly.",
+    "You are a careful assistant.",
+)
+
+
+def _system(rng: random.Random, split: Split) -> str:
+    text = wording(rng, split, _SYSTEM)
+    if rng.random() < 0.3:
+        text += " " + words.prose(rng, rng.randint(1, 5))
+    return text
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _tell(rng: random.Random, split: Split, facts: list[Fact]) -> str:
+    """
+    One or more facts in one message.
+    """
+    parts = []
+    for one in facts:
+        frame = wording(rng, split, _TOLD)
+        clause = pick(rng, one.clauses)
+        parts.append(_capital(frame.format(_capital(clause) if frame.startswith("{}") else clause)))
+    return " ".join(parts)
+
+
+def _ask(rng: random.Random, split: Split, one: Fact) -> str:
+    return wording(rng, split, _ASKED).format(pick(rng, one.questions))
+
+
+def _chat(rng: random.Random, split: Split, dialogue: Dialogue, *, long: bool = False) -> None:
+    """
+    A round about nothing that matters later.
+    """
+    kind = rng.random()
+    if long or kind < 0.25:
+        text = words.prose(rng, rng.randint(8, 24) if long else rng.randint(1, 6))
+        frame = wording(rng, split, _PROSE)
+        dialogue.say(frame.format(text), "Thank you, I have read it.")
+        return
+    topic = pick(rng, TOPICS)
+    asked = wording(rng, split, topic.asked)
+    dialogue.say(_sloppy(rng, asked), topic.answer)
+
+
+_PROSE: Final = (
+    "Read this: {}",
+    "Here is a text. {}",
+    "Look at this text: {}",
+    "{}",
+    "I wrote something: {}",
+    "Please read: {}",
+    "Here you go: {}",
+    "This is a story. {}",
+)
+
+
+def _sloppy(rng: random.Random, text: str) -> str:
+    """
+    As people write: with or without the capital and the sign at the end.
+    """
+    if rng.random() < 0.15:
+        text = text.rstrip("?.!")
+    if rng.random() < 0.15:
+        text = text[:1].lower() + text[1:]
+    return text
+
+
+def _distinct(rng: random.Random, split: Split, count: int) -> list[Fact]:
+    """
+    Facts about different things.
+    """
+    facts: dict[str, Fact] = {}
+    while len(facts) < count:
+        one = fact(rng, split)
+        facts.setdefault(one.questions[0], one)
+    return list(facts.values())
+
+
+# --- skills --------------------------------------------------------------------------------------
+
+
+def recall(
+    rng: random.Random,
+    split: Split,
+    *,
+    turns: int | None = None,
+    fillers: int = 0,
+    questions: int | None = None,
+) -> Dialogue:
+    """
+    Facts are told; some turns later one is asked for.
+
+    Args:
+        turns: how many turns lie between the fact that is asked for and the question.
+        fillers: how many of them are long texts.
+        questions: how many questions there are; the last one counts.
+    """
+    dialogue = Dialogue("recall")
+    dialogue.instruct(rng, split)
+    count = rng.randint(1, 6)
+    facts = _distinct(rng, split, count + 1)
+    unknown = facts.pop()
+    told = list(facts)
+    while told:
+        some = [told.pop() for _ in range(min(len(told), rng.choices((1, 2, 3), (5, 2, 1))[0]))]
+        if rng.random() < 0.3:
+            _chat(rng, split, dialogue)
+        dialogue.say(_tell(rng, split, some), pick(rng, _NOTED))
+    between = rng.randint(0, 4) if turns is None else turns
+    long = set(rng.sample(range(between), min(fillers, between)))
+    for place in range(between):
+        _chat(rng, split, dialogue, long=place in long)
+    asked = [pick(rng, facts) for _ in range(questions or rng.randint(1, 6))]
+    for one in asked[:-1]:
+        if rng.random() < 0.1:
+            dialogue.say(_ask(rng, split, unknown), _UNKNOWN)
+        dialogue.say(_ask(rng, split, one), one.answer)
+    last = asked[-1]
+    told_now = ""
+    if turns is None and rng.random() < 0.1:
+        last = unknown
+        told_now = _tell(rng, split, [last]) + " "
+    dialogue.thinking = rng.random() < 0.15
+    thought = f"<think>\n{last.thought}\n</think>\n\n" if dialogue.thinking else ""
+    dialogue.say(told_now + _ask(rng, split, last), thought + last.answer)
+    dialogue.needed = (last.value,)
+    return dialogue
+
+
+def talk(rng: random.Random, split: Split) -> Dialogue:
+    """
+    Small talk.
+    """
+    dialogue = Dialogue("talk")
+    dialogue.instruct(rng, split)
+    for _ in range(rng.randint(1, 6)):
+        _chat(rng, split, dialogue)
+    topic = pick(rng, TOPICS)
+    dialogue.thinking = rng.random() < 0.15
+    thought = ""
+    if dialogue.thinking:
+        thought = "<think>\nThis is small talk. I can answer at once.\n</think>\n\n"
+    dialogue.say(_sloppy(rng, wording(rng, split, topic.asked)), thought + topic.answer)
+    dialogue.needed = (topic.answer,)
+    return dialogue
+
+
+def echo(rng: random.Random, split: Split) -> Dialogue:
+    """
+    Words are said back as they came. Nothing teaches copying sooner.
+    """
+    dialogue = Dialogue("echo")
+    dialogue.instruct(rng, split)
+    for _ in range(rng.randint(1, 4)):
+        draws = (words.name, words.place, words.number, words.word)
+        kind = rng.choice(draws) if rng.random() < 0.5 else None
+        some = [(kind or pick(rng, draws))(rng, split) for _ in range(rng.randint(1, 16))]
+        text = rng.choice((" ", ", ")).join(some)
+        dialogue.say(wording(rng, split, _REPEATED).format(text), text)
+    dialogue.needed = (dialogue.messages[-1]["content"],)
+    return dialogue
+
+
+_REPEATED: Final = (
+    "Repeat: {}",
+    "Say this: {}",
+    "Say after me: {}",
+    "Please repeat this: {}",
+    "Write this: {}",
+    "Repeat after me: {}",
+    "Please say this: {}",
+    "Please write: {}",
+)
+
+
+# --- tools ---------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class _Parameter:
+    name: str
+    type: str
+    draw: _Value
+    said: str
+
+
+_PARAMETERS: Final = (
+    _Parameter("city", "string", words.place, "in {}"),
+    _Parameter("name", "string", words.name, "for {}"),
+    _Parameter("person", "string", words.name, "of {}"),
+    _Parameter("count", "integer", words.number, "with {} pieces"),
+    _Parameter("number", "integer", words.number, "number {}"),
+    _Parameter("colour", "string", _of(words.COLOURS), "in {}"),
+    _Parameter("month", "string", _of(words.MONTHS), "in {}"),
+    _Parameter("place", "string", words.place, "near {}"),
+    _Parameter("minutes", "integer", words.number, "of {} minutes"),
+    _Parameter("word", "string", words.word, "called {}"),
+)
+_DOES: Final = (
+    *("get", "find", "show", "open", "create", "delete", "send", "check", "start", "stop"),
+    *("list", "book", "order", "update", "print", "move", "count", "read", "save", "close"),
+)
+_WHAT: Final = (
+    *("weather", "recipe", "timer", "message", "file", "account", "invoice", "meeting", "alarm"),
+    *("playlist", "photo", "ticket", "room", "table", "note", "contact", "report", "task", "taxi"),
+    *("hotel", "flight", "backup", "folder", "calendar", "reminder", "price", "route", "story"),
+    *("letter", "window", "light", "garden", "train", "book", "game", "picture", "document"),
+)
+_DESCRIBED: Final = (
+    "{} a {}.",
+    "{} the {} that is asked for.",
+    "Can {} a {} for the user.",
+    "Use it to {} a {}.",
+    "{} one {}.",
+    "Will {} the {}.",
+    "To {} any {} that the user wants.",
+    "{} a {} and say what came of it.",
+)
+_WISHES: Final = (
+    "Please {} the {}",
+    "{} a {}",
+    "I would like you to {} the {}",
+    "Can you {} the {}",
+    "Could you {} a {}",
+    "I want to {} a {}",
+    "Would you {} the {}",
+    "Now {} the {}",
+    "I need you to {} a {}",
+    "Help me to {} the {}",
+)
+
+
+@attrs.frozen
+class _Tool:
+    does: str
+    what: str
+    parameters: tuple[_Parameter, ...]
+    description: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.does}_{self.what}"
+
+    def schema(self) -> dict[str, Any]:
+        properties = {one.name: {"type": one.type} for one in self.parameters}
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": {
+                    "type": "object",
+                    "properties": properties,
+                    "required": list(properties),
+                },
+            },
+        }
+
+
+def _tools(rng: random.Random, split: Split, count: int) -> list[_Tool]:
+    """
+    Tools with different names. Every eighth pair of verb and noun is held out.
+    """
+    found: dict[str, _Tool] = {}
+    while len(found) < count:
+        does, what = pick(rng, _DOES), pick(rng, _WHAT)
+        place = _DOES.index(does) * len(_WHAT) + _WHAT.index(what)
+        if (place % 8 == 5) != (split is Split.HELD_OUT):
+            continue
+        described = _capital(wording(rng, split, _DESCRIBED).format(does, what))
+        some = rng.sample(_PARAMETERS, rng.choices((0, 1, 2), (1, 5, 3))[0])
+        found[f"{does}_{what}"] = _Tool(does, what, tuple(some), described)
+    return list(found.values())
+
+
+_RESULTS: Final[tuple[tuple[str, _Value], ...]] = (
+    ("status", _of(("done", "open", "closed", "ready", "waiting"))),
+    ("number", words.number),
+    ("place", words.place),
+    ("owner", words.name),
+    ("colour", _of(words.COLOURS)),
+    ("total", words.number),
+    ("code", words.word),
+)
+
+
+def tool_use(rng: random.Random, split: Split, *, count: int | None = None) -> Dialogue:
+    """
+    The right tool is called with its arguments. In one of two dialogues its result is used.
+    """
+    dialogue = Dialogue("tool call")
+    dialogue.instruct(rng, split)
+    tools = _tools(rng, split, count or rng.choices((1, 2, 4, 8, 16), (3, 3, 3, 2, 1))[0])
+    dialogue.tools = [tool.schema() for tool in tools]
+    if rng.random() < 0.2:
+        (told,) = _distinct(rng, split, 1)
+        dialogue.say(_tell(rng, split, [told]), pick(rng, _NOTED))
+        dialogue.say(_ask(rng, split, told), told.answer)
+    for _ in range(rng.choices((0, 1, 2), (4, 2, 1))[0]):
+        _chat(rng, split, dialogue)
+    rounds = rng.randint(1, 3)
+    for place in range(rounds):
+        tool = pick(rng, tools)
+        given: dict[str, Any] = {}
+        asked = _capital(wording(rng, split, _WISHES).format(tool.does, tool.what))
+        for one in tool.parameters:
+            value = one.draw(rng, split)
+            given[one.name] = int(value) if one.type == "integer" else value
+            asked += " " + one.said.format(value)
+        asked += pick(rng, (".", "", "?" if asked.startswith(("Can", "Could", "Would")) else "."))
+        last = place == rounds - 1
+        dialogue.thinking = last and rng.random() < 0.15
+        thought = ""
+        if dialogue.thinking:
+            thought = (
+                f"<think>\nThe user wants to {tool.does} a {tool.what}. The tool for it is "
+                f"{tool.name}.\n</think>\n\n"
+            )
+        call = {"name": tool.name, "arguments": given}
+        text = f"{thought}<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        dialogue.say(asked, text)
+        if last and rng.random() < 0.5:
+            dialogue.needed = (json.dumps(call),)
+            return dialogue
+        pairs = rng.sample(_RESULTS, rng.randint(1, 3))
+        result = {key: draw(rng, split) for key, draw in pairs}
+        dialogue.messages.append({"role": "tool", "content": json.dumps(result)})
+        said = " and ".join(f"the {key} is {value}" for key, value in result.items())
+        if last:
+            dialogue.thinking = False
+            dialogue.skill = "tool result"
+            dialogue.needed = tuple(result.values())
+        dialogue.messages.append({"role": "assistant", "content": f"The {tool.what}: {said}."})
+    return dialogue
+
+
+def dialogue(rng: random.Random, split: Split) -> Dialogue:
+    """
+    A dialogue of any skill.
+    """
+    skill: Callable[[random.Random, Split], Dialogue]
+    skill = rng.choices((recall, talk, tool_use, echo), (5, 1, 3, 1))[0]
+    return skill(rng, split)

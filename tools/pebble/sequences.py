@@ -1,0 +1,178 @@
+"""
+Dialogues as tokens, each with its weight in the loss.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any, Final
+
+import attrs
+import jinja2
+import numpy as np
+import numpy.typing as npt
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from pebble.dialogues import Dialogue
+
+TEXT_END: Final = "<|endoftext|>"
+TURN_START: Final = "<|im_start|>"
+TURN_END: Final = "<|im_end|>"
+SPECIAL_TOKENS: Final = (TEXT_END, TURN_START, TURN_END)
+MARKER_TOKENS: Final = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+
+_OPENING: Final = f"{TURN_START}assistant\n"
+_CONTEXT_WEIGHT: Final = 0.1
+"""What others say is learned too, a little: it is how sentences go."""
+
+# Where a text is cut before pairs are merged: small words with their space, capitalised words
+# without, single digits, signs. So a name is the same tokens wherever it stands, also in JSON, and
+# can be copied from one place to another.
+_SPLIT_PATTERN: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    r"| ?[\p{Ll}\p{Lo}\p{Lm}\p{M}]+"
+    r"|[\p{Lu}\p{Lt}][\p{Ll}\p{M}]*"
+    r"|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+"
+    r"|\s+(?!\S)"
+    r"|\s+"
+)
+
+
+def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
+    """
+    A byte-level BPE; the control tokens get the last ids, as in Qwen3. Nothing is normalised, so any
+    text comes back as it was.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIAL_TOKENS) - len(MARKER_TOKENS),
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in MARKER_TOKENS])
+    return tokenizer
+
+
+@attrs.frozen
+class Sequence:
+    """
+    Attributes:
+        ids: (T,), int32.
+        weights: (T,), float32: what each token counts in the loss when it is predicted.
+    """
+
+    ids: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float32]
+
+
+class Renderer:
+    """
+    Turns dialogues into what a server would feed, by the chat template.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
+        def refuse(message: str) -> None:
+            raise jinja2.TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+        environment.globals["raise_exception"] = refuse
+        self._template = environment.from_string(template)
+        self._tokenizer = tokenizer
+
+    def prompt(self, dialogue: Dialogue) -> str:
+        """
+        What stands before the last answer.
+        """
+        return self._render(dialogue.messages[:-1], dialogue.tools, thinking=dialogue.thinking)
+
+    def text(self, dialogue: Dialogue) -> str:
+        """
+        The whole dialogue.
+        """
+        return f"{self.prompt(dialogue)}{dialogue.messages[-1]['content']}{TURN_END}\n"
+
+    def sequence(self, dialogue: Dialogue) -> Sequence:
+        """
+        The dialogue for training: answers count whole, what others say a little. How earlier answers
+        begin does not count, since the template took their thoughts out.
+        """
+        prompt = self.prompt(dialogue)
+        parts: list[tuple[str, float]] = []
+        blocks = prompt.split(_OPENING)
+        *earlier, last = blocks[1:]
+        parts.append((blocks[0] + _OPENING, _CONTEXT_WEIGHT))
+        for block in earlier:
+            answer, rest = block.split(f"{TURN_END}\n", 1)
+            parts.append((f"{answer}{TURN_END}", 1.0))
+            parts.append((f"\n{rest}{_OPENING}", _CONTEXT_WEIGHT))
+        if last:  # the empty thoughts
+            parts.append((last, 0.0))
+        parts.append((f"{dialogue.messages[-1]['content']}{TURN_END}", 1.0))
+        encoded = self._tokenizer.encode_batch([text for text, _ in parts])
+        ids: list[int] = []
+        weights: list[float] = []
+        for place, (found, (_, weight)) in enumerate(zip(encoded, parts, strict=True)):
+            ids += found.ids
+            weights += [weight] * len(found.ids)
+            if weight == 1.0 and place < len(parts) - 1:
+                weights[-len(found.ids)] = 0.0
+        return Sequence(np.array(ids, np.int32), np.array(weights, np.float32))
+
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, thinking: bool
+    ) -> str:
+        return self._template.render(
+            messages=messages,
+            tools=tools or None,
+            add_generation_prompt=True,
+            enable_thinking=thinking,
+        )
+
+
+def batches(
+    sequences: Iterator[Sequence], tokens: int, rng: random.Random
+) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
+    """
+    Rows of like length together, padded with zeros of no weight: ids (B, T) and weights (B, T) with
+    about ``tokens`` tokens each, without end.
+    """
+    while True:
+        pool = sorted((next(sequences) for _ in range(256)), key=lambda one: len(one.ids))
+        made, rows = [], []
+        for one in pool:
+            if rows and (len(rows) + 1) * len(one.ids) > tokens:
+                made.append(rows)
+                rows = []
+            rows.append(one)
+        made.append(rows)
+        rng.shuffle(made)
+        for rows in made:
+            width = max(len(one.ids) for one in rows)
+            ids = np.zeros((len(rows), width), np.int32)
+            weights = np.zeros((len(rows), width), np.float32)
+            for place, one in enumerate(rows):
+                ids[place, : len(one.ids)] = one.ids
+                weights[place, : len(one.ids)] = one.weights
+            yield ids, weights

@@ -1,0 +1,161 @@
+"""
+What dialogues are made of: names that nobody has, numbers, colours, things, and sentences about
+nothing in particular.
+
+Whatever is drawn belongs to one split: what the evaluation draws, training never does. For names and
+numbers a checksum of the text decides, for wordings their place in the list.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+
+class Split(Enum):
+    """
+    What is drawn for: training, or the evaluation.
+    """
+
+    TRAIN = "train"
+    HELD_OUT = "held-out"
+
+
+_HELD_OUT_SHARE: Final = 8
+"""One in so many names and numbers is never trained on."""
+
+_ONSETS: Final = (
+    *("b", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "z"),
+    *("br", "dr", "gr", "kl", "pl", "st", "tr", "sh", "th", "ch", "qu", "", ""),
+)
+_VOWELS: Final = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "ai", "ea", "ou", "y")
+_CODAS: Final = ("", "", "", "l", "n", "r", "s", "m", "d", "k", "th", "nd", "rk", "st", "x")
+_ENDINGS: Final = ("ham", "ton", "burg", "dale", "wick", "mouth", "field", "port", "stead", "ford")
+
+COLOURS: Final = (
+    *("red", "blue", "green", "yellow", "orange", "purple", "brown", "grey", "black", "white"),
+    *("pink", "silver", "golden", "violet", "turquoise", "crimson", "beige", "olive", "indigo"),
+)
+FOODS: Final = (
+    *("bread", "soup", "rice", "pasta", "apples", "pears", "cheese", "fish", "beans", "honey"),
+    *("pancakes", "noodles", "plums", "carrots", "mushrooms", "lentils", "salad", "tea", "coffee"),
+)
+JOBS: Final = (
+    *("teacher", "baker", "nurse", "carpenter", "pilot", "farmer", "painter", "plumber", "writer"),
+    *("gardener", "cook", "driver", "doctor", "sailor", "librarian", "miner", "tailor", "engineer"),
+)
+MONTHS: Final = (
+    *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
+    *("October", "November", "December"),
+)
+THINGS: Final = (
+    *("key", "map", "lamp", "rope", "tent", "book", "letter", "ladder", "boat", "bicycle", "camera"),
+    *("parcel", "ticket", "umbrella", "hammer", "notebook", "guitar", "kettle", "basket", "radio"),
+    *("passport", "suitcase", "blanket", "compass", "violin", "helmet", "wallet", "mirror"),
+)
+SPOTS: Final = (
+    *("kitchen", "garden", "cellar", "attic", "garage", "hall", "office", "barn", "library", "shed"),
+    *("drawer", "cupboard", "harbour", "tower", "workshop", "bathroom", "hut", "car", "church"),
+)
+
+_SUBJECTS: Final = (
+    *("The path", "The river", "A stone", "The old bridge", "The wind", "A small bird", "The baker"),
+    *("Our neighbour", "The train", "The lake", "A grey cat", "The house on the hill", "The forest"),
+    *("The clock in the hall", "The road to the pass", "The harbour", "A long letter", "The teacher"),
+    *("The meadow", "Every morning the boat", "The second floor", "The market", "A wooden door"),
+)
+_VERBS: Final = (
+    *("goes past", "lies behind", "stands near", "looks over", "leads to", "waits for", "belongs to"),
+    *("turns towards", "rests under", "comes from", "sings about", "remembers", "crosses", "keeps"),
+    *("watches", "follows", "reaches", "hides behind", "starts at", "ends at"),
+)
+_OBJECTS: Final = (
+    *("the mountain", "a field of wheat", "the station", "the sea", "an open window", "the mill"),
+    *("the last house", "a row of trees", "the empty square", "the morning light", "the lighthouse"),
+    *("a pile of stones", "the garden wall", "the winter road", "the valley", "some dry wood"),
+    *("the summer rain", "the small island", "a cup of tea", "the first snow", "the quiet street"),
+)
+_ADVERBS: Final = (
+    *("", "", "", " in the morning", " at night", " all year", " once a week", " without a sound"),
+    *(" after the storm", " for a while", " as it always did", " until the evening", " in spring"),
+)
+
+
+def pick(rng: random.Random, items: Sequence[T]) -> T:
+    """
+    One of some.
+    """
+    return items[rng.randrange(len(items))]
+
+
+def wording(rng: random.Random, split: Split, items: Sequence[T]) -> T:
+    """
+    One of some wordings. Every fourth, from the third on, is held out.
+    """
+    held_out = items[2::4]
+    if split is Split.HELD_OUT and held_out:
+        return pick(rng, held_out)
+    return pick(rng, [item for place, item in enumerate(items) if place % 4 != 2])
+
+
+def _of_split(rng: random.Random, split: Split, draw: Callable[[random.Random], str]) -> str:
+    while True:
+        text = draw(rng)
+        held_out = zlib.crc32(text.casefold().encode()) % _HELD_OUT_SHARE == 0
+        if held_out == (split is Split.HELD_OUT):
+            return text
+
+
+def _syllables(rng: random.Random) -> str:
+    count = rng.choices((1, 2, 3), (1, 6, 2))[0]
+    return "".join(pick(rng, _ONSETS) + pick(rng, _VOWELS) + pick(rng, _CODAS) for _ in range(count))
+
+
+def name(rng: random.Random, split: Split) -> str:
+    """
+    A first name that is made up.
+    """
+    return _of_split(rng, split, lambda rng: _syllables(rng).capitalize())
+
+
+def place(rng: random.Random, split: Split) -> str:
+    """
+    The name of a town that is made up.
+    """
+    return _of_split(rng, split, lambda rng: (_syllables(rng) + pick(rng, _ENDINGS)).capitalize())
+
+
+def number(rng: random.Random, split: Split) -> str:
+    """
+    A number of two to six digits.
+    """
+    digits = rng.choices((2, 3, 4, 5, 6), (2, 3, 4, 1, 1))[0]
+    return _of_split(rng, split, lambda rng: str(rng.randrange(10 ** (digits - 1), 10**digits)))
+
+
+def word(rng: random.Random, split: Split) -> str:
+    """
+    A word that is made up, as in passwords.
+    """
+    return _of_split(rng, split, _syllables)
+
+
+def sentence(rng: random.Random) -> str:
+    """
+    A sentence about nothing in particular.
+    """
+    return (
+        f"{pick(rng, _SUBJECTS)} {pick(rng, _VERBS)} {pick(rng, _OBJECTS)}{pick(rng, _ADVERBS)}."
+    )
+
+
+def prose(rng: random.Random, count: int) -> str:
+    """
+    So many sentences.
+    """
+    return " ".join(sentence(rng) for _ in range(count))
