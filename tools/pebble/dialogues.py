@@ -32,6 +32,7 @@ class Dialogue:
         tools: the tools offered.
         thinking: whether Pebble was asked to think before its last answer.
         needed: what the last answer must contain.
+        edits: what a user may change: the message, what stands there, and what then stands there.
     """
 
     skill: str
@@ -39,6 +40,17 @@ class Dialogue:
     tools: list[dict[str, Any]] = attrs.field(factory=list)
     thinking: bool = False
     needed: tuple[str, ...] = ()
+    edits: tuple[tuple[int, str, str], ...] = ()
+
+    def edited(self) -> Dialogue:
+        """
+        The same after an edit of an earlier turn, which the last answer must follow.
+        """
+        ((place, before, after),) = self.edits
+        messages = [dict(message) for message in self.messages]
+        for here in (place, -1):
+            messages[here]["content"] = messages[here]["content"].replace(before, after)
+        return attrs.evolve(self, messages=messages, needed=(after,), edits=())
 
     def instruct(self, rng: random.Random, split: Split) -> None:
         """
@@ -63,6 +75,7 @@ class Fact:
     Attributes:
         topic: what it is about, as in "my name".
         value: what is so.
+        other: what might be so as well.
         clause: the fact as a clause, in which the value stands behind the topic.
         asked: what a question about it asks for, as in "my name is".
         answer: the fact as Pebble says it.
@@ -70,6 +83,7 @@ class Fact:
 
     topic: str
     value: str
+    other: str
     clauses: tuple[str, ...]
     questions: tuple[str, ...]
     answer: str
@@ -86,14 +100,20 @@ def _of(items: tuple[str, ...]) -> _Value:
 
 
 _OWNED: Final[tuple[tuple[str, _Value], ...]] = (
-    *((noun, words.name) for noun in ("name", "first name", "nickname", "cat's name", "dog's name")),
+    *(
+        (noun, words.name)
+        for noun in ("name", "first name", "nickname", "cat's name", "dog's name")
+    ),
     *((f"{who}'s name", words.name) for who in ("sister", "brother", "mother", "father", "friend")),
     *((f"{who}'s name", words.name) for who in ("boss", "neighbour", "horse", "teacher", "aunt")),
     *((noun, words.place) for noun in ("home town", "birthplace", "next stop", "destination")),
     *((noun, words.place) for noun in ("favourite town", "street", "island", "village")),
     *((noun, words.number) for noun in ("door code", "room number", "locker number", "PIN")),
     *((noun, words.number) for noun in ("ticket number", "favourite number", "house number")),
-    *((noun, words.number) for noun in ("order number", "phone number", "seat number", "lucky number")),
+    *(
+        (noun, words.number)
+        for noun in ("order number", "phone number", "seat number", "lucky number")
+    ),
     *((noun, words.word) for noun in ("password", "code word", "user name", "secret word")),
     *((noun, _of(words.COLOURS)) for noun in ("favourite colour", "car's colour", "coat's colour")),
     *((noun, _of(words.COLOURS)) for noun in ("door's colour", "bicycle's colour", "team colour")),
@@ -103,12 +123,24 @@ _OWNED: Final[tuple[tuple[str, _Value], ...]] = (
 )
 
 
+def _two(rng: random.Random, split: Split, draw: _Value) -> tuple[str, str]:
+    """
+    Two values that are not the same, nor part of one another.
+    """
+    value = draw(rng, split)
+    while True:
+        other = draw(rng, split)
+        if other not in value and value not in other:
+            return value, other
+
+
 def _owned(rng: random.Random, split: Split) -> Fact:
     noun, draw = pick(rng, _OWNED)
-    value = draw(rng, split)
+    value, other = _two(rng, split, draw)
     return Fact(
         topic=noun,
         value=value,
+        other=other,
         clauses=(f"my {noun} is {value}",) * 3 + (f"the {noun} I have is {value}",),
         questions=(f"my {noun}",),
         answer=f"Your {noun} is {value}.",
@@ -119,10 +151,11 @@ def _owned(rng: random.Random, split: Split) -> Fact:
 def _person(rng: random.Random, split: Split) -> Fact:
     who = words.name(rng, split)
     verb, base, draw = pick(rng, _PERSONAL)
-    value = draw(rng, split)
+    value, other = _two(rng, split, draw)
     return Fact(
         topic=f"{who} {verb}",
         value=value,
+        other=other,
         clauses=(f"{who} {verb} {value}",),
         questions=(f"{base} {who}",),
         answer=f"{who} {verb} {value}.",
@@ -142,10 +175,12 @@ _PERSONAL: Final[tuple[tuple[str, str, _Value], ...]] = (
 
 
 def _thing(rng: random.Random, split: Split) -> Fact:
-    thing, spot = pick(rng, words.THINGS), pick(rng, words.SPOTS)
+    thing = pick(rng, words.THINGS)
+    spot, other = _two(rng, split, _of(words.SPOTS))
     return Fact(
         topic=f"the {thing}",
         value=spot,
+        other=other,
         clauses=(f"the {thing} is in the {spot}", f"I put the {thing} in the {spot}"),
         questions=(f"the place of the {thing}",),
         answer=f"The {thing} is in the {spot}.",
@@ -331,10 +366,13 @@ def recall(
     facts = _distinct(rng, split, count + 1)
     unknown = facts.pop()
     told = list(facts)
+    places: dict[str, int] = {}
     while told:
         some = [told.pop() for _ in range(min(len(told), rng.choices((1, 2, 3), (5, 2, 1))[0]))]
         if rng.random() < 0.3:
             _chat(rng, split, dialogue)
+        for one in some:
+            places[one.questions[0]] = len(dialogue.messages)
         dialogue.say(_tell(rng, split, some), pick(rng, _NOTED))
     between = rng.randint(0, 4) if turns is None else turns
     long = set(rng.sample(range(between), min(fillers, between)))
@@ -354,6 +392,8 @@ def recall(
     thought = f"<think>\n{last.thought}\n</think>\n\n" if dialogue.thinking else ""
     dialogue.say(told_now + _ask(rng, split, last), thought + last.answer)
     dialogue.needed = (last.value,)
+    if last.questions[0] in places:
+        dialogue.edits = ((places[last.questions[0]], last.value, last.other),)
     return dialogue
 
 

@@ -50,12 +50,25 @@ TOPICS: Final = (
     ),
     _topic(
         "I am glad to hear that.",
-        *("I am fine", "I am fine, thanks", "I am fine today", "I am well, thank you", "I feel good"),
+        *(
+            "I am fine",
+            "I am fine, thanks",
+            "I am fine today",
+            "I am well, thank you",
+            "I feel good",
+        ),
         *("I feel great today", "I am feeling good today", "I am doing well"),
     ),
     _topic(
         "I am sorry to hear that. I hope it will be better soon.",
-        *("I am sad", "I feel bad today", "I am sad today", "I am tired", "I am ill", "I had a bad day"),
+        *(
+            "I am sad",
+            "I feel bad today",
+            "I am sad today",
+            "I am tired",
+            "I am ill",
+            "I had a bad day",
+        ),
         *("I am very tired and sad", "My day was bad"),
     ),
     _topic(
@@ -77,7 +90,12 @@ TOPICS: Final = (
     ),
     _topic(
         "I have about three million parameters. Large models have thousands of times as many.",
-        *("How big are you?", "How large are you?", "Tell me how big you are", "How small are you?"),
+        *(
+            "How big are you?",
+            "How large are you?",
+            "Tell me how big you are",
+            "How small are you?",
+        ),
         *("How many parameters do you have?", "What is your size?", "How many parameters are you?"),
     ),
     _topic(
@@ -97,13 +115,23 @@ TOPICS: Final = (
         "I was trained from scratch by a script in Cairn's repository, on dialogues that the script "
         "makes up itself. No text of others went in.",
         *("How were you made?", "How were you trained?", "Tell me how you were trained"),
-        *("Who made you?", "Where do you come from?", "Who trained you?", "How did they train you?"),
+        *(
+            "Who made you?",
+            "Where do you come from?",
+            "Who trained you?",
+            "How did they train you?",
+        ),
         *("What were you trained on?",),
     ),
     _topic(
         "Cairn is a server for language models on your own machine. It keeps the KV cache of each "
         "conversation, so that the next turn starts fast, and writes every decision into a journal.",
-        *("What is Cairn?", "Tell me about Cairn", "Can you tell me what Cairn is?", "Explain Cairn"),
+        *(
+            "What is Cairn?",
+            "Tell me about Cairn",
+            "Can you tell me what Cairn is?",
+            "Explain Cairn",
+        ),
         *("What does Cairn do?", "Describe Cairn", "So what is this Cairn?", "What is Cairn for?"),
         *("What is a Cairn server?", "What am I using here?"),
     ),
@@ -130,7 +158,11 @@ TOPICS: Final = (
     _topic(
         "In Cairn a cache hit gives the same bits as a miss, alone or among others. The journal "
         "proves it.",
-        *("What does Cairn promise?", "What is special about Cairn?", "Tell me what Cairn promises"),
+        *(
+            "What does Cairn promise?",
+            "What is special about Cairn?",
+            "Tell me what Cairn promises",
+        ),
         *("Why should I use Cairn?", "What is the promise of Cairn?", "Why Cairn?"),
         *("What makes Cairn special?",),
     ),
@@ -144,7 +176,11 @@ TOPICS: Final = (
     _topic(
         "Run `ops replay` with a bug id or the id of a session. It shows what happened, step by "
         "step, as the journal has it.",
-        *("How do I replay a session?", "What does ops replay do?", "Tell me how to replay a session"),
+        *(
+            "How do I replay a session?",
+            "What does ops replay do?",
+            "Tell me how to replay a session",
+        ),
         *("What is ops replay?", "How can I replay a bug?", "How do I look up a bug id?"),
         *("How can I replay a session?",),
     ),
@@ -171,7 +207,12 @@ TOPICS: Final = (
     ),
     _topic(
         "No, I cannot see the weather from in here. Look out of the window, or give me a tool for it.",
-        *("How is the weather?", "Is it raining?", "How is the weather today?", "Is it cold outside?"),
+        *(
+            "How is the weather?",
+            "Is it raining?",
+            "How is the weather today?",
+            "Is it cold outside?",
+        ),
         *("What is the weather like?", "Will it rain?", "Do you know how the weather is?"),
     ),
     _topic(

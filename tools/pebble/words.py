@@ -54,29 +54,87 @@ MONTHS: Final = (
     *("October", "November", "December"),
 )
 THINGS: Final = (
-    *("key", "map", "lamp", "rope", "tent", "book", "letter", "ladder", "boat", "bicycle", "camera"),
+    *(
+        "key",
+        "map",
+        "lamp",
+        "rope",
+        "tent",
+        "book",
+        "letter",
+        "ladder",
+        "boat",
+        "bicycle",
+        "camera",
+    ),
     *("parcel", "ticket", "umbrella", "hammer", "notebook", "guitar", "kettle", "basket", "radio"),
     *("passport", "suitcase", "blanket", "compass", "violin", "helmet", "wallet", "mirror"),
 )
 SPOTS: Final = (
-    *("kitchen", "garden", "cellar", "attic", "garage", "hall", "office", "barn", "library", "shed"),
+    *(
+        "kitchen",
+        "garden",
+        "cellar",
+        "attic",
+        "garage",
+        "hall",
+        "office",
+        "barn",
+        "library",
+        "shed",
+    ),
     *("drawer", "cupboard", "harbour", "tower", "workshop", "bathroom", "hut", "car", "church"),
 )
 
 _SUBJECTS: Final = (
-    *("The path", "The river", "A stone", "The old bridge", "The wind", "A small bird", "The baker"),
-    *("Our neighbour", "The train", "The lake", "A grey cat", "The house on the hill", "The forest"),
-    *("The clock in the hall", "The road to the pass", "The harbour", "A long letter", "The teacher"),
+    *(
+        "The path",
+        "The river",
+        "A stone",
+        "The old bridge",
+        "The wind",
+        "A small bird",
+        "The baker",
+    ),
+    *(
+        "Our neighbour",
+        "The train",
+        "The lake",
+        "A grey cat",
+        "The house on the hill",
+        "The forest",
+    ),
+    *(
+        "The clock in the hall",
+        "The road to the pass",
+        "The harbour",
+        "A long letter",
+        "The teacher",
+    ),
     *("The meadow", "Every morning the boat", "The second floor", "The market", "A wooden door"),
 )
 _VERBS: Final = (
-    *("goes past", "lies behind", "stands near", "looks over", "leads to", "waits for", "belongs to"),
+    *(
+        "goes past",
+        "lies behind",
+        "stands near",
+        "looks over",
+        "leads to",
+        "waits for",
+        "belongs to",
+    ),
     *("turns towards", "rests under", "comes from", "sings about", "remembers", "crosses", "keeps"),
     *("watches", "follows", "reaches", "hides behind", "starts at", "ends at"),
 )
 _OBJECTS: Final = (
     *("the mountain", "a field of wheat", "the station", "the sea", "an open window", "the mill"),
-    *("the last house", "a row of trees", "the empty square", "the morning light", "the lighthouse"),
+    *(
+        "the last house",
+        "a row of trees",
+        "the empty square",
+        "the morning light",
+        "the lighthouse",
+    ),
     *("a pile of stones", "the garden wall", "the winter road", "the valley", "some dry wood"),
     *("the summer rain", "the small island", "a cup of tea", "the first snow", "the quiet street"),
 )
@@ -113,7 +171,9 @@ def _of_split(rng: random.Random, split: Split, draw: Callable[[random.Random], 
 
 def _syllables(rng: random.Random) -> str:
     count = rng.choices((1, 2, 3), (1, 6, 2))[0]
-    return "".join(pick(rng, _ONSETS) + pick(rng, _VOWELS) + pick(rng, _CODAS) for _ in range(count))
+    return "".join(
+        pick(rng, _ONSETS) + pick(rng, _VOWELS) + pick(rng, _CODAS) for _ in range(count)
+    )
 
 
 def name(rng: random.Random, split: Split) -> str:
@@ -149,9 +209,7 @@ def sentence(rng: random.Random) -> str:
     """
     A sentence about nothing in particular.
     """
-    return (
-        f"{pick(rng, _SUBJECTS)} {pick(rng, _VERBS)} {pick(rng, _OBJECTS)}{pick(rng, _ADVERBS)}."
-    )
+    return f"{pick(rng, _SUBJECTS)} {pick(rng, _VERBS)} {pick(rng, _OBJECTS)}{pick(rng, _ADVERBS)}."
 
 
 def prose(rng: random.Random, count: int) -> str:

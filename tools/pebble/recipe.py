@@ -1,0 +1,91 @@
+"""
+What Pebble is, and in which stages it is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Final, TypeAlias
+
+import attrs
+
+from pebble import dialogues
+from pebble.dialogues import Dialogue
+from pebble.words import Split
+
+Draw: TypeAlias = Callable[[Random, Split], Dialogue]
+
+
+@attrs.frozen(kw_only=True)
+class Shape:
+    """
+    The model: a Qwen3 with tied embeddings.
+    """
+
+    hidden_size: int = 192
+    layers: int = 4
+    intermediate_size: int = 512
+    heads: int = 6
+    kv_heads: int = 3
+    head_dim: int = 32
+    vocab_size: int = 1536
+    rope_theta: float = 100_000.0
+    max_position_embeddings: int = 65_536
+
+
+@attrs.frozen(kw_only=True)
+class Stage:
+    """
+    A part of the training.
+
+    Attributes:
+        tokens: how many are read in all.
+        longest: what is longer is not read.
+        mix: what is drawn, and how often.
+    """
+
+    name: str
+    tokens: int
+    longest: int
+    mix: tuple[tuple[Draw, float], ...]
+
+
+STAGES: Final = (
+    Stage(
+        name="short",
+        tokens=12_000_000,
+        longest=448,
+        mix=(
+            (dialogues.echo, 3),
+            (dialogues.recall, 4),
+            (dialogues.tool_use, 2),
+            (dialogues.talk, 1),
+        ),
+    ),
+    Stage(
+        name="whole",
+        tokens=12_000_000,
+        longest=1024,
+        mix=(
+            (dialogues.echo, 1),
+            (dialogues.recall, 5),
+            (dialogues.tool_use, 4),
+            (dialogues.talk, 1),
+        ),
+    ),
+    Stage(
+        name="long",
+        tokens=6_000_000,
+        longest=4608,
+        mix=(
+            (partial(dialogues.recall, turns=20), 2),
+            (partial(dialogues.recall, turns=14, fillers=14), 2),
+            (dialogues.recall, 2),
+            (partial(dialogues.tool_use, count=30), 2),
+            (dialogues.tool_use, 2),
+            (dialogues.talk, 1),
+        ),
+    ),
+)

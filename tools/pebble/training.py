@@ -1,0 +1,291 @@
+"""
+The training itself: batches by number, steps of Muon and AdamW, checkpoints to go on from.
+
+Batches follow from the seed, the stage and their number, so that a training that was interrupted goes
+on as if it had not been. Several processes share the work where MLX finds more than one (its ring
+over loopback on a CPU); each reads batches of its own, and gradients are averaged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+import numpy.typing as npt
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.qwen3 import Model, ModelArgs
+
+from pebble.recipe import Shape, Stage
+from pebble.sequences import Renderer, Sequence
+from pebble.words import Split
+
+_MUON_RATE: Final = 0.02
+_ADAM_RATE: Final = 0.003
+_WARM_STEPS: Final = 40
+_COOL_SHARE: Final = 0.35
+"""Over this last part of a training the rates go down to nothing."""
+_WIDTH_STEP: Final = 64
+"""Rows are padded to a multiple of this, so that few shapes are compiled."""
+_POOL: Final = 400
+
+
+@attrs.frozen
+class Progress:
+    """
+    Where a training stands.
+
+    Attributes:
+        tokens: read so far, of ``total``.
+        loss: of answers, in nats a token, over the last steps.
+        right: the share of the answers' tokens that were the likeliest, over the last steps.
+    """
+
+    stage: str
+    tokens: int
+    total: int
+    loss: float
+    right: float
+
+
+def new_model(shape: Shape, seed: int) -> Model:
+    """
+    A Qwen3 with weights to begin with.
+    """
+    mx.random.seed(seed)
+    model = Model(
+        ModelArgs(
+            model_type="qwen3",
+            hidden_size=shape.hidden_size,
+            num_hidden_layers=shape.layers,
+            intermediate_size=shape.intermediate_size,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            rms_norm_eps=1e-6,
+            vocab_size=shape.vocab_size,
+            max_position_embeddings=shape.max_position_embeddings,
+            rope_theta=shape.rope_theta,
+            tie_word_embeddings=True,
+        )
+    )
+    shape_of_rows = (shape.vocab_size, shape.hidden_size)
+    model.model.embed_tokens.weight = mx.random.normal(shape_of_rows) * 0.06
+    for layer in model.layers:
+        # What a layer adds is small at first, so that depth does not drown what comes in.
+        layer.self_attn.o_proj.weight *= 0.3
+        layer.mlp.down_proj.weight *= 0.3
+    mx.eval(model.parameters())
+    return model
+
+
+class Training:
+    """
+    A training that can be left and taken up again.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        shape: Shape,
+        stages: tuple[Stage, ...],
+        folder: Path,
+        *,
+        seed: int = 0,
+        batch_tokens: int = 8192,
+    ) -> None:
+        """
+        Args:
+            folder: of the checkpoint; one that is there is gone on from.
+            batch_tokens: how many tokens a step reads, over all processes.
+        """
+        self._renderer = renderer
+        self._stages = stages
+        self._path = folder / "checkpoint"
+        self._seed = seed
+        self._group = mx.distributed.init()
+        self._row_tokens = batch_tokens // self._group.size()
+        self.model = new_model(shape, seed)
+        self._optimizer = optim.MultiOptimizer(
+            [
+                optim.Muon(learning_rate=0.0, momentum=0.95, weight_decay=0.01),
+                optim.AdamW(learning_rate=0.0, betas=[0.9, 0.95], weight_decay=0.0),
+            ],
+            [lambda path, weight: weight.ndim == 2 and "embed" not in path],
+        )
+        self._optimizer.init(self.model.trainable_parameters())
+        self._stands = {"stage": 0, "pool": 0, "tokens": 0, "steps": 0}
+        if self._path.with_suffix(".safetensors").exists():
+            self._load()
+
+    @property
+    def leads(self) -> bool:
+        """
+        Whether this process is the one that tells and writes.
+        """
+        return self._group.rank() == 0
+
+    @property
+    def total(self) -> int:
+        """
+        How many tokens there are to read in all stages.
+        """
+        return sum(stage.tokens for stage in self._stages)
+
+    def run(self, told: Callable[[Progress], None]) -> None:
+        """
+        Train to the end of the last stage.
+
+        Args:
+            told: given where it stands, every few steps.
+        """
+        step = self._compiled()
+        while self._stands["stage"] < len(self._stages):
+            stage = self._stages[self._stands["stage"]]
+            before = sum(one.tokens for one in self._stages[: self._stands["stage"]])
+            while self._stands["tokens"] < before + stage.tokens:
+                self._read(stage, step, told)
+                self._stands["pool"] += 1
+                self._save()
+            self._stands |= {"stage": self._stands["stage"] + 1, "pool": 0}
+            self._save()
+
+    def _read(self, stage: Stage, step: Any, told: Callable[[Progress], None]) -> None:
+        """
+        Train on one pool of batches.
+        """
+        # All ranks take as many steps, so each makes a pool from the same draw and takes its part.
+        rng = Random(f"{self._seed}/{stage.name}/{self._stands['pool']}")
+        batches = _pool(self._renderer, stage, rng, self._row_tokens)
+        size, rank = self._group.size(), self._group.rank()
+        sums = np.zeros(3)
+        for start in range(0, len(batches) - size + 1, size):
+            mine = batches[start + rank]
+            figures, gradients = step(mx.array(mine.ids), mx.array(mine.weights))
+            if size > 1:
+                gradients = nn.average_gradients(gradients, self._group)
+            self._update(gradients)
+            sums += [float(figure) for figure in figures]
+            self._stands["tokens"] += sum(one.ids.size for one in batches[start : start + size])
+            self._stands["steps"] += 1
+        count, loss, right = sums
+        told(
+            Progress(
+                stage=stage.name,
+                tokens=self._stands["tokens"],
+                total=self.total,
+                loss=loss / count,
+                right=right / count,
+            )
+        )
+
+    def _compiled(self) -> Any:
+        """
+        A step up to its gradients: (ids, weights) to ((tokens, loss, right), gradients).
+        """
+
+        def loss(model: Model, ids: mx.array, weights: mx.array) -> tuple[mx.array, Any]:
+            due, weights = ids[:, 1:], weights[:, 1:]
+            logits = model(ids[:, :-1])
+            chosen = mx.take_along_axis(logits, due[..., None], -1)[..., 0]
+            lost = mx.logsumexp(logits, -1) - chosen
+            answers = weights == 1.0
+            right = (logits.argmax(-1) == due) * answers
+            figures = answers.sum(), (lost * answers).sum(), right.sum()
+            return (lost * weights).sum() / weights.sum(), figures
+
+        graded = nn.value_and_grad(self.model, loss)
+
+        def step(ids: mx.array, weights: mx.array) -> tuple[Any, Any]:
+            (_, figures), gradients = graded(self.model, ids, weights)
+            return figures, gradients
+
+        state = [self.model.state]
+        return mx.compile(step, inputs=state, outputs=state)
+
+    def _update(self, gradients: Any) -> None:
+        share = self._stands["tokens"] / self.total
+        warm = min(1.0, (self._stands["steps"] + 1) / _WARM_STEPS)
+        rate = warm * min(1.0, (1 - share) / _COOL_SHARE)
+        muon, adam = self._optimizer.optimizers
+        muon.learning_rate = _MUON_RATE * rate
+        adam.learning_rate = _ADAM_RATE * rate
+        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
+        self._optimizer.update(self.model, gradients)
+        mx.eval(self.model.parameters(), self._optimizer.state)
+
+    def _save(self) -> None:
+        """
+        Write a checkpoint over the last one. Whoever dies in between leaves the last one whole.
+        """
+        if not self.leads:
+            return
+        arrays = dict(tree_flatten({"model": self.model.parameters()}))
+        arrays |= dict(tree_flatten({"optimizer": self._optimizer.state}))
+        arrays = {name: one for name, one in arrays.items() if isinstance(one, mx.array)}
+        draft = self._path.with_suffix(".draft.safetensors")
+        mx.save_safetensors(str(draft), arrays, {"stands": json.dumps(self._stands)})
+        os.replace(draft, self._path.with_suffix(".safetensors"))
+
+    def _load(self) -> None:
+        loaded: Any = mx.load(str(self._path.with_suffix(".safetensors")), return_metadata=True)
+        arrays, told = loaded
+        found = tree_unflatten(list(arrays.items()))
+        self.model.update(found["model"])
+        self._optimizer.state = found["optimizer"]
+        self._stands = json.loads(told["stands"])
+        mx.eval(self.model.parameters(), self._optimizer.state)
+
+
+def _pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[_Batch]:
+    """
+    Some batches: rows of like length together, padded with zeros of no weight.
+    """
+    rows: dict[int, list[Sequence]] = {}
+    draws, shares = zip(*stage.mix, strict=True)
+    drawn = 0
+    while drawn < _POOL:
+        draw = rng.choices(draws, shares)[0]
+        sequence = renderer.sequence(draw(rng, Split.TRAIN))
+        length = len(sequence.ids) - 1
+        if length > stage.longest:
+            continue
+        rows.setdefault(-(-length // _WIDTH_STEP) * _WIDTH_STEP, []).append(sequence)
+        drawn += 1
+    found = []
+    for width, some in sorted(rows.items()):
+        count = max(1, tokens // width)
+        # Rows that fill no batch are left out: each shape is compiled once.
+        for start in range(0, len(some) - count + 1, count):
+            found.append(_batch(some[start : start + count], width))
+    rng.shuffle(found)
+    return found
+
+
+@attrs.frozen
+class _Batch:
+    """
+    Attributes:
+        ids: (B, T + 1), int32.
+        weights: (B, T + 1), float32.
+    """
+
+    ids: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float32]
+
+
+def _batch(some: list[Sequence], width: int) -> _Batch:
+    ids = np.zeros((len(some), width + 1), np.int32)
+    weights = np.zeros((len(some), width + 1), np.float32)
+    for place, one in enumerate(some):
+        ids[place, : len(one.ids)] = one.ids
+        weights[place, : len(one.ids)] = one.weights
+    return _Batch(ids, weights)

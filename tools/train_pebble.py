@@ -1,0 +1,183 @@
+"""
+Make Pebble, the model that comes with Cairn: dialogues from a seed, training, evaluation, export.
+
+Without an accelerator, two processes share the work over loopback; each needs one core:
+
+    python -P tools/train_pebble.py --work /tmp/pebble --ranks 2
+
+What was interrupted goes on from its last checkpoint in ``--work``. ``--evaluate`` only measures what
+an exported model can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pebble import dialogues, evaluation
+from pebble.recipe import STAGES, Shape
+from pebble.sequences import TURN_END, Renderer, train_tokenizer
+from pebble.words import Split
+
+_TEMPLATE = Path(__file__).parent / "pebble" / "chat_template.jinja"
+_TOKENIZER_DIALOGUES = 6000
+_PORT = 42_010
+
+
+def main() -> None:
+    """
+    The command line.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoints")
+    parser.add_argument("--out", type=Path, help="folder of the model [default: WORK/model]")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=1, help="processes that share the work")
+    parser.add_argument("--share", type=float, default=1.0, help="of the tokens of each stage")
+    parser.add_argument("--count", type=int, default=400, help="dialogues a skill to evaluate on")
+    parser.add_argument("--evaluate", action="store_true", help="measure only")
+    options = parser.parse_args()
+    options.out = options.out or options.work / "model"
+    options.work.mkdir(parents=True, exist_ok=True)
+    if options.ranks > 1 and "MLX_RANK" not in os.environ:
+        sys.exit(_in_ranks(options.ranks))
+    if not options.evaluate:
+        _train(options)
+    if os.environ.get("MLX_RANK", "0") == "0":
+        _evaluate(options)
+
+
+def _in_ranks(ranks: int) -> int:
+    """
+    Run this command once for each rank.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
+        json.dump([[f"127.0.0.1:{_PORT + rank}"] for rank in range(ranks)], hosts)
+        hosts.flush()
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-P", *sys.argv],
+                env={
+                    **os.environ,
+                    "MLX_HOSTFILE": hosts.name,
+                    "MLX_RANK": str(rank),
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            codes = [process.wait() for process in processes]
+        finally:
+            for process in processes:
+                process.terminate()
+    return max(abs(code) for code in codes)
+
+
+def _tokenizer(path: Path, template: str, vocab_size: int) -> Tokenizer:
+    """
+    Trained on dialogues of the training split; the same for one recipe on every machine.
+    """
+    if not path.exists():
+        rng, renderer = Random(0), Renderer(Tokenizer.from_str(_EMPTY), template)
+        texts = (
+            renderer.text(dialogues.dialogue(rng, Split.TRAIN)) for _ in range(_TOKENIZER_DIALOGUES)
+        )
+        draft = path.with_suffix(f".{os.getpid()}")
+        train_tokenizer(texts, vocab_size).save(str(draft))
+        draft.replace(path)
+    return Tokenizer.from_file(str(path))
+
+
+_EMPTY = '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'
+
+
+def _train(options: argparse.Namespace) -> None:
+    import attrs
+
+    from pebble.export import export
+    from pebble.training import Progress as Stands
+    from pebble.training import Training
+
+    shape, template = Shape(), _TEMPLATE.read_text(encoding="utf-8")
+    tokenizer = _tokenizer(options.work / "tokenizer.json", template, shape.vocab_size)
+    stages = tuple(attrs.evolve(one, tokens=int(one.tokens * options.share)) for one in STAGES)
+    training = Training(
+        Renderer(tokenizer, template), shape, stages, options.work, seed=options.seed
+    )
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        disable=not training.leads,
+    )
+    with bar:
+        task = bar.add_task("training", total=training.total)
+
+        def told(stands: Stands) -> None:
+            text = f"{stands.stage}: loss {stands.loss:.3f}, right {stands.right:.2%}"
+            bar.update(task, completed=stands.tokens, description=text)
+            if training.leads and not sys.stdout.isatty():
+                print(f"{stands.tokens / 1e6:.2f} M tokens, {text}", flush=True)
+
+        training.run(told)
+    if training.leads:
+        export(options.out, training.model, tokenizer, template, shape)
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    """
+    Generate from the exported model, as a server would load it, and print the table.
+    """
+    import mlx.core as mx
+    from mlx_lm import load
+    from mlx_lm.generate import generate_step
+
+    loaded: Any = load(str(options.out))
+    model, tokenizer = loaded
+    model.set_dtype(mx.float32)
+    renderer = Renderer(
+        Tokenizer.from_file(str(options.out / "tokenizer.json")),
+        _TEMPLATE.read_text(encoding="utf-8"),
+    )
+    end = tokenizer.convert_tokens_to_ids(TURN_END)
+
+    def say(prompt: str) -> tuple[str, bool]:
+        ids = mx.array(tokenizer.encode(prompt, add_special_tokens=False))
+        said: list[int] = []
+        for token, _ in generate_step(ids, model, max_tokens=evaluation.LONGEST_ANSWER):
+            if int(token) == end:
+                return tokenizer.decode(said, skip_special_tokens=False), True
+            said.append(int(token))
+        return tokenizer.decode(said, skip_special_tokens=False), False
+
+    console = Console(soft_wrap=True)
+    for result in evaluation.evaluate(renderer, say, options.count, options.seed):
+        skill = result.skill
+        share = result.right / result.tried
+        console.print(
+            f"{skill.name}: {share:.1%} of {result.tried} (aim: {skill.least:.0%})", highlight=False
+        )
+        for due, said in result.wrong[:2]:
+            console.print(f"  due  {due!r}\n  said {said!r}", markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main()
