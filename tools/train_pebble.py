@@ -5,8 +5,8 @@ Without an accelerator, two processes share the work over loopback; each needs o
 
     python -P tools/train_pebble.py --work /tmp/pebble --ranks 2
 
-What was interrupted goes on from its last checkpoint in ``--work``. ``--evaluate`` only measures what
-an exported model can do.
+What was interrupted goes on from its last checkpoint in ``--work``. ``--evaluate`` only measures
+what an exported model can do.
 """
 
 from __future__ import annotations
@@ -109,7 +109,6 @@ _EMPTY = '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'
 
 def _train(options: argparse.Namespace) -> None:
     import attrs
-
     from pebble.export import export
     from pebble.training import Progress as Stands
     from pebble.training import Training

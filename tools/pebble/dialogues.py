@@ -1,10 +1,10 @@
 """
 What Pebble learns to do, as dialogues drawn from a seed.
 
-A dialogue is a list of rounds; in each a user speaks and Pebble answers. Facts, questions about them,
-tools and small talk are mixed as they come in real conversations. The answer to a question about a
-fact says the fact again in the words in which it is best found: attention that looks for what
-followed those words before finds the value.
+A dialogue is a list of rounds; in each a user speaks and Pebble answers. Facts, questions about
+them, tools and small talk are mixed as they come in real conversations. The answer to a question
+about a fact says the fact again in the words in which it is best found: attention that looks for
+what followed those words before finds the value.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """
-What Pebble can do, measured on dialogues that share no names, numbers or wordings with the training.
+What Pebble can do, measured on dialogues that share no names, numbers or wordings with the
+training.
 
 Each answer is generated greedily, by mlx-lm, from the prompt that a server would feed.
 """

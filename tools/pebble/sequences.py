@@ -52,8 +52,8 @@ _SPLIT_PATTERN: Final = (
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     """
-    A byte-level BPE; the control tokens get the last ids, as in Qwen3. Nothing is normalised, so any
-    text comes back as it was.
+    A byte-level BPE; the control tokens get the last ids, as in Qwen3. Nothing is normalised, so
+    any text comes back as it was.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -115,8 +115,8 @@ class Renderer:
 
     def sequence(self, dialogue: Dialogue) -> Sequence:
         """
-        The dialogue for training: answers count whole, what others say a little. How earlier answers
-        begin does not count, since the template took their thoughts out.
+        The dialogue for training: answers count whole, what others say a little. How earlier
+        answers begin does not count, since the template took their thoughts out.
         """
         prompt = self.prompt(dialogue)
         parts: list[tuple[str, float]] = []

@@ -1,15 +1,14 @@
 """
 The training itself: batches by number, steps of Muon and AdamW, checkpoints to go on from.
 
-Batches follow from the seed, the stage and their number, so that a training that was interrupted goes
-on as if it had not been. Several processes share the work where MLX finds more than one (its ring
-over loopback on a CPU); each reads batches of its own, and gradients are averaged.
+Batches follow from the seed, the stage and their number, so that a training that was interrupted
+goes on as if it had not been. Several processes share the work where MLX finds more than one (its
+ring over loopback on a CPU); each reads batches of its own, and gradients are averaged.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -233,7 +232,7 @@ class Training:
         arrays = {name: one for name, one in arrays.items() if isinstance(one, mx.array)}
         draft = self._path.with_suffix(".draft.safetensors")
         mx.save_safetensors(str(draft), arrays, {"stands": json.dumps(self._stands)})
-        os.replace(draft, self._path.with_suffix(".safetensors"))
+        draft.replace(self._path.with_suffix(".safetensors"))
 
     def _load(self) -> None:
         loaded: Any = mx.load(str(self._path.with_suffix(".safetensors")), return_metadata=True)

@@ -2,8 +2,8 @@
 What dialogues are made of: names that nobody has, numbers, colours, things, and sentences about
 nothing in particular.
 
-Whatever is drawn belongs to one split: what the evaluation draws, training never does. For names and
-numbers a checksum of the text decides, for wordings their place in the list.
+Whatever is drawn belongs to one split: what the evaluation draws, training never does. For names
+and numbers a checksum of the text decides, for wordings their place in the list.
 """
 
 from __future__ import annotations
