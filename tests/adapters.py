@@ -1,5 +1,5 @@
 """
-Small adapters for the built-in model, made by mlx-lm's own tools and trained on nothing.
+Small adapters for the random model, made by mlx-lm's own tools and trained on nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What all tests share: the built-in model, made once, and the word on whether the gate may count.
+What all tests share: a random model, made once, and the word on whether the gate may count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from cairn.engine.blas import loaded_blas
-from cairn.engine.builtin import ensure_builtin_model
+from tests.random_model import make_random_model
 
 if TYPE_CHECKING:
     from cairn.ops.drills import Reference
@@ -36,9 +36,9 @@ _NOT_RUN: list[str] = []
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
-    The built-in model's directory.
+    A model with random weights.
     """
-    return ensure_builtin_model(tmp_path_factory.mktemp("models") / "cairn-builtin")
+    return make_random_model(tmp_path_factory.mktemp("models") / "random")
 
 
 @pytest.fixture(scope="session")

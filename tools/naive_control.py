@@ -26,8 +26,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from cairn import pebble
 from cairn.engine.blas import find_blas, loaded_blas
-from cairn.engine.builtin import ensure_builtin_model
 from cairn.engine.schedule import passes, slab_capacity
 
 CHUNK, ROWS = 64, 4
@@ -146,14 +146,14 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--model", type=Path, help="a model directory; else the built-in model")
+    parser.add_argument("--model", type=Path, help="a model directory; else Pebble")
     parser.add_argument("--blas", choices=("auto", "bundled"), default="auto", help="on Linux")
     asked = parser.parse_args()
     _preload(asked.blas)
 
     from cairn.engine.mlx_model import load_model
 
-    where = asked.model or ensure_builtin_model(Path(".cache/cairn-builtin"))
+    where = asked.model or pebble.directory()
     loaded = load_model(str(where))
     blas = loaded_blas()
     print(f"model  {loaded.name}, {len(loaded.shapes)} layers, {loaded.shapes[0].dtype}")

@@ -27,7 +27,7 @@ from typing import Any
 import attrs
 import trio
 
-from cairn.engine.builtin import BUILTIN_NAME, ensure_builtin_model
+from cairn import pebble
 from cairn.journal import events as ev
 from cairn.journal.base import Base, base_of, loaded_of, state_of
 from cairn.journal.codec import GENESIS, Row, decode, encode
@@ -47,7 +47,7 @@ from cairn.ops.prune import prune
 
 HISTORIES = Path("tests/histories")
 EXPECTED = "expected.json"
-_BLOCK_BYTES = 16 * 4096  # C tokens of the built-in model
+_BLOCK_BYTES = 16 * 3072  # C tokens of Pebble
 _FILE = re.compile(r'File "[^"]*?/(?:(?:site-packages|src|lib/python[\d.]+)/|(?=tools/))([^"]*)"')
 _TOKEN = re.compile(rb'"content":"[^"]')
 
@@ -274,7 +274,7 @@ def without_machine(rows: Sequence[Row], base: Base | None) -> tuple[list[Row], 
     Rows and base without the directories of the machine that wrote them, in a chain of their own.
     """
     found: list[Row] = []
-    directory = f"models/{BUILTIN_NAME}"
+    directory = "models/pebble"
     if base is not None:
         loaded = loaded_of(base)
         loaded = attrs.evolve(loaded, directory=directory) if loaded is not None else None
@@ -377,7 +377,7 @@ def main() -> None:
     names = asked.names or [name for name in known if not (asked.output / f"{name}.jsonl").exists()]
     with tempfile.TemporaryDirectory(prefix="cairn-histories-") as directory:
         scratch = Path(directory)
-        model = ensure_builtin_model(scratch / "models" / BUILTIN_NAME)
+        model = pebble.directory()
         trio.run(record, names, asked.output, scratch, model)
 
 

@@ -32,7 +32,8 @@ from pebble.recipe import STAGES, Shape
 from pebble.sequences import TURN_END, Renderer, train_tokenizer
 from pebble.words import Split
 
-_TEMPLATE = Path(__file__).parent / "pebble" / "chat_template.jinja"
+from cairn.pebble import chat_template
+
 _TOKENIZER_DIALOGUES = 6000
 _PORT = 42_010
 
@@ -113,7 +114,7 @@ def _train(options: argparse.Namespace) -> None:
     from pebble.training import Progress as Stands
     from pebble.training import Training
 
-    shape, template = Shape(), _TEMPLATE.read_text(encoding="utf-8")
+    shape, template = Shape(), chat_template()
     tokenizer = _tokenizer(options.work / "tokenizer.json", template, shape.vocab_size)
     stages = tuple(attrs.evolve(one, tokens=int(one.tokens * options.share)) for one in STAGES)
     training = Training(
@@ -154,7 +155,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     model.set_dtype(mx.float32)
     renderer = Renderer(
         Tokenizer.from_file(str(options.out / "tokenizer.json")),
-        _TEMPLATE.read_text(encoding="utf-8"),
+        chat_template(),
     )
     end = tokenizer.convert_tokens_to_ids(TURN_END)
 

@@ -197,7 +197,6 @@ def test_a_broken_model_is_refused_with_a_sentence(
     """
     model = tmp_path / "model"
     shutil.copytree(model_directory, model)
-    (model / "cairn-builtin.json").unlink()
     damage(model)
 
     with pytest.raises(ModelRefused) as refused:

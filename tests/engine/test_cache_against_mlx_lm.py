@@ -38,7 +38,7 @@ PROMPTS = {
 @pytest.fixture(scope="module")
 def loaded(model_directory: Path) -> LoadedModel:
     """
-    The built-in model in memory.
+    The random model in memory.
     """
     return load_model(str(model_directory))
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cairn.engine.builtin import TEXT_END, TURN_END
 from cairn.engine.generation_config import NAME, read_defaults
 from cairn.engine.mlx_model import load_model
 from cairn.engine.sampling import Sampling
+from tests.random_model import TEXT_END, TURN_END
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_a_model_has_its_defaults_and_its_ends(model_directory: Path) -> None:
     """
-    Both ends of the built-in model end its answers, and it is sampled as its file says.
+    Both ends of the random model end its answers, and it is sampled as its file says.
     """
     loaded = load_model(str(model_directory))
 

@@ -30,7 +30,7 @@ WARM = Sampling(temperature=0.8)
 @pytest.fixture(scope="module")
 def loaded(model_directory: Any) -> LoadedModel:
     """
-    The built-in model in memory.
+    The random model in memory.
     """
     return load_model(str(model_directory))
 

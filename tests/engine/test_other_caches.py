@@ -65,11 +65,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.fixture(params=list(FAMILIES.values()), ids=list(FAMILIES))
 def family_directory(request: pytest.FixtureRequest, model_directory: Path, tmp_path: Path) -> Path:
     """
-    A small model of the family with random weights, and the built-in model's tokenizer.
+    A small model of the family with random weights, and the tokenizer of the random model.
     """
     config = request.param
     shutil.copytree(model_directory, tmp_path / "model")
-    for name in ("model.safetensors", "config.json", "cairn-builtin.json"):
+    for name in ("model.safetensors", "config.json"):
         (tmp_path / "model" / name).unlink()
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(3)

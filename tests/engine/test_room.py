@@ -125,7 +125,7 @@ def test_a_tight_model_is_refused_unless_that_is_accepted(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, accept: bool
 ) -> None:
     """
-    On a machine of a few MiB the built-in model is refused before it is loaded, with the figures;
+    On a machine of a few MiB the random model is refused before it is loaded, with the figures;
     who accepts that gets it, and the figures are kept for the record.
     """
     monkeypatch.setattr(mlx_start, "machine_memory", lambda: 8 << 20)

@@ -51,7 +51,7 @@ class Spelled:
 @pytest.fixture(scope="module")
 def tokenizer(model_directory: Path) -> Any:  # mlx-lm has no types
     """
-    The built-in model's tokenizer.
+    The random model's tokenizer.
     """
     return load_model(str(model_directory)).tokenizer
 

@@ -169,7 +169,6 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, undisturbed: Referenc
         monkeypatch.setattr(drill, "DRILLS", {one.name: one for one in drills})
 
     monkeypatch.setattr(drill, "reference", same)
-    monkeypatch.setattr(drill, "ensure_builtin_model", lambda where, progress: where)
     # Whoever set it keeps it: the command does not start anew to preload a BLAS.
     monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
     return put
@@ -252,11 +251,8 @@ def test_called_off(run, quick, tmp_path: Path):
     assert kept.name.endswith("-one")
 
 
-def test_the_command_that_a_drill_prints_works(
-    run, model_directory: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_command_that_a_drill_prints_works(run, monkeypatch: pytest.MonkeyPatch):
     """A real drill from the command line; what it prints for the bug id tells the bug again."""
-    monkeypatch.setattr(drill, "ensure_builtin_model", lambda where, progress: model_directory)
     monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
     result = run("drill", "window-moved")
     assert 0 == result.exit_code, result.stdout

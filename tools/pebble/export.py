@@ -1,5 +1,5 @@
 """
-Pebble as a directory that mlx-lm loads, in half precision.
+Pebble as a directory that mlx-lm loads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape:
 
     Args:
         folder: is made where it is not there.
-        model: its weights are rounded to half precision.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = tokenizer.get_vocab()
@@ -46,7 +45,7 @@ def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape:
         "rope_scaling": None,
         "rope_theta": shape.rope_theta,
         "tie_word_embeddings": True,
-        "torch_dtype": "float16",
+        "torch_dtype": "float32",
         "use_cache": True,
         "vocab_size": shape.vocab_size,
     }
@@ -58,7 +57,6 @@ def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape:
     tokens = {
         "add_prefix_space": False,
         "bos_token": None,
-        "chat_template": template,
         "clean_up_tokenization_spaces": False,
         "eos_token": TURN_END,
         "model_max_length": shape.max_position_embeddings,
@@ -74,5 +72,6 @@ def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape:
         text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
         (folder / name).write_text(text + "\n", encoding="utf-8")
     (folder / "tokenizer.json").write_text(tokenizer.to_str() + "\n", encoding="utf-8")
-    weights = {name: weight.astype(mx.float16) for name, weight in tree_flatten(model.parameters())}
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    weights: Any = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})

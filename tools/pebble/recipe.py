@@ -44,18 +44,34 @@ class Stage:
         tokens: how many are read in all.
         longest: what is longer is not read.
         mix: what is drawn, and how often.
+        batch_tokens: how many tokens a step reads, over all processes.
     """
 
     name: str
     tokens: int
     longest: int
     mix: tuple[tuple[Draw, float], ...]
+    batch_tokens: int = 8192
 
 
 STAGES: Final = (
+    # Copying comes first, and by itself: among other things it takes ten times as many tokens.
+    Stage(
+        name="copy",
+        tokens=1_500_000,
+        longest=128,
+        mix=((dialogues.echo, 1),),
+        batch_tokens=4096,
+    ),
+    Stage(
+        name="facts",
+        tokens=4_000_000,
+        longest=320,
+        mix=((dialogues.echo, 1), (partial(dialogues.recall, turns=0, questions=6), 4)),
+    ),
     Stage(
         name="short",
-        tokens=12_000_000,
+        tokens=6_000_000,
         longest=448,
         mix=(
             (dialogues.echo, 3),
@@ -66,7 +82,7 @@ STAGES: Final = (
     ),
     Stage(
         name="whole",
-        tokens=12_000_000,
+        tokens=6_000_000,
         longest=1024,
         mix=(
             (dialogues.echo, 1),
@@ -77,7 +93,7 @@ STAGES: Final = (
     ),
     Stage(
         name="long",
-        tokens=6_000_000,
+        tokens=2_000_000,
         longest=4608,
         mix=(
             (partial(dialogues.recall, turns=20), 2),

@@ -5,7 +5,6 @@ Dialogues as tokens, each with its weight in the loss.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -149,30 +148,3 @@ class Renderer:
             add_generation_prompt=True,
             enable_thinking=thinking,
         )
-
-
-def batches(
-    sequences: Iterator[Sequence], tokens: int, rng: random.Random
-) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
-    """
-    Rows of like length together, padded with zeros of no weight: ids (B, T) and weights (B, T) with
-    about ``tokens`` tokens each, without end.
-    """
-    while True:
-        pool = sorted((next(sequences) for _ in range(256)), key=lambda one: len(one.ids))
-        made, rows = [], []
-        for one in pool:
-            if rows and (len(rows) + 1) * len(one.ids) > tokens:
-                made.append(rows)
-                rows = []
-            rows.append(one)
-        made.append(rows)
-        rng.shuffle(made)
-        for rows in made:
-            width = max(len(one.ids) for one in rows)
-            ids = np.zeros((len(rows), width), np.int32)
-            weights = np.zeros((len(rows), width), np.float32)
-            for place, one in enumerate(rows):
-                ids[place, : len(one.ids)] = one.ids
-                weights[place, : len(one.ids)] = one.weights
-            yield ids, weights

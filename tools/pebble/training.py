@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import attrs
 import mlx.core as mx
-import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 import numpy.typing as npt
+from mlx.nn.utils import average_gradients, value_and_grad
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.qwen3 import Model, ModelArgs
 
@@ -99,19 +99,16 @@ class Training:
         folder: Path,
         *,
         seed: int = 0,
-        batch_tokens: int = 8192,
     ) -> None:
         """
         Args:
             folder: of the checkpoint; one that is there is gone on from.
-            batch_tokens: how many tokens a step reads, over all processes.
         """
         self._renderer = renderer
         self._stages = stages
         self._path = folder / "checkpoint"
         self._seed = seed
         self._group = mx.distributed.init()
-        self._row_tokens = batch_tokens // self._group.size()
         self.model = new_model(shape, seed)
         self._optimizer = optim.MultiOptimizer(
             [
@@ -163,14 +160,14 @@ class Training:
         """
         # All ranks take as many steps, so each makes a pool from the same draw and takes its part.
         rng = Random(f"{self._seed}/{stage.name}/{self._stands['pool']}")
-        batches = _pool(self._renderer, stage, rng, self._row_tokens)
         size, rank = self._group.size(), self._group.rank()
+        batches = _pool(self._renderer, stage, rng, stage.batch_tokens // size)
         sums = np.zeros(3)
         for start in range(0, len(batches) - size + 1, size):
             mine = batches[start + rank]
             figures, gradients = step(mx.array(mine.ids), mx.array(mine.weights))
             if size > 1:
-                gradients = nn.average_gradients(gradients, self._group)
+                gradients = average_gradients(gradients, self._group)
             self._update(gradients)
             sums += [float(figure) for figure in figures]
             self._stands["tokens"] += sum(one.ids.size for one in batches[start : start + size])
@@ -201,7 +198,7 @@ class Training:
             figures = answers.sum(), (lost * answers).sum(), right.sum()
             return (lost * weights).sum() / weights.sum(), figures
 
-        graded = nn.value_and_grad(self.model, loss)
+        graded = value_and_grad(self.model, loss)
 
         def step(ids: mx.array, weights: mx.array) -> tuple[Any, Any]:
             (_, figures), gradients = graded(self.model, ids, weights)
@@ -217,7 +214,8 @@ class Training:
         muon, adam = self._optimizer.optimizers
         muon.learning_rate = _MUON_RATE * rate
         adam.learning_rate = _ADAM_RATE * rate
-        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
+        clip: Any = optim.clip_grad_norm
+        gradients, _ = clip(gradients, 1.0)
         self._optimizer.update(self.model, gradients)
         mx.eval(self.model.parameters(), self._optimizer.state)
 

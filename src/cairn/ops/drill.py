@@ -17,14 +17,12 @@ import attrs
 import click
 import trio
 
-from cairn.engine.builtin import BUILTIN_NAME, BuiltinModelError, ensure_builtin_model
-from cairn.ops.cli import Unreadable
+from cairn import pebble
 from cairn.ops.drills import CHECKS, DRILLS, Check, Drill, Outcome, Reference, reference
 from cairn.ops.drills.outcome import Scene
 from cairn.ops.home import make_home
 from cairn.ops.output import facts, table
 from cairn.ops.preload import preload_blas
-from cairn.ops.serve import ShownProgress
 from cairn.ops.where import data_dir_option, example
 
 _ALL = "all"
@@ -53,8 +51,8 @@ def drill(name: str | None, listed: bool, data_dir: Path) -> None:
     """
     Damage a private server on purpose, and see it caught.
 
-    A drill starts a server of its own on the loopback, with the built-in model and a journal of its
-    own, damages the real thing in it (an array, a slab, an order, a row), and looks whether it was
+    A drill starts a server of its own on the loopback, with Pebble and a journal of its own. It
+    damages the real thing in it (an array, a slab, an order, a row), and looks whether it was
     caught, journaled, counted, logged, answered as promised, confined to its scope, and replayed.
     A server that runs is not touched. What a drill journaled stays in DATA_DIR/drills/TIME-NAME, so
     that its bug id can be replayed; delete that directory when you are done.
@@ -93,11 +91,7 @@ def _hold(chosen: Sequence[Drill], data_dir: Path) -> list[Played]:
     Hold drills, one after the other. Called off, the one in hand leaves nothing behind.
     """
     make_home(data_dir)
-    with ShownProgress() as progress:
-        try:
-            model = ensure_builtin_model(data_dir / "models" / BUILTIN_NAME, progress=progress)
-        except BuiltinModelError as error:
-            raise Unreadable(str(error)) from error
+    model = pebble.directory()
     held: list[Played] = []
     begun: list[Path] = []
     called_off = False

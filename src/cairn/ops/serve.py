@@ -19,10 +19,10 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from cairn import pebble
 from cairn.actors.boot import BootRefused, Settings, booted
 from cairn.actors.server import Limits, Server
 from cairn.actors.writer import WriterDied
-from cairn.engine.builtin import BUILTIN_NAME, BuiltinModelError, ensure_builtin_model
 from cairn.engine.model_files import adapter_fault, directory_fault, is_path
 from cairn.engine.sampling import Sampling
 from cairn.http.app import create_app
@@ -49,7 +49,11 @@ _LAST_WORDS_S = 10.0
         "ops serve --model ~/models/Qwen3-4B-4bit --port 8080",
     )
 )
-@click.option("--model", metavar="DIR", help="A model directory of mlx-lm, or a hub's name.")
+@click.option(
+    "--model",
+    metavar="DIR",
+    help="A model directory of mlx-lm, or a hub's name; without it Pebble, which is built in.",
+)
 @click.option("--adapter", metavar="DIR", help="An adapter (LoRA) of mlx-lm's over the model.")
 @click.option("--model-name", metavar="NAME", help="What clients see, if not the directory's name.")
 @click.option(
@@ -66,7 +70,7 @@ _LAST_WORDS_S = 10.0
     type=click.Path(file_okay=False, path_type=Path),
     default=default_data_dir,
     show_default="$CAIRN_DATA_DIR, else ~/.local/share/cairn",
-    help="Where the journal, the log, block files and the built-in model lie.",
+    help="Where the journal, the log and block files lie.",
 )
 @click.option("--journal", metavar="URL", help="A database for the journal, if not SQLite there.")
 @click.option(
@@ -208,7 +212,7 @@ def _told(failed: BaseExceptionGroup[BaseException]) -> BaseException:
     errors = list(_leaves(failed))
     for error in errors:
         # The class of a refused model lives behind MLX.
-        refused = isinstance(error, BootRefused | BuiltinModelError | Unreadable)
+        refused = isinstance(error, BootRefused | Unreadable)
         if refused or type(error).__name__ == "ModelRefused":
             return Unreadable(str(error))
     for error in errors:
@@ -236,7 +240,7 @@ async def _serve(
         serving = trio.Event()
         await nursery.start(_signals, stop, serving)
         with ShownProgress() as progress:
-            settings = _settings(options, data_dir, progress)
+            settings = _settings(options, data_dir)
             booting = booted(settings, store, tenant_secret(data_dir), progress)
             async with booting as server:
                 progress.close()
@@ -288,11 +292,7 @@ async def _signals(
             stop.set()
 
 
-def _settings(options: dict[str, Any], data_dir: Path, progress: Any) -> Settings:
-    model = options["model"]
-    if model is None:
-        where = data_dir / "models" / BUILTIN_NAME
-        model = str(ensure_builtin_model(where, progress=progress))
+def _settings(options: dict[str, Any], data_dir: Path) -> Settings:
     budgets = {
         name: options[option] * 1024 * 1024
         for name, option in (("pool_bytes", "pool_mb"), ("blocks_bytes", "blocks_mb"))
@@ -300,7 +300,7 @@ def _settings(options: dict[str, Any], data_dir: Path, progress: Any) -> Setting
     }
     kept = ("chunk_tokens", "decode_rows", "kv_cache", "pool_slabs", "accept_unstable")
     return Settings(
-        model=model,
+        model=options["model"] or str(pebble.directory()),
         model_name=options["model_name"],
         adapter=options["adapter"],
         accept_tight=options["accept_tight_memory"],

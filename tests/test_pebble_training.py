@@ -1,0 +1,221 @@
+"""
+How Pebble is made: the dialogues, what is held out of them, the judges, and the training itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from pebble import dialogues, words
+from pebble.evaluation import SKILLS, Skill, evaluate
+from pebble.export import export
+from pebble.recipe import STAGES, Shape, Stage
+from pebble.sequences import TURN_END, Renderer
+from pebble.training import Progress, Training
+from pebble.words import Split
+from tokenizers import Tokenizer
+
+from cairn import pebble as shipped
+
+SMALL = Shape(hidden_size=32, layers=1, intermediate_size=32, heads=2, kv_heads=1, head_dim=16)
+SHORT = Stage(name="short", tokens=60_000, longest=128, mix=((dialogues.echo, 1),))
+DRAWS = [draw for stage in STAGES for draw, _ in stage.mix]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """
+    Pebble's own.
+    """
+    return Tokenizer.from_file(str(shipped.directory() / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def renderer(tokenizer: Tokenizer) -> Renderer:
+    """
+    What turns dialogues into tokens.
+    """
+    return Renderer(tokenizer, shipped.chat_template())
+
+
+def test_the_same_seed_gives_the_same_dialogues():
+    """
+    A dialogue follows from its seed.
+    """
+    first, second = (
+        [dialogues.dialogue(rng, Split.TRAIN) for _ in range(50)] for rng in (Random(7), Random(7))
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize("draw", [words.name, words.place, words.number, words.word])
+def test_what_is_held_out_is_never_trained_on(draw: Any):
+    """
+    Nothing that is drawn for the evaluation is drawn for the training.
+    """
+    rng = Random(1)
+    trained, held_out = (
+        {draw(rng, split).casefold() for _ in range(4000)}
+        for split in (Split.TRAIN, Split.HELD_OUT)
+    )
+    assert not trained & held_out
+
+
+def test_wordings_are_held_out():
+    """
+    Of a list of wordings the training sees one part and the evaluation the other.
+    """
+    rng, some = Random(1), tuple(range(10))
+    trained, held_out = (
+        {words.wording(rng, split, some) for _ in range(400)}
+        for split in (Split.TRAIN, Split.HELD_OUT)
+    )
+    assert {2, 6} == held_out
+    assert set(some) - held_out == trained
+
+
+@pytest.mark.parametrize("skill", SKILLS, ids=lambda skill: skill.name)
+def test_a_judge_knows_right_from_wrong(skill: Skill):
+    """
+    The answer that is due passes, one with other words does not, and neither does one that did not
+    end.
+    """
+    rng = Random(3)
+    for _ in range(20):
+        dialogue = skill.draw(rng, Split.HELD_OUT)
+        due = dialogue.messages[-1]["content"]
+        assert skill.judge(dialogue, due, True)
+        assert not skill.judge(dialogue, due, False)
+        if skill.name == "ends its turn by itself":
+            continue
+        turned = "<think>" not in due
+        wrong = f"<think>\nHm.\n</think>\n\n{due}" if turned else due.split("</think>")[1]
+        wrong = wrong if "thinks" in skill.name else "I do not know."
+        assert not skill.judge(dialogue, wrong, True)
+
+
+def test_an_edit_changes_the_answer_that_is_due():
+    """
+    After an edit the old value is due no more, and stands in the dialogue no more.
+    """
+    rng, seen = Random(5), 0
+    while seen < 30:
+        dialogue = dialogues.recall(rng, Split.HELD_OUT, questions=1)
+        if not dialogue.edits:
+            continue
+        seen += 1
+        ((place, before, after),) = dialogue.edits
+        edited = dialogue.edited()
+        assert before in dialogue.messages[place]["content"]
+        assert after in edited.messages[place]["content"]
+        assert after in edited.messages[-1]["content"]
+        assert (after,) == edited.needed
+
+
+@pytest.mark.parametrize("number", range(len(DRAWS)))
+def test_the_loss_counts_answers(renderer: Renderer, tokenizer: Tokenizer, number: int):
+    """
+    Ids are those of the rendered text; the last answer and its end count whole, and what others say
+    a little.
+    """
+    dialogue = DRAWS[number](Random(9), Split.TRAIN)
+    sequence = renderer.sequence(dialogue)
+    text = renderer.text(dialogue).removesuffix("\n")
+    assert text == tokenizer.decode(sequence.ids.tolist(), skip_special_tokens=False)
+    answer = tokenizer.encode(dialogue.messages[-1]["content"] + TURN_END).ids
+    assert [1.0] * len(answer) == sequence.weights[-len(answer) :].tolist()
+    assert 0.0 < sequence.weights[0] < 0.5
+
+
+def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer):
+    """
+    So that it can be copied: in a sentence, at its beginning, and in JSON.
+    """
+    rng = Random(2)
+    for _ in range(200):
+        name = words.name(rng, Split.HELD_OUT)
+        alone = tokenizer.encode(name).ids
+        for text in (f"My name is {name}.", f'{{"name": "{name}"}}', f"{name} is here."):
+            ids = tokenizer.encode(text).ids
+            assert any(alone == ids[start : start + len(alone)] for start in range(len(ids))), text
+
+
+def test_an_interrupted_training_goes_on_as_if_it_had_not_been(renderer: Renderer, tmp_path: Path):
+    """
+    Left after its first checkpoint and taken up by a new process' worth of state, it ends at the
+    same weights, bit for bit.
+    """
+
+    class Left(Exception):
+        pass
+
+    def leaves(stands: Progress) -> None:
+        if stands.tokens > SHORT.tokens // 3:
+            raise Left
+
+    def training(folder: str) -> Training:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return Training(renderer, SMALL, (SHORT,), tmp_path / folder)
+
+    whole = training("whole")
+    told: list[Progress] = []
+    whole.run(told.append)
+    with pytest.raises(Left):
+        training("left").run(leaves)
+    again = training("left")
+    again.run(told.append)
+
+    assert told[0].loss > told[1].loss
+    before, after = (dict(tree_flatten(one.model.parameters())) for one in (whole, again))
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        assert np.array_equal(weight, after[name]), name
+
+
+def test_what_is_exported_is_what_was_trained(
+    renderer: Renderer, tokenizer: Tokenizer, tmp_path: Path
+):
+    """
+    mlx-lm loads the exported directory, and gives the logits of the model in training.
+    """
+    from mlx_lm import load
+
+    training = Training(renderer, SMALL, (SHORT,), tmp_path)
+    export(tmp_path / "model", training.model, tokenizer, shipped.chat_template(), SMALL)
+    loaded: Any = load(str(tmp_path / "model"))
+    model, read = loaded
+    ids = mx.array([read.encode("What is a cairn?")])
+    assert np.array_equal(training.model(ids), model(ids))
+    assert shipped.chat_template() == read.chat_template
+
+
+def test_the_evaluation_counts(renderer: Renderer):
+    """
+    Who always says the same ends each turn, thinks never, and recalls nothing.
+    """
+    results = {
+        one.skill.name: (one.right, one.tried)
+        for one in evaluate(renderer, lambda prompt: ("Hm.", True), 8, seed=1)
+    }
+    assert (8, 8) == results["ends its turn by itself"]
+    assert (0, 8) == results["recalls a fact after 1 to 20 turns"]
+    assert (0, 2) == results["recalls a fact across 4,000 tokens"]
+
+
+def test_the_recipe_is_what_ships():
+    """
+    The shape in the recipe is that of the weights in the package.
+    """
+    config = json.loads((shipped.directory() / "config.json").read_text("utf-8"))
+    shape = attrs.asdict(Shape())
+    names = {"layers": "num_hidden_layers", "heads": "num_attention_heads"}
+    names |= {"kv_heads": "num_key_value_heads"}
+    assert shape == {name: config[names.get(name, name)] for name in shape}
