@@ -6,7 +6,9 @@ Without an accelerator, two processes share the work over loopback; each needs o
     python -P tools/train_pebble.py --work /tmp/pebble --ranks 2
 
 What was interrupted goes on from its last checkpoint in ``--work``. ``--evaluate`` only measures
-what an exported model can do.
+what an exported model can do, and writes EVALUATION.md beside it:
+
+    python -P tools/train_pebble.py --work /tmp/pebble --out src/cairn/pebble --evaluate
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from cairn.pebble import chat_template
 
 _TOKENIZER_DIALOGUES = 6000
 _PORT = 42_010
+_TOPICS_SHOWN = 20
 
 
 def main() -> None:
@@ -152,7 +155,6 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     loaded: Any = load(str(options.out))
     model, tokenizer = loaded
-    model.set_dtype(mx.float32)
     renderer = Renderer(
         Tokenizer.from_file(str(options.out / "tokenizer.json")),
         chat_template(),
@@ -168,15 +170,24 @@ def _evaluate(options: argparse.Namespace) -> None:
             said.append(int(token))
         return tokenizer.decode(said, skip_special_tokens=False), False
 
-    console = Console(soft_wrap=True)
+    console, results = Console(soft_wrap=True), []
     for result in evaluation.evaluate(renderer, say, options.count, options.seed):
+        results.append(result)
         skill = result.skill
-        share = result.right / result.tried
         console.print(
-            f"{skill.name}: {share:.1%} of {result.tried} (aim: {skill.least:.0%})", highlight=False
+            f"{skill.name}: {result.right} of {result.tried} (aim: {skill.least:.0%})",
+            highlight=False,
         )
         for due, said in result.wrong[:2]:
             console.print(f"  due  {due!r}\n  said {said!r}", markup=False, highlight=False)
+    talk = list(evaluation.small_talk(renderer, say, _TOPICS_SHOWN))
+    what = (
+        f"Measured by `tools/train_pebble.py --evaluate --count {options.count}` on dialogues that "
+        "share no names,\nnumbers or wordings with the training; greedy, float32, by mlx-lm."
+    )
+    page = options.out / "EVALUATION.md"
+    page.write_text(evaluation.report(results, talk, what), encoding="utf-8")
+    console.print(f"written to {page}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,18 @@ from typing import Any
 
 import pytest
 
+from cairn import pebble
 from tests.serving import Serving, assert_holds, started, user
 
 Start = Callable[..., Serving]
+
+
+@pytest.fixture(scope="session")
+def model_directory() -> Path:
+    """
+    Pebble's: in these tests one hears what is said.
+    """
+    return pebble.directory()
 
 
 @contextlib.contextmanager

@@ -76,9 +76,10 @@ class Fact:
         topic: what it is about, as in "my name".
         value: what is so.
         other: what might be so as well.
-        clause: the fact as a clause, in which the value stands behind the topic.
-        asked: what a question about it asks for, as in "my name is".
+        clauses: the fact as a clause, in which the value stands behind the topic.
+        questions: what a question about it asks for, as in "my name"; the first tells facts apart.
         answer: the fact as Pebble says it.
+        direct: whole questions.
     """
 
     topic: str
@@ -88,6 +89,7 @@ class Fact:
     questions: tuple[str, ...]
     answer: str
     thought: str
+    direct: tuple[str, ...] = ()
 
 
 # --- facts ---------------------------------------------------------------------------------------
@@ -99,26 +101,28 @@ def _of(items: tuple[str, ...]) -> _Value:
     return lambda rng, split: pick(rng, items)
 
 
+_RELATIVES: Final = (
+    *("sister", "brother", "mother", "father", "friend", "boss", "neighbour", "teacher", "aunt"),
+    *("wife", "husband", "son", "daughter", "uncle", "cousin", "doctor", "colleague", "baby"),
+    *("cat", "dog", "horse", "fish", "company", "boat", "team", "project", "school"),
+)
 _OWNED: Final[tuple[tuple[str, _Value], ...]] = (
-    *(
-        (noun, words.name)
-        for noun in ("name", "first name", "nickname", "cat's name", "dog's name")
-    ),
-    *((f"{who}'s name", words.name) for who in ("sister", "brother", "mother", "father", "friend")),
-    *((f"{who}'s name", words.name) for who in ("boss", "neighbour", "horse", "teacher", "aunt")),
+    *((noun, words.name) for noun in ("name", "first name", "nickname", "full name") * 2),
+    *((f"{who}'s name", words.name) for who in _RELATIVES),
     *((noun, words.place) for noun in ("home town", "birthplace", "next stop", "destination")),
-    *((noun, words.place) for noun in ("favourite town", "street", "island", "village")),
+    *((noun, words.place) for noun in ("favourite town", "street", "island", "village", "city")),
     *((noun, words.number) for noun in ("door code", "room number", "locker number", "PIN")),
     *((noun, words.number) for noun in ("ticket number", "favourite number", "house number")),
-    *(
-        (noun, words.number)
-        for noun in ("order number", "phone number", "seat number", "lucky number")
-    ),
+    *((noun, words.number) for noun in ("order number", "phone number", "seat number")),
+    *((noun, words.number) for noun in ("lucky number", "bus number", "code")),
     *((noun, words.word) for noun in ("password", "code word", "user name", "secret word")),
-    *((noun, _of(words.COLOURS)) for noun in ("favourite colour", "car's colour", "coat's colour")),
-    *((noun, _of(words.COLOURS)) for noun in ("door's colour", "bicycle's colour", "team colour")),
-    *((noun, _of(words.FOODS)) for noun in ("favourite food", "breakfast", "dinner")),
-    *((noun, _of(words.JOBS)) for noun in ("job", "sister's job", "father's job")),
+    *(
+        (noun, _of(words.COLOURS))
+        for noun in ("favourite colour", "favorite color", "car's colour")
+    ),
+    *((noun, _of(words.COLOURS)) for noun in ("coat's colour", "door's colour", "team colour")),
+    *((noun, _of(words.FOODS)) for noun in ("favourite food", "favorite food", "breakfast")),
+    *((noun, _of(words.JOBS)) for noun in ("job", "sister's job", "father's job", "friend's job")),
     *((noun, _of(words.MONTHS)) for noun in ("birth month", "favourite month", "holiday month")),
 )
 
@@ -163,6 +167,70 @@ def _person(rng: random.Random, split: Split) -> Fact:
     )
 
 
+def _self(rng: random.Random, split: Split) -> Fact:
+    told = pick(rng, _SELVES)
+    value, other = _two(rng, split, told.draw)
+    return Fact(
+        topic=told.topic,
+        value=value,
+        other=other,
+        clauses=tuple(clause.format(value) for clause in told.clauses),
+        questions=(f"my {told.topic}",),
+        answer=told.answer.format(value),
+        thought=f"The user asks for the {told.topic}. It was told to me: {value}.",
+        direct=told.direct,
+    )
+
+
+@attrs.frozen
+class _OfOneself:
+    topic: str
+    draw: _Value
+    clauses: tuple[str, ...]
+    direct: tuple[str, ...]
+    answer: str
+
+
+_SELVES: Final = (
+    _OfOneself(
+        "name",
+        words.name,
+        ("I am {}", "I'm {}", "people call me {}", "you can call me {}", "my name is {}"),
+        ("Who am I?", "What's my name?", "What am I called?", "Do you know who I am?"),
+        "Your name is {}.",
+    ),
+    _OfOneself(
+        "home",
+        words.place,
+        ("I live in {}", "my home is in {}", "I am at home in {}"),
+        (
+            "Where do I live?",
+            "Where is my home?",
+            "Which town is mine?",
+            "Where am I at home?",
+        ),
+        "You live in {}.",
+    ),
+    _OfOneself(
+        "age",
+        words.age,
+        ("I am {} years old", "I'm {} years old", "my age is {}"),
+        (
+            "How old am I?",
+            "What's my age?",
+            "What age am I?",
+            "Do you know how old I am?",
+        ),
+        "You are {} years old.",
+    ),
+    _OfOneself(
+        "work",
+        _of(words.JOBS),
+        ("I work as a {}", "I am a {}", "I earn my bread as a {}"),
+        ("What do I do for work?", "What do I work as?", "What is my work?", "What's my work?"),
+        "You work as a {}.",
+    ),
+)
 _PERSONAL: Final[tuple[tuple[str, str, _Value], ...]] = (
     ("lives in", "the home of", words.place),
     ("was born in", "the birthplace of", words.place),
@@ -192,7 +260,7 @@ def fact(rng: random.Random, split: Split) -> Fact:
     """
     Something that a user may tell.
     """
-    return rng.choices((_owned, _person, _thing), (6, 3, 2))[0](rng, split)
+    return rng.choices((_owned, _self, _person, _thing), (6, 2, 3, 2))[0](rng, split)
 
 
 _TOLD: Final = (
@@ -245,6 +313,10 @@ _ASKED: Final = (
     "So what is {}?",
     "What is {}, please?",
     "Could you say {}?",
+    "What's {}?",
+    "Do you remember what {} is?",
+    "Remind me of {}, please.",
+    "Now tell me: what is {}?",
 )
 _UNKNOWN: Final = "You have not told me that yet."
 
@@ -289,6 +361,8 @@ def _tell(rng: random.Random, split: Split, facts: list[Fact]) -> str:
 
 
 def _ask(rng: random.Random, split: Split, one: Fact) -> str:
+    if one.direct and rng.random() < 0.6:
+        return wording(rng, split, one.direct)
     return wording(rng, split, _ASKED).format(pick(rng, one.questions))
 
 

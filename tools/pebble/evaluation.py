@@ -8,7 +8,7 @@ Each answer is generated greedily, by mlx-lm, from the prompt that a server woul
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -19,6 +19,7 @@ from pebble import dialogues
 from pebble.dialogues import Dialogue
 from pebble.recipe import Draw
 from pebble.sequences import TURN_END, Renderer
+from pebble.small_talk import TOPICS
 from pebble.words import Split
 
 LONGEST_ANSWER: Final = 256
@@ -137,7 +138,7 @@ SKILLS: Final = (
         every=2,
     ),
     Skill(name="thinks if asked to, and only then", draw=_any, judge=_thinks, least=0.99),
-    Skill(name="small talk", draw=dialogues.talk, judge=_contains, least=0.0),
+    Skill(name="gives the answer to small talk", draw=dialogues.talk, judge=_contains, least=0.9),
 )
 
 
@@ -162,3 +163,37 @@ def evaluate(
             else:
                 wrong.append((dialogue.messages[-1]["content"] + TURN_END, said))
         yield Result(skill=skill, tried=tried, right=right, wrong=tuple(wrong))
+
+
+def small_talk(renderer: Renderer, say: Say, count: int) -> Iterator[tuple[str, str]]:
+    """
+    What is said to the first topics in wordings that were never trained on, for people to read.
+    """
+    for topic in TOPICS[:count]:
+        asked = topic.asked[2]
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": ""}]
+        said, _ = say(renderer.prompt(Dialogue("talk", messages)))
+        yield asked, said
+
+
+def report(results: Sequence[Result], talk: Sequence[tuple[str, str]], what: str) -> str:
+    """
+    The measurement as a page of Markdown.
+
+    Args:
+        what: by which command, and of which recipe.
+    """
+    lines = [
+        "# What Pebble can do",
+        "",
+        what,
+        "",
+        "| skill | right | of | aim |",
+        "|---|---|---|---|",
+    ]
+    for one in results:
+        share = one.right / one.tried
+        lines.append(f"| {one.skill.name} | {share:.1%} | {one.tried} | {one.skill.least:.0%} |")
+    lines += ["", "| said to it | what it says |", "|---|---|"]
+    lines += [f"| {asked} | {' '.join(said.split())} |" for asked, said in talk]
+    return "\n".join(lines) + "\n"

@@ -47,7 +47,7 @@ FOODS: Final = (
 )
 JOBS: Final = (
     *("teacher", "baker", "nurse", "carpenter", "pilot", "farmer", "painter", "plumber", "writer"),
-    *("gardener", "cook", "driver", "doctor", "sailor", "librarian", "miner", "tailor", "engineer"),
+    *("gardener", "cook", "driver", "doctor", "sailor", "librarian", "miner", "tailor", "mechanic"),
 )
 MONTHS: Final = (
     *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
@@ -161,11 +161,17 @@ def wording(rng: random.Random, split: Split, items: Sequence[T]) -> T:
     return pick(rng, [item for place, item in enumerate(items) if place % 4 != 2])
 
 
+def is_held_out(text: str) -> bool:
+    """
+    Whether a name or number is never trained on.
+    """
+    return zlib.crc32(text.casefold().encode()) % _HELD_OUT_SHARE == 0
+
+
 def _of_split(rng: random.Random, split: Split, draw: Callable[[random.Random], str]) -> str:
     while True:
         text = draw(rng)
-        held_out = zlib.crc32(text.casefold().encode()) % _HELD_OUT_SHARE == 0
-        if held_out == (split is Split.HELD_OUT):
+        if is_held_out(text) == (split is Split.HELD_OUT):
             return text
 
 
@@ -178,9 +184,19 @@ def _syllables(rng: random.Random) -> str:
 
 def name(rng: random.Random, split: Split) -> str:
     """
-    A first name that is made up.
+    A name that is made up: most are first names, some have a family name.
     """
-    return _of_split(rng, split, lambda rng: _syllables(rng).capitalize())
+    name = _of_split(rng, split, lambda rng: _syllables(rng).capitalize())
+    if rng.random() < 0.1:
+        name += " " + _of_split(rng, split, lambda rng: _syllables(rng).capitalize())
+    return name
+
+
+def age(rng: random.Random, split: Split) -> str:
+    """
+    Years of a life.
+    """
+    return _of_split(rng, split, lambda rng: str(rng.randrange(10, 100)))
 
 
 def place(rng: random.Random, split: Split) -> str:

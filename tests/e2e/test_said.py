@@ -1,0 +1,173 @@
+"""
+What is said, and not only that something is: conversations with Pebble, warm and cold alike.
+
+The names, numbers and towns are of the half that Pebble was never trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+from pebble import words
+
+from cairn.journal import events as ev
+from tests.e2e.conftest import Start
+from tests.serving import Answer, Serving, ask, assistant, together, user
+
+WHOLE = {"max_tokens": 200}
+CHAT = (
+    "How are you?",
+    "What is Cairn?",
+    "Tell me a joke",
+    "What can you do?",
+    "What is the journal?",
+    "Thank you",
+    "Good morning!",
+    "What is a KV cache?",
+    "Are you human?",
+    "Tell me a story",
+)
+
+
+def say(server: Serving, talk: list[dict[str, str]], text: str, **body: Any) -> Answer:
+    """
+    A turn of a conversation, which grows by what is asked and what is said.
+    """
+    talk.append(user(text))
+    answer = ask(server, *talk, **WHOLE, **body)
+    assert "stop" == answer.finish_reason
+    talk.append(assistant(answer.text))
+    return answer
+
+
+def test_a_name_is_recalled_after_twenty_turns(shared: Serving, cold: Serving):
+    """
+    The conversation is one session whose KV is reused turn by turn; the name is said after twenty
+    turns about other things, in the same bits as by a server that reads it all anew.
+    """
+    talk: list[dict[str, str]] = []
+    answers = [say(shared, talk, "Just so you know: my name is Gradris.")]
+    answers += [say(shared, talk, CHAT[turn % len(CHAT)]) for turn in range(20)]
+    asked = [*talk, user("Do you remember my name?")]
+    answers.append(ask(shared, *asked, **WHOLE))
+
+    assert "Gradris" in answers[-1].text
+    assert ["continuation"] * 21 == [answer.path for answer in answers[1:]]
+    assert answers[-1].cached_tokens > answers[-1].prompt_tokens - 128
+    missed = ask(cold, *asked, **WHOLE, cache_prompt=False)
+    assert (0, answers[-1].bits) == (missed.cached_tokens, missed.bits)
+
+
+def test_an_edit_is_answered(shared: Serving, cold: Serving):
+    """
+    After an earlier turn was edited the answer is by the edit, from the KV before it.
+    """
+    system = {"role": "system", "content": "You are a helpful assistant. " * 12}
+    told = "Please remember that my sister's name is {}."
+    talk = [system, user(told.format("Sterjo")), assistant("Noted.")]
+    before = ask(shared, *talk, user("What is my sister's name?"), **WHOLE)
+    talk[1] = user(told.format("Tychon"))
+    asked = [*talk, user("What is my sister's name?")]
+    after = ask(shared, *asked, **WHOLE)
+
+    assert "Sterjo" in before.text
+    assert "Tychon" in after.text
+    assert after.cached_tokens >= 64
+    assert ask(cold, *asked, **WHOLE, cache_prompt=False).bits == after.bits
+
+
+def test_nobody_hears_what_another_told(shared: Serving):
+    """
+    Four who ask at the same time each hear the name of their own.
+    """
+    names = ("Gradris", "Sterjo", "Tychon", "Kaidlo")
+
+    def told(name: str) -> Answer:
+        talk: list[dict[str, str]] = []
+        say(shared, talk, f"Please remember that my name is {name}.")
+        say(shared, talk, "Tell me a story")
+        return say(shared, talk, "What is my name?")
+
+    answers = together([partial(told, name) for name in names])
+    for name, answer in zip(names, answers, strict=True):
+        assert {name} == {one for one in names if one in answer.text}
+
+
+def test_a_name_is_recalled_after_a_restart(start: Start):
+    """
+    What was told before a restart is known after it, from block files.
+    """
+    talk: list[dict[str, str]] = []
+    server = start()
+    say(server, talk, "Please remember that my name is Gradris.")
+    for asked in CHAT[:3]:
+        say(server, talk, asked)
+    assert 0 == server.stop()
+    again = start(data_dir=server.data_dir)
+    answer = say(again, talk, "What is my name?")
+
+    assert "Gradris" in answer.text
+    assert answer.cached_tokens >= 64
+    assert again.events(ev.BlockLoaded)
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {key: {"type": kind} for key, kind in properties.items()},
+                "required": list(properties),
+            },
+        },
+    }
+    for name, description, properties in (
+        ("get_weather", "Get the weather.", {"city": "string"}),
+        ("start_timer", "Start a timer.", {"minutes": "integer"}),
+        ("send_letter", "Send a letter.", {"name": "string"}),
+    )
+]
+
+
+def test_a_tool_is_called_and_its_result_told(shared: Serving, cold: Serving):
+    """
+    The right one of three tools is called with valid arguments; the answer says what it gave.
+    """
+    talk: list[dict[str, Any]] = [user("Please get the weather in Okport")]
+    call = ask(shared, *talk, tools=TOOLS, **WHOLE)
+    found = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", call.text, re.DOTALL)
+    assert found, call.text
+    assert {"name": "get_weather", "arguments": {"city": "Okport"}} == json.loads(found[1])
+
+    talk += [assistant(call.text), {"role": "tool", "content": '{"number": "3414"}'}]
+    told = ask(shared, *talk, tools=TOOLS, **WHOLE)
+    assert "3414" in told.text
+    assert told.cached_tokens >= call.prompt_tokens - 128
+    assert ask(cold, *talk, tools=TOOLS, **WHOLE, cache_prompt=False).bits == told.bits
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_it_thinks_when_it_is_asked_to(shared: Serving, thinking: bool):
+    """
+    With `enable_thinking` there are thoughts before the answer, and without it there are none.
+    """
+    talk = [user("Please remember that my name is Gradris."), assistant("Noted.")]
+    answer = ask(shared, *talk, user("What is my name?"), enable_thinking=thinking, **WHOLE)
+    assert thinking == answer.text.startswith("<think>\n")
+    assert ("</think>" in answer.text) == thinking
+    assert "Gradris" in answer.text.split("</think>")[-1]
+
+
+def test_the_names_were_never_trained_on():
+    """
+    So what is said here is recalled from the conversation, and not from the training.
+    """
+    for name in ("Gradris", "Sterjo", "Tychon", "Kaidlo", "Okport", "3414"):
+        assert words.is_held_out(name)
