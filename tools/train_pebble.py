@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,7 @@ def _in_ranks(ranks: int) -> int:
     """
     Run this command once for each rank.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
         json.dump([[f"127.0.0.1:{_PORT + rank}"] for rank in range(ranks)], hosts)
         hosts.flush()
