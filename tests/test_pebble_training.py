@@ -11,12 +11,14 @@ from typing import Any
 
 import attrs
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from pebble import dialogues, words
 from pebble.evaluation import SKILLS, Skill, evaluate
 from pebble.export import export
+from pebble.positions import GivenRope, spread_out
 from pebble.recipe import STAGES, Shape, Stage
 from pebble.sequences import TURN_END, Renderer
 from pebble.training import Progress, Training
@@ -178,6 +180,31 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(renderer: Rendere
     assert before.keys() == after.keys()
     for name, weight in before.items():
         assert np.array_equal(weight, after[name]), name
+
+
+def test_given_positions_turn_as_counted_ones_do():
+    """
+    At 0, 1, 2, ... queries turn as by the embeddings that a server uses.
+    """
+    shape = Shape()
+    states = mx.random.normal((2, 3, 700, shape.head_dim), key=mx.random.key(1))
+    rope = GivenRope(shape.head_dim, shape.rope_theta)
+    rope.positions = mx.tile(mx.arange(700, dtype=mx.float32), (2, 1))
+    counted = nn.RoPE(shape.head_dim, base=shape.rope_theta)(states)
+    assert np.allclose(counted, rope(states), atol=1e-4)
+
+
+def test_turns_are_spread_and_left_whole():
+    """
+    Positions jump where a turn begins, and nowhere else; none is too high.
+    """
+    rng, turns, spread = Random(4), np.array([0, 10, 40]), 0
+    for _ in range(200):
+        steps = np.diff(spread_out(60, turns, 500, rng))
+        assert {1.0} == set(np.delete(steps, [9, 39]))
+        assert steps.sum() < 500
+        spread += steps.sum() > 59
+    assert 100 < spread < 200
 
 
 def test_what_is_exported_is_what_was_trained(

@@ -44,6 +44,7 @@ class Stage:
         tokens: how many are read in all.
         longest: what is longer is not read.
         mix: what is drawn, and how often.
+        spread: how far apart turns are made to stand; 0 leaves them where they are.
         batch_tokens: how many tokens a step reads, over all processes.
     """
 
@@ -51,6 +52,7 @@ class Stage:
     tokens: int
     longest: int
     mix: tuple[tuple[Draw, float], ...]
+    spread: int = 0
     batch_tokens: int = 8192
 
 
@@ -71,7 +73,7 @@ STAGES: Final = (
     ),
     Stage(
         name="short",
-        tokens=4_500_000,
+        tokens=1_500_000,
         longest=512,
         mix=(
             (dialogues.echo, 1),
@@ -81,28 +83,29 @@ STAGES: Final = (
         ),
     ),
     Stage(
-        name="whole",
-        tokens=3_500_000,
-        longest=1280,
+        name="far",
+        tokens=3_000_000,
+        longest=896,
+        spread=4608,
         mix=(
             (dialogues.echo, 1),
             (dialogues.recall, 5),
-            (partial(dialogues.recall, turns=10), 2),
+            (partial(dialogues.recall, turns=8, questions=2), 1),
             (dialogues.tool_use, 4),
-            (dialogues.talk, 1),
+            (dialogues.talk, 2),
         ),
     ),
     Stage(
         name="long",
-        tokens=1_500_000,
+        tokens=400_000,
         longest=4608,
         mix=(
             (partial(dialogues.recall, turns=20), 2),
-            (partial(dialogues.recall, turns=14, fillers=14), 3),
-            (dialogues.recall, 2),
-            (partial(dialogues.tool_use, count=30), 2),
-            (dialogues.tool_use, 2),
-            (dialogues.talk, 1),
+            (partial(dialogues.recall, turns=14, fillers=14), 1),
+            (dialogues.recall, 4),
+            (partial(dialogues.tool_use, count=30), 1),
+            (dialogues.tool_use, 4),
+            (dialogues.talk, 2),
         ),
     ),
 )

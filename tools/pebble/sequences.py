@@ -79,10 +79,12 @@ class Sequence:
     Attributes:
         ids: (T,), int32.
         weights: (T,), float32: what each token counts in the loss when it is predicted.
+        turns: where a turn begins.
     """
 
     ids: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
+    turns: npt.NDArray[np.int64]
 
 
 class Renderer:
@@ -137,7 +139,9 @@ class Renderer:
             weights += [weight] * len(found.ids)
             if weight == 1.0 and place < len(parts) - 1:
                 weights[-len(found.ids)] = 0.0
-        return Sequence(np.array(ids, np.int32), np.array(weights, np.float32))
+        found = np.array(ids, np.int32)
+        turns = np.flatnonzero(found == self._tokenizer.token_to_id(TURN_START))
+        return Sequence(found, np.array(weights, np.float32), turns)
 
     def _render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, thinking: bool

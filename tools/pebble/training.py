@@ -23,6 +23,7 @@ from mlx.nn.utils import average_gradients, value_and_grad
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.qwen3 import Model, ModelArgs
 
+from pebble.positions import GivenRope, positions_from, spread_out
 from pebble.recipe import Shape, Stage
 from pebble.sequences import Renderer, Sequence
 from pebble.words import Split
@@ -110,6 +111,7 @@ class Training:
         self._seed = seed
         self._group = mx.distributed.init()
         self.model = new_model(shape, seed)
+        self._rope = GivenRope(shape.head_dim, shape.rope_theta)
         self._optimizer = optim.MultiOptimizer(
             [
                 optim.Muon(learning_rate=0.0, momentum=0.95, weight_decay=0.01),
@@ -143,16 +145,17 @@ class Training:
         Args:
             told: given where it stands, every few steps.
         """
-        step = self._compiled()
-        while self._stands["stage"] < len(self._stages):
-            stage = self._stages[self._stands["stage"]]
-            before = sum(one.tokens for one in self._stages[: self._stands["stage"]])
-            while self._stands["tokens"] < before + stage.tokens:
-                self._read(stage, step, told)
-                self._stands["pool"] += 1
+        with positions_from(self._rope, self.model):
+            step = self._compiled()
+            while self._stands["stage"] < len(self._stages):
+                stage = self._stages[self._stands["stage"]]
+                before = sum(one.tokens for one in self._stages[: self._stands["stage"]])
+                while self._stands["tokens"] < before + stage.tokens:
+                    self._read(stage, step, told)
+                    self._stands["pool"] += 1
+                    self._save()
+                self._stands |= {"stage": self._stands["stage"] + 1, "pool": 0}
                 self._save()
-            self._stands |= {"stage": self._stands["stage"] + 1, "pool": 0}
-            self._save()
 
     def _read(self, stage: Stage, step: Any, told: Callable[[Progress], None]) -> None:
         """
@@ -165,7 +168,9 @@ class Training:
         sums = np.zeros(3)
         for start in range(0, len(batches) - size + 1, size):
             mine = batches[start + rank]
-            figures, gradients = step(mx.array(mine.ids), mx.array(mine.weights))
+            figures, gradients = step(
+                mx.array(mine.ids), mx.array(mine.weights), mx.array(mine.positions)
+            )
             if size > 1:
                 gradients = average_gradients(gradients, self._group)
             self._update(gradients)
@@ -185,10 +190,13 @@ class Training:
 
     def _compiled(self) -> Any:
         """
-        A step up to its gradients: (ids, weights) to ((tokens, loss, right), gradients).
+        A step up to its gradients: (ids, weights, positions) to ((tokens, loss, right), gradients).
         """
 
-        def loss(model: Model, ids: mx.array, weights: mx.array) -> tuple[mx.array, Any]:
+        def loss(
+            model: Model, ids: mx.array, weights: mx.array, positions: mx.array
+        ) -> tuple[mx.array, Any]:
+            self._rope.positions = positions[:, :-1]
             due, weights = ids[:, 1:], weights[:, 1:]
             logits = model(ids[:, :-1])
             chosen = mx.take_along_axis(logits, due[..., None], -1)[..., 0]
@@ -200,8 +208,8 @@ class Training:
 
         graded = value_and_grad(self.model, loss)
 
-        def step(ids: mx.array, weights: mx.array) -> tuple[Any, Any]:
-            (_, figures), gradients = graded(self.model, ids, weights)
+        def step(ids: mx.array, weights: mx.array, positions: mx.array) -> tuple[Any, Any]:
+            (_, figures), gradients = graded(self.model, ids, weights, positions)
             return figures, gradients
 
         state = [self.model.state]
@@ -262,7 +270,7 @@ def _pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[_B
         count = max(1, tokens // width)
         # Rows that fill no batch are left out: each shape is compiled once.
         for start in range(0, len(some) - count + 1, count):
-            found.append(_batch(some[start : start + count], width))
+            found.append(_batch(some[start : start + count], width, stage.spread, rng))
     rng.shuffle(found)
     return found
 
@@ -273,16 +281,20 @@ class _Batch:
     Attributes:
         ids: (B, T + 1), int32.
         weights: (B, T + 1), float32.
+        positions: (B, T + 1), float32.
     """
 
     ids: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
+    positions: npt.NDArray[np.float32]
 
 
-def _batch(some: list[Sequence], width: int) -> _Batch:
+def _batch(some: list[Sequence], width: int, spread: int, rng: Random) -> _Batch:
     ids = np.zeros((len(some), width + 1), np.int32)
     weights = np.zeros((len(some), width + 1), np.float32)
+    positions = np.tile(np.arange(width + 1, dtype=np.float32), (len(some), 1))
     for place, one in enumerate(some):
+        positions[place, : len(one.ids)] = spread_out(len(one.ids), one.turns, spread, rng)
         ids[place, : len(one.ids)] = one.ids
         weights[place, : len(one.ids)] = one.weights
-    return _Batch(ids, weights)
+    return _Batch(ids, weights, positions)
