@@ -628,9 +628,15 @@ _RESULTS: Final[tuple[tuple[str, _Value], ...]] = (
 )
 
 
-def tool_use(rng: random.Random, split: Split, *, count: int | None = None) -> Dialogue:
+def tool_use(
+    rng: random.Random, split: Split, *, count: int | None = None, rounds: int | None = None
+) -> Dialogue:
     """
     The right tool is called with its arguments. In one of two dialogues its result is used.
+
+    Args:
+        count: how many tools there are to choose from.
+        rounds: how many wishes there are, each with a call; the last one counts.
     """
     dialogue = Dialogue("tool call")
     dialogue.instruct(rng, split)
@@ -642,7 +648,7 @@ def tool_use(rng: random.Random, split: Split, *, count: int | None = None) -> D
         dialogue.say(_ask(rng, split, told), told.answer)
     for _ in range(rng.choices((0, 1, 2), (4, 2, 1))[0]):
         _chat(rng, split, dialogue)
-    rounds = rng.randint(1, 3)
+    rounds = rounds or rng.randint(1, 3)
     for place in range(rounds):
         tool = pick(rng, tools)
         given: dict[str, Any] = {}

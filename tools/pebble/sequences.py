@@ -31,7 +31,7 @@ MARKER_TOKENS: Final = (
 )
 
 _OPENING: Final = f"{TURN_START}assistant\n"
-_CONTEXT_WEIGHT: Final = 0.1
+_CONTEXT_WEIGHT: Final = 0.02
 """What others say is learned too, a little: it is how sentences go."""
 
 # Where a text is cut before pairs are merged: small words with their space, capitalised words
@@ -79,7 +79,7 @@ class Sequence:
     Attributes:
         ids: (T,), int32.
         weights: (T,), float32: what each token counts in the loss when it is predicted.
-        turns: where a turn begins.
+        turns: where a turn begins, or the line of a tool.
     """
 
     ids: npt.NDArray[np.int32]
@@ -101,6 +101,7 @@ class Renderer:
         environment.globals["raise_exception"] = refuse
         self._template = environment.from_string(template)
         self._tokenizer = tokenizer
+        self._tool: list[int] = tokenizer.encode('{"type').ids
 
     def prompt(self, dialogue: Dialogue) -> str:
         """
@@ -140,8 +141,9 @@ class Renderer:
             if weight == 1.0 and place < len(parts) - 1:
                 weights[-len(found.ids)] = 0.0
         found = np.array(ids, np.int32)
-        turns = np.flatnonzero(found == self._tokenizer.token_to_id(TURN_START))
-        return Sequence(found, np.array(weights, np.float32), turns)
+        begins = found == self._tokenizer.token_to_id(TURN_START)
+        begins[:-1] |= (found[:-1] == self._tool[0]) & (found[1:] == self._tool[1])
+        return Sequence(found, np.array(weights, np.float32), np.flatnonzero(begins))
 
     def _render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, thinking: bool

@@ -35,7 +35,8 @@ _COOL_SHARE: Final = 0.35
 """Over this last part of a training the rates go down to nothing."""
 _WIDTH_STEP: Final = 64
 """Rows are padded to a multiple of this, so that few shapes are compiled."""
-_POOL: Final = 400
+_POOL_TOKENS: Final = 120_000
+"""Between two checkpoints, about."""
 
 
 @attrs.frozen
@@ -218,7 +219,7 @@ class Training:
     def _update(self, gradients: Any) -> None:
         share = self._stands["tokens"] / self.total
         warm = min(1.0, (self._stands["steps"] + 1) / _WARM_STEPS)
-        rate = warm * min(1.0, (1 - share) / _COOL_SHARE)
+        rate = warm * min(1.0, max(0.0, 1 - share) / _COOL_SHARE)
         muon, adam = self._optimizer.optimizers
         muon.learning_rate = _MUON_RATE * rate
         adam.learning_rate = _ADAM_RATE * rate
@@ -257,14 +258,14 @@ def _pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[_B
     rows: dict[int, list[Sequence]] = {}
     draws, shares = zip(*stage.mix, strict=True)
     drawn = 0
-    while drawn < _POOL:
+    while drawn < _POOL_TOKENS:
         draw = rng.choices(draws, shares)[0]
         sequence = renderer.sequence(draw(rng, Split.TRAIN))
         length = len(sequence.ids) - 1
         if length > stage.longest:
             continue
         rows.setdefault(-(-length // _WIDTH_STEP) * _WIDTH_STEP, []).append(sequence)
-        drawn += 1
+        drawn += length
     found = []
     for width, some in sorted(rows.items()):
         count = max(1, tokens // width)
