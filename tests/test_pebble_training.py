@@ -11,11 +11,12 @@ from typing import Any
 
 import attrs
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten
 from pebble import dialogues, words
+from pebble.attention import causal_attention
 from pebble.evaluation import SKILLS, Skill, evaluate
 from pebble.export import export
 from pebble.positions import GivenRope, spread_out
@@ -28,7 +29,7 @@ from tokenizers import Tokenizer
 from cairn import pebble as shipped
 
 SMALL = Shape(hidden_size=32, layers=1, intermediate_size=32, heads=2, kv_heads=1, head_dim=16)
-SHORT = Stage(name="short", tokens=60_000, longest=128, mix=((dialogues.echo, 1),))
+SHORT = Stage(name="short", tokens=300_000, longest=128, mix=((dialogues.echo, 1),))
 DRAWS = [draw for stage in STAGES for draw, _ in stage.mix]
 
 
@@ -123,18 +124,19 @@ def test_an_edit_changes_the_answer_that_is_due():
 
 
 @pytest.mark.parametrize("number", range(len(DRAWS)))
-def test_the_loss_counts_answers(renderer: Renderer, tokenizer: Tokenizer, number: int):
+def test_answers_are_learned(renderer: Renderer, tokenizer: Tokenizer, number: int):
     """
-    Ids are those of the rendered text; the last answer and its end count whole, and what others say
-    a little.
+    Ids are those of the rendered text; the last answer is learned with its end, and what others say
+    is not.
     """
     dialogue = DRAWS[number](Random(9), Split.TRAIN)
     sequence = renderer.sequence(dialogue)
     text = renderer.text(dialogue).removesuffix("\n")
     assert text == tokenizer.decode(sequence.ids.tolist(), skip_special_tokens=False)
     answer = tokenizer.encode(dialogue.messages[-1]["content"] + TURN_END).ids
-    assert [1.0] * len(answer) == sequence.weights[-len(answer) :].tolist()
-    assert 0.0 < sequence.weights[0] < 0.5
+    assert sequence.answers[-len(answer) :].all()
+    assert not sequence.answers[-len(answer) - 1]
+    assert not sequence.answers[0]
 
 
 def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer):
@@ -190,8 +192,34 @@ def test_given_positions_turn_as_counted_ones_do():
     states = mx.random.normal((2, 3, 700, shape.head_dim), key=mx.random.key(1))
     rope = GivenRope(shape.head_dim, shape.rope_theta)
     rope.positions = mx.tile(mx.arange(700, dtype=mx.float32), (2, 1))
-    counted = nn.RoPE(shape.head_dim, base=shape.rope_theta)(states)
+    counted = RoPE(shape.head_dim, base=shape.rope_theta)(states)
     assert np.allclose(counted, rope(states), atol=1e-4)
+
+
+def test_attention_in_blocks_is_attention():
+    """
+    Values and gradients are those of MLX's own, whatever the length.
+    """
+    for tokens in (1, 64, 200):
+        queries, keys, values = (
+            mx.random.normal((2, heads, tokens, 16), key=mx.random.key(heads + place))
+            for place, heads in enumerate((4, 2, 2))
+        )
+
+        def usual(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+            attend = mx.fast.scaled_dot_product_attention
+            return attend(queries, keys, values, scale=0.25, mask="causal")
+
+        def blocks(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+            return causal_attention(queries, keys, values, scale=0.25)
+
+        def gradients(attend: Any, given: tuple[mx.array, ...]) -> Any:
+            return mx.grad(lambda *all_: (attend(*all_) ** 2).sum(), argnums=(0, 1, 2))(*given)
+
+        given = (queries, keys, values)
+        assert np.allclose(usual(*given), blocks(*given), atol=1e-5)
+        for due, found in zip(gradients(usual, given), gradients(blocks, given), strict=True):
+            assert np.allclose(due, found, atol=1e-3)
 
 
 def test_turns_are_spread_and_left_whole():

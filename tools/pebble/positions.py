@@ -47,7 +47,7 @@ class GivenRope:
         angles = self.positions[:, None, :, None] * self._rates
         cosine, sine = mx.cos(angles), mx.sin(angles)
         first, second = mx.split(states, 2, axis=-1)
-        turned = (first * cosine - second * sine, first * sine + second * cosine)
+        turned = [first * cosine - second * sine, first * sine + second * cosine]
         return mx.concatenate(turned, axis=-1)
 
 

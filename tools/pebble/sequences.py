@@ -31,8 +31,6 @@ MARKER_TOKENS: Final = (
 )
 
 _OPENING: Final = f"{TURN_START}assistant\n"
-_CONTEXT_WEIGHT: Final = 0.02
-"""What others say is learned too, a little: it is how sentences go."""
 
 # Where a text is cut before pairs are merged: small words with their space, capitalised words
 # without, single digits, signs. So a name is the same tokens wherever it stands, also in JSON, and
@@ -78,12 +76,12 @@ class Sequence:
     """
     Attributes:
         ids: (T,), int32.
-        weights: (T,), float32: what each token counts in the loss when it is predicted.
+        answers: (T,), bool: what is to be learned, each token from those before it.
         turns: where a turn begins, or the line of a tool.
     """
 
     ids: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.float32]
+    answers: npt.NDArray[np.bool_]
     turns: npt.NDArray[np.int64]
 
 
@@ -117,33 +115,31 @@ class Renderer:
 
     def sequence(self, dialogue: Dialogue) -> Sequence:
         """
-        The dialogue for training: answers count whole, what others say a little. How earlier
-        answers begin does not count, since the template took their thoughts out.
+        The dialogue for training: answers are learned, and what others say is not. Neither is how
+        earlier answers begin, since the template took their thoughts out.
         """
         prompt = self.prompt(dialogue)
-        parts: list[tuple[str, float]] = []
         blocks = prompt.split(_OPENING)
-        *earlier, last = blocks[1:]
-        parts.append((blocks[0] + _OPENING, _CONTEXT_WEIGHT))
+        *earlier, thoughts = blocks[1:]
+        parts = [(blocks[0] + _OPENING, False)]
         for block in earlier:
-            answer, rest = block.split(f"{TURN_END}\n", 1)
-            parts.append((f"{answer}{TURN_END}", 1.0))
-            parts.append((f"\n{rest}{_OPENING}", _CONTEXT_WEIGHT))
-        if last:  # the empty thoughts
-            parts.append((last, 0.0))
-        parts.append((f"{dialogue.messages[-1]['content']}{TURN_END}", 1.0))
+            said, rest = block.split(f"{TURN_END}\n", 1)
+            parts.append((f"{said}{TURN_END}", True))
+            parts.append((f"\n{rest}{_OPENING}", False))
+        parts.append((thoughts, False))  # empty ones, where it is not to think
+        parts.append((f"{dialogue.messages[-1]['content']}{TURN_END}", True))
         encoded = self._tokenizer.encode_batch([text for text, _ in parts])
         ids: list[int] = []
-        weights: list[float] = []
-        for place, (found, (_, weight)) in enumerate(zip(encoded, parts, strict=True)):
-            ids += found.ids
-            weights += [weight] * len(found.ids)
-            if weight == 1.0 and place < len(parts) - 1:
-                weights[-len(found.ids)] = 0.0
+        answers: list[bool] = []
+        for place, (one, (_, answer)) in enumerate(zip(encoded, parts, strict=True)):
+            ids += one.ids
+            answers += [answer] * len(one.ids)
+            if answer and place < len(parts) - 1:
+                answers[-len(one.ids)] = False
         found = np.array(ids, np.int32)
         begins = found == self._tokenizer.token_to_id(TURN_START)
         begins[:-1] |= (found[:-1] == self._tool[0]) & (found[1:] == self._tool[1])
-        return Sequence(found, np.array(weights, np.float32), np.flatnonzero(begins))
+        return Sequence(found, np.array(answers), np.flatnonzero(begins))
 
     def _render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, thinking: bool

@@ -23,6 +23,7 @@ from mlx.nn.utils import average_gradients, value_and_grad
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.qwen3 import Model, ModelArgs
 
+from pebble.attention import attention_in_blocks
 from pebble.positions import GivenRope, positions_from, spread_out
 from pebble.recipe import Shape, Stage
 from pebble.sequences import Renderer, Sequence
@@ -33,6 +34,7 @@ _ADAM_RATE: Final = 0.003
 _WARM_STEPS: Final = 40
 _COOL_SHARE: Final = 0.35
 """Over this last part of a training the rates go down to nothing."""
+_ANSWERS_STEP: Final = 256
 _WIDTH_STEP: Final = 64
 """Rows are padded to a multiple of this, so that few shapes are compiled."""
 _POOL_TOKENS: Final = 120_000
@@ -146,7 +148,7 @@ class Training:
         Args:
             told: given where it stands, every few steps.
         """
-        with positions_from(self._rope, self.model):
+        with positions_from(self._rope, self.model), attention_in_blocks():
             step = self._compiled()
             while self._stands["stage"] < len(self._stages):
                 stage = self._stages[self._stands["stage"]]
@@ -169,9 +171,7 @@ class Training:
         sums = np.zeros(3)
         for start in range(0, len(batches) - size + 1, size):
             mine = batches[start + rank]
-            figures, gradients = step(
-                mx.array(mine.ids), mx.array(mine.weights), mx.array(mine.positions)
-            )
+            figures, gradients = step(*map(mx.array, attrs.astuple(mine)))
             if size > 1:
                 gradients = average_gradients(gradients, self._group)
             self._update(gradients)
@@ -191,26 +191,32 @@ class Training:
 
     def _compiled(self) -> Any:
         """
-        A step up to its gradients: (ids, weights, positions) to ((tokens, loss, right), gradients).
+        A step up to its gradients: from a batch to ((answers, loss, right), gradients).
         """
 
         def loss(
-            model: Model, ids: mx.array, weights: mx.array, positions: mx.array
+            model: Model,
+            ids: mx.array,
+            positions: mx.array,
+            places: mx.array,
+            due: mx.array,
+            counts: mx.array,
         ) -> tuple[mx.array, Any]:
-            self._rope.positions = positions[:, :-1]
-            due, weights = ids[:, 1:], weights[:, 1:]
-            logits = model(ids[:, :-1])
-            chosen = mx.take_along_axis(logits, due[..., None], -1)[..., 0]
-            lost = mx.logsumexp(logits, -1) - chosen
-            answers = weights == 1.0
-            right = (logits.argmax(-1) == due) * answers
-            figures = answers.sum(), (lost * answers).sum(), right.sum()
-            return (lost * weights).sum() / weights.sum(), figures
+            self._rope.positions = positions
+            states = model.model(ids)
+            # Logits only where something is to be learned: a third of the tokens.
+            logits = model.model.embed_tokens.as_linear(
+                states.reshape(-1, states.shape[-1])[places]
+            )
+            chosen = mx.take_along_axis(logits, due[:, None], -1)[:, 0]
+            lost = ((mx.logsumexp(logits, -1) - chosen) * counts).sum()
+            right = ((logits.argmax(-1) == due) * counts).sum()
+            return lost / counts.sum(), (counts.sum(), lost, right)
 
         graded = value_and_grad(self.model, loss)
 
-        def step(ids: mx.array, weights: mx.array, positions: mx.array) -> tuple[Any, Any]:
-            (_, figures), gradients = graded(self.model, ids, weights, positions)
+        def step(*batch: mx.array) -> tuple[Any, Any]:
+            (_, figures), gradients = graded(self.model, *batch)
             return figures, gradients
 
         state = [self.model.state]
@@ -280,22 +286,37 @@ def _pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[_B
 class _Batch:
     """
     Attributes:
-        ids: (B, T + 1), int32.
-        weights: (B, T + 1), float32.
-        positions: (B, T + 1), float32.
+        ids: (B, T), int32.
+        positions: (B, T), float32.
+        places: (K,), int32: behind which of the B * T tokens something is to be learned.
+        due: (K,), int32: which token follows there.
+        counts: (K,), float32: 0 where K was filled up, else 1.
     """
 
     ids: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.float32]
     positions: npt.NDArray[np.float32]
+    places: npt.NDArray[np.int32]
+    due: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.float32]
 
 
 def _batch(some: list[Sequence], width: int, spread: int, rng: Random) -> _Batch:
     ids = np.zeros((len(some), width + 1), np.int32)
-    weights = np.zeros((len(some), width + 1), np.float32)
-    positions = np.tile(np.arange(width + 1, dtype=np.float32), (len(some), 1))
-    for place, one in enumerate(some):
-        positions[place, : len(one.ids)] = spread_out(len(one.ids), one.turns, spread, rng)
-        ids[place, : len(one.ids)] = one.ids
-        weights[place, : len(one.ids)] = one.weights
-    return _Batch(ids, weights, positions)
+    answers = np.zeros((len(some), width + 1), np.bool_)
+    positions = np.tile(np.arange(width, dtype=np.float32), (len(some), 1))
+    for row, one in enumerate(some):
+        length = len(one.ids)
+        ids[row, :length] = one.ids
+        answers[row, :length] = one.answers
+        positions[row, : length - 1] = spread_out(length - 1, one.turns, spread, rng)
+    places = np.flatnonzero(answers[:, 1:])
+    due = ids[:, 1:].reshape(-1)[places]
+    missing = -len(places) % _ANSWERS_STEP
+    counts = np.ones(len(places), np.float32)
+    return _Batch(
+        ids=ids[:, :-1],
+        positions=positions,
+        places=np.pad(places, (0, missing)).astype(np.int32),
+        due=np.pad(due, (0, missing)),
+        counts=np.pad(counts, (0, missing)),
+    )
