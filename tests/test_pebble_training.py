@@ -139,6 +139,27 @@ def test_answers_are_learned(renderer: Renderer, tokenizer: Tokenizer, number: i
     assert not sequence.answers[0]
 
 
+def test_how_answers_begin_is_learned(renderer: Renderer, tokenizer: Tokenizer):
+    """
+    Behind empty thoughts an answer is learned from its first token on, wherever it stands; without
+    them from its second.
+    """
+    thoughts = tokenizer.encode("<think>\n\n</think>\n\n").ids
+    rng, behind, without = Random(3), 0, 0
+    for _ in range(20):
+        dialogue = dialogues.recall(rng, Split.TRAIN, questions=10)
+        sequence = renderer.sequence(dialogue, rng)
+        ids, answers = sequence.ids.tolist(), sequence.answers
+        for first in np.flatnonzero(answers[1:] & ~answers[:-1]) + 1:
+            if ids[first - len(thoughts) : first] == thoughts:
+                behind += 1
+            elif "<think>" not in tokenizer.decode(ids[first : first + 1], False):
+                without += 1
+                assert tokenizer.decode(ids[first - 3 : first - 1]) == "assistant\n"
+    assert behind > 50
+    assert without > 50
+
+
 def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer):
     """
     So that it can be copied: in a sentence, at its beginning, and in JSON.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from random import Random
 from typing import Any, Final
 
 import attrs
@@ -31,6 +32,8 @@ MARKER_TOKENS: Final = (
 )
 
 _OPENING: Final = f"{TURN_START}assistant\n"
+_NO_THOUGHTS: Final = "<think>\n\n</think>\n\n"
+_OPENED_SHARE: Final = 0.5
 
 # Where a text is cut before pairs are merged: small words with their space, capitalised words
 # without, single digits, signs. So a name is the same tokens wherever it stands, also in JSON, and
@@ -113,10 +116,16 @@ class Renderer:
         """
         return f"{self.prompt(dialogue)}{dialogue.messages[-1]['content']}{TURN_END}\n"
 
-    def sequence(self, dialogue: Dialogue) -> Sequence:
+    def sequence(self, dialogue: Dialogue, rng: Random | None = None) -> Sequence:
         """
         The dialogue for training: answers are learned, and what others say is not. Neither is how
-        earlier answers begin, since the template took their thoughts out.
+        earlier answers begin, since the template took out what stood before them: an answer is
+        given behind thoughts, if only empty ones, and is read without them in the next turn.
+
+        Args:
+            rng: has half of the earlier answers stand behind empty thoughts, as if each were the
+                last one, so that how they begin is learned. By the last ones alone it is learned
+                from a tenth of the answers, and answers then begin badly.
         """
         prompt = self.prompt(dialogue)
         blocks = prompt.split(_OPENING)
@@ -124,6 +133,8 @@ class Renderer:
         parts = [(blocks[0] + _OPENING, False)]
         for block in earlier:
             said, rest = block.split(f"{TURN_END}\n", 1)
+            opened = rng is not None and rng.random() < _OPENED_SHARE
+            parts.append((_NO_THOUGHTS if opened else "", False))
             parts.append((f"{said}{TURN_END}", True))
             parts.append((f"\n{rest}{_OPENING}", False))
         parts.append((thoughts, False))  # empty ones, where it is not to think
@@ -134,7 +145,7 @@ class Renderer:
         for place, (one, (_, answer)) in enumerate(zip(encoded, parts, strict=True)):
             ids += one.ids
             answers += [answer] * len(one.ids)
-            if answer and place < len(parts) - 1:
+            if answer and place < len(parts) - 1 and not parts[place - 1][0]:
                 answers[-len(one.ids)] = False
         found = np.array(ids, np.int32)
         begins = found == self._tokenizer.token_to_id(TURN_START)

@@ -266,7 +266,7 @@ def _pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[_B
     drawn = 0
     while drawn < _POOL_TOKENS:
         draw = rng.choices(draws, shares)[0]
-        sequence = renderer.sequence(draw(rng, Split.TRAIN))
+        sequence = renderer.sequence(draw(rng, Split.TRAIN), rng)
         length = len(sequence.ids) - 1
         if length > stage.longest:
             continue
