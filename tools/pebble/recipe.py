@@ -98,7 +98,7 @@ STAGES: Final = (
     # What is read before an answer costs as much as the answer, so there are many to one reading.
     Stage(
         name="many",
-        tokens=9_300_000,
+        tokens=12_000_000,
         longest=1024,
         spread=4608,
         mix=(
@@ -112,7 +112,7 @@ STAGES: Final = (
     ),
     Stage(
         name="long",
-        tokens=200_000,
+        tokens=600_000,
         longest=4608,
         mix=(
             (partial(dialogues.recall, turns=20, questions=6), 2),
