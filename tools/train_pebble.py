@@ -101,11 +101,12 @@ def _tokenizer(path: Path, template: str, vocab_size: int) -> Tokenizer:
     """
     if not path.exists():
         rng, renderer = Random(0), Renderer(Tokenizer.from_str(_EMPTY), template)
-        texts = (
+        texts = [
             renderer.text(dialogues.dialogue(rng, Split.TRAIN)) for _ in range(_TOKENIZER_DIALOGUES)
-        )
+        ]
+        texts += [dialogues.units()] * _TOKENIZER_DIALOGUES
         draft = path.with_suffix(f".{os.getpid()}")
-        train_tokenizer(texts, vocab_size).save(str(draft))
+        train_tokenizer(iter(texts), vocab_size).save(str(draft))
         draft.replace(path)
     return Tokenizer.from_file(str(path))
 

@@ -21,6 +21,10 @@ from pebble.small_talk import TOPICS
 from pebble.words import Split, pick, wording
 
 
+_THINKING_SHARE: Final = 0.2
+"""Of the dialogues; what is thought is worth more than its share of the tokens."""
+
+
 @attrs.define
 class Dialogue:
     """
@@ -454,7 +458,7 @@ def recall(
         _chat(rng, split, dialogue, long=place in long)
     asked = [pick(rng, facts) for _ in range(questions or rng.randint(1, 6))]
     for one in asked[:-1]:
-        if rng.random() < 0.1:
+        if rng.random() < 0.06:
             dialogue.say(_ask(rng, split, unknown), _UNKNOWN)
         dialogue.say(_ask(rng, split, one), one.answer)
     last = asked[-1]
@@ -462,7 +466,7 @@ def recall(
     if turns is None and rng.random() < 0.1:
         last = unknown
         told_now = _tell(rng, split, [last]) + " "
-    dialogue.thinking = rng.random() < 0.15
+    dialogue.thinking = rng.random() < _THINKING_SHARE
     thought = f"<think>\n{last.thought}\n</think>\n\n" if dialogue.thinking else ""
     dialogue.say(told_now + _ask(rng, split, last), thought + last.answer)
     dialogue.needed = (last.value,)
@@ -480,7 +484,7 @@ def talk(rng: random.Random, split: Split) -> Dialogue:
     for _ in range(rng.randint(1, 6)):
         _chat(rng, split, dialogue)
     topic = pick(rng, TOPICS)
-    dialogue.thinking = rng.random() < 0.15
+    dialogue.thinking = rng.random() < _THINKING_SHARE
     thought = ""
     if dialogue.thinking:
         thought = "<think>\nThis is small talk. I can answer at once.\n</think>\n\n"
@@ -538,7 +542,7 @@ _PARAMETERS: Final = (
     _Parameter("month", "string", _of(words.MONTHS), "in {}"),
     _Parameter("place", "string", words.place, "near {}"),
     _Parameter("minutes", "integer", words.number, "of {} minutes"),
-    _Parameter("word", "string", words.word, "called {}"),
+    _Parameter("title", "string", words.name, "called {}"),
 )
 _DOES: Final = (
     *("get", "find", "show", "open", "create", "delete", "send", "check", "start", "stop"),
@@ -624,7 +628,7 @@ _RESULTS: Final[tuple[tuple[str, _Value], ...]] = (
     ("owner", words.name),
     ("colour", _of(words.COLOURS)),
     ("total", words.number),
-    ("code", words.word),
+    ("code", words.number),
 )
 
 
@@ -659,7 +663,7 @@ def tool_use(
             asked += " " + one.said.format(value)
         asked += pick(rng, (".", "", "?" if asked.startswith(("Can", "Could", "Would")) else "."))
         last = place == rounds - 1
-        dialogue.thinking = last and rng.random() < 0.15
+        dialogue.thinking = last and rng.random() < _THINKING_SHARE
         thought = ""
         if dialogue.thinking:
             thought = (
@@ -691,3 +695,11 @@ def dialogue(rng: random.Random, split: Split) -> Dialogue:
     skill: Callable[[random.Random, Split], Dialogue]
     skill = rng.choices((recall, talk, tool_use, echo), (5, 1, 3, 1))[0]
     return skill(rng, split)
+
+
+def units() -> str:
+    """
+    What is copied, each by itself as the tokenizer cuts texts. Each becomes a token, so that a value
+    is copied in two or three steps.
+    """
+    return words.units() + "".join(f" {word}1{word}" for word in (*_DOES, *_WHAT))

@@ -25,8 +25,8 @@ class Shape:
     """
 
     hidden_size: int = 192
-    layers: int = 4
-    intermediate_size: int = 512
+    layers: int = 5
+    intermediate_size: int = 384
     heads: int = 6
     kv_heads: int = 3
     head_dim: int = 32
@@ -60,16 +60,17 @@ STAGES: Final = (
     # Copying comes first, and by itself: among other things it takes ten times as many tokens.
     Stage(
         name="copy",
-        tokens=1_000_000,
+        tokens=800_000,
         longest=128,
         mix=((dialogues.echo, 1),),
         batch_tokens=4096,
     ),
     Stage(
         name="facts",
-        tokens=1_500_000,
+        tokens=1_200_000,
         longest=320,
         mix=((dialogues.echo, 1), (partial(dialogues.recall, turns=0, questions=6), 4)),
+        batch_tokens=4096,
     ),
     Stage(
         name="short",
@@ -82,44 +83,34 @@ STAGES: Final = (
             (dialogues.talk, 2),
         ),
     ),
-    Stage(
-        name="far",
-        tokens=3_000_000,
-        longest=896,
-        spread=4608,
-        mix=(
-            (dialogues.echo, 1),
-            (dialogues.recall, 5),
-            (partial(dialogues.recall, turns=8, questions=2), 1),
-            (dialogues.tool_use, 4),
-            (dialogues.talk, 2),
-        ),
-    ),
     # What is read before an answer costs as much as the answer, so there are many to one reading.
     Stage(
         name="many",
-        tokens=12_000_000,
+        tokens=13_000_000,
         longest=1024,
         spread=4608,
         mix=(
             (dialogues.echo, 1),
             (dialogues.recall, 2),
             (partial(dialogues.recall, questions=10), 4),
+            (partial(dialogues.recall, turns=10, questions=6), 2),
             (partial(dialogues.tool_use, rounds=5), 4),
-            (dialogues.tool_use, 1),
+            (dialogues.tool_use, 2),
             (dialogues.talk, 2),
         ),
     ),
     Stage(
         name="long",
-        tokens=600_000,
+        tokens=1_000_000,
         longest=4608,
         mix=(
             (partial(dialogues.recall, turns=20, questions=6), 2),
             (partial(dialogues.recall, turns=14, fillers=14, questions=6), 1),
-            (partial(dialogues.recall, questions=10), 4),
+            (partial(dialogues.recall, questions=10), 3),
+            (dialogues.recall, 2),
             (partial(dialogues.tool_use, count=30, rounds=5), 1),
-            (partial(dialogues.tool_use, rounds=5), 4),
+            (partial(dialogues.tool_use, rounds=5), 3),
+            (dialogues.tool_use, 1),
             (dialogues.talk, 2),
         ),
     ),

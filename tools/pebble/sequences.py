@@ -36,13 +36,13 @@ _NO_THOUGHTS: Final = "<think>\n\n</think>\n\n"
 _OPENED_SHARE: Final = 0.5
 
 # Where a text is cut before pairs are merged: small words with their space, capitalised words
-# without, single digits, signs. So a name is the same tokens wherever it stands, also in JSON, and
+# without, digits by two, signs. So a name is the same tokens wherever it stands, also in JSON, and
 # can be copied from one place to another.
 _SPLIT_PATTERN: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     r"| ?[\p{Ll}\p{Lo}\p{Lm}\p{M}]+"
     r"|[\p{Lu}\p{Lt}][\p{Ll}\p{M}]*"
-    r"|\p{N}"
+    r"|\p{N}{1,2}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+"
     r"|\s+(?!\S)"

@@ -32,7 +32,7 @@ from pebble.words import Split
 _MUON_RATE: Final = 0.02
 _ADAM_RATE: Final = 0.003
 _WARM_STEPS: Final = 40
-_COOL_SHARE: Final = 0.35
+_COOL_SHARE: Final = 0.9
 """Over this last part of a training the rates go down to nothing."""
 _ANSWERS_STEP: Final = 256
 _WIDTH_STEP: Final = 64

@@ -29,13 +29,27 @@ class Split(Enum):
 _HELD_OUT_SHARE: Final = 8
 """One in so many names and numbers is never trained on."""
 
+_HEADS: Final = (
+    *("bal", "ber", "bor", "cal", "cor", "dan", "dor", "fal", "fen", "gar", "gil", "hal", "hen"),
+    *("jan", "jor", "kel", "kor", "lan", "lor", "mal", "mer", "mir", "nal", "nor", "pal", "per"),
+    *("ral", "ron", "sal", "sel", "sil", "tal", "tam", "tor", "val", "ver", "vin", "wal", "wil"),
+    *("yor", "zan", "zel"),
+)
+_MIDDLES: Final = ("be", "di", "fo", "gu", "li", "mo", "ne", "pi", "ra", "so", "ta", "vi")
+_TAILS: Final = (
+    *("bin", "da", "den", "dis", "do", "fa", "fin", "ga", "gon", "ka", "kin", "ko", "la", "lin"),
+    *("lo", "ma", "min", "mo", "na", "nis", "no", "ra", "rik", "ros", "sa", "sen", "so", "ta"),
+    *("ten", "tis", "to", "va", "vik", "vo", "za", "zo"),
+)
+_ENDINGS: Final = ("ham", "ton", "burg", "dale", "wick", "mouth", "field", "port", "stead", "ford")
 _ONSETS: Final = (
     *("b", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "z"),
     *("br", "dr", "gr", "kl", "pl", "st", "tr", "sh", "th", "ch", "qu", "", ""),
 )
 _VOWELS: Final = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "ai", "ea", "ou", "y")
 _CODAS: Final = ("", "", "", "l", "n", "r", "s", "m", "d", "k", "th", "nd", "rk", "st", "x")
-_ENDINGS: Final = ("ham", "ton", "burg", "dale", "wick", "mouth", "field", "port", "stead", "ford")
+_ODD_SHARE: Final = 0.08
+"""So many names are made of other syllables, in any number of tokens."""
 
 COLOURS: Final = (
     *("red", "blue", "green", "yellow", "orange", "purple", "brown", "grey", "black", "white"),
@@ -176,10 +190,15 @@ def _of_split(rng: random.Random, split: Split, draw: Callable[[random.Random], 
 
 
 def _syllables(rng: random.Random) -> str:
-    count = rng.choices((1, 2, 3), (1, 6, 2))[0]
-    return "".join(
-        pick(rng, _ONSETS) + pick(rng, _VOWELS) + pick(rng, _CODAS) for _ in range(count)
-    )
+    """
+    A name in small letters.
+    """
+    if rng.random() < _ODD_SHARE:
+        count = rng.choices((1, 2, 3), (1, 6, 2))[0]
+        parts = (_ONSETS, _VOWELS, _CODAS) * count
+    else:
+        parts = (_HEADS, _MIDDLES, _TAILS) if rng.random() < 0.25 else (_HEADS, _TAILS)
+    return "".join(pick(rng, part) for part in parts)
 
 
 def name(rng: random.Random, split: Split) -> str:
@@ -187,9 +206,21 @@ def name(rng: random.Random, split: Split) -> str:
     A name that is made up: most are first names, some have a family name.
     """
     name = _of_split(rng, split, lambda rng: _syllables(rng).capitalize())
-    if rng.random() < 0.1:
+    if rng.random() < 0.05:
         name += " " + _of_split(rng, split, lambda rng: _syllables(rng).capitalize())
     return name
+
+
+def units() -> str:
+    """
+    Of what most values are made, each by itself as the tokenizer cuts texts: syllables, pairs of
+    digits, the words of which one is chosen.
+    """
+    begin = [*map(str.capitalize, _HEADS), *(f" {head}" for head in _HEADS)]
+    follow = [f"1{part}" for part in (*_MIDDLES, *_TAILS, *_ENDINGS)]
+    pairs = [f" {number:02}" for number in range(100)]
+    chosen = [f" {word}" for word in (*COLOURS, *FOODS, *JOBS, *MONTHS, *THINGS, *SPOTS)]
+    return "".join(begin + follow + pairs + chosen)
 
 
 def age(rng: random.Random, split: Split) -> str:
@@ -203,7 +234,12 @@ def place(rng: random.Random, split: Split) -> str:
     """
     The name of a town that is made up.
     """
-    return _of_split(rng, split, lambda rng: (_syllables(rng) + pick(rng, _ENDINGS)).capitalize())
+
+    def draw(rng: random.Random) -> str:
+        middle = pick(rng, _MIDDLES) if rng.random() < 0.6 else ""
+        return (pick(rng, _HEADS) + middle + pick(rng, _ENDINGS)).capitalize()
+
+    return _of_split(rng, split, draw)
 
 
 def number(rng: random.Random, split: Split) -> str:
