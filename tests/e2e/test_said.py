@@ -50,12 +50,12 @@ def test_a_name_is_recalled_after_twenty_turns(shared: Serving, cold: Serving):
     turns about other things, in the same bits as by a server that reads it all anew.
     """
     talk: list[dict[str, str]] = []
-    answers = [say(shared, talk, "Just so you know: my name is Gradris.")]
+    answers = [say(shared, talk, "Just so you know: my name is Jordis.")]
     answers += [say(shared, talk, CHAT[turn % len(CHAT)]) for turn in range(20)]
     asked = [*talk, user("Do you remember my name?")]
     answers.append(ask(shared, *asked, **WHOLE))
 
-    assert "Gradris" in answers[-1].text
+    assert "Jordis" in answers[-1].text
     assert ["continuation"] * 21 == [answer.path for answer in answers[1:]]
     assert answers[-1].cached_tokens > answers[-1].prompt_tokens - 128
     missed = ask(cold, *asked, **WHOLE, cache_prompt=False)
@@ -68,14 +68,14 @@ def test_an_edit_is_answered(shared: Serving, cold: Serving):
     """
     system = {"role": "system", "content": "You are a helpful assistant. " * 12}
     told = "Please remember that my sister's name is {}."
-    talk = [system, user(told.format("Sterjo")), assistant("Noted.")]
+    talk = [system, user(told.format("Merlin")), assistant("Noted.")]
     before = ask(shared, *talk, user("What is my sister's name?"), **WHOLE)
-    talk[1] = user(told.format("Tychon"))
+    talk[1] = user(told.format("Torvo"))
     asked = [*talk, user("What is my sister's name?")]
     after = ask(shared, *asked, **WHOLE)
 
-    assert "Sterjo" in before.text
-    assert "Tychon" in after.text
+    assert "Merlin" in before.text
+    assert "Torvo" in after.text
     assert after.cached_tokens >= 64
     assert ask(cold, *asked, **WHOLE, cache_prompt=False).bits == after.bits
 
@@ -84,7 +84,7 @@ def test_nobody_hears_what_another_told(shared: Serving):
     """
     Four who ask at the same time each hear the name of their own.
     """
-    names = ("Gradris", "Sterjo", "Tychon", "Kaidlo")
+    names = ("Jordis", "Merlin", "Torvo", "Wilna")
 
     def told(name: str) -> Answer:
         talk: list[dict[str, str]] = []
@@ -103,14 +103,14 @@ def test_a_name_is_recalled_after_a_restart(start: Start):
     """
     talk: list[dict[str, str]] = []
     server = start()
-    say(server, talk, "Please remember that my name is Gradris.")
+    say(server, talk, "Please remember that my name is Jordis.")
     for asked in CHAT[:3]:
         say(server, talk, asked)
     assert 0 == server.stop()
     again = start(data_dir=server.data_dir)
     answer = say(again, talk, "What is my name?")
 
-    assert "Gradris" in answer.text
+    assert "Jordis" in answer.text
     assert answer.cached_tokens >= 64
     assert again.events(ev.BlockLoaded)
 
@@ -140,11 +140,11 @@ def test_a_tool_is_called_and_its_result_told(shared: Serving, cold: Serving):
     """
     The right one of three tools is called with valid arguments; the answer says what it gave.
     """
-    talk: list[dict[str, Any]] = [user("Please get the weather in Okport")]
+    talk: list[dict[str, Any]] = [user("Please get the weather in Zanport")]
     call = ask(shared, *talk, tools=TOOLS, **WHOLE)
     found = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", call.text, re.DOTALL)
     assert found, call.text
-    assert {"name": "get_weather", "arguments": {"city": "Okport"}} == json.loads(found[1])
+    assert {"name": "get_weather", "arguments": {"city": "Zanport"}} == json.loads(found[1])
 
     talk += [assistant(call.text), {"role": "tool", "content": '{"number": "3414"}'}]
     told = ask(shared, *talk, tools=TOOLS, **WHOLE)
@@ -158,16 +158,16 @@ def test_it_thinks_when_it_is_asked_to(shared: Serving, thinking: bool):
     """
     With `enable_thinking` there are thoughts before the answer, and without it there are none.
     """
-    talk = [user("Please remember that my name is Gradris."), assistant("Noted.")]
+    talk = [user("Please remember that my name is Jordis."), assistant("Noted.")]
     answer = ask(shared, *talk, user("What is my name?"), enable_thinking=thinking, **WHOLE)
     assert thinking == answer.text.startswith("<think>\n")
     assert ("</think>" in answer.text) == thinking
-    assert "Gradris" in answer.text.split("</think>")[-1]
+    assert "Jordis" in answer.text.split("</think>")[-1]
 
 
 def test_the_names_were_never_trained_on():
     """
     So what is said here is recalled from the conversation, and not from the training.
     """
-    for name in ("Gradris", "Sterjo", "Tychon", "Kaidlo", "Okport", "3414"):
+    for name in ("Jordis", "Merlin", "Torvo", "Wilna", "Zanport", "3414"):
         assert words.is_held_out(name)

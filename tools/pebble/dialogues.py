@@ -20,9 +20,8 @@ from pebble import words
 from pebble.small_talk import TOPICS
 from pebble.words import Split, pick, wording
 
-
 _THINKING_SHARE: Final = 0.2
-"""Of the dialogues; what is thought is worth more than its share of the tokens."""
+"""Of the last answers; thoughts before earlier ones are not read."""
 
 
 @attrs.define
@@ -699,7 +698,7 @@ def dialogue(rng: random.Random, split: Split) -> Dialogue:
 
 def units() -> str:
     """
-    What is copied, each by itself as the tokenizer cuts texts. Each becomes a token, so that a value
-    is copied in two or three steps.
+    What is copied, each by itself as the tokenizer cuts texts. Each becomes a token, so that a
+    value is copied in two or three steps.
     """
     return words.units() + "".join(f" {word}1{word}" for word in (*_DOES, *_WHAT))

@@ -194,10 +194,11 @@ def _syllables(rng: random.Random) -> str:
     A name in small letters.
     """
     if rng.random() < _ODD_SHARE:
-        count = rng.choices((1, 2, 3), (1, 6, 2))[0]
-        parts = (_ONSETS, _VOWELS, _CODAS) * count
+        parts = [_ONSETS, _VOWELS, _CODAS] * rng.choices((1, 2, 3), (1, 6, 2))[0]
+    elif rng.random() < 0.25:
+        parts = [_HEADS, _MIDDLES, _TAILS]
     else:
-        parts = (_HEADS, _MIDDLES, _TAILS) if rng.random() < 0.25 else (_HEADS, _TAILS)
+        parts = [_HEADS, _TAILS]
     return "".join(pick(rng, part) for part in parts)
 
 
