@@ -46,6 +46,8 @@ class Stage:
         mix: what is drawn, and how often.
         spread: how far apart turns are made to stand; 0 leaves them where they are.
         batch_tokens: how many tokens a step reads, over all processes.
+        rates: the shares of the highest rates at its beginning and at its end; between them they go
+            down in a line.
     """
 
     name: str
@@ -54,8 +56,18 @@ class Stage:
     mix: tuple[tuple[Draw, float], ...]
     spread: int = 0
     batch_tokens: int = 8192
+    rates: tuple[float, float] = (1.0, 1.0)
 
 
+_MANY: Final = (
+    (dialogues.echo, 1),
+    (dialogues.recall, 2),
+    (partial(dialogues.recall, questions=10), 4),
+    (partial(dialogues.recall, turns=10, questions=6), 2),
+    (partial(dialogues.tool_use, rounds=5), 4),
+    (dialogues.tool_use, 2),
+    (dialogues.talk, 2),
+)
 STAGES: Final = (
     # Copying comes first, and by itself: among other things it takes ten times as many tokens.
     Stage(
@@ -71,11 +83,13 @@ STAGES: Final = (
         longest=320,
         mix=((dialogues.echo, 1), (partial(dialogues.recall, turns=0, questions=6), 4)),
         batch_tokens=4096,
+        rates=(1.0, 0.98),
     ),
     Stage(
         name="short",
         tokens=1_500_000,
         longest=512,
+        rates=(0.98, 0.89),
         mix=(
             (dialogues.echo, 1),
             (dialogues.recall, 4),
@@ -85,24 +99,27 @@ STAGES: Final = (
     ),
     # What is read before an answer costs as much as the answer, so there are many to one reading.
     Stage(
-        name="many",
-        tokens=13_000_000,
+        name="far",
+        tokens=1_000_000,
         longest=1024,
         spread=4608,
-        mix=(
-            (dialogues.echo, 1),
-            (dialogues.recall, 2),
-            (partial(dialogues.recall, questions=10), 4),
-            (partial(dialogues.recall, turns=10, questions=6), 2),
-            (partial(dialogues.tool_use, rounds=5), 4),
-            (dialogues.tool_use, 2),
-            (dialogues.talk, 2),
-        ),
+        mix=_MANY,
+        rates=(0.89, 0.83),
+    ),
+    # What was learned at high rates is rough: it gets exact as they go down.
+    Stage(
+        name="many",
+        tokens=8_000_000,
+        longest=1024,
+        spread=4608,
+        mix=_MANY,
+        rates=(0.55, 0.04),
     ),
     Stage(
         name="long",
         tokens=1_000_000,
         longest=4608,
+        rates=(0.04, 0.0),
         mix=(
             (partial(dialogues.recall, turns=20, questions=6), 2),
             (partial(dialogues.recall, turns=14, fillers=14, questions=6), 1),

@@ -32,8 +32,6 @@ from pebble.words import Split
 _MUON_RATE: Final = 0.02
 _ADAM_RATE: Final = 0.003
 _WARM_STEPS: Final = 40
-_COOL_SHARE: Final = 0.9
-"""Over this last part of a training the rates go down to nothing."""
 _ANSWERS_STEP: Final = 256
 _WIDTH_STEP: Final = 64
 """Rows are padded to a multiple of this, so that few shapes are compiled."""
@@ -222,10 +220,19 @@ class Training:
         state = [self.model.state]
         return mx.compile(step, inputs=state, outputs=state)
 
-    def _update(self, gradients: Any) -> None:
-        share = self._stands["tokens"] / self.total
+    def _rate(self) -> float:
+        """
+        The share of the highest rates that the next step is taken with.
+        """
+        stage = self._stages[self._stands["stage"]]
+        before = sum(one.tokens for one in self._stages[: self._stands["stage"]])
+        done = min(1.0, (self._stands["tokens"] - before) / stage.tokens)
+        first, last = stage.rates
         warm = min(1.0, (self._stands["steps"] + 1) / _WARM_STEPS)
-        rate = warm * min(1.0, max(0.0, 1 - share) / _COOL_SHARE)
+        return warm * (first + (last - first) * done)
+
+    def _update(self, gradients: Any) -> None:
+        rate = self._rate()
         muon, adam = self._optimizer.optimizers
         muon.learning_rate = _MUON_RATE * rate
         adam.learning_rate = _ADAM_RATE * rate
