@@ -230,7 +230,7 @@ _SELVES: Final = (
         "work",
         _of(words.JOBS),
         ("I work as a {}", "I am a {}", "I earn my bread as a {}"),
-        ("What do I do for work?", "What do I work as?", "What is my work?", "What's my work?"),
+        ("What do I do for work?", "What do I work as?", "Which work do I do?", "What's my work?"),
         "You work as a {}.",
     ),
 )
@@ -316,8 +316,8 @@ _ASKED: Final = (
     "So what is {}?",
     "What is {}, please?",
     "Could you say {}?",
-    "What's {}?",
     "Do you remember what {} is?",
+    "What's {}?",
     "Remind me of {}, please.",
     "Now tell me: what is {}?",
 )
@@ -375,7 +375,7 @@ def _chat(rng: random.Random, split: Split, dialogue: Dialogue, *, long: bool = 
     """
     kind = rng.random()
     if long or kind < 0.25:
-        text = words.prose(rng, rng.randint(8, 24) if long else rng.randint(1, 6))
+        text = words.prose(rng, rng.randint(14, 18) if long else rng.randint(1, 6))
         frame = wording(rng, split, _PROSE)
         dialogue.say(frame.format(text), "Thank you, I have read it.")
         return
@@ -443,6 +443,8 @@ def recall(
     facts = _distinct(rng, split, count + 1)
     unknown = facts.pop()
     told = list(facts)
+    if rng.random() < 0.05:
+        dialogue.say(_ask(rng, split, unknown), _UNKNOWN)
     places: dict[str, int] = {}
     while told:
         some = [told.pop() for _ in range(min(len(told), rng.choices((1, 2, 3), (5, 2, 1))[0]))]
@@ -465,6 +467,8 @@ def recall(
     if turns is None and rng.random() < 0.1:
         last = unknown
         told_now = _tell(rng, split, [last]) + " "
+    elif turns is None and rng.random() < 0.05:
+        return _untold(rng, split, dialogue, unknown)
     dialogue.thinking = rng.random() < _THINKING_SHARE
     thought = f"<think>\n{last.thought}\n</think>\n\n" if dialogue.thinking else ""
     dialogue.say(told_now + _ask(rng, split, last), thought + last.answer)
@@ -472,6 +476,34 @@ def recall(
     if last.questions[0] in places:
         dialogue.edits = ((places[last.questions[0]], last.value, last.other),)
     return dialogue
+
+
+def _untold(rng: random.Random, split: Split, dialogue: Dialogue, one: Fact) -> Dialogue:
+    """
+    A question about what was never told, to end with.
+    """
+    dialogue.skill = "untold"
+    dialogue.thinking = rng.random() < _THINKING_SHARE
+    thought = ""
+    if dialogue.thinking:
+        thought = (
+            f"<think>\nThe user asks for {one.questions[0]}. It was not told to me.\n</think>\n\n"
+        )
+    dialogue.say(_ask(rng, split, one), thought + _UNKNOWN)
+    dialogue.needed = (_UNKNOWN,)
+    return dialogue
+
+
+def untold(rng: random.Random, split: Split) -> Dialogue:
+    """
+    A question about what was never told: as the first thing of all, or behind other facts.
+    """
+    dialogue = Dialogue("untold")
+    dialogue.instruct(rng, split)
+    one, *others = _distinct(rng, split, rng.randint(1, 4))
+    for other in others:
+        dialogue.say(_tell(rng, split, [other]), pick(rng, _NOTED))
+    return _untold(rng, split, dialogue, one)
 
 
 def talk(rng: random.Random, split: Split) -> Dialogue:
@@ -679,11 +711,17 @@ def tool_use(
         result = {key: draw(rng, split) for key, draw in pairs}
         dialogue.messages.append({"role": "tool", "content": json.dumps(result)})
         said = " and ".join(f"the {key} is {value}" for key, value in result.items())
+        thought = ""
         if last:
-            dialogue.thinking = False
+            dialogue.thinking = rng.random() < _THINKING_SHARE
             dialogue.skill = "tool result"
             dialogue.needed = tuple(result.values())
-        dialogue.messages.append({"role": "assistant", "content": f"The {tool.what}: {said}."})
+        if dialogue.thinking:
+            thought = (
+                f"<think>\nThe tool {tool.name} has answered. I tell what it says.\n</think>\n\n"
+            )
+        answer = f"{thought}The {tool.what}: {said}."
+        dialogue.messages.append({"role": "assistant", "content": answer})
     return dialogue
 
 

@@ -65,7 +65,9 @@ _MANY: Final = (
     (partial(dialogues.recall, questions=10), 4),
     (partial(dialogues.recall, turns=10, questions=6), 2),
     (partial(dialogues.tool_use, rounds=5), 4),
+    (partial(dialogues.tool_use, count=20, rounds=5), 1),
     (dialogues.tool_use, 2),
+    (dialogues.untold, 0.5),
     (dialogues.talk, 2),
 )
 STAGES: Final = (
@@ -110,22 +112,23 @@ STAGES: Final = (
     Stage(
         name="many",
         tokens=8_000_000,
-        longest=1024,
-        spread=4608,
+        longest=2304,
+        spread=5120,
         mix=_MANY,
         rates=(0.55, 0.04),
     ),
     Stage(
         name="long",
         tokens=1_000_000,
-        longest=4608,
+        longest=5120,
         rates=(0.04, 0.0),
         mix=(
             (partial(dialogues.recall, turns=20, questions=6), 2),
-            (partial(dialogues.recall, turns=14, fillers=14, questions=6), 1),
+            (partial(dialogues.recall, turns=18, fillers=18, questions=6), 1),
             (partial(dialogues.recall, questions=10), 3),
             (dialogues.recall, 2),
-            (partial(dialogues.tool_use, count=30, rounds=5), 1),
+            (partial(dialogues.tool_use, count=30, rounds=5), 2),
+            (dialogues.untold, 0.5),
             (partial(dialogues.tool_use, rounds=5), 3),
             (dialogues.tool_use, 1),
             (dialogues.talk, 2),

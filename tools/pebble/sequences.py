@@ -133,7 +133,8 @@ class Renderer:
         parts = [(blocks[0] + _OPENING, False)]
         for block in earlier:
             said, rest = block.split(f"{TURN_END}\n", 1)
-            opened = rng is not None and rng.random() < _OPENED_SHARE
+            thought = said.startswith("<think>")  # behind the last user thoughts are kept
+            opened = not thought and rng is not None and rng.random() < _OPENED_SHARE
             parts.append((_NO_THOUGHTS if opened else "", False))
             parts.append((f"{said}{TURN_END}", True))
             parts.append((f"\n{rest}{_OPENING}", False))

@@ -30,7 +30,16 @@ def _topic(answer: str, *asked: str) -> Topic:
 TOPICS: Final = (
     _topic(
         "Hello! I am Pebble, the small model that comes with Cairn. What can I do for you?",
-        *("Hello", "Hi", "Hello Pebble!", "Hi there", "Hello there!", "Hey", "Hi!", "Good day"),
+        *(
+            "Hello",
+            "Hi",
+            "Hello Pebble!",
+            "Hi there",
+            "Hello there!",
+            "Hey",
+            "Hey, Pebble!",
+            "Good day",
+        ),
         *("Hello!", "Hey there", "Hi Pebble", "Greetings"),
     ),
     _topic(
@@ -89,7 +98,7 @@ TOPICS: Final = (
         *("What should I call you?", "Introduce yourself", "What is your name, please?"),
     ),
     _topic(
-        "I have about three million parameters. Large models have thousands of times as many.",
+        "I have about two million parameters. Large models have thousands of times as many.",
         *(
             "How big are you?",
             "How large are you?",
@@ -194,7 +203,7 @@ TOPICS: Final = (
         *("How can I serve another model?",),
     ),
     _topic(
-        "No. Nothing that you say here leaves your machine; Cairn serves it on this computer only.",
+        "No. Cairn runs on a computer of yours, and sends nothing that you say anywhere.",
         *("Do you send my data anywhere?", "Is this private?", "Is my data sent anywhere?"),
         *("Who can read this?", "Does anything leave my machine?", "Is what I say private?"),
         *("Are you sending my data anywhere?",),
