@@ -111,7 +111,7 @@ STAGES: Final = (
     # What was learned at high rates is rough: it gets exact as they go down.
     Stage(
         name="many",
-        tokens=8_000_000,
+        tokens=6_600_000,
         longest=2304,
         spread=5120,
         mix=_MANY,
@@ -119,7 +119,7 @@ STAGES: Final = (
     ),
     Stage(
         name="long",
-        tokens=1_000_000,
+        tokens=700_000,
         longest=5120,
         rates=(0.04, 0.0),
         mix=(
