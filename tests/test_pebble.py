@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cairn import pebble
+from cairn.engine.builtin import builtin_directory
 from tests.random_model import MARKER_TOKENS, SPECIAL_TOKENS
 
 Message = dict[str, Any]
@@ -31,7 +31,7 @@ def _tokenizer() -> Any:  # transformers has no one type for it
     """
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(pebble.directory()))
+    return AutoTokenizer.from_pretrained(str(builtin_directory()))
 
 
 @pytest.fixture(name="render")
@@ -84,7 +84,7 @@ class TestFiles:
         """
         All of it together takes at most 8 MB.
         """
-        assert sum(path.stat().st_size for path in pebble.directory().glob("*.*")) <= 8_000_000
+        assert sum(path.stat().st_size for path in builtin_directory().glob("*.*")) <= 8_000_000
 
     def test_mlx_lm_understands_it(self) -> None:
         """
@@ -92,7 +92,7 @@ class TestFiles:
         """
         from mlx_lm import load
 
-        loaded: Any = load(str(pebble.directory()))
+        loaded: Any = load(str(builtin_directory()))
         _, tokenizer = loaded
         ends = ["<|im_end|>", "<|endoftext|>"]
         assert set(tokenizer.convert_tokens_to_ids(ends)) == set(tokenizer.eos_token_ids)
@@ -103,7 +103,7 @@ class TestFiles:
         """
         An agent's long system prompt fits into the context.
         """
-        config = json.loads((pebble.directory() / "config.json").read_text("utf-8"))
+        config = json.loads((builtin_directory() / "config.json").read_text("utf-8"))
         assert 65_536 == config["max_position_embeddings"]
 
 

@@ -5,6 +5,7 @@ How Pebble is made: the dialogues, what is held out of them, the judges, and the
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,18 +16,20 @@ import numpy as np
 import pytest
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten
+from mlx_lm.utils import load_tokenizer
 from pebble import dialogues, words
 from pebble.attention import causal_attention
+from pebble.dialogues import Dialogue
 from pebble.evaluation import SKILLS, Skill, evaluate
 from pebble.export import export
 from pebble.positions import GivenRope, spread_out
 from pebble.recipe import STAGES, Shape, Stage
 from pebble.sequences import TURN_END, Renderer
-from pebble.training import Progress, Training
+from pebble.training import OtherTraining, Progress, Training
 from pebble.words import Split
 from tokenizers import Tokenizer
 
-from cairn import pebble as shipped
+from cairn.engine.builtin import builtin_directory, builtin_template
 
 SMALL = Shape(hidden_size=32, layers=1, intermediate_size=32, heads=2, kv_heads=1, head_dim=16)
 SHORT = Stage(name="short", tokens=300_000, longest=128, mix=((dialogues.echo, 1),))
@@ -38,7 +41,7 @@ def tokenizer() -> Tokenizer:
     """
     Pebble's own.
     """
-    return Tokenizer.from_file(str(shipped.directory() / "tokenizer.json"))
+    return Tokenizer.from_file(str(builtin_directory() / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,7 @@ def renderer(tokenizer: Tokenizer) -> Renderer:
     """
     What turns dialogues into tokens.
     """
-    return Renderer(tokenizer, shipped.chat_template())
+    return Renderer(tokenizer, builtin_template())
 
 
 def test_the_same_seed_gives_the_same_dialogues():
@@ -85,6 +88,72 @@ def test_wordings_are_held_out():
     assert set(some) - held_out == trained
 
 
+def test_ways_to_ask_and_to_tell_are_held_out():
+    """
+    Whatever is said to Pebble in the evaluation: neither the small talk, nor a question about a
+    fact, nor a tool is one that the training has, also without the capital and the sign at the end.
+    """
+
+    def seen(split: Split) -> tuple[set[str], set[str]]:
+        rng, asked, tools = Random(2), set(), set()
+        for _ in range(1500):
+            for one in (dialogues.talk(rng, split), dialogues.recall(rng, split, turns=0)):
+                if one.messages[-2]["content"].count(".") == 0:
+                    asked.add(one.messages[-2]["content"].rstrip("?.!").casefold())
+            offered = dialogues.tool_use(rng, split, count=4).tools
+            tools |= {tool["function"]["name"] for tool in offered}
+        return asked, tools
+
+    (asked, tools), (asked_then, tools_then) = seen(Split.TRAIN), seen(Split.HELD_OUT)
+    assert 100 < len(asked_then)
+    assert 80 < len(tools_then)
+    assert not asked & asked_then
+    assert not tools & tools_then
+
+
+def test_four_thousand_tokens_are_four_thousand(renderer: Renderer):
+    """
+    The skill named after 4,000 tokens has as many between the fact and the question.
+    """
+    (skill,) = (one for one in SKILLS if "4,000" in one.name)
+    rng = Random(4)
+    for _ in range(8):
+        dialogue = skill.draw(rng, Split.HELD_OUT)
+        prompt = renderer.prompt(dialogue)
+        told = prompt.index(dialogue.needed[0])
+        assert 4000 <= len(renderer.tokenizer.encode(prompt[told:]).ids)
+
+
+@pytest.mark.parametrize("number", range(len(DRAWS)))
+def test_a_prompt_is_a_server_s(renderer: Renderer, number: int):
+    """
+    What is trained and measured on is what mlx-lm makes of the same conversation.
+    """
+    tokenizer: Any = load_tokenizer(builtin_directory())
+    dialogue = DRAWS[number](Random(9), Split.TRAIN)
+    assert renderer.prompt(dialogue) == tokenizer.apply_chat_template(
+        dialogue.messages[:-1],
+        tools=dialogue.tools or None,
+        enable_thinking=dialogue.thinking,
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+
+
+def test_thoughts_never_stand_behind_empty_ones(renderer: Renderer, tokenizer: Tokenizer):
+    """
+    Empty thoughts say that it is not to think: nothing teaches it to think all the same.
+    """
+    rng, thoughts = Random(6), 0
+    for draw in DRAWS:
+        for _ in range(40):
+            ids = renderer.sequence(draw(rng, Split.TRAIN), rng).ids.tolist()
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+            assert "</think>\n\n<think>" not in text
+            thoughts += text.count("<think>\n\n</think>")
+    assert 100 < thoughts
+
+
 @pytest.mark.parametrize("skill", SKILLS, ids=lambda skill: skill.name)
 def test_a_judge_knows_right_from_wrong(skill: Skill):
     """
@@ -105,6 +174,30 @@ def test_a_judge_knows_right_from_wrong(skill: Skill):
         assert not skill.judge(dialogue, wrong, True)
 
 
+@pytest.mark.parametrize(
+    ("skill", "said"),
+    [
+        ("recalls a fact after 1 to 20 turns", "Your code is 4117."),  # a digit more
+        ("recalls a fact after 1 to 20 turns", "<think>\nIt is 411."),  # only in the thoughts
+        ("recalls a fact after 1 to 20 turns", "<think>\n\n</think>\n\n<think>\n411."),
+        ("uses a tool's result", "The task: the total is 411 and the number is 17."),  # swapped
+        ("ends its turn by itself", ""),
+        ("thinks if asked to, and only then", "<think>\n\n</think>\n\nYour code is 411."),
+        ("thinks if asked to, and only then", "<think>\nI know it.\n</think>\n\n"),
+        ("thinks if asked to, and only then", "Your code is 411."),
+    ],
+)
+def test_a_near_miss_is_wrong(skill: str, said: str):
+    """
+    What only looks right is wrong.
+    """
+    due = "The task: the total is 17 and the number is 411."
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": due}]
+    dialogue = Dialogue("recall", messages, thinking=True, needed=("411",))
+    (judge,) = (one.judge for one in SKILLS if one.name == skill)
+    assert not judge(dialogue, said, True)
+
+
 def test_an_edit_changes_the_answer_that_is_due():
     """
     After an edit the old value is due no more, and stands in the dialogue no more.
@@ -121,6 +214,14 @@ def test_an_edit_changes_the_answer_that_is_due():
         assert after in edited.messages[place]["content"]
         assert after in edited.messages[-1]["content"]
         assert (after,) == edited.needed
+        assert not any(stands(before, one["content"]) for one in edited.messages)
+
+
+def stands(word: str, text: str) -> bool:
+    """
+    Whether a word stands in a text by itself.
+    """
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
 
 
 @pytest.mark.parametrize("number", range(len(DRAWS)))
@@ -175,30 +276,37 @@ def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer):
 
 def test_an_interrupted_training_goes_on_as_if_it_had_not_been(renderer: Renderer, tmp_path: Path):
     """
-    Left after its first checkpoint and taken up by a new process' worth of state, it ends at the
-    same weights, bit for bit.
+    Left behind a checkpoint and taken up by a new process' worth of state, it ends at the same
+    weights, bit for bit. What a checkpoint of another training has is not taken.
     """
 
     class Left(Exception):
         pass
 
+    seen: list[int] = []
+
     def leaves(stands: Progress) -> None:
-        if stands.tokens > SHORT.tokens // 3:
+        seen.append(stands.tokens)
+        if len(seen) == 2:
             raise Left
 
-    def training(folder: str) -> Training:
+    def training(folder: str, seed: int = 0) -> Training:
         (tmp_path / folder).mkdir(exist_ok=True)
-        return Training(renderer, SMALL, (SHORT,), tmp_path / folder)
+        return Training(renderer, SMALL, (SHORT,), tmp_path / folder, seed=seed)
 
-    whole = training("whole")
     told: list[Progress] = []
+    rest: list[Progress] = []
+    whole = training("whole")
     whole.run(told.append)
     with pytest.raises(Left):
         training("left").run(leaves)
     again = training("left")
-    again.run(told.append)
+    again.run(rest.append)
 
     assert told[0].loss > told[1].loss
+    assert told[1:] == rest
+    with pytest.raises(OtherTraining, match="another recipe"):
+        training("left", seed=1)
     before, after = (dict(tree_flatten(one.model.parameters())) for one in (whole, again))
     assert before.keys() == after.keys()
     for name, weight in before.items():
@@ -265,12 +373,12 @@ def test_what_is_exported_is_what_was_trained(
     from mlx_lm import load
 
     training = Training(renderer, SMALL, (SHORT,), tmp_path)
-    export(tmp_path / "model", training.model, tokenizer, shipped.chat_template(), SMALL)
+    export(tmp_path / "model", training.model, tokenizer, builtin_template(), SMALL)
     loaded: Any = load(str(tmp_path / "model"))
     model, read = loaded
     ids = mx.array([read.encode("What is a cairn?")])
     assert np.array_equal(training.model(ids), model(ids))
-    assert shipped.chat_template() == read.chat_template
+    assert builtin_template() == read.chat_template
 
 
 def test_the_evaluation_counts(renderer: Renderer):
@@ -290,7 +398,7 @@ def test_the_recipe_is_what_ships():
     """
     The shape in the recipe is that of the weights in the package.
     """
-    config = json.loads((shipped.directory() / "config.json").read_text("utf-8"))
+    config = json.loads((builtin_directory() / "config.json").read_text("utf-8"))
     shape = attrs.asdict(Shape())
     names = {"layers": "num_hidden_layers", "heads": "num_attention_heads"}
     names |= {"kv_heads": "num_key_value_heads"}

@@ -26,8 +26,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from cairn import pebble
 from cairn.engine.blas import find_blas, loaded_blas
+from cairn.engine.builtin import builtin_directory
 from cairn.engine.schedule import passes, slab_capacity
 
 CHUNK, ROWS = 64, 4
@@ -153,7 +153,7 @@ def main() -> int:
 
     from cairn.engine.mlx_model import load_model
 
-    where = asked.model or pebble.directory()
+    where = asked.model or builtin_directory()
     loaded = load_model(str(where))
     blas = loaded_blas()
     print(f"model  {loaded.name}, {len(loaded.shapes)} layers, {loaded.shapes[0].dtype}")

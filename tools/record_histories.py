@@ -27,7 +27,7 @@ from typing import Any
 import attrs
 import trio
 
-from cairn import pebble
+from cairn.engine.builtin import builtin_directory
 from cairn.journal import events as ev
 from cairn.journal.base import Base, base_of, loaded_of, state_of
 from cairn.journal.codec import GENESIS, Row, decode, encode
@@ -377,7 +377,7 @@ def main() -> None:
     names = asked.names or [name for name in known if not (asked.output / f"{name}.jsonl").exists()]
     with tempfile.TemporaryDirectory(prefix="cairn-histories-") as directory:
         scratch = Path(directory)
-        model = pebble.directory()
+        model = builtin_directory()
         trio.run(record, names, asked.output, scratch, model)
 
 

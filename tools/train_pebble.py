@@ -14,12 +14,14 @@ what an exported model can do, and writes EVALUATION.md beside it:
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,7 +37,7 @@ from pebble.recipe import STAGES, Shape
 from pebble.sequences import TURN_END, Renderer, train_tokenizer
 from pebble.words import Split
 
-from cairn.pebble import chat_template
+from cairn.engine.builtin import builtin_template
 
 _TOKENIZER_DIALOGUES = 6000
 _PORT = 42_010
@@ -88,11 +90,16 @@ def _in_ranks(ranks: int) -> int:
             for rank in range(ranks)
         ]
         try:
-            codes = [process.wait() for process in processes]
+            # One that ends early leaves the others waiting for it.
+            while all(process.poll() is None for process in processes):
+                time.sleep(0.5)
+            codes = [process.poll() for process in processes]
+            if not any(codes):
+                codes = [process.wait() for process in processes]
         finally:
             for process in processes:
                 process.terminate()
-    return max(abs(code) for code in codes)
+    return max(abs(code or 0) for code in codes)
 
 
 def _tokenizer(path: Path, template: str, vocab_size: int) -> Tokenizer:
@@ -117,15 +124,17 @@ _EMPTY = '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'
 def _train(options: argparse.Namespace) -> None:
     import attrs
     from pebble.export import export
+    from pebble.training import OtherTraining, Training
     from pebble.training import Progress as Stands
-    from pebble.training import Training
 
-    shape, template = Shape(), chat_template()
+    shape, template = Shape(), builtin_template()
     tokenizer = _tokenizer(options.work / "tokenizer.json", template, shape.vocab_size)
     stages = tuple(attrs.evolve(one, tokens=int(one.tokens * options.share)) for one in STAGES)
-    training = Training(
-        Renderer(tokenizer, template), shape, stages, options.work, seed=options.seed
-    )
+    renderer = Renderer(tokenizer, template)
+    try:
+        training = Training(renderer, shape, stages, options.work, seed=options.seed)
+    except OtherTraining as error:
+        sys.exit(str(error))
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -160,7 +169,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     model, tokenizer = loaded
     renderer = Renderer(
         Tokenizer.from_file(str(options.out / "tokenizer.json")),
-        chat_template(),
+        builtin_template(),
     )
     end = tokenizer.convert_tokens_to_ids(TURN_END)
 
@@ -184,9 +193,12 @@ def _evaluate(options: argparse.Namespace) -> None:
         for due, said in result.wrong[:2]:
             console.print(f"  due  {due!r}\n  said {said!r}", markup=False, highlight=False)
     talk = list(evaluation.small_talk(renderer, say, _TOPICS_SHOWN))
+    weights = hashlib.sha256((options.out / "model.safetensors").read_bytes()).hexdigest()
     what = (
-        f"Measured by `tools/train_pebble.py --evaluate --count {options.count}` on dialogues that "
-        "share no names,\nnumbers or wordings with the training; greedy, float32, by mlx-lm."
+        f"Measured by `tools/train_pebble.py --evaluate --count {options.count} "
+        f"--seed {options.seed}`, greedy, float32, by mlx-lm,\non dialogues whose names, numbers, "
+        "pairs of verb and noun in tools, and ways to ask and to tell\nwere held out of the "
+        f"training. SHA-256 of the weights:\n`{weights}`"
     )
     page = options.out / "EVALUATION.md"
     page.write_text(evaluation.report(results, talk, what), encoding="utf-8")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cairn import pebble
+from cairn.engine.builtin import builtin_directory
 from tests.serving import Serving, assert_holds, started, user
 
 Start = Callable[..., Serving]
@@ -23,7 +23,7 @@ def model_directory() -> Path:
     """
     Pebble's: in these tests one hears what is said.
     """
-    return pebble.directory()
+    return builtin_directory()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import shutil
 import signal
 import socket
 import sqlite3
@@ -20,6 +21,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from cairn.engine.builtin import builtin_directory
 from cairn.journal.export import read_export
 from cairn.journal.store_sql import journal_url
 from cairn.ops import doctor
@@ -311,7 +313,7 @@ def test_doctor(run, stored):
     assert 0 == result.exit_code
     assert "ok    journal   up to row 31, " in result.stdout
     assert "KiB; the last 31 rows are chained\n" in result.stdout
-    assert 7 == len(result.stdout.splitlines())
+    assert 8 == len(result.stdout.splitlines())
 
 
 @pytest.mark.usefixtures("healthy_machine")
@@ -404,6 +406,18 @@ def test_doctor_knows_cairn(told: bytes, status: str):
         thread.join()
     assert status == found.status
     assert (status == "ok") == ("Cairn is there" in found.fact)
+
+
+def test_doctor_looks_at_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The built-in model is there, or it is said what is missing of it and what to do."""
+    assert ("ok", "pebble, ") == (doctor.check_model().status, doctor.check_model().fact[:8])
+    shutil.copytree(builtin_directory(), tmp_path / "pebble")
+    (tmp_path / "pebble" / "model.safetensors").unlink()
+    monkeypatch.setattr(doctor, "builtin_directory", lambda: tmp_path / "pebble")
+    found = doctor.check_model()
+    assert "fail" == found.status
+    assert "holds no weights" in found.fact
+    assert "install Cairn again" in found.advice
 
 
 def test_doctor_survives_mlx(monkeypatch: pytest.MonkeyPatch):

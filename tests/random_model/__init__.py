@@ -19,7 +19,7 @@ import numpy.typing as npt
 from safetensors.numpy import save as tensors_to_bytes
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from cairn import pebble
+from cairn.engine.builtin import builtin_template
 
 TEXT_END: Final = "<|endoftext|>"
 TURN_START: Final = "<|im_start|>"
@@ -195,7 +195,7 @@ def _template() -> str:
         "if not enable_thinking",
         "if enable_thinking is defined and not enable_thinking",
     )
-    template = pebble.chat_template()
+    template = builtin_template()
     assert before in template
     return template.replace(before, after)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -52,7 +53,7 @@ class Dialogue:
         ((place, before, after),) = self.edits
         messages = [dict(message) for message in self.messages]
         for here in (place, -1):
-            messages[here]["content"] = messages[here]["content"].replace(before, after)
+            messages[here]["content"] = _whole(before).sub(after, messages[here]["content"])
         return attrs.evolve(self, messages=messages, needed=(after,), edits=())
 
     def instruct(self, rng: random.Random, split: Split) -> None:
@@ -76,16 +77,15 @@ class Fact:
     Something that a user tells.
 
     Attributes:
-        topic: what it is about, as in "my name".
         value: what is so.
         other: what might be so as well.
-        clauses: the fact as a clause, in which the value stands behind the topic.
+        clauses: the fact as a clause, in which the value stands behind what it is about.
         questions: what a question about it asks for, as in "my name"; the first tells facts apart.
         answer: the fact as Pebble says it.
+        thought: what it thinks before that.
         direct: whole questions.
     """
 
-    topic: str
     value: str
     other: str
     clauses: tuple[str, ...]
@@ -145,7 +145,6 @@ def _owned(rng: random.Random, split: Split) -> Fact:
     noun, draw = pick(rng, _OWNED)
     value, other = _two(rng, split, draw)
     return Fact(
-        topic=noun,
         value=value,
         other=other,
         clauses=(f"my {noun} is {value}",) * 3 + (f"the {noun} I have is {value}",),
@@ -160,7 +159,6 @@ def _person(rng: random.Random, split: Split) -> Fact:
     verb, base, draw = pick(rng, _PERSONAL)
     value, other = _two(rng, split, draw)
     return Fact(
-        topic=f"{who} {verb}",
         value=value,
         other=other,
         clauses=(f"{who} {verb} {value}",),
@@ -174,7 +172,6 @@ def _self(rng: random.Random, split: Split) -> Fact:
     told = pick(rng, _SELVES)
     value, other = _two(rng, split, told.draw)
     return Fact(
-        topic=told.topic,
         value=value,
         other=other,
         clauses=tuple(clause.format(value) for clause in told.clauses),
@@ -249,7 +246,6 @@ def _thing(rng: random.Random, split: Split) -> Fact:
     thing = pick(rng, words.THINGS)
     spot, other = _two(rng, split, _of(words.SPOTS))
     return Fact(
-        topic=f"the {thing}",
         value=spot,
         other=other,
         clauses=(f"the {thing} is in the {spot}", f"I put the {thing} in the {spot}"),
@@ -474,8 +470,16 @@ def recall(
     dialogue.say(told_now + _ask(rng, split, last), thought + last.answer)
     dialogue.needed = (last.value,)
     if last.questions[0] in places:
-        dialogue.edits = ((places[last.questions[0]], last.value, last.other),)
+        earlier = " ".join(one["content"] for one in dialogue.messages[:-1])
+        # Of what a user changes nothing is left, and what then stands there is new.
+        once = len(_whole(last.value).findall(earlier)) == 1
+        if once and not _whole(last.other).search(earlier):
+            dialogue.edits = ((places[last.questions[0]], last.value, last.other),)
     return dialogue
+
+
+def _whole(text: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
 
 
 def _untold(rng: random.Random, split: Split, dialogue: Dialogue, one: Fact) -> Dialogue:

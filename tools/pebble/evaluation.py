@@ -8,6 +8,7 @@ Each answer is generated greedily, by mlx-lm, from the prompt that a server woul
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
@@ -59,17 +60,25 @@ class Result:
 
 def _said(text: str) -> str:
     """
-    What a user sees: the answer without its thoughts.
+    What a user sees: the answer without its thoughts, of which nothing is left where they did not
+    end.
     """
-    return text.split("</think>", 1)[-1].strip()
+    said = text.split("</think>", 1)[-1]
+    return "" if "<think>" in said else said.strip()
 
 
 def _contains(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    return ended and all(one in _said(said) for one in dialogue.needed)
+    whole = (rf"(?<!\w){re.escape(one)}(?!\w)" for one in dialogue.needed)
+    return ended and all(re.search(one, _said(said)) for one in whole)
+
+
+def _says(dialogue: Dialogue, said: str, ended: bool) -> bool:
+    due: str = dialogue.messages[-1]["content"]
+    return ended and _said(said) == _said(due)
 
 
 def _ends(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    return ended
+    return ended and _said(said) != ""
 
 
 def _calls(dialogue: Dialogue, said: str, ended: bool) -> bool:
@@ -85,9 +94,12 @@ def _calls(dialogue: Dialogue, said: str, ended: bool) -> bool:
 
 
 def _thinks(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    thought = said.startswith("<think>") and said.count("</think>") == 1
-    none = "<think>" not in said and "</think>" not in said
-    return ended and (thought if dialogue.thinking else none)
+    if dialogue.thinking:
+        thoughts = re.fullmatch(r"<think>\n(.+)\n</think>\n\n(.+)", said, re.DOTALL)
+        right = thoughts is not None and not any("think>" in part for part in thoughts.groups())
+    else:
+        right = "think>" not in said
+    return ended and right
 
 
 def _any(rng: Random, split: Split) -> Dialogue:
@@ -96,7 +108,7 @@ def _any(rng: Random, split: Split) -> Dialogue:
 
 def _edited(rng: Random, split: Split) -> Dialogue:
     while True:
-        found = dialogues.recall(rng, split, questions=1)
+        found = dialogues.recall(rng, split, turns=rng.randint(0, 20), questions=1)
         if found.edits:
             return found.edited()
 
@@ -117,7 +129,7 @@ SKILLS: Final = (
     Skill(name="recalls a fact after 1 to 20 turns", draw=_asked_back, judge=_contains, least=0.95),
     Skill(
         name="recalls a fact across 4,000 tokens",
-        draw=partial(dialogues.recall, turns=14, fillers=14, questions=1),
+        draw=partial(dialogues.recall, turns=18, fillers=18, questions=1),
         judge=_contains,
         least=0.95,
         every=4,
@@ -133,11 +145,12 @@ SKILLS: Final = (
     Skill(
         name="uses a tool's result",
         draw=partial(_of_kind, kind="tool result"),
-        judge=_contains,
+        judge=_says,
         least=0.95,
         every=2,
     ),
     Skill(name="thinks if asked to, and only then", draw=_any, judge=_thinks, least=0.99),
+    Skill(name="says so where it was not told", draw=dialogues.untold, judge=_contains, least=0.9),
     Skill(name="gives the answer to small talk", draw=dialogues.talk, judge=_contains, least=0.9),
 )
 

@@ -91,6 +91,9 @@ class Sequence:
 class Renderer:
     """
     Turns dialogues into what a server would feed, by the chat template.
+
+    Attributes:
+        tokenizer: what it cuts them with.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
@@ -101,7 +104,7 @@ class Renderer:
         environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
         environment.globals["raise_exception"] = refuse
         self._template = environment.from_string(template)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._tool: list[int] = tokenizer.encode('{"type').ids
 
     def prompt(self, dialogue: Dialogue) -> str:
@@ -140,7 +143,7 @@ class Renderer:
             parts.append((f"\n{rest}{_OPENING}", False))
         parts.append((thoughts, False))  # empty ones, where it is not to think
         parts.append((f"{dialogue.messages[-1]['content']}{TURN_END}", True))
-        encoded = self._tokenizer.encode_batch([text for text, _ in parts])
+        encoded = self.tokenizer.encode_batch([text for text, _ in parts])
         ids: list[int] = []
         answers: list[bool] = []
         for place, (one, (_, answer)) in enumerate(zip(encoded, parts, strict=True)):
@@ -149,7 +152,7 @@ class Renderer:
             if answer and place < len(parts) - 1 and not parts[place - 1][0]:
                 answers[-len(one.ids)] = False
         found = np.array(ids, np.int32)
-        begins = found == self._tokenizer.token_to_id(TURN_START)
+        begins = found == self.tokenizer.token_to_id(TURN_START)
         begins[:-1] |= (found[:-1] == self._tool[0]) & (found[1:] == self._tool[1])
         return Sequence(found, np.array(answers), np.flatnonzero(begins))
 

@@ -8,6 +8,7 @@ ring over loopback on a CPU); each reads batches of its own, and gradients are a
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,12 @@ def new_model(shape: Shape, seed: int) -> Model:
     return model
 
 
+class OtherTraining(Exception):
+    """
+    A checkpoint of another training.
+    """
+
+
 class Training:
     """
     A training that can be left and taken up again.
@@ -105,6 +112,9 @@ class Training:
         """
         Args:
             folder: of the checkpoint; one that is there is gone on from.
+
+        Raises:
+            OtherTraining: the checkpoint is of another one.
         """
         self._renderer = renderer
         self._stages = stages
@@ -122,6 +132,7 @@ class Training:
         )
         self._optimizer.init(self.model.trainable_parameters())
         self._stands = {"stage": 0, "pool": 0, "tokens": 0, "steps": 0}
+        self._identity = _identity(renderer, shape, stages, seed)
         if self._path.with_suffix(".safetensors").exists():
             self._load()
 
@@ -251,17 +262,32 @@ class Training:
         arrays |= dict(tree_flatten({"optimizer": self._optimizer.state}))
         arrays = {name: one for name, one in arrays.items() if isinstance(one, mx.array)}
         draft = self._path.with_suffix(".draft.safetensors")
-        mx.save_safetensors(str(draft), arrays, {"stands": json.dumps(self._stands)})
+        told = {"stands": json.dumps(self._stands), "identity": self._identity}
+        mx.save_safetensors(str(draft), arrays, told)
         draft.replace(self._path.with_suffix(".safetensors"))
 
     def _load(self) -> None:
         loaded: Any = mx.load(str(self._path.with_suffix(".safetensors")), return_metadata=True)
         arrays, told = loaded
+        if told["identity"] != self._identity:
+            raise OtherTraining(
+                f"{self._path}.safetensors is of another recipe, seed or tokenizer. Choose another "
+                "folder, or remove it to begin anew."
+            )
         found = tree_unflatten(list(arrays.items()))
         self.model.update(found["model"])
         self._optimizer.state = found["optimizer"]
         self._stands = json.loads(told["stands"])
         mx.eval(self.model.parameters(), self._optimizer.state)
+
+
+def _identity(renderer: Renderer, shape: Shape, stages: tuple[Stage, ...], seed: int) -> str:
+    """
+    A hash of what a training follows from, but for the code that draws dialogues.
+    """
+    plain = [attrs.asdict(one, filter=attrs.filters.exclude("mix")) for one in stages]
+    told = json.dumps([seed, attrs.asdict(shape), plain, renderer.tokenizer.to_str()])
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def _pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[_Batch]:

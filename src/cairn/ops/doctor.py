@@ -27,6 +27,8 @@ import attrs
 import click
 
 from cairn.engine import blas
+from cairn.engine.builtin import builtin_directory
+from cairn.engine.model_files import directory_fault, weights_bytes
 from cairn.journal.base import Base, state_of
 from cairn.journal.codec import GENESIS, Row, chain_fault
 from cairn.journal.errors import JournalError
@@ -101,6 +103,7 @@ def checks(data_dir: Path, url: str, port: int) -> Iterator[tuple[str, Callable[
     yield "python", check_python
     yield "blas", check_blas
     yield "mlx", check_mlx
+    yield "model", check_model
     yield "sqlite", lambda: check_sqlite(url, sqlite3.sqlite_version_info)
     yield "journal", lambda: check_journal(url)
     yield "disk", lambda: check_disk(data_dir, url)
@@ -150,6 +153,16 @@ def check_mlx() -> Found:
         )
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
     return Found("fail", last, "install MLX anew: make env")
+
+
+def check_model() -> Found:
+    """
+    Whether the built-in model is there, whole.
+    """
+    where = builtin_directory()
+    if fault := directory_fault(str(where)):
+        return Found("fail", fault, "install Cairn again, or serve another with --model")
+    return Found("ok", f"{where.name}, {size_text(weights_bytes(where))}")
 
 
 def check_sqlite(url: str, version: tuple[int, ...]) -> Found:

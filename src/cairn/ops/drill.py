@@ -17,7 +17,7 @@ import attrs
 import click
 import trio
 
-from cairn import pebble
+from cairn.engine.builtin import builtin_directory
 from cairn.ops.drills import CHECKS, DRILLS, Check, Drill, Outcome, Reference, reference
 from cairn.ops.drills.outcome import Scene
 from cairn.ops.home import make_home
@@ -91,7 +91,7 @@ def _hold(chosen: Sequence[Drill], data_dir: Path) -> list[Played]:
     Hold drills, one after the other. Called off, the one in hand leaves nothing behind.
     """
     make_home(data_dir)
-    model = pebble.directory()
+    model = builtin_directory()
     held: list[Played] = []
     begun: list[Path] = []
     called_off = False

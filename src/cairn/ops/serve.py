@@ -19,10 +19,10 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from cairn import pebble
 from cairn.actors.boot import BootRefused, Settings, booted
 from cairn.actors.server import Limits, Server
 from cairn.actors.writer import WriterDied
+from cairn.engine.builtin import builtin_directory
 from cairn.engine.model_files import adapter_fault, directory_fault, is_path
 from cairn.engine.sampling import Sampling
 from cairn.http.app import create_app
@@ -166,6 +166,8 @@ def serve(**options: Any) -> None:
     model = options["model"]
     if model is not None and is_path(model) and (fault := directory_fault(model)):
         raise Unreadable(fault)
+    if model is None and (fault := directory_fault(str(builtin_directory()))):
+        raise Unreadable(f"The built-in model is damaged; install Cairn again. {fault}")
     if options["adapter"] is not None and (fault := adapter_fault(options["adapter"])):
         raise Unreadable(fault)
     data_dir: Path = options["data_dir"]
@@ -300,7 +302,7 @@ def _settings(options: dict[str, Any], data_dir: Path) -> Settings:
     }
     kept = ("chunk_tokens", "decode_rows", "kv_cache", "pool_slabs", "accept_unstable")
     return Settings(
-        model=options["model"] or str(pebble.directory()),
+        model=options["model"] or str(builtin_directory()),
         model_name=options["model_name"],
         adapter=options["adapter"],
         accept_tight=options["accept_tight_memory"],
