@@ -5,14 +5,15 @@ tools/train_pebble.py, and heard in tests/e2e.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pebble.sequences import MARKER_TOKENS, SPECIAL_TOKENS
 
 from cairn.engine.builtin import builtin_directory
-from tests.random_model import MARKER_TOKENS, SPECIAL_TOKENS
 
 Message = dict[str, Any]
 Render = Callable[..., str]
@@ -85,6 +86,33 @@ class TestFiles:
         All of it together takes at most 8 MB.
         """
         assert sum(path.stat().st_size for path in builtin_directory().glob("*.*")) <= 8_000_000
+
+    def test_nothing_but_the_model(self) -> None:
+        """
+        What lies beside the weights may be part of the fingerprint: no program does.
+        """
+        assert not list(builtin_directory().glob("*.py"))
+
+    def test_the_figures_are_of_these_weights(self) -> None:
+        """
+        The evaluation is of the weights that ship. Each skill reaches its aim, or the card says by
+        name that it does not; there are twenty answers to read.
+        """
+        page = (builtin_directory() / "EVALUATION.md").read_text("utf-8")
+        card = (builtin_directory() / "README.md").read_text("utf-8")
+        weights = (builtin_directory() / "model.safetensors").read_bytes()
+        assert hashlib.sha256(weights).hexdigest() in page
+        table = [line.split("|")[1:-1] for line in page.split("\n") if line.startswith("| ")]
+        rows = [[cell.strip() for cell in row] for row in table]
+        skills = [row for row in rows if len(row) == 4 and row[1].endswith("%")]
+        assert 9 == len(skills)
+        missed = [
+            name
+            for name, right, _, aim in skills
+            if float(right.removesuffix("%")) < float(aim.removesuffix("%"))
+        ]
+        assert [] == [name for name in missed if f"- {name}:" not in card]
+        assert 21 == len([row for row in rows if len(row) == 2])
 
     def test_mlx_lm_understands_it(self) -> None:
         """

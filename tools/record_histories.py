@@ -18,6 +18,7 @@ import contextlib
 import json
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -27,7 +28,6 @@ from typing import Any
 import attrs
 import trio
 
-from cairn.engine.builtin import builtin_directory
 from cairn.journal import events as ev
 from cairn.journal.base import Base, base_of, loaded_of, state_of
 from cairn.journal.codec import GENESIS, Row, decode, encode
@@ -45,9 +45,13 @@ from cairn.ops.drills.outcome import Scene
 from cairn.ops.drills.private_server import PrivateServer, private_server, stored_rows
 from cairn.ops.prune import prune
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.random_model import make_random_model
+
 HISTORIES = Path("tests/histories")
 EXPECTED = "expected.json"
-_BLOCK_BYTES = 16 * 3072  # C tokens of Pebble
+_BLOCK_BYTES = 16 * 4096  # C tokens of the random model
 _FILE = re.compile(r'File "[^"]*?/(?:(?:site-packages|src|lib/python[\d.]+)/|(?=tools/))([^"]*)"')
 _TOKEN = re.compile(rb'"content":"[^"]')
 
@@ -274,7 +278,7 @@ def without_machine(rows: Sequence[Row], base: Base | None) -> tuple[list[Row], 
     Rows and base without the directories of the machine that wrote them, in a chain of their own.
     """
     found: list[Row] = []
-    directory = "models/pebble"
+    directory = "models/random"
     if base is not None:
         loaded = loaded_of(base)
         loaded = attrs.evolve(loaded, directory=directory) if loaded is not None else None
@@ -377,7 +381,7 @@ def main() -> None:
     names = asked.names or [name for name in known if not (asked.output / f"{name}.jsonl").exists()]
     with tempfile.TemporaryDirectory(prefix="cairn-histories-") as directory:
         scratch = Path(directory)
-        model = builtin_directory()
+        model = make_random_model(scratch / "models" / "random")  # its answers do not end
         trio.run(record, names, asked.output, scratch, model)
 
 

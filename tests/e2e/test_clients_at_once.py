@@ -34,8 +34,8 @@ def questions(lengthy: Any) -> list[dict[str, Any]]:
     return [
         {**lengthy[0], "max_tokens": 150},
         {**lengthy[1], "max_tokens": 90},
-        {"messages": [user(shared)], "temperature": 0.8, "seed": 5, "max_tokens": 80},
-        {"messages": [user(shared)], "temperature": 0.8, "seed": 6, "max_tokens": 80},
+        {"messages": [user(shared)], "temperature": 3.0, "seed": 5, "max_tokens": 80},
+        {"messages": [user(shared)], "temperature": 3.0, "seed": 6, "max_tokens": 80},
         {"messages": [user(shared)], "max_tokens": 60},
         {"messages": [user("What is a cairn?")], "max_tokens": 60},
         {"messages": [user("Count the stones.")], "max_tokens": 60},

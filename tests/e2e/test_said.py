@@ -1,7 +1,7 @@
 """
 What is said, and not only that something is: conversations with Pebble, warm and cold alike.
 
-The names, numbers and towns are of the half that Pebble was never trained on.
+The names, numbers and towns are such as Pebble was never trained on, and so are the tools.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
-from pebble import words
+from pebble import dialogues, words
+from pebble.dialogues import Dialogue
+from pebble.words import Split
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
@@ -129,9 +132,9 @@ TOOLS = [
         },
     }
     for name, description, properties in (
-        ("get_weather", "Get the weather.", {"city": "string"}),
-        ("start_timer", "Start a timer.", {"minutes": "integer"}),
-        ("send_letter", "Send a letter.", {"name": "string"}),
+        ("find_weather", "Find the weather.", {"city": "string"}),
+        ("check_timer", "Check a timer.", {"minutes": "integer"}),
+        ("delete_letter", "Delete a letter.", {"name": "string"}),
     )
 ]
 
@@ -140,17 +143,58 @@ def test_a_tool_is_called_and_its_result_told(shared: Serving, cold: Serving):
     """
     The right one of three tools is called with valid arguments; the answer says what it gave.
     """
-    talk: list[dict[str, Any]] = [user("Please get the weather in Zanport")]
+    talk: list[dict[str, Any]] = [user("Please find the weather in Zanport.")]
     call = ask(shared, *talk, tools=TOOLS, **WHOLE)
     found = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", call.text, re.DOTALL)
     assert found, call.text
-    assert {"name": "get_weather", "arguments": {"city": "Zanport"}} == json.loads(found[1])
+    assert {"name": "find_weather", "arguments": {"city": "Zanport"}} == json.loads(found[1])
 
     talk += [assistant(call.text), {"role": "tool", "content": '{"number": "3414"}'}]
     told = ask(shared, *talk, tools=TOOLS, **WHOLE)
     assert "3414" in told.text
     assert told.cached_tokens >= call.prompt_tokens - 128
     assert ask(cold, *talk, tools=TOOLS, **WHOLE, cache_prompt=False).bits == told.bits
+
+
+@pytest.mark.parametrize("count", [1, 8, 30])
+def test_the_right_tool_of_many_is_called(shared: Serving, cold: Serving, count: int):
+    """
+    Of a list of tools that it has not seen the one is called that was asked for, as JSON.
+    """
+    drawn = tool_call(count)
+    answer = ask(shared, *drawn.messages[:-1], tools=drawn.tools, **WHOLE)
+    found = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", answer.text, re.DOTALL)
+    assert found, answer.text
+    assert json.loads(drawn.needed[0]) == json.loads(found[1])
+    asked = {"tools": drawn.tools, "cache_prompt": False}
+    assert ask(cold, *drawn.messages[:-1], **asked, **WHOLE).bits == answer.bits
+
+
+def tool_call(count: int) -> Dialogue:
+    """
+    A wish for one of so many tools, held out of the training.
+    """
+    rng = Random(count)
+    while True:
+        found = dialogues.tool_use(rng, Split.HELD_OUT, count=count, rounds=1)
+        if found.skill == "tool call" and not found.thinking:
+            return found
+
+
+def test_a_fact_is_recalled_across_four_thousand_tokens(shared: Serving, cold: Serving):
+    """
+    Warm, where all but the last question was served before, and cold.
+    """
+    drawn = dialogues.recall(Random(7), Split.HELD_OUT, turns=18, fillers=18, questions=1)
+    *before, _, asked, _ = drawn.messages
+    ask(shared, *before, max_tokens=1)
+    warm = ask(shared, *drawn.messages[:-1], enable_thinking=drawn.thinking, **WHOLE)
+    assert asked == drawn.messages[-2]
+    assert warm.prompt_tokens > 4000
+    assert warm.cached_tokens > 4000
+    assert drawn.needed[0] in warm.text
+    how = {"enable_thinking": drawn.thinking, "cache_prompt": False}
+    assert ask(cold, *drawn.messages[:-1], **how, **WHOLE).bits == warm.bits
 
 
 @pytest.mark.parametrize("thinking", [True, False])
