@@ -1,0 +1,69 @@
+"""
+What is installed, rather than checked out: the wheel, and the server in it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cairn.engine.builtin import builtin_directory
+from cairn.journal import events as ev
+from tests.serving import ask, assistant, started, user
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    Built as an installer builds it.
+    """
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_the_model_is_in_it(wheel: Path):
+    """
+    Every file of Pebble's, as it lies in the tree, and together at most 8 MB.
+    """
+    packed = zipfile.ZipFile(wheel)
+    sizes = {one.filename: one.file_size for one in packed.infolist()}
+    shipped = builtin_directory().iterdir()
+    here = {f"cairn/pebble/{path.name}": path.stat().st_size for path in shipped}
+    there = {name: size for name, size in sizes.items() if name.startswith("cairn/pebble/")}
+    assert here == there
+    assert sum(there.values()) <= 8_000_000
+
+
+def test_it_is_served_from_where_nothing_can_be_written(wheel: Path, tmp_path: Path):
+    """
+    An installation that cannot be written serves Pebble.
+    """
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    folders = [site, *(path for path in site.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    before = sorted(site.rglob("*"))
+    talk = [user("Please remember that my name is Jordis."), assistant("Noted.")]
+    try:
+        env = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+        with started(tmp_path / "home", env=env) as server:
+            answer = ask(server, *talk, user("What is my name?"), max_tokens=40)
+            assert "Your name is Jordis." == answer.text
+            (loaded,) = server.events(ev.ModelLoaded)
+            assert str(site / "cairn" / "pebble") == loaded.directory
+            assert 0 == server.stop()
+        assert before == sorted(site.rglob("*"))  # also where root may write everywhere
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
