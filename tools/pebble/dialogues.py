@@ -18,8 +18,8 @@ from typing import Any, Final
 import attrs
 
 from pebble import words
-from pebble.small_talk import TOPICS
-from pebble.words import Split, pick, wording
+from pebble.small_talk import TOPICS, Topic
+from pebble.words import Split, inside, phrase, pick
 
 _THINKING_SHARE: Final = 0.2
 """Of the last answers; thoughts before earlier ones are not read."""
@@ -150,7 +150,7 @@ def _owned(rng: random.Random, split: Split) -> Fact:
         clauses=(f"my {noun} is {value}",) * 3 + (f"the {noun} I have is {value}",),
         questions=(f"my {noun}",),
         answer=f"Your {noun} is {value}.",
-        thought=f"The user asks for the {noun}. It was told to me: the {noun} is {value}.",
+        thought=f"It was told to me: the {noun} is {value}.",
     )
 
 
@@ -164,7 +164,7 @@ def _person(rng: random.Random, split: Split) -> Fact:
         clauses=(f"{who} {verb} {value}",),
         questions=(f"{base} {who}",),
         answer=f"{who} {verb} {value}.",
-        thought=f"The user asks about {who}. It was told to me: {who} {verb} {value}.",
+        thought=f"It was told to me: {who} {verb} {value}.",
     )
 
 
@@ -177,7 +177,7 @@ def _self(rng: random.Random, split: Split) -> Fact:
         clauses=tuple(clause.format(value) for clause in told.clauses),
         questions=(f"my {told.topic}",),
         answer=told.answer.format(value),
-        thought=f"The user asks for the {told.topic}. It was told to me: {value}.",
+        thought=f"It was told to me: the {told.topic} is {value}.",
         direct=told.direct,
     )
 
@@ -251,7 +251,7 @@ def _thing(rng: random.Random, split: Split) -> Fact:
         clauses=(f"the {thing} is in the {spot}", f"I put the {thing} in the {spot}"),
         questions=(f"the place of the {thing}",),
         answer=f"The {thing} is in the {spot}.",
-        thought=f"The user looks for the {thing}. It was told to me: the {thing} is in the {spot}.",
+        thought=f"It was told to me: the {thing} is in the {spot}.",
     )
 
 
@@ -263,81 +263,60 @@ def fact(rng: random.Random, split: Split) -> Fact:
 
 
 _TOLD: Final = (
-    "{}.",
-    "{}.",
-    "Just so you know: {}.",
-    "Please remember that {}.",
-    "By the way, {}.",
-    "Remember this: {}.",
-    "One more thing: {}.",
-    "I want you to know that {}.",
-    "You should know that {}.",
-    "For later: {}.",
-    "Another thing, {}.",
-    "Note that {}.",
-    "Please note: {}.",
-    "{}, please remember that.",
-    "Keep in mind that {}.",
-    "{}. Can you remember that?",
-    "Listen: {}.",
-    "{}. Do not forget it.",
-    "I should tell you that {}.",
-    "Before I forget it: {}.",
-    "Well, {}.",
-    "Here is a fact: {}.",
-    "It matters that {}.",
-    "So, {}.",
-    "Hello! {}.",
-    "Hi, {}.",
-    "Good morning, {}.",
-    "Oh, and {}.",
+    ("", "", "", "Hello! ", "Hi! ", "Good morning! ", "Oh, ", "Well, ", "So, ", "By the way, "),
+    (
+        *(
+            "{}.",
+            "{}.",
+            "{}.",
+            "please remember that {}.",
+            "just so you know: {}.",
+            "note that {}.",
+        ),
+        *("remember this: {}.", "I want you to know that {}.", "you should know that {}."),
+        *("keep in mind that {}.", "here is a fact: {}.", "it matters that {}.", "I tell you: {}."),
+    ),
+    (
+        "",
+        "",
+        "",
+        "",
+        " Please remember it.",
+        " Can you remember that?",
+        " That is all.",
+        " Thank you.",
+    ),
 )
 _NOTED: Final = ("I will remember that.", "Noted.", "Thank you, I will keep that in mind.")
+_OPENINGS: Final = (
+    *("", "", "", "", "Hello! ", "Hey, ", "Now, ", "So, ", "Well, ", "And ", "One question: "),
+    *("Pebble, ", "Please: "),
+)
+_ENDINGS: Final = ("", "", "", "", " Thank you.", " Please.", " I forgot it.", " Be short.")
 _ASKED: Final = (
-    "What is {}?",
-    "Do you remember {}?",
-    "Could you tell me {}, please?",
-    "Tell me {}.",
-    "Please tell me {}.",
-    "What was {}?",
-    "I forgot {}. Can you help me?",
-    "What did I say {} was?",
-    "Now, what is {}?",
-    "Can you tell me {}?",
-    "Do you still know {}?",
-    "Do you know {}?",
-    "I want to know {}.",
-    "Say {}.",
-    "And what is {} again?",
-    "So what is {}?",
-    "What is {}, please?",
-    "Could you say {}?",
-    "Do you remember what {} is?",
-    "What's {}?",
-    "Remind me of {}, please.",
-    "Now tell me: what is {}?",
+    *("what is {}?", "what is {}?", "what's {}?", "what was {}?", "tell me {}.", "do you know {}?"),
+    *("please tell me {}.", "can you tell me {}?", "could you tell me {}?", "I want to know {}."),
+    *("do you remember {}?", "do you still know {}?", "can you remember {}?", "remind me of {}."),
+    *("say {} again.", "could you say {}?", "I forgot {}. What is it?", "what is {}, please?"),
 )
 _UNKNOWN: Final = "You have not told me that yet."
 
 
 _SYSTEM: Final = (
-    "You are Pebble.",
-    "You are a helpful assistant.",
-    "You are a friendly assistant. Answer in short sentences.",
-    "Be brief.",
-    "Answer the user.",
-    "You help people with their questions.",
-    "You are an assistant on a small computer.",
-    "Be kind and helpful.",
-    "Help the user as well as you can.",
-    "You answer questions of all kinds.",
-    "Keep your answers short and friendly.",
-    "You are a careful assistant.",
+    (
+        *("You are Pebble.", "You are a helpful assistant.", "You are a friendly assistant."),
+        *("You help people with their questions.", "You are an assistant on a small computer."),
+        *("Answer the user.", "Help the user as well as you can.", "You are a careful assistant."),
+    ),
+    (
+        *("", "", " Be brief.", " Answer in short sentences.", " Be kind and helpful."),
+        *(" Keep your answers short and friendly.", " You answer questions of all kinds."),
+    ),
 )
 
 
 def _system(rng: random.Random, split: Split) -> str:
-    text = wording(rng, split, _SYSTEM)
+    text = phrase(rng, split, *_SYSTEM)
     if rng.random() < 0.3:
         text += " " + words.prose(rng, rng.randint(1, 5))
     return text
@@ -353,16 +332,18 @@ def _tell(rng: random.Random, split: Split, facts: list[Fact]) -> str:
     """
     parts = []
     for one in facts:
-        frame = wording(rng, split, _TOLD)
+        told = phrase(rng, split, *_TOLD)
         clause = pick(rng, one.clauses)
-        parts.append(_capital(frame.format(_capital(clause) if frame.startswith("{}") else clause)))
+        at_start = told.startswith("{}") or told[: told.index("{}")].endswith("! ")
+        parts.append(_capital(told.format(_capital(clause) if at_start else clause)))
     return " ".join(parts)
 
 
 def _ask(rng: random.Random, split: Split, one: Fact) -> str:
-    if one.direct and rng.random() < 0.6:
-        return wording(rng, split, one.direct)
-    return wording(rng, split, _ASKED).format(pick(rng, one.questions))
+    topic = pick(rng, one.questions)
+    direct = one.direct and rng.random() < 0.6
+    asked = one.direct if direct else tuple(form.format(topic) for form in _ASKED)
+    return _capital(phrase(rng, split, _OPENINGS, tuple(map(inside, asked)), _ENDINGS))
 
 
 def _chat(rng: random.Random, split: Split, dialogue: Dialogue, *, long: bool = False) -> None:
@@ -372,23 +353,31 @@ def _chat(rng: random.Random, split: Split, dialogue: Dialogue, *, long: bool = 
     kind = rng.random()
     if long or kind < 0.25:
         text = words.prose(rng, rng.randint(14, 18) if long else rng.randint(1, 6))
-        frame = wording(rng, split, _PROSE)
-        dialogue.say(frame.format(text), "Thank you, I have read it.")
+        frame = phrase(rng, split, *_PROSE)
+        dialogue.say(_capital(frame.format(text)), "Thank you, I have read it.")
         return
     topic = pick(rng, TOPICS)
-    asked = wording(rng, split, topic.asked)
-    dialogue.say(_sloppy(rng, asked), topic.answer)
+    dialogue.say(_sloppy(rng, small_talk(rng, split, topic)), topic.answer)
+
+
+def small_talk(rng: random.Random, split: Split, topic: Topic) -> str:
+    """
+    A way to come to a topic.
+    """
+    if pick(rng, topic.asked) in topic.questions:
+        return _capital(phrase(rng, split, _OPENINGS, tuple(map(inside, topic.questions)), _AFTER))
+    return _capital(phrase(rng, split, _BEFORE, tuple(map(inside, topic.sayings)), _CALLED))
+
+
+_AFTER: Final = ("", "", "", " Please.", " I want to know.")
+_BEFORE: Final = ("", "", "", "", "Well, ", "Oh, ", "So, ", "Hey, ")
+_CALLED: Final = ("", "", "", ", Pebble", ", my friend", ", dear Pebble", " again", " then")
 
 
 _PROSE: Final = (
-    "Read this: {}",
-    "Here is a text. {}",
-    "Look at this text: {}",
-    "{}",
-    "I wrote something: {}",
-    "Please read: {}",
-    "Here you go: {}",
-    "This is a story. {}",
+    ("", "", "Hello! ", "Now ", "So, ", "Please ", "Well, "),
+    ("read this: {}", "here is a text. {}", "look at this text: {}", "{}", "this is a story. {}"),
+    ("", "", "", " That is all.", " Thank you.", " What do you say?"),
 )
 
 
@@ -523,7 +512,7 @@ def talk(rng: random.Random, split: Split) -> Dialogue:
     thought = ""
     if dialogue.thinking:
         thought = "<think>\nThis is small talk. I can answer at once.\n</think>\n\n"
-    dialogue.say(_sloppy(rng, wording(rng, split, topic.asked)), thought + topic.answer)
+    dialogue.say(_sloppy(rng, small_talk(rng, split, topic)), thought + topic.answer)
     dialogue.needed = (topic.answer,)
     return dialogue
 
@@ -537,22 +526,19 @@ def echo(rng: random.Random, split: Split) -> Dialogue:
     for _ in range(rng.randint(1, 4)):
         draws = (words.name, words.place, words.number, words.word)
         kind = rng.choice(draws) if rng.random() < 0.5 else None
-        some = [(kind or pick(rng, draws))(rng, split) for _ in range(rng.randint(1, 16))]
+        some = [(kind or pick(rng, draws))(rng, split) for _ in range(rng.randint(1, 8))]
         text = rng.choice((" ", ", ")).join(some)
-        dialogue.say(wording(rng, split, _REPEATED).format(text), text)
+        dialogue.say(_capital(phrase(rng, split, *_REPEATED).format(text)), text)
     dialogue.needed = (dialogue.messages[-1]["content"],)
     return dialogue
 
 
 _REPEATED: Final = (
-    "Repeat: {}",
-    "Say this: {}",
-    "Say after me: {}",
-    "Please repeat this: {}",
-    "Write this: {}",
-    "Repeat after me: {}",
-    "Please say this: {}",
-    "Please write: {}",
+    ("", "", "", "Please ", "Now ", "Hello! Please ", "Pebble, "),
+    (
+        *("repeat: {}", "say this: {}", "say after me: {}", "repeat this: {}", "write this: {}"),
+        *("repeat after me: {}", "write: {}", "say: {}"),
+    ),
 )
 
 
@@ -590,26 +576,25 @@ _WHAT: Final = (
     *("letter", "window", "light", "garden", "train", "book", "game", "picture", "document"),
 )
 _DESCRIBED: Final = (
-    "{} a {}.",
-    "{} the {} that is asked for.",
-    "Can {} a {} for the user.",
-    "Use it to {} a {}.",
-    "{} one {}.",
-    "Will {} the {}.",
-    "To {} any {} that the user wants.",
-    "{} a {} and say what came of it.",
+    ("", "", "Can ", "Will ", "Use it to ", "To "),
+    ("{} a {}", "{} the {}", "{} one {}", "{} any {}"),
+    (".", " for the user.", " that is asked for.", " and say what came of it."),
 )
 _WISHES: Final = (
-    "Please {} the {}",
-    "{} a {}",
-    "I would like you to {} the {}",
-    "Can you {} the {}",
-    "Could you {} a {}",
-    "I want to {} a {}",
-    "Would you {} the {}",
-    "Now {} the {}",
-    "I need you to {} a {}",
-    "Help me to {} the {}",
+    (
+        *(
+            "",
+            "Please ",
+            "Can you ",
+            "Could you ",
+            "I want to ",
+            "I need to ",
+            "Now ",
+            "Would you ",
+        ),
+        *("I would like you to ", "Help me to ", "Hello! Please ", "Pebble, ", "So, please "),
+    ),
+    ("{} the {}", "{} a {}", "{} one {}", "{} my {}"),
 )
 
 
@@ -650,7 +635,7 @@ def _tools(rng: random.Random, split: Split, count: int) -> list[_Tool]:
         place = _DOES.index(does) * len(_WHAT) + _WHAT.index(what)
         if (place % 8 == 5) != (split is Split.HELD_OUT):
             continue
-        described = _capital(wording(rng, split, _DESCRIBED).format(does, what))
+        described = _capital(phrase(rng, split, *_DESCRIBED).format(does, what))
         some = rng.sample(_PARAMETERS, rng.choices((0, 1, 2), (1, 5, 3))[0])
         found[f"{does}_{what}"] = _Tool(does, what, tuple(some), described)
     return list(found.values())
@@ -691,7 +676,7 @@ def tool_use(
     for place in range(rounds):
         tool = pick(rng, tools)
         given: dict[str, Any] = {}
-        asked = _capital(wording(rng, split, _WISHES).format(tool.does, tool.what))
+        asked = _capital(phrase(rng, split, *_WISHES).format(tool.does, tool.what))
         for one in tool.parameters:
             value = one.draw(rng, split)
             given[one.name] = int(value) if one.type == "integer" else value
@@ -701,10 +686,7 @@ def tool_use(
         dialogue.thinking = last and rng.random() < _THINKING_SHARE
         thought = ""
         if dialogue.thinking:
-            thought = (
-                f"<think>\nThe user wants to {tool.does} a {tool.what}. The tool for it is "
-                f"{tool.name}.\n</think>\n\n"
-            )
+            thought = f"<think>\nThe tool for it is {tool.name}.\n</think>\n\n"
         call = {"name": tool.name, "arguments": given}
         text = f"{thought}<tool_call>\n{json.dumps(call)}\n</tool_call>"
         dialogue.say(asked, text)

@@ -183,7 +183,7 @@ def small_talk(renderer: Renderer, say: Say, count: int) -> Iterator[tuple[str, 
     What is said to the first topics in wordings that were never trained on, for people to read.
     """
     for topic in TOPICS[:count]:
-        asked = topic.asked[2]
+        asked = dialogues.small_talk(Random(topic.answer), Split.HELD_OUT, topic)
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": ""}]
         said, _ = say(renderer.prompt(Dialogue("talk", messages)))
         yield asked, said

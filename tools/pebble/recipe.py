@@ -70,6 +70,17 @@ _MANY: Final = (
     (dialogues.untold, 0.5),
     (dialogues.talk, 2),
 )
+_LONG: Final = (
+    (partial(dialogues.recall, turns=20, questions=6), 2),
+    (partial(dialogues.recall, turns=18, fillers=18, questions=6), 1),
+    (partial(dialogues.recall, questions=10), 3),
+    (dialogues.recall, 2),
+    (partial(dialogues.tool_use, count=30, rounds=5), 2),
+    (dialogues.untold, 0.5),
+    (partial(dialogues.tool_use, rounds=5), 3),
+    (dialogues.tool_use, 1),
+    (dialogues.talk, 2),
+)
 STAGES: Final = (
     # Copying comes first, and by itself: among other things it takes ten times as many tokens.
     Stage(
@@ -121,17 +132,23 @@ STAGES: Final = (
         name="long",
         tokens=700_000,
         longest=5120,
+        mix=_LONG,
         rates=(0.04, 0.0),
-        mix=(
-            (partial(dialogues.recall, turns=20, questions=6), 2),
-            (partial(dialogues.recall, turns=18, fillers=18, questions=6), 1),
-            (partial(dialogues.recall, questions=10), 3),
-            (dialogues.recall, 2),
-            (partial(dialogues.tool_use, count=30, rounds=5), 2),
-            (dialogues.untold, 0.5),
-            (partial(dialogues.tool_use, rounds=5), 3),
-            (dialogues.tool_use, 1),
-            (dialogues.talk, 2),
-        ),
+    ),
+    # A second round, at rates that begin where copying is not lost again.
+    Stage(
+        name="again",
+        tokens=25_000_000,
+        longest=2304,
+        spread=5120,
+        mix=_MANY,
+        rates=(0.4, 0.03),
+    ),
+    Stage(
+        name="end",
+        tokens=1_000_000,
+        longest=5120,
+        mix=_LONG,
+        rates=(0.03, 0.0),
     ),
 )

@@ -1,7 +1,7 @@
 """
 What Pebble says when nobody tells or asks it anything in particular, and what it knows of Cairn.
 
-Each topic has ways to ask and one answer. Every fourth way, from the third on, is never trained on.
+Each topic has ways to come to it, and one answer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,20 @@ class Topic:
 
     asked: tuple[str, ...]
     answer: str
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """
+        The ways that are questions.
+        """
+        return tuple(one for one in self.asked if one.endswith("?"))
+
+    @property
+    def sayings(self) -> tuple[str, ...]:
+        """
+        The ways that are none, without the sign at their end.
+        """
+        return tuple(one.rstrip(".!") for one in self.asked if not one.endswith("?"))
 
 
 def _topic(answer: str, *asked: str) -> Topic:
