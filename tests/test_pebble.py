@@ -14,6 +14,7 @@ import pytest
 from pebble.sequences import MARKER_TOKENS, SPECIAL_TOKENS
 
 from cairn.engine.builtin import builtin_directory
+from cairn.engine.generation_config import read_template_settings
 
 Message = dict[str, Any]
 Render = Callable[..., str]
@@ -209,6 +210,12 @@ class TestTemplate:
         )
 
         assert expected == render([system("Be brief."), user("Hello"), assistant("Hi.")])
+
+    def test_it_does_not_think_unless_it_is_asked_to(self) -> None:
+        """
+        mlx-lm has every model think that can; the file of defaults says otherwise for Pebble.
+        """
+        assert {"enable_thinking": False} == read_template_settings(builtin_directory())
 
     def test_generation_prompt(self, render: Render) -> None:
         """

@@ -197,15 +197,16 @@ def test_a_fact_is_recalled_across_four_thousand_tokens(shared: Serving, cold: S
     assert ask(cold, *drawn.messages[:-1], **how, **WHOLE).bits == warm.bits
 
 
-@pytest.mark.parametrize("thinking", [True, False])
-def test_it_thinks_when_it_is_asked_to(shared: Serving, thinking: bool):
+@pytest.mark.parametrize("thinking", [True, False, None])
+def test_it_thinks_when_it_is_asked_to(shared: Serving, thinking: bool | None):
     """
     With `enable_thinking` there are thoughts before the answer, and without it there are none.
     """
     talk = [user("Please remember that my name is Jordis."), assistant("Noted.")]
-    answer = ask(shared, *talk, user("What is my name?"), enable_thinking=thinking, **WHOLE)
-    assert thinking == answer.text.startswith("<think>\n")
-    assert ("</think>" in answer.text) == thinking
+    asked = {} if thinking is None else {"enable_thinking": thinking}
+    answer = ask(shared, *talk, user("What is my name?"), **asked, **WHOLE)
+    assert bool(thinking) == answer.text.startswith("<think>\n")
+    assert ("</think>" in answer.text) == bool(thinking)
     assert "Jordis" in answer.text.split("</think>")[-1]
 
 

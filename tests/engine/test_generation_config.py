@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from cairn.engine.generation_config import NAME, read_defaults
+from cairn.engine.generation_config import (
+    NAME,
+    GenerationConfigFault,
+    read_defaults,
+    read_template_settings,
+)
 from cairn.engine.mlx_model import load_model
 from cairn.engine.sampling import Sampling
 from tests.random_model import TEXT_END, TURN_END
@@ -46,6 +51,19 @@ def test_no_file(tmp_path: Path) -> None:
     A model without the file has OpenAI's defaults.
     """
     assert Sampling() == read_defaults(tmp_path)
+
+
+def test_settings_of_the_template(tmp_path: Path) -> None:
+    """
+    What the file has for the template is taken, and what is the server's to say is refused.
+    """
+    assert {} == read_template_settings(tmp_path)
+    (tmp_path / NAME).write_text('{"chat_template_kwargs": {"enable_thinking": false}}')
+    assert {"enable_thinking": False} == read_template_settings(tmp_path)
+    for settings in ('{"tokenize": true}', "[]", "7"):
+        (tmp_path / NAME).write_text(f'{{"chat_template_kwargs": {settings}}}')
+        with pytest.raises(GenerationConfigFault, match="chat_template_kwargs"):
+            read_template_settings(tmp_path)
 
 
 def test_a_model_has_its_defaults_and_its_ends(model_directory: Path) -> None:

@@ -313,6 +313,27 @@ def test_a_null_that_is_not_understood_is_not_told():
     assert ("made_up",) == read(made_up=False).ignored
 
 
+@pytest.mark.parametrize(
+    ("said", "settings"),
+    [
+        ({}, {"enable_thinking": False, "mood": "calm"}),
+        ({"enable_thinking": True}, {"enable_thinking": True, "mood": "calm"}),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            {"enable_thinking": False, "mood": "calm"},
+        ),
+        ({"chat_template_kwargs": {"mood": "wild"}}, {"enable_thinking": False, "mood": "wild"}),
+    ],
+)
+def test_settings_of_the_template_that_are_not_said(said: Any, settings: Any):
+    """The model's hold, unless the request has others."""
+    facts = attrs.evolve(FACTS, template={"enable_thinking": False, "mood": "calm"})
+    body = json.dumps({"messages": HELLO, **said}).encode()
+    asked = read_chat_request(body, {}, Ignored(), facts).command.conversation
+    assert asked is not None
+    assert settings == asked.template
+
+
 def test_what_is_not_said_has_the_servers_defaults():
     """What the model's makers recommend holds where a client says nothing, and only there."""
     defaults = Sampling(temperature=0.6, top_k=20, repetition_penalty=1.05)

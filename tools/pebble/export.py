@@ -50,6 +50,7 @@ def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape:
         "vocab_size": shape.vocab_size,
     }
     generation = {
+        "chat_template_kwargs": {"enable_thinking": False},
         "do_sample": False,
         "eos_token_id": [turn_end, text_end],
         "pad_token_id": text_end,

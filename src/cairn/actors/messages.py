@@ -6,6 +6,9 @@ Plain values. Nothing of a wire protocol goes in, nothing of MLX comes out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 from cairn.engine.prompt import Conversation
@@ -238,6 +241,7 @@ class ServerFacts:
     Attributes:
         vocabulary_tokens: the tokens that a draw can give, by their ids from 0.
         defaults: the sampling of a request that says nothing of it.
+        template: settings of the chat template, likewise.
     """
 
     model: str
@@ -250,6 +254,7 @@ class ServerFacts:
     default_max_tokens: int
     vocabulary_tokens: int
     defaults: Sampling = attrs.field(factory=Sampling)
+    template: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

@@ -148,6 +148,7 @@ class Server:
             default_max_tokens=limits.max_tokens,
             vocabulary_tokens=facts.vocabulary_tokens,
             defaults=facts.defaults,
+            template=facts.template,
         )
 
     # --- for the HTTP layer --------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """
-What a model's makers recommend for its sampling, from its generation_config.json.
+What a model's makers recommend for its sampling and its template, from its generation_config.json.
 
 mlx-lm reads the tokens that end an answer from there itself; they are only looked at here, since it
 would pass over what it cannot read.
@@ -7,12 +7,15 @@ would pass over what it cannot read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cairn.engine.json_text import parsed
+from cairn.engine.prompt import RENDERED
 from cairn.engine.sampling import Sampling
+
+T = TypeVar("T")
 
 NAME = "generation_config.json"
 
@@ -33,18 +36,42 @@ def read_defaults(directory: Path) -> Sampling:
     Raises:
         GenerationConfigFault: the file is there and cannot be used.
     """
+    return _read(directory, _defaults, Sampling())
+
+
+def read_template_settings(directory: Path) -> Mapping[str, Any]:
+    """
+    The settings of the chat template for a request that says nothing of them: what stands under
+    ``chat_template_kwargs``, as a request names them. No other engine reads them there.
+
+    Raises:
+        GenerationConfigFault: the file is there and cannot be used.
+    """
+    return _read(directory, _template_settings, {})
+
+
+def _read(directory: Path, what: Callable[[Mapping[str, Any]], T], otherwise: T) -> T:
     path = directory / NAME
     try:
         if not path.is_file():
-            return Sampling()
+            return otherwise
         found = parsed(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
-        return _defaults({name: value for name, value in found.items() if value is not None})
+        return what({name: value for name, value in found.items() if value is not None})
     except (OSError, ValueError) as error:
         raise GenerationConfigFault(
             f"{path} cannot be used: {error}. Correct it, or remove it to have the usual defaults."
         ) from error
+
+
+def _template_settings(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    settings = found.get("chat_template_kwargs", {})
+    if not isinstance(settings, dict):
+        raise ValueError("chat_template_kwargs must be an object")
+    if taken := sorted(RENDERED & settings.keys()):
+        raise ValueError(f"chat_template_kwargs.{taken[0]} belongs to the server")
+    return settings
 
 
 def _defaults(found: Mapping[str, Any]) -> Sampling:

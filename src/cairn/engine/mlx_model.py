@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from cairn.engine import mlx_rows
-from cairn.engine.generation_config import read_defaults
+from cairn.engine.generation_config import read_defaults, read_template_settings
 from cairn.engine.hub import Progress, download
 from cairn.engine.mlx_cache import LayerShape
 from cairn.engine.model_files import (
@@ -54,6 +54,7 @@ class LoadedModel:
             keys and values of all tokens, of which no sealed block can be made yet.
         vocabulary_tokens: the length of a row of logits.
         defaults: the sampling that the model's makers recommend.
+        template: settings of the chat template that they recommend.
     """
 
     model: Any
@@ -67,6 +68,7 @@ class LoadedModel:
     context_tokens: int
     eos_ids: frozenset[int]
     defaults: Sampling
+    template: Mapping[str, Any]
 
 
 def _no_progress(what: str, done: int, total: int) -> None:
@@ -145,6 +147,7 @@ def load_model(
         context_tokens=_context_tokens(config),
         eos_ids=frozenset(int(token) for token in tokenizer.eos_token_ids),
         defaults=read_defaults(directory),
+        template=read_template_settings(directory),
     )
 
 

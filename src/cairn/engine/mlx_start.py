@@ -183,6 +183,7 @@ def _with_rows(
         eos_ids=loaded.eos_ids,
         vocabulary_tokens=loaded.vocabulary_tokens,
         defaults=loaded.defaults,
+        template=loaded.template,
     )
     engine = MlxEngine(loaded, decode_rows=rows, own_classes=kv_cache == "slab")
     tested = None

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cairn.engine.generation_config import GenerationConfigFault, read_defaults
+from cairn.engine.generation_config import (
+    GenerationConfigFault,
+    read_defaults,
+    read_template_settings,
+)
 from cairn.engine.json_text import parsed
 
 ADAPTER_WEIGHTS = "adapters.safetensors"
@@ -76,6 +80,7 @@ def _fault_in(where: str, path: Path) -> str | None:
         return f"{where} holds no weights (*.safetensors). Was its download complete?"
     try:
         read_defaults(path)
+        read_template_settings(path)
     except GenerationConfigFault as fault:
         return str(fault)
     return _incomplete(path)

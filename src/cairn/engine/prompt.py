@@ -19,6 +19,29 @@ import msgspec
 from cairn.journal.keys import part_hash
 from cairn.journal.state import Part
 
+RENDERED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""
+Arguments of a template that the server gives: no setting of a client's or a model's.
+"""
+
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 

@@ -82,6 +82,7 @@ class ModelFacts:
         eos_ids: tokens that end an answer.
         vocabulary_tokens: the length of a row of logits.
         defaults: the sampling of a request that says nothing of it.
+        template: settings of the chat template, likewise.
     """
 
     name: str
@@ -96,6 +97,7 @@ class ModelFacts:
     eos_ids: frozenset[int]
     vocabulary_tokens: int
     defaults: Sampling = attrs.field(factory=Sampling)
+    template: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

@@ -152,7 +152,9 @@ def read_chat_request(
         conversation=Conversation(
             messages=read_messages(wire.messages),
             tools=read_tools(wire.tools or (), wire.tool_choice),
-            template=read_template(wire.chat_template_kwargs or {}, wire.enable_thinking),
+            template=read_template(
+                wire.chat_template_kwargs or {}, wire.enable_thinking, facts.template
+            ),
         ),
         prompt=None,
         sampling=_sampling(wire, facts),

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.engine.prompt import Message
+from cairn.engine.prompt import RENDERED, Message
 
 from .errors import ClientError
 from .wire import fault_of
@@ -22,25 +22,6 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 #: What the renderer passes itself, or what would change how it renders. ``chat_template`` would let
 #: a client bring a template of its own.
-_RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "self",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
 
 
 class WirePart(msgspec.Struct):
@@ -122,15 +103,18 @@ def read_tools(
     return () if choice == "none" else tools
 
 
-def read_template(given: Mapping[str, Any], enable_thinking: bool | None) -> Mapping[str, Any]:
+def read_template(
+    given: Mapping[str, Any], enable_thinking: bool | None, defaults: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """
-    The settings of the template. What stands in ``given`` goes before the shorthand.
+    The settings of the template. What stands in ``given`` goes before the shorthand, and that
+    before the model's ``defaults``.
 
     Raises:
         ClientError: a setting is not the client's to make.
     """
     template = dict(given)
-    taken = sorted(_RESERVED & template.keys())
+    taken = sorted(RENDERED & template.keys())
     if taken:
         where = f"chat_template_kwargs.{taken[0]}"
         raise ClientError(f"{where} belongs to the server; leave it out", param=where)
@@ -138,7 +122,7 @@ def read_template(given: Mapping[str, Any], enable_thinking: bool | None) -> Map
         raise ClientError(f"chat_template_kwargs {fault}", param="chat_template_kwargs")
     if enable_thinking is not None:
         template.setdefault("enable_thinking", enable_thinking)
-    return template
+    return {**defaults, **template}
 
 
 def _message(wire: WireMessage, where: str) -> Message:
