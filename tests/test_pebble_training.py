@@ -91,6 +91,24 @@ def test_wordings_are_held_out():
     assert set("".join(some)) == set("".join(trained))
 
 
+def test_what_the_weights_have_read_before_is_not_evaluated():
+    """
+    A sentence with nothing before or behind it, and the other wordings of the first data, are not
+    drawn for the evaluation, though some are held out of the training.
+    """
+    rng = Random(1)
+    some = (
+        ("", "Now, ", "Please ", "Oh, "),
+        ("{} the {}", "{} one {}", "what is it"),
+        ("", " again"),
+    )
+    drawn = {words.phrase(rng, Split.HELD_OUT, *some) for _ in range(2000)}
+    assert drawn
+    assert not drawn & {*some[1], "Now, {} the {}", "Please {} the {}", "Now, what is it"}
+    held_out = {one for one in some[1] if words.is_held_out_wording(one)}
+    assert held_out
+
+
 def test_ways_to_ask_and_to_tell_are_held_out():
     """
     Whatever is said to Pebble in the evaluation: neither the small talk, nor a question about a
