@@ -138,7 +138,7 @@ STAGES: Final = (
     # A second round, at rates that begin where copying is not lost again.
     Stage(
         name="again",
-        tokens=19_000_000,
+        tokens=17_000_000,
         longest=2304,
         spread=5120,
         mix=_MANY,

@@ -22,6 +22,8 @@ BYSTANDER = "the-bystander"
 NEWCOMER = "a-newcomer"
 
 _PATH = "Tell me the way from the lower cairn to the upper one, and what the wind does there."
+# Pebble has several sentences to say to this one.
+_LONG = "What can you do?"
 
 
 def user(text: str) -> Message:
@@ -106,7 +108,7 @@ def streams(first: Answer) -> list[Body]:
     """
     The victim goes on, and reads the answer as it comes.
     """
-    return [body(VICTIM, onward(_VICTIMS, first, "And from there?"), max_tokens=40, stream=True)]
+    return [body(VICTIM, onward(_VICTIMS, first, _LONG), max_tokens=40, stream=True)]
 
 
 # --- the bystander -------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ class Bystander:
         """
         Beside: long enough that the damage falls into it.
         """
-        return self.next(first, "And what can be seen?", max_tokens=20)
+        return self.next(first, _LONG, max_tokens=20)
 
     def after(self, second: Answer) -> Body:
         """
