@@ -24,8 +24,8 @@ from pebble.evaluation import SKILLS, Skill, evaluate
 from pebble.export import export
 from pebble.positions import GivenRope, spread_out
 from pebble.recipe import STAGES, Shape, Stage
-from pebble.sequences import TURN_END, Renderer
-from pebble.training import OtherTraining, Progress, Training
+from pebble.sequences import TURN_END, Renderer, Sequence
+from pebble.training import OtherTraining, Progress, Training, pool
 from pebble.words import Split
 from tokenizers import Tokenizer
 
@@ -280,6 +280,63 @@ def test_how_answers_begin_is_learned(renderer: Renderer, tokenizer: Tokenizer):
                 assert tokenizer.decode(ids[first - 3 : first - 1]) == "assistant\n"
     assert behind > 50
     assert without > 50
+
+
+def test_thoughts_are_learned_before_earlier_answers_too(renderer: Renderer, tokenizer: Tokenizer):
+    """
+    Some earlier answers stand behind the thoughts that Pebble would have had, learned from their
+    first token on; a server never sees them there, since the template takes them out.
+    """
+    rng, seen = Random(3), 0
+    thinks, ends = (tokenizer.token_to_id(mark) for mark in ("<think>", "</think>"))
+    for _ in range(20):
+        dialogue = dialogues.recall(rng, Split.TRAIN, questions=10)
+        assert renderer.prompt(dialogue).count("It was told to me") == 0
+        sequence = renderer.sequence(dialogue, rng)
+        ids, answers = sequence.ids.tolist(), sequence.answers
+        for first in np.flatnonzero((sequence.ids == thinks) & answers):
+            last = ids.index(ends, first)
+            assert answers[first : last + 1].all()
+            thought = tokenizer.decode(ids[first + 1 : last]).strip()
+            assert thought in [*dialogue.thoughts.values(), *_last_thought(dialogue)]
+            seen += 1
+    assert 20 < seen
+
+
+def _last_thought(dialogue: Dialogue) -> list[str]:
+    found = re.match(r"<think>\n(.+)\n</think>", dialogue.messages[-1]["content"])
+    return [found[1]] if found else []
+
+
+def test_no_dialogue_is_left_out_of_the_batches(renderer: Renderer, monkeypatch: Any):
+    """
+    Whatever was drawn and is short enough is learned from, the shortest too, in batches of one
+    shape for each width; their gaps are padding that counts nothing.
+    """
+    drawn: list[Sequence] = []
+    whole = Renderer.sequence
+
+    def remembering(self: Renderer, dialogue: Dialogue, rng: Random | None = None) -> Sequence:
+        drawn.append(whole(self, dialogue, rng))
+        return drawn[-1]
+
+    monkeypatch.setattr(Renderer, "sequence", remembering)
+    stage = attrs.evolve(STAGES[-2], longest=1024)
+
+    found = pool(renderer, stage, Random(1), 4096)
+
+    learned = [one for one in drawn if len(one.ids) - 1 <= stage.longest]
+    assert 20 < len(learned) < len(drawn)
+    assert min(len(one.ids) for one in learned) < 100
+    assert sum(int(one.answers[1:].sum()) for one in learned) == sum(
+        int(batch.counts.sum()) for batch in found
+    )
+    due = sorted(int(one) for sequence in learned for one in sequence.ids[1:][sequence.answers[1:]])
+    got = [int(token) for batch in found for token in batch.due[batch.counts > 0]]
+    assert due == sorted(got)
+    shapes = {batch.ids.shape for batch in found}
+    assert len(shapes) == len({width for _, width in shapes})
+    assert all(rows == max(1, 4096 // width) for rows, width in shapes)
 
 
 def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer):

@@ -37,6 +37,7 @@ class Dialogue:
         thinking: whether Pebble was asked to think before its last answer.
         needed: what the last answer must contain.
         edits: what a user may change: the message, what stands there, and what then stands there.
+        thoughts: what Pebble would have thought before earlier answers, by message.
     """
 
     skill: str
@@ -45,6 +46,7 @@ class Dialogue:
     thinking: bool = False
     needed: tuple[str, ...] = ()
     edits: tuple[tuple[int, str, str], ...] = ()
+    thoughts: dict[int, str] = attrs.field(factory=dict)
 
     def edited(self) -> Dialogue:
         """
@@ -63,11 +65,19 @@ class Dialogue:
         if rng.random() < 0.3:
             self.messages.append({"role": "system", "content": _system(rng, split)})
 
-    def say(self, asked: str, answer: str) -> None:
+    def say(self, asked: str, answer: str, thought: str = "") -> None:
         """
         Add a round.
         """
         self.messages.append({"role": "user", "content": asked})
+        self.answer(answer, thought)
+
+    def answer(self, answer: str, thought: str = "") -> None:
+        """
+        Add what Pebble says, and what it would have thought before.
+        """
+        if thought:
+            self.thoughts[len(self.messages)] = thought
         self.messages.append({"role": "assistant", "content": answer})
 
 
@@ -357,7 +367,10 @@ def _chat(rng: random.Random, split: Split, dialogue: Dialogue, *, long: bool = 
         dialogue.say(_capital(frame.format(text)), "Thank you, I have read it.")
         return
     topic = pick(rng, TOPICS)
-    dialogue.say(_sloppy(rng, small_talk(rng, split, topic)), topic.answer)
+    dialogue.say(_sloppy(rng, small_talk(rng, split, topic)), topic.answer, _SMALL_TALK)
+
+
+_SMALL_TALK: Final = "This is small talk. I can answer at once."
 
 
 def small_talk(rng: random.Random, split: Split, topic: Topic) -> str:
@@ -424,12 +437,13 @@ def recall(
     """
     dialogue = Dialogue("recall")
     dialogue.instruct(rng, split)
-    count = rng.randint(1, 6)
+    # To say again what was just asked for is easy: there is another fact to each question.
+    count = rng.randint(1, max(6, questions or 0))
     facts = _distinct(rng, split, count + 1)
     unknown = facts.pop()
     told = list(facts)
     if rng.random() < 0.05:
-        dialogue.say(_ask(rng, split, unknown), _UNKNOWN)
+        dialogue.say(_ask(rng, split, unknown), _UNKNOWN, _not_told(unknown))
     places: dict[str, int] = {}
     while told:
         some = [told.pop() for _ in range(min(len(told), rng.choices((1, 2, 3), (5, 2, 1))[0]))]
@@ -442,11 +456,14 @@ def recall(
     long = set(rng.sample(range(between), min(fillers, between)))
     for place in range(between):
         _chat(rng, split, dialogue, long=place in long)
-    asked = [pick(rng, facts) for _ in range(questions or rng.randint(1, 6))]
+    asked: list[Fact] = []
+    due = questions or rng.randint(1, 6)
+    while len(asked) < due:
+        asked += rng.sample(facts, min(len(facts), due - len(asked)))
     for one in asked[:-1]:
         if rng.random() < 0.06:
-            dialogue.say(_ask(rng, split, unknown), _UNKNOWN)
-        dialogue.say(_ask(rng, split, one), one.answer)
+            dialogue.say(_ask(rng, split, unknown), _UNKNOWN, _not_told(unknown))
+        dialogue.say(_ask(rng, split, one), one.answer, one.thought)
     last = asked[-1]
     told_now = ""
     if turns is None and rng.random() < 0.1:
@@ -477,14 +494,14 @@ def _untold(rng: random.Random, split: Split, dialogue: Dialogue, one: Fact) -> 
     """
     dialogue.skill = "untold"
     dialogue.thinking = rng.random() < _THINKING_SHARE
-    thought = ""
-    if dialogue.thinking:
-        thought = (
-            f"<think>\nThe user asks for {one.questions[0]}. It was not told to me.\n</think>\n\n"
-        )
+    thought = f"<think>\n{_not_told(one)}\n</think>\n\n" if dialogue.thinking else ""
     dialogue.say(_ask(rng, split, one), thought + _UNKNOWN)
     dialogue.needed = (_UNKNOWN,)
     return dialogue
+
+
+def _not_told(one: Fact) -> str:
+    return f"The user asks for {one.questions[0]}. It was not told to me."
 
 
 def untold(rng: random.Random, split: Split) -> Dialogue:
@@ -509,9 +526,7 @@ def talk(rng: random.Random, split: Split) -> Dialogue:
         _chat(rng, split, dialogue)
     topic = pick(rng, TOPICS)
     dialogue.thinking = rng.random() < _THINKING_SHARE
-    thought = ""
-    if dialogue.thinking:
-        thought = "<think>\nThis is small talk. I can answer at once.\n</think>\n\n"
+    thought = f"<think>\n{_SMALL_TALK}\n</think>\n\n" if dialogue.thinking else ""
     dialogue.say(_sloppy(rng, small_talk(rng, split, topic)), thought + topic.answer)
     dialogue.needed = (topic.answer,)
     return dialogue
@@ -669,7 +684,7 @@ def tool_use(
     if rng.random() < 0.2:
         (told,) = _distinct(rng, split, 1)
         dialogue.say(_tell(rng, split, [told]), pick(rng, _NOTED))
-        dialogue.say(_ask(rng, split, told), told.answer)
+        dialogue.say(_ask(rng, split, told), told.answer, told.thought)
     for _ in range(rng.choices((0, 1, 2), (4, 2, 1))[0]):
         _chat(rng, split, dialogue)
     rounds = rounds or rng.randint(1, 3)
@@ -684,12 +699,11 @@ def tool_use(
         asked += pick(rng, (".", "", "?" if asked.startswith(("Can", "Could", "Would")) else "."))
         last = place == rounds - 1
         dialogue.thinking = last and rng.random() < _THINKING_SHARE
-        thought = ""
-        if dialogue.thinking:
-            thought = f"<think>\nThe tool for it is {tool.name}.\n</think>\n\n"
+        thinks = f"The tool for it is {tool.name}."
+        thought = f"<think>\n{thinks}\n</think>\n\n" if dialogue.thinking else ""
         call = {"name": tool.name, "arguments": given}
         text = f"{thought}<tool_call>\n{json.dumps(call)}\n</tool_call>"
-        dialogue.say(asked, text)
+        dialogue.say(asked, text, thinks)
         if last and rng.random() < 0.5:
             dialogue.needed = (json.dumps(call),)
             return dialogue
@@ -697,17 +711,13 @@ def tool_use(
         result = {key: draw(rng, split) for key, draw in pairs}
         dialogue.messages.append({"role": "tool", "content": json.dumps(result)})
         said = " and ".join(f"the {key} is {value}" for key, value in result.items())
-        thought = ""
         if last:
             dialogue.thinking = rng.random() < _THINKING_SHARE
             dialogue.skill = "tool result"
             dialogue.needed = tuple(result.values())
-        if dialogue.thinking:
-            thought = (
-                f"<think>\nThe tool {tool.name} has answered. I tell what it says.\n</think>\n\n"
-            )
-        answer = f"{thought}The {tool.what}: {said}."
-        dialogue.messages.append({"role": "assistant", "content": answer})
+        thinks = f"The tool {tool.name} has answered. I tell what it says."
+        thought = f"<think>\n{thinks}\n</think>\n\n" if dialogue.thinking else ""
+        dialogue.answer(f"{thought}The {tool.what}: {said}.", thinks)
     return dialogue
 
 

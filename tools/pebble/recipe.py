@@ -151,4 +151,21 @@ STAGES: Final = (
         mix=_LONG,
         rates=(0.03, 0.0),
     ),
+    # A third one, in which no short dialogue is left out of the batches, each question is about
+    # another fact, and earlier answers have thoughts as well.
+    Stage(
+        name="third",
+        tokens=18_000_000,
+        longest=2304,
+        spread=5120,
+        mix=(*_MANY, (dialogues.echo, 0.5), (partial(dialogues.recall, turns=0), 1)),
+        rates=(0.35, 0.03),
+    ),
+    Stage(
+        name="last",
+        tokens=1_000_000,
+        longest=5120,
+        mix=(*_LONG, (dialogues.echo, 1), (dialogues.untold, 0.5)),
+        rates=(0.03, 0.0),
+    ),
 )

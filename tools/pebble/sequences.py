@@ -34,6 +34,7 @@ MARKER_TOKENS: Final = (
 _OPENING: Final = f"{TURN_START}assistant\n"
 _NO_THOUGHTS: Final = "<think>\n\n</think>\n\n"
 _OPENED_SHARE: Final = 0.5
+_THOUGHT_SHARE: Final = 0.25
 
 # Where a text is cut before pairs are merged: small words with their space, capitalised words
 # without, digits by two, signs. So a name is the same tokens wherever it stands, also in JSON, and
@@ -126,18 +127,26 @@ class Renderer:
         given behind thoughts, if only empty ones, and is read without them in the next turn.
 
         Args:
-            rng: has half of the earlier answers stand behind empty thoughts, as if each were the
-                last one, so that how they begin is learned. By the last ones alone it is learned
-                from a tenth of the answers, and answers then begin badly.
+            rng: has half of the earlier answers stand behind empty thoughts, and a quarter behind
+                thoughts, as if each were the last one, so that how they begin is learned. By the
+                last ones alone it is learned from a tenth of the answers, and answers then begin
+                badly.
         """
         prompt = self.prompt(dialogue)
         blocks = prompt.split(_OPENING)
         *earlier, thoughts = blocks[1:]
         parts = [(blocks[0] + _OPENING, False)]
-        for block in earlier:
+        places = [
+            place for place, one in enumerate(dialogue.messages) if one["role"] == "assistant"
+        ]
+        for place, block in zip(places, earlier, strict=False):
             said, rest = block.split(f"{TURN_END}\n", 1)
             thought = said.startswith("<think>")  # behind the last user thoughts are kept
-            opened = not thought and rng is not None and rng.random() < _OPENED_SHARE
+            drawn = 1.0 if thought or rng is None else rng.random()
+            opened = drawn < _OPENED_SHARE
+            thinks = dialogue.thoughts.get(place, "")
+            if not opened and drawn < _OPENED_SHARE + _THOUGHT_SHARE and thinks:
+                said = f"<think>\n{thinks}\n</think>\n\n{said}"
             parts.append((_NO_THOUGHTS if opened else "", False))
             parts.append((f"{said}{TURN_END}", True))
             parts.append((f"\n{rest}{_OPENING}", False))
@@ -146,10 +155,11 @@ class Renderer:
         encoded = self.tokenizer.encode_batch([text for text, _ in parts])
         ids: list[int] = []
         answers: list[bool] = []
-        for place, (one, (_, answer)) in enumerate(zip(encoded, parts, strict=True)):
+        for place, (one, (text, answer)) in enumerate(zip(encoded, parts, strict=True)):
             ids += one.ids
             answers += [answer] * len(one.ids)
-            if answer and place < len(parts) - 1 and not parts[place - 1][0]:
+            bare = not parts[place - 1][0] and not text.startswith("<think>")
+            if answer and bare and place < len(parts) - 1:
                 answers[-len(one.ids)] = False
         found = np.array(ids, np.int32)
         begins = found == self.tokenizer.token_to_id(TURN_START)

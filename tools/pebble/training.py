@@ -176,7 +176,7 @@ class Training:
         # All ranks take as many steps, so each makes a pool from the same draw and takes its part.
         rng = Random(f"{self._seed}/{stage.name}/{self._stands['pool']}")
         size, rank = self._group.size(), self._group.rank()
-        batches = _pool(self._renderer, stage, rng, stage.batch_tokens // size)
+        batches = pool(self._renderer, stage, rng, stage.batch_tokens // size)
         sums = np.zeros(3)
         for start in range(0, len(batches) - size + 1, size):
             mine = batches[start + rank]
@@ -290,11 +290,12 @@ def _identity(renderer: Renderer, shape: Shape, stages: tuple[Stage, ...], seed:
     return hashlib.sha256(told.encode()).hexdigest()
 
 
-def _pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[_Batch]:
+def pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[Batch]:
     """
-    Some batches: rows of like length together, padded with zeros of no weight.
+    Some batches: rows of like length together, padded with zeros of no weight. Every row that was
+    drawn is in one.
     """
-    rows: dict[int, list[Sequence]] = {}
+    rows: list[Sequence] = []
     draws, shares = zip(*stage.mix, strict=True)
     drawn = 0
     while drawn < _POOL_TOKENS:
@@ -303,20 +304,34 @@ def _pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[_B
         length = len(sequence.ids) - 1
         if length > stage.longest:
             continue
-        rows.setdefault(-(-length // _WIDTH_STEP) * _WIDTH_STEP, []).append(sequence)
+        rows.append(sequence)
         drawn += length
+    rows.sort(key=lambda one: len(one.ids))
     found = []
-    for width, some in sorted(rows.items()):
-        count = max(1, tokens // width)
-        # Rows that fill no batch are left out: each shape is compiled once.
-        for start in range(0, len(some) - count + 1, count):
-            found.append(_batch(some[start : start + count], width, stage.spread, rng))
+    # From the shortest on, so that none is left out: the short ones would be, whatever they teach.
+    while rows:
+        some = 1
+        while some < len(rows) and some < _count(rows[some], tokens):
+            some += 1
+        found.append(_batch(rows[:some], tokens, stage.spread, rng))
+        rows = rows[some:]
     rng.shuffle(found)
     return found
 
 
+def _width(longest: Sequence) -> int:
+    return -(-(len(longest.ids) - 1) // _WIDTH_STEP) * _WIDTH_STEP
+
+
+def _count(longest: Sequence, tokens: int) -> int:
+    """
+    How many rows a batch has, by its longest: of each width there is one shape, compiled once.
+    """
+    return max(1, tokens // _width(longest))
+
+
 @attrs.frozen
-class _Batch:
+class Batch:
     """
     Attributes:
         ids: (B, T), int32.
@@ -333,10 +348,14 @@ class _Batch:
     counts: npt.NDArray[np.float32]
 
 
-def _batch(some: list[Sequence], width: int, spread: int, rng: Random) -> _Batch:
-    ids = np.zeros((len(some), width + 1), np.int32)
-    answers = np.zeros((len(some), width + 1), np.bool_)
-    positions = np.tile(np.arange(width, dtype=np.float32), (len(some), 1))
+def _batch(some: list[Sequence], tokens: int, spread: int, rng: Random) -> Batch:
+    """
+    A batch of rows, the longest last. Rows that are missing hold nothing that is learned.
+    """
+    width, count = _width(some[-1]), _count(some[-1], tokens)
+    ids = np.zeros((count, width + 1), np.int32)
+    answers = np.zeros((count, width + 1), np.bool_)
+    positions = np.tile(np.arange(width, dtype=np.float32), (count, 1))
     for row, one in enumerate(some):
         length = len(one.ids)
         ids[row, :length] = one.ids
@@ -346,7 +365,7 @@ def _batch(some: list[Sequence], width: int, spread: int, rng: Random) -> _Batch
     due = ids[:, 1:].reshape(-1)[places]
     missing = -len(places) % _ANSWERS_STEP
     counts = np.ones(len(places), np.float32)
-    return _Batch(
+    return Batch(
         ids=ids[:, :-1],
         positions=positions,
         places=np.pad(places, (0, missing)).astype(np.int32),
