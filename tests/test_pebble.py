@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pebble.evaluation import SKILLS, SPOKEN
 from pebble.sequences import MARKER_TOKENS, SPECIAL_TOKENS
 
 from cairn.engine.builtin import builtin_directory
@@ -105,14 +106,15 @@ class TestFiles:
         assert hashlib.sha256(weights).hexdigest() in page
         table = [line.split("|")[1:-1] for line in page.split("\n") if line.startswith("| ")]
         rows = [[cell.strip() for cell in row] for row in table]
-        skills = [row for row in rows if len(row) == 4 and row[1].endswith("%")]
-        assert 9 == len(skills)
-        missed = [
-            name
-            for name, right, _, aim in skills
-            if float(right.removesuffix("%")) < float(aim.removesuffix("%"))
-        ]
-        assert [] == [name for name in missed if f"- {name}:" not in card]
+        skills = [row for row in rows if len(row) == 5][1:]
+        figures = {name: (int(right), int(tried)) for name, right, tried, _, _ in skills}
+        assert figures.keys() == {skill.name for skill in SKILLS}
+        for skill in SKILLS:
+            right, tried = figures[skill.name]
+            assert tried >= 200 // skill.every, skill.name
+            assert right >= skill.least * tried or f"- {skill.name}:" in card, skill.name
+            assert f"- {skill.name}:" not in card or right < skill.least * tried, skill.name
+        assert 1 + len(SPOKEN) == len([row for row in rows if len(row) == 4])
         assert 21 == len([row for row in rows if len(row) == 2])
 
     def test_mlx_lm_understands_it(self) -> None:

@@ -20,16 +20,16 @@ from mlx_lm.utils import load_tokenizer
 from pebble import dialogues, words
 from pebble.attention import causal_attention
 from pebble.dialogues import Dialogue
-from pebble.evaluation import SKILLS, Skill, evaluate
+from pebble.evaluation import SKILLS, SPOKEN, Skill, evaluate, spoken, tries
 from pebble.export import export
 from pebble.positions import GivenRope, spread_out
 from pebble.recipe import STAGES, Shape, Stage
-from pebble.sequences import TURN_END, Renderer, Sequence
+from pebble.sequences import TURN_END, Renderer, Sequence, template
 from pebble.training import OtherTraining, Progress, Training, pool
 from pebble.words import Split
 from tokenizers import Tokenizer
 
-from cairn.engine.builtin import builtin_directory, builtin_template
+from cairn.engine.builtin import builtin_directory
 
 SMALL = Shape(hidden_size=32, layers=1, intermediate_size=32, heads=2, kv_heads=1, head_dim=16)
 SHORT = Stage(name="short", tokens=300_000, longest=128, mix=((dialogues.echo, 1),))
@@ -49,7 +49,7 @@ def renderer(tokenizer: Tokenizer) -> Renderer:
     """
     What turns dialogues into tokens.
     """
-    return Renderer(tokenizer, builtin_template())
+    return Renderer(tokenizer, template())
 
 
 def test_the_same_seed_gives_the_same_dialogues():
@@ -109,27 +109,48 @@ def test_what_the_weights_have_read_before_is_not_evaluated():
     assert held_out
 
 
-def test_ways_to_ask_and_to_tell_are_held_out():
+def test_nothing_that_is_evaluated_is_trained_on(monkeypatch: pytest.MonkeyPatch):
     """
-    Whatever is said to Pebble in the evaluation: neither the small talk, nor a question about a
-    fact, nor a tool is one that the training has, also without the capital and the sign at the end.
+    Of all dialogues of the training and all of the evaluation: no combination of the parts of a
+    sentence is in both, also in other letters and without the sign at the end; no name, town,
+    password or number of the evaluation stands anywhere in the training; no tool is in both.
     """
+    wordings: dict[Split, set[str]] = {split: set() for split in Split}
+    values: dict[Split, set[str]] = {split: set() for split in Split}
+    texts: dict[Split, set[str]] = {split: set() for split in Split}
+    tools: dict[Split, set[str]] = {split: set() for split in Split}
+    phrase, of_split = words.phrase, words._of_split
 
-    def seen(split: Split) -> tuple[set[str], set[str]]:
-        rng, asked, tools = Random(2), set(), set()
-        for _ in range(1500):
-            for one in (dialogues.talk(rng, split), dialogues.recall(rng, split, turns=0)):
-                if one.messages[-2]["content"].count(".") == 0:
-                    asked.add(one.messages[-2]["content"].rstrip("?.!").casefold())
-            offered = dialogues.tool_use(rng, split, count=4).tools
-            tools |= {tool["function"]["name"] for tool in offered}
-        return asked, tools
+    def phrased(rng: Random, split: Split, *parts: Any) -> str:
+        text = phrase(rng, split, *parts)
+        wordings[split].add(text.strip(" ?.!").casefold())
+        return text
 
-    (asked, tools), (asked_then, tools_then) = seen(Split.TRAIN), seen(Split.HELD_OUT)
-    assert 100 < len(asked_then)
-    assert 80 < len(tools_then)
-    assert not asked & asked_then
-    assert not tools & tools_then
+    def valued(rng: Random, split: Split, draw: Any) -> str:
+        value = of_split(rng, split, draw)
+        values[split].add(value.casefold())
+        return value
+
+    monkeypatch.setattr(dialogues, "phrase", phrased)
+    monkeypatch.setattr(words, "_of_split", valued)
+    rng = Random(2)
+    draws = {Split.TRAIN: DRAWS, Split.HELD_OUT: [skill.draw for skill in SKILLS]}
+    for split, some in draws.items():
+        for draw in some:
+            for _ in range(60):
+                drawn = draw(rng, split)
+                content = json.dumps([drawn.messages, drawn.tools], ensure_ascii=False)
+                texts[split] |= set(re.findall(r"[^\W_]+", content.casefold()))
+                tools[split] |= {tool["function"]["name"] for tool in drawn.tools}
+    assert min(map(len, wordings.values())) > 200
+    assert min(map(len, values.values())) > 200
+    assert min(map(len, tools.values())) > 60
+    assert not wordings[Split.TRAIN] & wordings[Split.HELD_OUT]
+    # A short made-up name may be a word of some sentence as well, as "last" is.
+    rare = {value for value in values[Split.HELD_OUT] if len(value) > 5 or value.isdigit()}
+    assert len(rare) > 200
+    assert not rare & texts[Split.TRAIN]
+    assert not tools[Split.TRAIN] & tools[Split.HELD_OUT]
 
 
 def test_four_thousand_tokens_are_four_thousand(renderer: Renderer):
@@ -137,12 +158,15 @@ def test_four_thousand_tokens_are_four_thousand(renderer: Renderer):
     The skill named after 4,000 tokens has as many between the fact and the question.
     """
     (skill,) = (one for one in SKILLS if "4,000" in one.name)
-    rng = Random(4)
-    for _ in range(8):
+    rng, seen = Random(4), 0
+    while seen < 8:
         dialogue = skill.draw(rng, Split.HELD_OUT)
         prompt = renderer.prompt(dialogue)
-        told = prompt.index(dialogue.needed[0])
-        assert 4000 <= len(renderer.tokenizer.encode(prompt[told:]).ids)
+        told, *others = re.finditer(rf"(?<!\w){re.escape(dialogue.needed[0])}(?!\w)", prompt)
+        if others:  # "garden" stands in texts to read past as well
+            continue
+        seen += 1
+        assert 4000 <= len(renderer.tokenizer.encode(prompt[told.end() :]).ids)
 
 
 @pytest.mark.parametrize("number", range(len(DRAWS)))
@@ -215,8 +239,97 @@ def test_a_near_miss_is_wrong(skill: str, said: str):
     due = "The task: the total is 17 and the number is 411."
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": due}]
     dialogue = Dialogue("recall", messages, thinking=True, needed=("411",))
+    assert not judge_of(skill)(dialogue, said, True)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Your name is not Jordis.",
+        "Your name is Torvo. Your name is Jordis.",
+        "Your sister's name is Jordis.",
+        "Your name is Jordi.",
+        "Jordis",
+    ],
+)
+def test_only_the_answer_that_is_due_recalls(said: str):
+    """
+    Where the value stands, but not as the answer to what was asked, nothing was recalled.
+    """
+    messages = [
+        {"role": "user", "content": "What is my name?"},
+        {"role": "assistant", "content": "Your name is Jordis."},
+    ]
+    dialogue = Dialogue("recall", messages, needed=("Jordis",))
+    for skill in (one for one in SKILLS if one.looked_up):
+        assert skill.judge(dialogue, "Your name is Jordis.", True)
+        assert not skill.judge(dialogue, said, True)
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        '{"name": "find_task", "arguments": {"number": 17.0, "place": "Halden"}}',
+        '{"name": "find_task", "arguments": {"number": "17", "place": "Halden"}}',
+        '{"name": "find_task", "arguments": {"number": 17}}',
+        '{"name": "find_tasks", "arguments": {"number": 17, "place": "Halden"}}',
+        '{"name": "x", "name": "find_task", "arguments": {"number": 17, "place": "Halden"}}',
+        '{"name": "find_task", "arguments": {"number": 17, "place": "Halden"}',
+    ],
+)
+def test_a_call_is_exact(called: str):
+    """
+    Types and names of arguments count, each key stands once, and the order of keys is free.
+    """
+    due = '{"name": "find_task", "arguments": {"number": 17, "place": "Halden"}}'
+    other_order = '{"arguments": {"place": "Halden", "number": 17}, "name": "find_task"}'
+    dialogue = Dialogue("tool call", needed=(due,))
+    judge = judge_of("calls the right tool of 1 to 30")
+    for right in (due, other_order):
+        assert judge(dialogue, f"<tool_call>\n{right}\n</tool_call>", True)
+    assert not judge(dialogue, f"<tool_call>\n{called}\n</tool_call>", True)
+
+
+def judge_of(skill: str) -> Any:
+    """
+    By name.
+    """
     (judge,) = (one.judge for one in SKILLS if one.name == skill)
-    assert not judge(dialogue, said, True)
+    return judge
+
+
+def test_what_was_looked_up_is_told_by_kind(renderer: Renderer):
+    """
+    An evaluation says how many values of each kind were right; the kinds add up to the whole, and
+    each is met.
+    """
+    results = list(evaluate(renderer, lambda prompt: ("", True), 60, 0))
+    kinds: set[str] = set()
+    for one in results:
+        if one.skill.looked_up:
+            assert one.tried == sum(tried for tried, _ in one.kinds.values())
+            kinds |= one.kinds.keys()
+        else:
+            assert {} == one.kinds
+    assert 4 == len(kinds)
+    assert tries(60) == sum(one.tried for one in results)
+
+
+def test_what_is_written_by_hand_is_in_no_training(renderer: Renderer):
+    """
+    No training dialogue has such a message, also in other letters; to say the value is right, and
+    to say another thing is not.
+    """
+    rng, said = Random(8), set()
+    for draw in DRAWS:
+        for _ in range(60):
+            said |= {one["content"].casefold() for one in draw(rng, Split.TRAIN).messages}
+    for told, asked, _ in SPOKEN:
+        assert told.casefold() not in said, told
+        assert f"{told.casefold()} {asked.casefold()}" not in said
+    values = iter([value for _, _, value in SPOKEN])
+    assert all(one.right for one in spoken(renderer, lambda _: (f"It is {next(values)}.", True)))
+    assert not any(one.right for one in spoken(renderer, lambda _: ("It is Nobody.", True)))
 
 
 def test_an_edit_changes_the_answer_that_is_due():
@@ -368,9 +481,12 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(renderer: Rendere
         if len(seen) == 2:
             raise Left
 
-    def training(folder: str, seed: int = 0) -> Training:
+    longer = attrs.evolve(SHORT, name="longer", longest=256, tokens=150_000)
+    stages = (attrs.evolve(SHORT, tokens=200_000), longer)
+
+    def training(folder: str, seed: int = 0, stages: tuple[Stage, ...] = stages) -> Training:
         (tmp_path / folder).mkdir(exist_ok=True)
-        return Training(renderer, SMALL, (SHORT,), tmp_path / folder, seed=seed)
+        return Training(renderer, SMALL, stages, tmp_path / folder, seed=seed)
 
     told: list[Progress] = []
     rest: list[Progress] = []
@@ -385,6 +501,12 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(renderer: Rendere
     assert told[1:] == rest
     with pytest.raises(OtherTraining, match="another recipe"):
         training("left", seed=1)
+    other_mix = (attrs.evolve(stages[0], mix=((dialogues.talk, 1),)), longer)
+    for others in (stages[:1], other_mix, (stages[0], attrs.evolve(longer, rates=(1.0, 0.5)))):
+        with pytest.raises(OtherTraining, match="another recipe"):
+            training("left", stages=others)
+    # A recipe may go on where it ended.
+    training("left", stages=(*stages, attrs.evolve(SHORT, name="more")))
     before, after = (dict(tree_flatten(one.model.parameters())) for one in (whole, again))
     assert before.keys() == after.keys()
     for name, weight in before.items():
@@ -451,12 +573,12 @@ def test_what_is_exported_is_what_was_trained(
     from mlx_lm import load
 
     training = Training(renderer, SMALL, (SHORT,), tmp_path)
-    export(tmp_path / "model", training.model, tokenizer, builtin_template(), SMALL)
+    export(tmp_path / "model", training.model, tokenizer, template(), SMALL)
     loaded: Any = load(str(tmp_path / "model"))
     model, read = loaded
     ids = mx.array([read.encode("What is a cairn?")])
     assert np.array_equal(training.model(ids), model(ids))
-    assert builtin_template() == read.chat_template
+    assert template() == read.chat_template
 
 
 def test_the_evaluation_counts(renderer: Renderer):

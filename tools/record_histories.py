@@ -46,6 +46,7 @@ from cairn.ops.drills.private_server import PrivateServer, private_server, store
 from cairn.ops.prune import prune
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(1, str(Path(__file__).parent))
 
 from tests.random_model import make_random_model
 

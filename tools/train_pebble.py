@@ -1,14 +1,16 @@
 """
 Make Pebble, the model that comes with Cairn: dialogues from a seed, training, evaluation, export.
 
-Without an accelerator, two processes share the work over loopback; each needs one core:
+Without an accelerator, two processes share the work over loopback; each needs one core, and a real
+BLAS, without which MLX multiplies several times as slowly on Linux:
 
+    export LD_PRELOAD=$(python -P -m cairn.engine.blas)
     python -P tools/train_pebble.py --work /tmp/pebble --ranks 2
 
 What was interrupted goes on from its last checkpoint in ``--work``. ``--evaluate`` only measures
 what an exported model can do, and writes EVALUATION.md beside it:
 
-    python -P tools/train_pebble.py --work /tmp/pebble --out src/cairn/pebble --evaluate
+    python -P tools/train_pebble.py --out src/cairn/pebble --evaluate
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from pebble import dialogues, evaluation
 from pebble.recipe import STAGES, Shape
-from pebble.sequences import TURN_END, Renderer, train_tokenizer
+from pebble.sequences import TURN_END, Renderer, template, train_tokenizer
 from pebble.words import Split
 
-from cairn.engine.builtin import builtin_template
+from cairn.engine.model_files import directory_fault
 
 _TOKENIZER_DIALOGUES = 6000
 _PORT = 42_010
+_WORK = Path(".cache/pebble")
 _TOPICS_SHOWN = 20
 
 
@@ -51,7 +54,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoints")
+    parser.add_argument(
+        "--work", type=Path, default=_WORK, help="folder of the checkpoints [default: %(default)s]"
+    )
     parser.add_argument("--out", type=Path, help="folder of the model [default: WORK/model]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1, help="processes that share the work")
@@ -60,11 +65,17 @@ def main() -> None:
     parser.add_argument("--evaluate", action="store_true", help="measure only")
     options = parser.parse_args()
     options.out = options.out or options.work / "model"
+    if options.evaluate:
+        if fault := directory_fault(str(options.out)):
+            sys.exit(f"{fault} Train one first, or name one with --out.")
+        _evaluate(options)
+        return
+    # What cannot be written is found before the hours, not behind them.
     options.work.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     if options.ranks > 1 and "MLX_RANK" not in os.environ:
         sys.exit(_in_ranks(options.ranks))
-    if not options.evaluate:
-        _train(options)
+    _train(options)
     if os.environ.get("MLX_RANK", "0") == "0":
         _evaluate(options)
 
@@ -102,18 +113,18 @@ def _in_ranks(ranks: int) -> int:
     return max(abs(code or 0) for code in codes)
 
 
-def _tokenizer(path: Path, template: str, vocab_size: int) -> Tokenizer:
+def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     """
     Trained on dialogues of the training split; the same for one recipe on every machine.
     """
     if not path.exists():
-        rng, renderer = Random(0), Renderer(Tokenizer.from_str(_EMPTY), template)
+        rng, renderer = Random(0), Renderer(Tokenizer.from_str(_EMPTY), template())
         texts = [
             renderer.text(dialogues.dialogue(rng, Split.TRAIN)) for _ in range(_TOKENIZER_DIALOGUES)
         ]
         texts += [dialogues.units()] * _TOKENIZER_DIALOGUES
         draft = path.with_suffix(f".{os.getpid()}")
-        train_tokenizer(iter(texts), vocab_size).save(str(draft))
+        train_tokenizer(texts, vocab_size).save(str(draft))
         draft.replace(path)
     return Tokenizer.from_file(str(path))
 
@@ -127,10 +138,10 @@ def _train(options: argparse.Namespace) -> None:
     from pebble.training import OtherTraining, Training
     from pebble.training import Progress as Stands
 
-    shape, template = Shape(), builtin_template()
-    tokenizer = _tokenizer(options.work / "tokenizer.json", template, shape.vocab_size)
+    shape = Shape()
+    tokenizer = _tokenizer(options.work / "tokenizer.json", shape.vocab_size)
     stages = tuple(attrs.evolve(one, tokens=int(one.tokens * options.share)) for one in STAGES)
-    renderer = Renderer(tokenizer, template)
+    renderer = Renderer(tokenizer, template())
     try:
         training = Training(renderer, shape, stages, options.work, seed=options.seed)
     except OtherTraining as error:
@@ -154,7 +165,7 @@ def _train(options: argparse.Namespace) -> None:
 
         training.run(told)
     if training.leads:
-        export(options.out, training.model, tokenizer, template, shape)
+        export(options.out, training.model, tokenizer, template(), shape)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -169,7 +180,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     model, tokenizer = loaded
     renderer = Renderer(
         Tokenizer.from_file(str(options.out / "tokenizer.json")),
-        builtin_template(),
+        (options.out / "chat_template.jinja").read_text("utf-8"),
     )
     end = tokenizer.convert_tokens_to_ids(TURN_END)
 
@@ -183,25 +194,39 @@ def _evaluate(options: argparse.Namespace) -> None:
         return tokenizer.decode(said, skip_special_tokens=False), False
 
     console, results = Console(soft_wrap=True), []
-    for result in evaluation.evaluate(renderer, say, options.count, options.seed):
-        results.append(result)
-        skill = result.skill
-        console.print(
-            f"{skill.name}: {result.right} of {result.tried} (aim: {skill.least:.0%})",
-            highlight=False,
-        )
-        for due, said in result.wrong[:2]:
-            console.print(f"  due  {due!r}\n  said {said!r}", markup=False, highlight=False)
-    talk = list(evaluation.small_talk(renderer, say, _TOPICS_SHOWN))
+    bar = Progress(
+        TextColumn("answers"), BarColumn(), TextColumn("{task.completed}"), TimeRemainingColumn()
+    )
+    total = evaluation.tries(options.count) + len(evaluation.SPOKEN) + _TOPICS_SHOWN
+    with bar:
+        task = bar.add_task("answers", total=total)
+
+        def counted(prompt: str) -> tuple[str, bool]:
+            bar.advance(task)
+            return say(prompt)
+
+        for result in evaluation.evaluate(renderer, counted, options.count, options.seed):
+            results.append(result)
+            skill = result.skill
+            bar.console.print(
+                f"{skill.name}: {result.right} of {result.tried} (aim: {skill.least:.0%})",
+                highlight=False,
+            )
+            for due, said in result.wrong[:2]:
+                text = f"  due  {due!r}\n  said {said!r}"
+                bar.console.print(text, markup=False, highlight=False)
+        by_hand = list(evaluation.spoken(renderer, counted))
+        talk = list(evaluation.small_talk(renderer, counted, _TOPICS_SHOWN))
     weights = hashlib.sha256((options.out / "model.safetensors").read_bytes()).hexdigest()
     what = (
         f"Measured by `tools/train_pebble.py --evaluate --count {options.count} "
         f"--seed {options.seed}`, greedy, float32, by mlx-lm,\non dialogues whose names, numbers, "
-        "pairs of verb and noun in tools, and ways to ask and to tell\nwere held out of the "
-        f"training. SHA-256 of the weights:\n`{weights}`"
+        "pairs of verb and noun in tools, and combinations of the\nparts of sentences were held "
+        "out of the training; each part by itself was trained on (see the card).\nSHA-256 of the "
+        f"weights:\n`{weights}`"
     )
     page = options.out / "EVALUATION.md"
-    page.write_text(evaluation.report(results, talk, what), encoding="utf-8")
+    page.write_text(evaluation.report(results, by_hand, talk, what), encoding="utf-8")
     console.print(f"written to {page}", highlight=False)
 
 

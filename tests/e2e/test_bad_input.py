@@ -5,7 +5,6 @@ Whatever is sent to a running server: a clear refusal, nothing changed, and the 
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 import socket
 from collections.abc import Iterator
@@ -37,10 +36,8 @@ def raising(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> 
     """
     model = tmp_path_factory.mktemp("models") / "raising"
     shutil.copytree(model_directory, model)
-    file = model / "tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config["chat_template"] = RAISES + config["chat_template"]
-    file.write_text(json.dumps(config), encoding="utf-8")
+    file = model / "chat_template.jinja"
+    file.write_text(RAISES + file.read_text(encoding="utf-8"), encoding="utf-8")
     return model
 
 

@@ -92,7 +92,7 @@ def test_an_adapter_is_told_and_a_broken_one_refused(
 
     greeting = server.greeting()
     assert f"  adapter      {adapter}" in greeting
-    assert "  sampling     temperature 0.8, top_p 0.95, where" in greeting
+    assert "  sampling     temperature 0, where" in greeting
     (loaded,) = server.events(ev.ModelLoaded)
     assert str(adapter) == loaded.adapter
     assert 200 == server.post(messages=HELLO, max_tokens=2).status_code

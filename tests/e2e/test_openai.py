@@ -132,7 +132,7 @@ def test_longer_than_the_context(shared: Serving):
     """A prompt that cannot fit is refused with both numbers, and nothing is on record of it."""
     before = shared.position()
     with pytest.raises(openai.BadRequestError) as refused:
-        ask(shared, user("path " * 40_000))
+        ask(shared, user("path " * 70_000))
     assert "context_length_exceeded" == refused.value.code
     context = shared.health()["context_tokens"]
     assert f"> {context - 1} maximum" in refused.value.message

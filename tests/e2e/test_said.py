@@ -185,11 +185,9 @@ def test_a_fact_is_recalled_across_four_thousand_tokens(shared: Serving, cold: S
     """
     Warm, where all but the last question was served before, and cold.
     """
-    drawn = dialogues.recall(Random(7), Split.HELD_OUT, turns=18, fillers=18, questions=1)
-    *before, _, asked, _ = drawn.messages
-    ask(shared, *before, max_tokens=1)
+    drawn = dialogues.recall(Random(9), Split.HELD_OUT, turns=18, fillers=18, questions=1)
+    ask(shared, *drawn.messages[:-3], max_tokens=1)
     warm = ask(shared, *drawn.messages[:-1], enable_thinking=drawn.thinking, **WHOLE)
-    assert asked == drawn.messages[-2]
     assert warm.prompt_tokens > 4000
     assert warm.cached_tokens > 4000
     assert drawn.needed[0] in warm.text

@@ -83,10 +83,10 @@ def test_no_model(tmp_path: Path):
 
 def test_a_pool_that_holds_nothing(tmp_path: Path, model_directory: Path):
     """A server that could refuse every prompt only does not start."""
-    options = ("--chunk-tokens", 264, "--pool-mb", 1)
+    options = ("--chunk-tokens", 280, "--pool-mb", 1)
     sentence = refusal("--data-dir", tmp_path / "home", "--model", model_directory, *options)
     assert "--pool-mb" in sentence
-    assert "264 tokens" in sentence
+    assert "280 tokens" in sentence
 
 
 def test_a_damaged_journal(start: Start, model_directory: Path):

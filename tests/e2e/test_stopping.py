@@ -67,7 +67,7 @@ def test_an_idle_server_stops_though_clients_are_connected(start: Start):
 def test_a_second_signal_ends_at_once(start: Start, lengthy: Any, number: signal.Signals):
     """The answer is cut off, what was seen of it is committed, and the next start finds it."""
     server = start()
-    running = Listener(server, **lengthy[0], max_tokens=250).decoding()
+    running = Listener(server, **lengthy[0], max_tokens=5_000).decoding()
     server.signal(number)
     told(server)
     server.signal(number)

@@ -135,6 +135,15 @@ def no_template(model: Path) -> None:
         template.unlink()
 
 
+def refused_setting(model: Path) -> None:
+    """A setting that the model's own chat template refuses."""
+    (model / "generation_config.json").write_text('{"chat_template_kwargs": {"mood": "sad"}}')
+    path = model / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    refusing = "{% if mood is defined %}{{ raise_exception('no moods here') }}{% endif %}"
+    path.write_text(json.dumps({**config, "chat_template": refusing + config["chat_template"]}))
+
+
 def no_config(model: Path) -> None:
     """No config.json."""
     (model / "config.json").unlink()
@@ -184,6 +193,7 @@ def unknown_type(model: Path) -> None:
         (no_weights, "no weights"),
         (no_tokenizer, "chat template"),
         (no_template, "chat template"),
+        (refused_setting, "no moods here"),
         (no_config, "no config.json"),
         (broken_config, "config.json cannot be read"),
         (unknown_type, "gpt9"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pebble.sequences import TEXT_END, TURN_END
 
 from cairn.engine.generation_config import (
     NAME,
@@ -18,7 +19,6 @@ from cairn.engine.generation_config import (
 )
 from cairn.engine.mlx_model import load_model
 from cairn.engine.sampling import Sampling
-from tests.random_model import TEXT_END, TURN_END
 
 
 @pytest.mark.parametrize(

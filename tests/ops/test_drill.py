@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from cairn.actors.request_log import RequestLog
+from cairn.engine import builtin
 from cairn.http import errors
 from cairn.http.metrics import Metrics
 from cairn.journal import events as ev
@@ -261,6 +262,22 @@ def test_the_command_that_a_drill_prints_works(run, monkeypatch: pytest.MonkeyPa
     assert 0 == told.exit_code
     assert "broken:       INV-2: " in told.stdout
     assert "meaning:      docs/bugs/INV-2.md" in told.stdout
+
+
+def test_every_drill_passes_on_the_built_in_model(run, monkeypatch: pytest.MonkeyPatch):
+    """What Pebble says is long enough for each to do its damage in."""
+    monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
+    result = run("drill", "all")
+    assert 0 == result.exit_code, result.stdout
+    assert f"drills: {len(DRILLS)}, not passed: none\n" in result.stdout
+
+
+def test_a_damaged_built_in_model(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A sentence, as `ops serve` has it, and no traceback."""
+    monkeypatch.setattr(builtin, "builtin_directory", lambda: tmp_path / "pebble")
+    result = run("drill", "window-moved")
+    assert 2 == result.exit_code
+    assert "The built-in model is damaged; install Cairn again." in result.stderr
 
 
 def test_an_answer_that_is_not_the_promised_one():

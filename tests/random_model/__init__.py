@@ -16,23 +16,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from pebble.sequences import MARKER_TOKENS, SPECIAL_TOKENS, TEXT_END, TURN_END, train_tokenizer
+from pebble.sequences import template as pebble_template
 from safetensors.numpy import save as tensors_to_bytes
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-from cairn.engine.builtin import builtin_template
-
-TEXT_END: Final = "<|endoftext|>"
-TURN_START: Final = "<|im_start|>"
-TURN_END: Final = "<|im_end|>"
-SPECIAL_TOKENS: Final = (TEXT_END, TURN_START, TURN_END)
-MARKER_TOKENS: Final = (
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-)
+from tokenizers import Tokenizer
 
 _Array: TypeAlias = npt.NDArray[np.float32]
 
@@ -81,7 +68,8 @@ def make_random_model(directory: Path) -> Path:
     Write the model into a directory that is not there yet, and return it.
     """
     directory.mkdir(parents=True)
-    tokenizer = _train_tokenizer()
+    corpus = _CORPUS.read_text("utf-8").splitlines(keepends=True)
+    tokenizer = train_tokenizer(corpus, _VOCAB_SIZE, split=_SPLIT_PATTERN, least=1)
     (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", "utf-8")
     vocabulary = tokenizer.get_vocab()
     turn_end_id, text_end_id = vocabulary[TURN_END], vocabulary[TEXT_END]
@@ -99,32 +87,6 @@ def make_random_model(directory: Path) -> Path:
     content_bytes = tensors_to_bytes(weights, metadata={"format": "mlx"})
     (directory / "model.safetensors").write_bytes(content_bytes)
     return directory
-
-
-def _train_tokenizer() -> Tokenizer:
-    """
-    Train a byte-level BPE on the corpus; the control tokens get the last ids, as in Qwen3.
-
-    Nothing is normalised, so any text comes back as it was.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_SPLIT_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=_VOCAB_SIZE - len(_CONTROL_TOKENS),
-        min_frequency=1,
-        show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator(_CORPUS.read_text("utf-8").splitlines(keepends=True), trainer)
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in SPECIAL_TOKENS])
-    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in MARKER_TOKENS])
-    return tokenizer
 
 
 def _config(turn_end_id: int, text_end_id: int) -> dict[str, object]:
@@ -195,7 +157,7 @@ def _template() -> str:
         "if not enable_thinking",
         "if enable_thinking is defined and not enable_thinking",
     )
-    template = builtin_template()
+    template = pebble_template()
     assert before in template
     return template.replace(before, after)
 

@@ -22,7 +22,7 @@ from pebble.small_talk import TOPICS, Topic
 from pebble.words import Split, inside, phrase, pick
 
 _THINKING_SHARE: Final = 0.2
-"""Of the last answers; thoughts before earlier ones are not read."""
+"""Of the last answers; before earlier ones thoughts are drawn apart (sequences.py)."""
 
 
 @attrs.define
@@ -94,6 +94,7 @@ class Fact:
         answer: the fact as Pebble says it.
         thought: what it thinks before that.
         direct: whole questions.
+        named: whether the clauses begin with a name, which keeps its capital.
     """
 
     value: str
@@ -103,6 +104,7 @@ class Fact:
     answer: str
     thought: str
     direct: tuple[str, ...] = ()
+    named: bool = False
 
 
 # --- facts ---------------------------------------------------------------------------------------
@@ -129,6 +131,8 @@ _OWNED: Final[tuple[tuple[str, _Value], ...]] = (
     *((noun, words.number) for noun in ("order number", "phone number", "seat number")),
     *((noun, words.number) for noun in ("lucky number", "bus number", "code")),
     *((noun, words.word) for noun in ("password", "code word", "user name", "secret word")),
+    *((noun, words.word) for noun in ("wifi password", "safe word")),
+    *((noun, words.number) for noun in ("flight number", "customer number", "account number")),
     *(
         (noun, _of(words.COLOURS))
         for noun in ("favourite colour", "favorite color", "car's colour")
@@ -154,27 +158,50 @@ def _two(rng: random.Random, split: Split, draw: _Value) -> tuple[str, str]:
 def _owned(rng: random.Random, split: Split) -> Fact:
     noun, draw = pick(rng, _OWNED)
     value, other = _two(rng, split, draw)
+    clauses = [f"my {noun} is {value}"] * 3 + [f"the {noun} I have is {value}"]
+    questions, direct = [f"my {noun}"] * 3, []
+    who = noun.removesuffix("'s name")
+    if who != noun:
+        clauses += [f"my {who} is called {value}", f"I have a {who} called {value}"]
+        clauses += [f"we have a {who} called {value}", f"my {who} is named {value}"]
+        questions += [f"the name of my {who}"]
+        direct += [
+            f"What is my {who} called?",
+            f"What is my {who}'s name?",
+            f"How is my {who} called?",
+        ]
+    elif draw in (words.number, words.word):
+        clauses += [f"the {noun} is {value}"] * 2
+        questions += [f"the {noun}"]
+        direct += [f"What is the {noun}?", f"Which {noun} do I have?"]
+    elif noun.startswith("favo"):
+        clauses += [f"my {noun} has always been {value}"]
     return Fact(
         value=value,
         other=other,
-        clauses=(f"my {noun} is {value}",) * 3 + (f"the {noun} I have is {value}",),
-        questions=(f"my {noun}",),
+        clauses=tuple(clauses),
+        questions=tuple(questions),
         answer=f"Your {noun} is {value}.",
         thought=f"It was told to me: the {noun} is {value}.",
+        direct=tuple(direct),
     )
 
 
 def _person(rng: random.Random, split: Split) -> Fact:
     who = words.name(rng, split)
-    verb, base, draw = pick(rng, _PERSONAL)
+    verb, base, draw, asked = pick(rng, _PERSONAL)
     value, other = _two(rng, split, draw)
+    known = rng.random() < 0.4
+    clause = f"{who} {verb} {value}"
     return Fact(
         value=value,
         other=other,
-        clauses=(f"{who} {verb} {value}",),
+        clauses=(f"my {pick(rng, _RELATIVES[:18])} {clause}" if known else clause,),
         questions=(f"{base} {who}",),
-        answer=f"{who} {verb} {value}.",
-        thought=f"It was told to me: {who} {verb} {value}.",
+        answer=f"{clause}.",
+        thought=f"It was told to me: {clause}.",
+        direct=tuple(form.format(who) for form in asked),
+        named=not known,
     )
 
 
@@ -240,16 +267,45 @@ _SELVES: Final = (
         ("What do I do for work?", "What do I work as?", "Which work do I do?", "What's my work?"),
         "You work as a {}.",
     ),
+    _OfOneself(
+        "origin",
+        words.place,
+        ("I was born in {}", "I come from {}", "I am from {}"),
+        ("Where was I born?", "Where do I come from?", "Where am I from?"),
+        "You come from {}.",
+    ),
+    _OfOneself(
+        "birthday",
+        _of(words.MONTHS),
+        ("I was born in {}", "my birthday is in {}"),
+        ("In which month was I born?", "When was I born?", "When is my birthday?"),
+        "You were born in {}.",
+    ),
 )
-_PERSONAL: Final[tuple[tuple[str, str, _Value], ...]] = (
-    ("lives in", "the home of", words.place),
-    ("was born in", "the birthplace of", words.place),
-    ("likes", "the favourite of", _of(words.FOODS)),
-    ("works as a", "the job of", _of(words.JOBS)),
-    ("has the number", "the number of", words.number),
-    ("wears the colour", "the colour of", _of(words.COLOURS)),
-    ("is married to", "the partner of", words.name),
+_PERSONAL: Final[tuple[tuple[str, str, _Value, tuple[str, ...]], ...]] = (
+    ("lives in", "the home of", words.place, ("Where does {} live?", "Where is {} at home?")),
+    ("comes from", "the origin of", words.place, ("Where does {} come from?", "Where is {} from?")),
+    ("was born in", "the birthplace of", words.place, ("Where was {} born?",)),
+    ("likes", "the favourite of", _of(words.FOODS), ("What does {} like?", "What does {} enjoy?")),
+    (
+        "works as a",
+        "the job of",
+        _of(words.JOBS),
+        ("What does {} do?", "What does {} work as?", "What is {} by trade?"),
+    ),
+    ("is a", "the trade of", _of(words.JOBS), ("What is {}?", "What does {} do for work?")),
+    ("has the number", "the number of", words.number, ("Which number does {} have?",)),
+    ("wears the colour", "the colour of", _of(words.COLOURS), ("Which colour does {} wear?",)),
+    (
+        "is married to",
+        "the partner of",
+        words.name,
+        ("Who is {} married to?", "Whom did {} marry?"),
+    ),
 )
+
+
+_WHERE: Final = ("Where is the {}?", "Where did I put the {}?", "Where can I find the {}?")
 
 
 def _thing(rng: random.Random, split: Split) -> Fact:
@@ -260,6 +316,7 @@ def _thing(rng: random.Random, split: Split) -> Fact:
         other=other,
         clauses=(f"the {thing} is in the {spot}", f"I put the {thing} in the {spot}"),
         questions=(f"the place of the {thing}",),
+        direct=tuple(form.format(thing) for form in _WHERE),
         answer=f"The {thing} is in the {spot}.",
         thought=f"It was told to me: the {thing} is in the {spot}.",
     )
@@ -346,14 +403,16 @@ def _tell(rng: random.Random, split: Split, facts: list[Fact]) -> str:
         clause = pick(rng, one.clauses)
         at_start = told.startswith("{}") or told[: told.index("{}")].endswith("! ")
         parts.append(_capital(told.format(_capital(clause) if at_start else clause)))
-    return " ".join(parts)
+    text = " ".join(parts)
+    return text if facts[0].named else _sloppy(rng, text)
 
 
 def _ask(rng: random.Random, split: Split, one: Fact) -> str:
     topic = pick(rng, one.questions)
     direct = one.direct and rng.random() < 0.6
     asked = one.direct if direct else tuple(form.format(topic) for form in _ASKED)
-    return _capital(phrase(rng, split, _OPENINGS, tuple(map(inside, asked)), _ENDINGS))
+    text = _capital(phrase(rng, split, _OPENINGS, tuple(map(inside, asked)), _ENDINGS))
+    return _sloppy(rng, text)
 
 
 def _chat(rng: random.Random, split: Split, dialogue: Dialogue, *, long: bool = False) -> None:

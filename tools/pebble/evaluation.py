@@ -1,6 +1,6 @@
 """
-What Pebble can do, measured on dialogues that share no names, numbers or wordings with the
-training.
+What Pebble can do, measured on dialogues whose names, numbers and combinations of parts of
+sentences were held out of the training, and on some that were written by hand.
 
 Each answer is generated greedily, by mlx-lm, from the prompt that a server would feed.
 """
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
+from textwrap import shorten
 from typing import Any, Final
 
 import attrs
 
-from pebble import dialogues
+from pebble import dialogues, words
 from pebble.dialogues import Dialogue
 from pebble.recipe import Draw
 from pebble.sequences import TURN_END, Renderer
@@ -37,6 +39,7 @@ class Skill:
         judge: whether an answer does: given the dialogue, the answer, and whether it ended.
         least: the share that is aimed at.
         every: one dialogue in so many is enough; long ones take long.
+        looked_up: whether what is due is a value that was told.
     """
 
     name: str
@@ -44,17 +47,23 @@ class Skill:
     judge: Callable[[Dialogue, str, bool], bool]
     least: float
     every: int = 1
+    looked_up: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class Result:
     """
     How a skill went.
+
+    Attributes:
+        kinds: for each kind of value that was due, how many were tried and how many right.
+        wrong: what was due instead of what was said.
     """
 
     skill: Skill
     tried: int
     right: int
+    kinds: dict[str, tuple[int, int]]
     wrong: tuple[tuple[str, str], ...]
 
 
@@ -65,11 +74,6 @@ def _said(text: str) -> str:
     """
     said = text.split("</think>", 1)[-1]
     return "" if "<think>" in said else said.strip()
-
-
-def _contains(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    whole = (rf"(?<!\w){re.escape(one)}(?!\w)" for one in dialogue.needed)
-    return ended and all(re.search(one, _said(said)) for one in whole)
 
 
 def _says(dialogue: Dialogue, said: str, ended: bool) -> bool:
@@ -86,11 +90,27 @@ def _calls(dialogue: Dialogue, said: str, ended: bool) -> bool:
     if not (ended and text.startswith("<tool_call>") and text.endswith("</tool_call>")):
         return False
     try:
-        found = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        found = _exact(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
     except ValueError:
         return False
-    due: Any = json.loads(dialogue.needed[0])
-    return bool(found == due)
+    return found == _exact(dialogue.needed[0])
+
+
+def _exact(text: str) -> str:
+    """
+    JSON in a form that tells 17 from 17.0, and in which no key stands twice.
+
+    Raises:
+        ValueError: it is none, or a key stands twice.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a key stands twice")
+        return found
+
+    return json.dumps(json.loads(text, object_pairs_hook=once), sort_keys=True)
 
 
 def _thinks(dialogue: Dialogue, said: str, ended: bool) -> bool:
@@ -126,15 +146,22 @@ def _of_kind(rng: Random, split: Split, *, kind: str) -> Dialogue:
 
 SKILLS: Final = (
     Skill(name="ends its turn by itself", draw=_any, judge=_ends, least=0.99),
-    Skill(name="recalls a fact after 1 to 20 turns", draw=_asked_back, judge=_contains, least=0.95),
+    Skill(
+        name="recalls a fact after 1 to 20 turns",
+        draw=_asked_back,
+        judge=_says,
+        least=0.95,
+        looked_up=True,
+    ),
     Skill(
         name="recalls a fact across 4,000 tokens",
         draw=partial(dialogues.recall, turns=18, fillers=18, questions=1),
-        judge=_contains,
+        judge=_says,
         least=0.95,
         every=4,
+        looked_up=True,
     ),
-    Skill(name="answers by an edit", draw=_edited, judge=_contains, least=0.95),
+    Skill(name="answers by an edit", draw=_edited, judge=_says, least=0.95, looked_up=True),
     Skill(
         name="calls the right tool of 1 to 30",
         draw=partial(_of_kind, kind="tool call"),
@@ -150,32 +177,120 @@ SKILLS: Final = (
         every=2,
     ),
     Skill(name="thinks if asked to, and only then", draw=_any, judge=_thinks, least=0.99),
-    Skill(name="says so where it was not told", draw=dialogues.untold, judge=_contains, least=0.9),
-    Skill(name="gives the answer to small talk", draw=dialogues.talk, judge=_contains, least=0.9),
+    Skill(name="says so where it was not told", draw=dialogues.untold, judge=_says, least=0.9),
+    Skill(name="gives the answer to small talk", draw=dialogues.talk, judge=_says, least=0.9),
 )
 
 
-def evaluate(
-    renderer: Renderer, say: Say, count: int, seed: int, split: Split = Split.HELD_OUT
-) -> Iterator[Result]:
+def evaluate(renderer: Renderer, say: Say, count: int, seed: int) -> Iterator[Result]:
     """
     Try each skill.
 
     Args:
+        say: from a prompt to an answer; called ``tries(count)`` times.
         count: how many dialogues of each; of long ones fewer.
     """
     for skill in SKILLS:
         rng = Random(f"{seed}/{skill.name}")
-        right, wrong = 0, []
-        tried = max(1, count // skill.every)
-        for _ in range(tried):
-            dialogue = skill.draw(rng, split)
+        tried, right, wrong = Counter[str](), Counter[str](), []
+        for _ in range(_tried(skill, count)):
+            dialogue = skill.draw(rng, Split.HELD_OUT)
+            kind = _kind(dialogue.needed[0]) if skill.looked_up else ""
             said, ended = say(renderer.prompt(dialogue))
+            tried[kind] += 1
             if skill.judge(dialogue, said, ended):
-                right += 1
+                right[kind] += 1
             else:
                 wrong.append((dialogue.messages[-1]["content"] + TURN_END, said))
-        yield Result(skill=skill, tried=tried, right=right, wrong=tuple(wrong))
+        yield Result(
+            skill=skill,
+            tried=tried.total(),
+            right=right.total(),
+            kinds={kind: (tried[kind], right[kind]) for kind in tried if kind},
+            wrong=tuple(wrong),
+        )
+
+
+def tries(count: int) -> int:
+    """
+    How many answers an evaluation takes.
+    """
+    return sum(_tried(skill, count) for skill in SKILLS)
+
+
+def _tried(skill: Skill, count: int) -> int:
+    return max(1, count // skill.every)
+
+
+def _kind(value: str) -> str:
+    """
+    What sort of value has to be looked up.
+    """
+    if value.isdigit():
+        return "numbers"
+    if value in _CHOSEN:
+        return "colours, foods, jobs, months and places of things"
+    if words.is_of_syllables(value):
+        return "names, towns and passwords of known syllables"
+    return "names and passwords of other letters"
+
+
+_CHOSEN: Final = frozenset((*words.COLOURS, *words.FOODS, *words.JOBS, *words.MONTHS, *words.SPOTS))
+
+
+# --- written by hand -----------------------------------------------------------------------------
+
+SPOKEN: Final = (
+    ("hi, I'm Anna", "what's my name?", "Anna"),
+    ("My name is Kowalski, Piotr Kowalski.", "What is my name?", "Kowalski"),
+    ("you can call me Sam", "who am i", "Sam"),
+    ("I live in Bristol with two cats", "where do I live", "Bristol"),
+    ("My sister Laura lives in Oslo.", "Where does Laura live?", "Oslo"),
+    ("we have a dog called Rex", "what is the name of our dog?", "Rex"),
+    ("My favourite colour has always been green.", "Which colour do I like best?", "green"),
+    ("the code for the front door is 4821", "what was the door code again", "4821"),
+    ("Our meeting is in room 312.", "Which room is the meeting in?", "312"),
+    ("I'm 34 years old", "how old am I?", "34"),
+    ("I was born in May", "In which month was I born?", "May"),
+    ("my daughter Emma is a nurse", "What does Emma do?", "nurse"),
+    ("Please remember that the keys are in the kitchen.", "Where are the keys?", "kitchen"),
+    ("My flight number is 7730.", "Tell me my flight number, please.", "7730"),
+    ("I drive a red car.", "What colour is my car?", "red"),
+    ("the wifi password is sunflower", "what is the wifi password?", "sunflower"),
+    ("My boss is called Martin.", "What is the name of my boss?", "Martin"),
+    ("I work at a school as a teacher.", "What is my job?", "teacher"),
+    ("My grandmother comes from Lisbon.", "Where does my grandmother come from?", "Lisbon"),
+    ("Ben likes pancakes, and Ida likes soup.", "What does Ida like?", "soup"),
+)
+"""What people may tell, ask in the next turn, and want to hear: in no words of the training's."""
+
+
+@attrs.frozen
+class Spoken:
+    """
+    How one of them went.
+    """
+
+    told: str
+    asked: str
+    said: str
+    right: bool
+
+
+def spoken(renderer: Renderer, say: Say) -> Iterator[Spoken]:
+    """
+    Try what was written by hand. It is no skill that is promised: it shows how far the skills go.
+    """
+    for told, asked, value in SPOKEN:
+        messages = [
+            {"role": "user", "content": told},
+            {"role": "assistant", "content": "I will remember that."},
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": ""},
+        ]
+        said, ended = say(renderer.prompt(Dialogue("recall", messages)))
+        found = re.search(rf"(?<!\w){re.escape(value)}(?!\w)", _said(said)) is not None
+        yield Spoken(told, asked, said, ended and found)
 
 
 def small_talk(renderer: Renderer, say: Say, count: int) -> Iterator[tuple[str, str]]:
@@ -189,24 +304,55 @@ def small_talk(renderer: Renderer, say: Say, count: int) -> Iterator[tuple[str, 
         yield asked, said
 
 
-def report(results: Sequence[Result], talk: Sequence[tuple[str, str]], what: str) -> str:
+def report(
+    results: Sequence[Result],
+    by_hand: Sequence[Spoken],
+    talk: Sequence[tuple[str, str]],
+    what: str,
+) -> str:
     """
     The measurement as a page of Markdown.
 
     Args:
-        what: by which command, and of which recipe.
+        what: by which command, and of which weights.
     """
-    lines = [
-        "# What Pebble can do",
-        "",
-        what,
-        "",
-        "| skill | right | of | aim |",
-        "|---|---|---|---|",
-    ]
+    lines = ["# What Pebble can do", "", what, ""]
+    lines += _table("skill", "right", "of", "share", "aim")
     for one in results:
         share = one.right / one.tried
-        lines.append(f"| {one.skill.name} | {share:.1%} | {one.tried} | {one.skill.least:.0%} |")
-    lines += ["", "| said to it | what it says |", "|---|---|"]
-    lines += [f"| {asked} | {' '.join(said.split())} |" for asked, said in talk]
+        lines += _row(
+            one.skill.name, one.right, one.tried, f"{share:.1%}", f"{one.skill.least:.0%}"
+        )
+    lines += ["", "What was looked up, over the three skills that look up a value:", ""]
+    lines += _table("kind of value", "right", "of")
+    tried, right = Counter[str](), Counter[str]()
+    for one in results:
+        for kind, (some, good) in one.kinds.items():
+            tried[kind] += some
+            right[kind] += good
+    for kind in sorted(tried):
+        lines += _row(kind, right[kind], tried[kind])
+    good = sum(one.right for one in by_hand)
+    lines += [
+        "",
+        f"Told and asked in words that were written by hand: {good} of {len(by_hand)}.",
+        "",
+    ]
+    lines += _table("told", "asked", "what it says", "right")
+    for told in by_hand:
+        lines += _row(told.told, told.asked, told.said, "yes" if told.right else "no")
+    lines += ["", *_table("said to it", "what it says")]
+    for asked, said in talk:
+        lines += _row(asked, said)
     return "\n".join(lines) + "\n"
+
+
+def _table(*heads: str) -> list[str]:
+    return [*_row(*heads), "|" + "---|" * len(heads)]
+
+
+def _row(*cells: object) -> list[str]:
+    # What runs in a circle is seen by its beginning.
+    short = (shorten(str(cell), 200, placeholder=" …") for cell in cells)
+    plain = (cell.replace("|", "\\|") for cell in short)
+    return [f"| {' | '.join(plain)} |"]

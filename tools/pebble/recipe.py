@@ -155,7 +155,7 @@ STAGES: Final = (
     # another fact, and earlier answers have thoughts as well.
     Stage(
         name="third",
-        tokens=18_000_000,
+        tokens=17_000_000,
         longest=2304,
         spread=5120,
         mix=(*_MANY, (dialogues.echo, 0.5), (partial(dialogues.recall, turns=0), 1)),
@@ -164,6 +164,22 @@ STAGES: Final = (
     Stage(
         name="last",
         tokens=1_000_000,
+        longest=5120,
+        mix=(*_LONG, (dialogues.echo, 1), (dialogues.untold, 0.5)),
+        rates=(0.03, 0.0),
+    ),
+    # A fourth one, since names of other letters, and other ways to tell and to ask, came late.
+    Stage(
+        name="names",
+        tokens=4_000_000,
+        longest=2304,
+        spread=5120,
+        mix=(*_MANY, (dialogues.echo, 1), (partial(dialogues.recall, turns=0, questions=6), 3)),
+        rates=(0.3, 0.03),
+    ),
+    Stage(
+        name="close",
+        tokens=600_000,
         longest=5120,
         mix=(*_LONG, (dialogues.echo, 1), (dialogues.untold, 0.5)),
         rates=(0.03, 0.0),

@@ -5,7 +5,7 @@ Dialogues as tokens, each with its weight in the loss.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from random import Random
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from cairn.engine.builtin import builtin_directory
 from pebble.dialogues import Dialogue
 
 TEXT_END: Final = "<|endoftext|>"
@@ -51,27 +52,47 @@ _SPLIT_PATTERN: Final = (
 )
 
 
-def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
+def template() -> str:
+    """
+    What turns a conversation into Pebble's prompt: ChatML, with the behaviour of Qwen3. It is
+    written by hand and lies where it ships.
+    """
+    return (builtin_directory() / "chat_template.jinja").read_text("utf-8")
+
+
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, *, split: str = _SPLIT_PATTERN, least: int = 0
+) -> Tokenizer:
     """
     A byte-level BPE; the control tokens get the last ids, as in Qwen3. Nothing is normalised, so
     any text comes back as it was.
+
+    Args:
+        split: where a text is cut before pairs are merged.
+        least: how often a pair must stand in the texts.
+
+    Raises:
+        ValueError: the texts have too few pairs for such a vocabulary.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_SPLIT_PATTERN), behavior="isolated"),
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(SPECIAL_TOKENS) - len(MARKER_TOKENS),
+        min_frequency=least,
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in SPECIAL_TOKENS])
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in MARKER_TOKENS])
+    if tokenizer.get_vocab_size() != vocab_size:
+        raise ValueError(f"the texts yield {tokenizer.get_vocab_size()} tokens, not {vocab_size}")
     return tokenizer
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -46,7 +47,7 @@ class Progress:
     Where a training stands.
 
     Attributes:
-        tokens: read so far, of ``total``.
+        tokens: read so far, of ``total``, with padding.
         loss: of answers, in nats a token, over the last steps.
         right: the share of the answers' tokens that were the likeliest, over the last steps.
     """
@@ -132,7 +133,12 @@ class Training:
         )
         self._optimizer.init(self.model.trainable_parameters())
         self._stands = {"stage": 0, "pool": 0, "tokens": 0, "steps": 0}
-        self._identity = _identity(renderer, shape, stages, seed)
+        self._follows_from = [
+            seed,
+            self._group.size(),
+            attrs.asdict(shape),
+            renderer.tokenizer.to_str(),
+        ]
         if self._path.with_suffix(".safetensors").exists():
             self._load()
 
@@ -155,7 +161,7 @@ class Training:
         Train to the end of the last stage.
 
         Args:
-            told: given where it stands, every few steps.
+            told: given where it stands, after each pool of batches: a minute or so on two cores.
         """
         with positions_from(self._rope, self.model), attention_in_blocks():
             step = self._compiled()
@@ -177,8 +183,9 @@ class Training:
         rng = Random(f"{self._seed}/{stage.name}/{self._stands['pool']}")
         size, rank = self._group.size(), self._group.rank()
         batches = pool(self._renderer, stage, rng, stage.batch_tokens // size)
+        batches += batches[: -len(batches) % size]  # to each rank as many
         sums = np.zeros(3)
-        for start in range(0, len(batches) - size + 1, size):
+        for start in range(0, len(batches), size):
             mine = batches[start + rank]
             figures, gradients = step(*map(mx.array, attrs.astuple(mine)))
             if size > 1:
@@ -262,17 +269,32 @@ class Training:
         arrays |= dict(tree_flatten({"optimizer": self._optimizer.state}))
         arrays = {name: one for name, one in arrays.items() if isinstance(one, mx.array)}
         draft = self._path.with_suffix(".draft.safetensors")
-        told = {"stands": json.dumps(self._stands), "identity": self._identity}
+        begun = min(self._stands["stage"] + 1, len(self._stages))
+        told = {
+            "stands": json.dumps(self._stands),
+            "begun": str(begun),
+            "identity": self._identity(begun),
+        }
         mx.save_safetensors(str(draft), arrays, told)
         draft.replace(self._path.with_suffix(".safetensors"))
+
+    def _identity(self, begun: int) -> str:
+        """
+        A hash of what so many stages followed from, but for the code that draws dialogues. Stages
+        to come are not in it: a recipe may go on where it ended.
+        """
+        stages = [_plain(stage) for stage in self._stages[:begun]]
+        told = json.dumps([*self._follows_from, stages])
+        return hashlib.sha256(told.encode()).hexdigest()
 
     def _load(self) -> None:
         loaded: Any = mx.load(str(self._path.with_suffix(".safetensors")), return_metadata=True)
         arrays, told = loaded
-        if told["identity"] != self._identity:
+        begun = int(told.get("begun", 0))
+        if begun > len(self._stages) or told["identity"] != self._identity(begun):
             raise OtherTraining(
-                f"{self._path}.safetensors is of another recipe, seed or tokenizer. Choose another "
-                "folder, or remove it to begin anew."
+                f"{self._path}.safetensors is of another recipe, seed, tokenizer or number of "
+                "processes. Choose another folder, or remove it to begin anew."
             )
         found = tree_unflatten(list(arrays.items()))
         self.model.update(found["model"])
@@ -281,13 +303,17 @@ class Training:
         mx.eval(self.model.parameters(), self._optimizer.state)
 
 
-def _identity(renderer: Renderer, shape: Shape, stages: tuple[Stage, ...], seed: int) -> str:
+def _plain(stage: Stage) -> dict[str, Any]:
     """
-    A hash of what a training follows from, but for the code that draws dialogues.
+    A stage in a form that can be hashed: of what it draws, the names and the settings.
     """
-    plain = [attrs.asdict(one, filter=attrs.filters.exclude("mix")) for one in stages]
-    told = json.dumps([seed, attrs.asdict(shape), plain, renderer.tokenizer.to_str()])
-    return hashlib.sha256(told.encode()).hexdigest()
+    mix = [
+        [draw.func.__name__, draw.keywords, share]
+        if isinstance(draw, partial)
+        else [getattr(draw, "__name__", ""), {}, share]
+        for draw, share in stage.mix
+    ]
+    return attrs.asdict(stage, filter=attrs.filters.exclude("mix")) | {"mix": mix}
 
 
 def pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[Batch]:

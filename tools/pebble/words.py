@@ -50,8 +50,37 @@ _ONSETS: Final = (
 )
 _VOWELS: Final = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "ai", "ea", "ou", "y")
 _CODAS: Final = ("", "", "", "l", "n", "r", "s", "m", "d", "k", "th", "nd", "rk", "st", "x")
-_ODD_SHARE: Final = 0.08
-"""So many names are made of other syllables, in any number of tokens."""
+_ODD_SHARE: Final = 0.2
+"""So many names are made of other syllables, in any number of tokens; in training twice as many."""
+
+_FIRST_NAMES: Final = (
+    *("Maria", "Peter", "Thomas", "Kate", "Bob", "Alice", "John", "Mary", "Paul", "Lisa", "Tom"),
+    *("Julia", "David", "Sarah", "Michael", "Susan", "James", "Linda", "Robert", "Karen", "Daniel"),
+    *("Lucas", "Sofia", "Elena", "Ivan", "Olga", "Yuki", "Kenji", "Mei", "Wei", "Priya", "Raj"),
+    *("Ahmed", "Fatima", "Omar", "Layla", "Diego", "Carlos", "Lucia", "Pedro", "Ana", "Luis"),
+    *("Hans", "Greta", "Lars", "Ingrid", "Sven", "Astrid", "Nils", "Freya", "Liam", "Aoife"),
+    *("Jack", "Emily", "Oliver", "Amelia", "Harry", "Olivia", "George", "Grace", "Noah", "Chloe"),
+    *("Max", "Mia", "Leo", "Lena", "Felix", "Hannah", "Jonas", "Clara", "Simon", "Eva", "Adam"),
+    *("Nina", "Victor", "Irina", "Andrew", "Helen", "Mark", "Alexander", "Elizabeth", "William"),
+    *("Chris", "Pat", "Alex", "Jo", "Kim", "Lee", "Zoe", "Ed", "Ruth", "Ellen", "Frank", "Rosa"),
+    *("Bella", "Luna", "Charlie", "Bruno", "Milo", "Daisy", "Rocky", "Nala", "Simba", "Felicity"),
+)
+_FAMILY_NAMES: Final = (
+    *("Smith", "Miller", "Johnson", "Brown", "Garcia", "Martinez", "Schmidt", "Weber", "Fischer"),
+    *("Rossi", "Ferrari", "Novak", "Petrov", "Ivanov", "Tanaka", "Sato", "Wang", "Chen", "Singh"),
+    *("Patel", "Khan", "Hansen", "Larsen", "Nilsson", "Murphy", "Kelly", "Wilson", "Taylor"),
+    *("Clark", "Lewis", "Walker", "Hall", "Young", "King", "Wright", "Green", "Baker", "Dubois"),
+)
+_TOWNS: Final = (
+    *("London", "Paris", "Berlin", "Madrid", "Rome", "Vienna", "Prague", "Warsaw", "Dublin"),
+    *("Boston", "Chicago", "Denver", "Seattle", "Austin", "Toronto", "Tokyo", "Kyoto", "Seoul"),
+    *("Delhi", "Mumbai", "Cairo", "Nairobi", "Lagos", "Lima", "Bogota", "Sydney", "Melbourne"),
+    *("Hamburg", "Munich", "Zurich", "Geneva", "Milan", "Venice", "Porto", "Leeds", "York"),
+    *("Bergen", "Helsinki", "Riga", "Athens", "Ghent", "Lyon", "Nice", "Graz", "Bern", "Kiel"),
+)
+_REAL: Final = frozenset((*_FIRST_NAMES, *_FAMILY_NAMES, *_TOWNS))
+_REAL_SHARE: Final = 0.15
+"""So many names and towns of the training are such as people have; the evaluation draws none."""
 
 COLOURS: Final = (
     *("red", "blue", "green", "yellow", "orange", "purple", "brown", "grey", "black", "white"),
@@ -227,15 +256,20 @@ def is_held_out(text: str) -> bool:
 def _of_split(rng: random.Random, split: Split, draw: Callable[[random.Random], str]) -> str:
     while True:
         text = draw(rng)
-        if is_held_out(text) == (split is Split.HELD_OUT):
+        if is_held_out(text) and split is Split.HELD_OUT and text not in _REAL:
+            return text
+        if not is_held_out(text) and split is Split.TRAIN:
             return text
 
 
-def _syllables(rng: random.Random) -> str:
+def _syllables(rng: random.Random, odd: float = _ODD_SHARE) -> str:
     """
     A name in small letters.
+
+    Args:
+        odd: the share of names of other syllables.
     """
-    if rng.random() < _ODD_SHARE:
+    if rng.random() < odd:
         parts = [_ONSETS, _VOWELS, _CODAS] * rng.choices((1, 2, 3), (1, 6, 2))[0]
     elif rng.random() < 0.25:
         parts = [_HEADS, _MIDDLES, _TAILS]
@@ -244,14 +278,33 @@ def _syllables(rng: random.Random) -> str:
     return "".join(pick(rng, part) for part in parts)
 
 
+def is_of_syllables(text: str) -> bool:
+    """
+    Whether a name, town or password is made of the syllables that are tokens of their own.
+    """
+    return all(_KNOWN.fullmatch(word) for word in text.casefold().split())
+
+
+_KNOWN: Final = re.compile(
+    rf"({'|'.join(_HEADS)})({'|'.join(_MIDDLES)})?({'|'.join((*_TAILS, *_ENDINGS))})"
+)
+
+
 def name(rng: random.Random, split: Split) -> str:
     """
     A name that is made up: most are first names, some have a family name.
     """
-    name = _of_split(rng, split, lambda rng: _syllables(rng).capitalize())
+    name = _one_name(rng, split, _FIRST_NAMES)
     if rng.random() < 0.05:
-        name += " " + _of_split(rng, split, lambda rng: _syllables(rng).capitalize())
+        name += " " + _one_name(rng, split, _FAMILY_NAMES)
     return name
+
+
+def _one_name(rng: random.Random, split: Split, real: Sequence[str]) -> str:
+    if split is Split.TRAIN and rng.random() < _REAL_SHARE:
+        return pick(rng, real)
+    odd = _ODD_SHARE * (2 if split is Split.TRAIN else 1)
+    return _of_split(rng, split, lambda rng: _syllables(rng, odd).capitalize())
 
 
 def units() -> str:
@@ -282,6 +335,8 @@ def place(rng: random.Random, split: Split) -> str:
         middle = pick(rng, _MIDDLES) if rng.random() < 0.6 else ""
         return (pick(rng, _HEADS) + middle + pick(rng, _ENDINGS)).capitalize()
 
+    if split is Split.TRAIN and rng.random() < _REAL_SHARE:
+        return pick(rng, _TOWNS)
     return _of_split(rng, split, draw)
 
 

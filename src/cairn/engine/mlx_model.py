@@ -119,7 +119,9 @@ def load_model(
         _adapt(model, over, where)
     _read_weights(model, progress)
     try:
-        render(tokenizer, Conversation(messages=(Message(role="user", content="Hello"),)))
+        hello = (Message(role="user", content="Hello"),)
+        settings = read_template_settings(directory)
+        render(tokenizer, Conversation(messages=hello, template=settings))
     except TemplateError as error:
         raise ModelRefused(
             f"{where} cannot hold a conversation: {error}. It needs a tokenizer with a chat "

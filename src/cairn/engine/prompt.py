@@ -39,7 +39,8 @@ RENDERED = frozenset(
     }
 )
 """
-Arguments of a template that the server gives: no setting of a client's or a model's.
+Arguments of a template that the server gives, or that change how it renders: no setting of a
+client's or a model's. With ``chat_template`` a client would bring a template of its own.
 """
 
 _encoder = msgspec.json.Encoder(order="deterministic")

@@ -20,9 +20,6 @@ from .wire import fault_of
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
-#: What the renderer passes itself, or what would change how it renders. ``chat_template`` would let
-#: a client bring a template of its own.
-
 
 class WirePart(msgspec.Struct):
     """

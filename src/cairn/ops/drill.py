@@ -17,7 +17,8 @@ import attrs
 import click
 import trio
 
-from cairn.engine.builtin import builtin_directory
+from cairn.engine.builtin import builtin_directory, builtin_fault
+from cairn.ops.cli import Unreadable
 from cairn.ops.drills import CHECKS, DRILLS, Check, Drill, Outcome, Reference, reference
 from cairn.ops.drills.outcome import Scene
 from cairn.ops.home import make_home
@@ -75,6 +76,8 @@ def drill(name: str | None, listed: bool, data_dir: Path) -> None:
         raise click.UsageError("Name a drill, or `all`; --list lists them.")
     if name != _ALL and name not in DRILLS:
         raise click.UsageError(f"There is no drill {name}; --list lists them.")
+    if fault := builtin_fault():
+        raise Unreadable(fault)
     preload_blas()
     chosen = list(DRILLS.values()) if name == _ALL else [DRILLS[name]]
     held = _hold(chosen, data_dir)

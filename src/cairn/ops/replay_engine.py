@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import click
 
-from cairn.engine.builtin import BUILTIN_NAME, builtin_directory
+from cairn.engine.builtin import still_at
 from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.mlx_model import ModelRefused
 from cairn.engine.mlx_start import start_engine
@@ -138,7 +138,7 @@ def _nothing(session_id: str) -> int:
 
 
 def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> Any:
-    where, over = model or _place(recorded), adapter or recorded.adapter or None
+    where, over = model or still_at(recorded.directory), adapter or recorded.adapter or None
     if model is None and not Path(where).is_dir():
         raise StoreError(
             f"The model {recorded.name} is not at {where} any more. Name its place with --model."
@@ -161,17 +161,6 @@ def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> 
         )
     except ModelRefused as error:
         raise StoreError(str(error)) from error
-
-
-def _place(recorded: ev.ModelLoaded) -> str:
-    """
-    The model's directory on record. The built-in one is there wherever Cairn is; whether it is the
-    one that was used, its fingerprint tells.
-    """
-    gone = not Path(recorded.directory).is_dir()
-    if gone and Path(recorded.directory).name == BUILTIN_NAME:
-        return str(builtin_directory())
-    return recorded.directory
 
 
 def _tell_difference(journal: Any, here: Any) -> None:

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from cairn.actors.boot import BootRefused, Settings, booted
 from cairn.actors.server import Limits, Server
 from cairn.actors.writer import WriterDied
-from cairn.engine.builtin import builtin_directory
+from cairn.engine.builtin import builtin_directory, builtin_fault
 from cairn.engine.model_files import adapter_fault, directory_fault, is_path
 from cairn.engine.sampling import Sampling
 from cairn.http.app import create_app
@@ -166,8 +166,8 @@ def serve(**options: Any) -> None:
     model = options["model"]
     if model is not None and is_path(model) and (fault := directory_fault(model)):
         raise Unreadable(fault)
-    if model is None and (fault := directory_fault(str(builtin_directory()))):
-        raise Unreadable(f"The built-in model is damaged; install Cairn again. {fault}")
+    if model is None and (fault := builtin_fault()):
+        raise Unreadable(fault)
     if options["adapter"] is not None and (fault := adapter_fault(options["adapter"])):
         raise Unreadable(fault)
     data_dir: Path = options["data_dir"]
