@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 OLDEST := .cache/mlx-lm-oldest
 UV := .cache/uv
+SCHEMATHESIS := .cache/schemathesis
 
 # The folder of a module is never on the path: `import http` is the standard library's.
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help env serve test fuzz oldest lint format lock clean FORCE
+.PHONY: help env serve test fuzz jitter oldest schema clients lint format lock clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -82,7 +83,15 @@ fuzz: env ## ask ten thousand requests that are almost right; EXAMPLES=..., SEED
 	CAIRN_FUZZ_EXAMPLES=$(or $(EXAMPLES),10000) $(BIN)/python -P -m pytest -q tests/http/test_fuzz.py \
 		--hypothesis-seed=$$seed $(ARGS)
 
-oldest: env ## test the caches with the oldest mlx-lm that pyproject.toml admits
+# Each round is a test of its own, with a seed of its own. What failed can be had again by its seed,
+# and with CAIRN_JITTER_SHRINK=1 it is cut short as long as it fails.
+jitter: env ## compare random histories with cold answers, bit for bit; REQUESTS=..., SEED=... for the same again
+	@$(with_blas); \
+	seed=$(or $(SEED),$$(date +%s)); echo "jitter: SEED=$$seed"; \
+	CAIRN_JITTER_REQUESTS=$(or $(REQUESTS),1500) CAIRN_JITTER_SEED=$$seed \
+		$(BIN)/python -P -m pytest -q -s tests/gate/test_jitter.py $(ARGS); status=$$?; gate; exit $$status
+
+oldest: env ## test caches and markers with the oldest mlx-lm that pyproject.toml admits
 	@set -e; $(with_blas); \
 	version=$$(sed -n 's/.*"mlx-lm>=\([0-9.]*\),.*/\1/p' pyproject.toml); \
 	echo "oldest: mlx-lm $$version"; \
@@ -93,7 +102,18 @@ oldest: env ## test the caches with the oldest mlx-lm that pyproject.toml admits
 	PYTHONPATH=$(OLDEST); export PYTHONPATH; \
 	$(BIN)/python -P -c "import mlx_lm; used = mlx_lm.__version__; \
 	assert used == '$$version', f'mlx-lm {used} in use, not $$version'"; \
-	$(BIN)/python -P -m pytest -q tests/engine/test_cache_against_mlx_lm.py
+	$(BIN)/python -P -m pytest -q tests/engine/test_cache_against_mlx_lm.py tests/engine/test_markers.py
+
+# It stays out of the environment: only this target needs it.
+schema: env ## hold a running server against its /openapi.json; EXAMPLES=..., SEED=..., ARGS=--quick
+	@test -x $(SCHEMATHESIS)/bin/schemathesis || { $(BIN)/python -m venv $(SCHEMATHESIS) \
+		&& $(SCHEMATHESIS)/bin/python -m pip install -qq 'schemathesis>=4.32,<5'; }
+	@SCHEMATHESIS=$(CURDIR)/$(SCHEMATHESIS)/bin/schemathesis $(BIN)/python -P tools/schema_check.py \
+		--examples $(or $(EXAMPLES),20) --seed $(or $(SEED),1) $(ARGS)
+
+# Nobody depends on them: what npm and pip bring lies in .cache/clients, and what cannot be had is skipped.
+clients: env ## hold conversations with real clients, off the network; ARGS="--only opencode" for some
+	@$(BIN)/python -P tools/real_clients.py $(ARGS)
 
 lint: env ## ruff, mypy, and the direction of imports
 	@status=0; \

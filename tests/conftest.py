@@ -42,6 +42,14 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def other_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A second model with random weights.
+    """
+    return make_random_model(tmp_path_factory.mktemp("models") / "other", seed=1)
+
+
+@pytest.fixture(scope="session")
 def undisturbed(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """
     What a private server answers that nobody damages: what drills compare with.

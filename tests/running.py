@@ -5,17 +5,22 @@ A running server inside the test's own process, over a store in memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import attrs
+import trio
+import trio.testing
 
 from cairn.actors.boot import Settings, booted
 from cairn.actors.messages import Accepted, Delta, Finished, Generate, TokenInfo
+from cairn.actors.models import Models
 from cairn.actors.server import Server
+from cairn.engine.answer_parts import AnswerPart, Called
 from cairn.engine.prompt import Conversation
 from cairn.engine.sampling import Sampling
+from cairn.journal.lifecycle import Life
 from cairn.journal.store import MemoryStore
 
 SECRET = b"a secret of the tests, 32 bytes!"
@@ -48,21 +53,34 @@ class Said:
     An answer, and how it came about.
 
     Attributes:
+        parts: what its client was told, in order.
+        text: all of that as one text.
         tokens: id, log-probability and the likeliest alternatives of each token: what P1 is about.
     """
 
     accepted: Accepted
+    parts: tuple[AnswerPart, ...]
     text: str
     tokens: tuple[TokenInfo, ...]
     finished: Finished
 
 
-async def ask(server: Server, command: Generate) -> Said:
+async def at_rest(server: Server) -> None:
+    """
+    Wait until no session is at work, and all of it is committed.
+    """
+    with trio.fail_after(120):
+        while not set(server.statistics().sessions) <= {str(Life.IDLE)}:
+            await trio.testing.wait_all_tasks_blocked()
+        await server._writer.wait_committed(server._sequencer.state.position)
+
+
+async def ask(server: Server | Models, command: Generate) -> Said:
     """
     Ask, and read the answer to its end.
     """
     accepted, finished = None, None
-    text = ""
+    parts: list[AnswerPart] = []
     tokens: list[TokenInfo] = []
     async with server.generate(command) as replies:
         async for reply in replies:
@@ -70,7 +88,7 @@ async def ask(server: Server, command: Generate) -> Said:
                 case Accepted():
                     accepted = reply
                 case Delta():
-                    text += reply.text
+                    parts.extend(reply.parts)
                     tokens.extend(reply.tokens)
                 case Finished():
                     finished = reply
@@ -78,7 +96,24 @@ async def ask(server: Server, command: Generate) -> Said:
                     pass
     assert accepted is not None
     assert finished is not None
-    return Said(accepted=accepted, text=text, tokens=tuple(tokens), finished=finished)
+    return Said(
+        accepted=accepted,
+        parts=tuple(parts),
+        text=text_of(parts),
+        tokens=tuple(tokens),
+        finished=finished,
+    )
+
+
+def text_of(parts: Iterable[AnswerPart]) -> str:
+    """
+    What a client was told as one text.
+    """
+    return "".join(map(_words, parts))
+
+
+def _words(part: AnswerPart) -> str:
+    return f"{part.name}({part.arguments})" if isinstance(part, Called) else part.text
 
 
 def generate(conversation: Conversation, **changes: Any) -> Generate:

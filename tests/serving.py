@@ -62,6 +62,7 @@ class Serving:
         # Kept, since to make one costs more than to ask.
         self._http = httpx.Client(base_url=url, verify=False, timeout=DEADLINE_S)
         self._client: openai.OpenAI | None = None
+        self._key = "none"
         self.data_dir = data_dir
         self.url = url
 
@@ -89,11 +90,19 @@ class Serving:
         """
         return self._process.poll() is None
 
+    def use_key(self, key: str) -> None:
+        """
+        Ask with an API key from now on.
+        """
+        self._key = key
+        self._http.headers["authorization"] = f"Bearer {key}"
+        self._client = None
+
     def client(self, **options: Any) -> openai.OpenAI:
         """
         The official client, which asks once unless told otherwise.
         """
-        settings: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": DEADLINE_S}
+        settings: dict[str, Any] = {"api_key": self._key, "max_retries": 0, "timeout": DEADLINE_S}
         return openai.OpenAI(base_url=f"{self.url}/v1", **settings | options)
 
     def ask(self, **body: Any) -> Answer:
@@ -392,10 +401,13 @@ class Answer:
     An answer as its client sees it.
 
     Attributes:
+        text: without thoughts and calls.
         tokens: (bytes, log-probability) of each token.
+        message: as it can be sent back.
     """
 
     text: str
+    message: dict[str, Any] = attrs.field(repr=False)
     tokens: tuple[tuple[bytes, float], ...]
     finish_reason: str
     prompt_tokens: int
@@ -411,7 +423,24 @@ class Answer:
         """
         What must be the same however the answer came about.
         """
-        return self.text, self.tokens, self.finish_reason, self.completion_tokens
+        said = self.text, self.thoughts, tuple(self.calls)
+        return *said, self.tokens, self.finish_reason, self.completion_tokens
+
+    @property
+    def thoughts(self) -> str:
+        """
+        What was thought; empty if nothing was.
+        """
+        found: str = self.message.get("reasoning_content", "")
+        return found
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """
+        (name, arguments) of each tool that is called.
+        """
+        functions = [call["function"] for call in self.message.get("tool_calls", ())]
+        return [(function["name"], function["arguments"]) for function in functions]
 
 
 def user(text: str) -> dict[str, str]:
@@ -474,7 +503,8 @@ def answer_of(completion: Any) -> Answer:
     usage, cairn = completion.usage, completion.model_extra["cairn"]
     content = choice.logprobs.content if choice.logprobs else []
     return Answer(
-        text=choice.message.content,
+        text=choice.message.content or "",
+        message=choice.message.model_dump(exclude_none=True),
         tokens=tuple((bytes(token.bytes), token.logprob) for token in content),
         finish_reason=choice.finish_reason,
         prompt_tokens=usage.prompt_tokens,

@@ -166,6 +166,19 @@ def test_every_reason_is_told_and_no_other():
     assert list(get_args(Reason)) == named
 
 
+def test_the_page_on_low_hit_rates_has_every_reason():
+    """
+    Each reason has a row that says what happened and what helps; what it tells to look at is there.
+    """
+    page = ROOT / "docs" / "how-to" / "low-hit-rate.md"
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", section(page, "3. By the reason"), flags=re.M)
+    assert sorted(get_args(Reason)) == sorted(rows)
+    metrics = (ROOT / "docs" / "reference" / "http.md").read_text("utf-8")
+    shown = set(re.findall(r"`(cairn_\w+)`", page.read_text("utf-8")))
+    assert 8 < len(shown)
+    assert {name for name in shown if name not in metrics} == set()
+
+
 def test_the_drawing_of_a_sessions_life_is_the_table_of_legal_steps():
     """
     Arrows and the list of steps that stay are together what ``STEPS`` has, no more and no less.

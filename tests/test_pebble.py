@@ -11,11 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pebble.evaluation import SKILLS, SPOKEN
+from pebble.by_hand import SPOKEN, WISHES
+from pebble.evaluation import SKILLS
 from pebble.sequences import MARKER_TOKENS, SPECIAL_TOKENS
 
 from cairn.engine.builtin import builtin_directory
 from cairn.engine.generation_config import read_template_settings
+
+BY_HAND = {
+    "Told and asked in words that were written by hand",
+    "Calls of tools that were written by hand",
+}
+EVALUATED = {skill.name for skill in SKILLS} | BY_HAND
 
 Message = dict[str, Any]
 Render = Callable[..., str]
@@ -98,7 +105,8 @@ class TestFiles:
     def test_the_figures_are_of_these_weights(self) -> None:
         """
         The evaluation is of the weights that ship. Each skill reaches its aim, or the card says by
-        name that it does not; there are twenty answers to read.
+        name that it does not; there are twenty answers to read. What came to be evaluated later
+        than they were stands in the card as not measured, by name, and nothing else does.
         """
         page = (builtin_directory() / "EVALUATION.md").read_text("utf-8")
         card = (builtin_directory() / "README.md").read_text("utf-8")
@@ -108,13 +116,19 @@ class TestFiles:
         rows = [[cell.strip() for cell in row] for row in table]
         skills = [row for row in rows if len(row) == 5][1:]
         figures = {name: (int(right), int(tried)) for name, right, tried, _, _ in skills}
-        assert figures.keys() == {skill.name for skill in SKILLS}
+        later = card.partition("Not measured yet:\n\n")[2].partition("\n\n")[0]
+        unmeasured = {line.removeprefix("- ") for line in later.split("\n") if line}
+        by_hand = {name for name in BY_HAND if name in page}
+        assert figures.keys() | by_hand == EVALUATED - unmeasured
         for skill in SKILLS:
+            if skill.name in unmeasured:
+                continue
             right, tried = figures[skill.name]
             assert tried >= 200 // skill.every, skill.name
             assert right >= skill.least * tried or f"- {skill.name}:" in card, skill.name
             assert f"- {skill.name}:" not in card or right < skill.least * tried, skill.name
-        assert 1 + len(SPOKEN) == len([row for row in rows if len(row) == 4])
+        tables = [SPOKEN, *([WISHES] if by_hand == BY_HAND else [])]
+        assert sum(1 + len(some) for some in tables) == len([row for row in rows if len(row) == 4])
         assert 21 == len([row for row in rows if len(row) == 2])
 
     def test_mlx_lm_understands_it(self) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 
 import attrs
 import trio
+from tokenizers import Tokenizer
 
 from cairn.journal import events as ev
 from cairn.journal.base import Base, base_of, loaded_of, state_of
@@ -48,6 +49,9 @@ from cairn.ops.prune import prune
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parent))
 
+from pebble.sequences import TURN_END
+
+from tests.anticipating import Gate
 from tests.random_model import make_random_model
 
 HISTORIES = Path("tests/histories")
@@ -62,6 +66,13 @@ GUIDE = {
     "and say how long the next leg takes on foot. Answer in short sentences.",
 }
 WAY = [GUIDE, user("Where do we start?")]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+    },
+}
 
 
 # --- conversations -------------------------------------------------------------------------------
@@ -121,6 +132,15 @@ async def talking(directory: Path, model: Path, **changes: Any) -> AsyncIterator
         yield Talk(house)
 
 
+def token_of(model: Path, text: str) -> int:
+    """
+    The id of a token by its text.
+    """
+    found = Tokenizer.from_file(str(model / "tokenizer.json")).token_to_id(text)
+    assert found is not None
+    return found
+
+
 async def continuation(directory: Path, model: Path) -> None:
     """
     A conversation begins cold and goes on twice.
@@ -175,6 +195,16 @@ async def evicted(directory: Path, model: Path) -> None:
         await talk.ask(onward(WAY, first, "And then?"))
 
 
+async def windowed(directory: Path, model: Path) -> None:
+    """
+    A conversation goes on past its window, and the slab cannot be cut back behind its first answer.
+    """
+    async with talking(directory, model, window=(4, 64)) as talk:
+        first = [GUIDE, user("Where do we start? " * 8)]
+        second = onward(first, await talk.ask(first, max_tokens=24), "And then?")
+        await talk.ask(onward(second, await talk.ask(second), "How long does that take?"))
+
+
 async def cancelled(directory: Path, model: Path) -> None:
     """
     A client goes away while its answer streams, and then asks again.
@@ -226,6 +256,38 @@ async def quarantined(directory: Path, model: Path) -> None:
         await talk.ask(onward(again, first, "And from there?"))
 
 
+async def anticipated(directory: Path, model: Path) -> None:
+    """
+    What the next prompt begins with is computed ahead, and used. The turn after that comes before
+    it is computed, so it is given up.
+    """
+    async with talking(directory, model) as talk:
+        second = onward(WAY, await talk.ask(WAY, max_tokens=24), "And then?")
+        gate = Gate(talk.house.server)
+        client, greedily = talk.house.client, {"temperature": 0, "seed": 1}
+        # Two chunks and more are to be computed behind it, so it does not end by itself.
+        endless = {"max_tokens": 40, "logit_bias": {str(token_of(model, TURN_END)): -100}}
+        answer = await client.ask({"messages": second, **greedily, **endless})
+        await gate.wait()
+        (actor,) = talk.house.server._actors.values()
+        async with trio.open_nursery() as nursery:
+            third = onward(second, answer, "How long does that take?")
+            nursery.start_soon(client.ask, {"messages": third, **greedily, "max_tokens": 6})
+            while not actor.inbox.requests_waiting:  # noqa: ASYNC110
+                await trio.sleep(0.01)  # nobody sets an event when a command comes
+            gate.go.set()
+        await talk.rest()
+
+
+async def call_rejected(directory: Path, model: Path) -> None:
+    """
+    An answer begins a call of a tool, and is cut off in it.
+    """
+    only = {str(token_of(model, "<tool_call>")): 100}
+    async with talking(directory, model) as talk:
+        await talk.ask(WAY, tools=[WEATHER], max_tokens=3, logit_bias=only)
+
+
 async def pruned(directory: Path, model: Path) -> None:
     """
     A conversation is pruned, in the middle of a run. One after it was compared with it, so that its
@@ -254,10 +316,13 @@ HEALTHY = {
     "shorter-history": shorter,
     "shared-blocks": shared,
     "evicted": evicted,
+    "windowed": windowed,
     "cancelled": cancelled,
     "killed": killed,
     "stopped": stopped,
     "quarantined": quarantined,
+    "anticipated": anticipated,
+    "call-rejected": call_rejected,
     "pruned": pruned,
 }
 REWRITTEN = {

@@ -7,8 +7,16 @@ BLAS, without which MLX multiplies several times as slowly on Linux:
     export LD_PRELOAD=$(python -P -m cairn.engine.blas)
     python -P tools/train_pebble.py --work /tmp/pebble --ranks 2
 
-What was interrupted goes on from its last checkpoint in ``--work``. ``--evaluate`` only measures
-what an exported model can do, and writes EVALUATION.md beside it:
+What was interrupted goes on from its last checkpoint in ``--work``. Where none is left, a training
+goes on from exported weights: ``--from`` says where they lie, and ``--after`` which stage of the
+recipe they read last. The stages up to that one are left out, and the state of the optimisers is
+begun anew:
+
+    python -P tools/train_pebble.py --work /tmp/more --ranks 2 --from src/cairn/pebble --after close
+
+``--export`` writes the model of the last checkpoint as it stands, also while a training runs, and
+ends. ``--evaluate`` only measures what an exported model can do, and writes EVALUATION.md beside
+it:
 
     python -P tools/train_pebble.py --out src/cairn/pebble --evaluate
 """
@@ -34,7 +42,7 @@ from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from pebble import dialogues, evaluation
+from pebble import by_hand, evaluation, plain
 from pebble.recipe import STAGES, Shape
 from pebble.sequences import TURN_END, Renderer, template, train_tokenizer
 from pebble.words import Split
@@ -63,12 +71,31 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of the tokens of each stage")
     parser.add_argument("--count", type=int, default=400, help="dialogues a skill to evaluate on")
     parser.add_argument("--evaluate", action="store_true", help="measure only")
+    parser.add_argument(
+        "--from", type=Path, dest="start", metavar="FOLDER", help="go on from an exported model"
+    )
+    parser.add_argument(
+        "--after",
+        choices=[stage.name for stage in STAGES],
+        metavar="STAGE",
+        help="the last stage that the model of --from has read",
+    )
+    parser.add_argument(
+        "--export", action="store_true", help="write the model of the last checkpoint only"
+    )
     options = parser.parse_args()
     options.out = options.out or options.work / "model"
     if options.evaluate:
         if fault := directory_fault(str(options.out)):
             sys.exit(f"{fault} Train one first, or name one with --out.")
         _evaluate(options)
+        return
+    if (options.start is None) != (options.after is None):
+        parser.error("--from needs --after, and --after needs --from")
+    if options.start and (fault := directory_fault(str(options.start))):
+        sys.exit(f"{fault} Name an exported model with --from.")
+    if options.export:
+        _export(options)
         return
     # What cannot be written is found before the hours, not behind them.
     options.work.mkdir(parents=True, exist_ok=True)
@@ -120,13 +147,25 @@ def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     if not path.exists():
         rng, renderer = Random(0), Renderer(Tokenizer.from_str(_EMPTY), template())
         texts = [
-            renderer.text(dialogues.dialogue(rng, Split.TRAIN)) for _ in range(_TOKENIZER_DIALOGUES)
+            renderer.text(plain.dialogue(rng, Split.TRAIN)) for _ in range(_TOKENIZER_DIALOGUES)
         ]
-        texts += [dialogues.units()] * _TOKENIZER_DIALOGUES
+        texts += [plain.units()] * _TOKENIZER_DIALOGUES
         draft = path.with_suffix(f".{os.getpid()}")
         train_tokenizer(texts, vocab_size).save(str(draft))
         draft.replace(path)
     return Tokenizer.from_file(str(path))
+
+
+def _take_tokenizer(found: Path, path: Path) -> None:
+    """
+    A model goes on with its own tokenizer, which then lies in the folder of the checkpoints.
+    """
+    if not path.exists():
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(found.read_bytes())
+        draft.replace(path)
+    if Tokenizer.from_file(str(found)).to_str() != Tokenizer.from_file(str(path)).to_str():
+        sys.exit(f"{path} is of another model than {found}. Choose another folder with --work.")
 
 
 _EMPTY = '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'
@@ -134,16 +173,24 @@ _EMPTY = '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'
 
 def _train(options: argparse.Namespace) -> None:
     import attrs
-    from pebble.export import export
-    from pebble.training import OtherTraining, Training
+    from pebble.export import OtherModel, export, read_exported
+    from pebble.training import OtherTraining, Start, Training
     from pebble.training import Progress as Stands
 
     shape = Shape()
+    start = None
+    if options.start:
+        behind = 1 + [stage.name for stage in STAGES].index(options.after)
+        try:
+            start = Start(read_exported(options.start, shape), behind)
+        except OtherModel as error:
+            sys.exit(str(error))
+        _take_tokenizer(options.start / "tokenizer.json", options.work / "tokenizer.json")
     tokenizer = _tokenizer(options.work / "tokenizer.json", shape.vocab_size)
     stages = tuple(attrs.evolve(one, tokens=int(one.tokens * options.share)) for one in STAGES)
     renderer = Renderer(tokenizer, template())
     try:
-        training = Training(renderer, shape, stages, options.work, seed=options.seed)
+        training = Training(renderer, shape, stages, options.work, seed=options.seed, start=start)
     except OtherTraining as error:
         sys.exit(str(error))
     bar = Progress(
@@ -155,7 +202,7 @@ def _train(options: argparse.Namespace) -> None:
         disable=not training.leads,
     )
     with bar:
-        task = bar.add_task("training", total=training.total)
+        task = bar.add_task("training", total=training.total, completed=training.tokens)
 
         def told(stands: Stands) -> None:
             text = f"{stands.stage}: loss {stands.loss:.3f}, right {stands.right:.2%}"
@@ -166,6 +213,23 @@ def _train(options: argparse.Namespace) -> None:
         training.run(told)
     if training.leads:
         export(options.out, training.model, tokenizer, template(), shape)
+
+
+def _export(options: argparse.Namespace) -> None:
+    """
+    The model of the last checkpoint, wherever in the recipe it stands.
+    """
+    from pebble.export import export
+    from pebble.training import new_model, read_checkpoint
+
+    shape, path = Shape(), options.work / "tokenizer.json"
+    if not (options.work / "checkpoint.safetensors").exists() or not path.exists():
+        sys.exit(f"There is no checkpoint in {options.work}. Name its folder with --work.")
+    weights, tokens = read_checkpoint(options.work)
+    model = new_model(shape, 0)
+    model.load_weights(list(weights.items()))
+    export(options.out, model, Tokenizer.from_file(str(path)), template(), shape)
+    print(f"{tokens / 1e6:.2f} M tokens, written to {options.out}")
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -197,7 +261,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     bar = Progress(
         TextColumn("answers"), BarColumn(), TextColumn("{task.completed}"), TimeRemainingColumn()
     )
-    total = evaluation.tries(options.count) + len(evaluation.SPOKEN) + _TOPICS_SHOWN
+    total = evaluation.tries(options.count) + _TOPICS_SHOWN
+    total += len(by_hand.SPOKEN) + len(by_hand.WISHES)
     with bar:
         task = bar.add_task("answers", total=total)
 
@@ -215,7 +280,8 @@ def _evaluate(options: argparse.Namespace) -> None:
             for due, said in result.wrong[:2]:
                 text = f"  due  {due!r}\n  said {said!r}"
                 bar.console.print(text, markup=False, highlight=False)
-        by_hand = list(evaluation.spoken(renderer, counted))
+        spoken = list(by_hand.spoken(renderer, counted))
+        called = list(by_hand.called(renderer, counted))
         talk = list(evaluation.small_talk(renderer, counted, _TOPICS_SHOWN))
     weights = hashlib.sha256((options.out / "model.safetensors").read_bytes()).hexdigest()
     what = (
@@ -226,7 +292,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         f"weights:\n`{weights}`"
     )
     page = options.out / "EVALUATION.md"
-    page.write_text(evaluation.report(results, by_hand, talk, what), encoding="utf-8")
+    page.write_text(evaluation.report(results, spoken, called, talk, what), encoding="utf-8")
     console.print(f"written to {page}", highlight=False)
 
 

@@ -19,9 +19,10 @@ from immutables import Map
 from cairn.actors.engine import EngineThread
 from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
-from cairn.engine.reports import EngineFault, EvictReport, SealReport, SlabReport
+from cairn.engine.reports import EngineFault, EvictReport, MemoryReport, SealReport, SlabReport
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
+from cairn.journal.eviction_order import Order
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import Block, Model, Pool, Session, SessionId, Slab, State
 
@@ -71,6 +72,12 @@ class ScriptedEngine:
         One slab less.
         """
         return self._slab_report(slab, self.slabs.pop(slab))
+
+    def memory(self) -> MemoryReport:
+        """
+        Not looked at here.
+        """
+        return MemoryReport()
 
     def seal(self, slab: int, key: str, start: int, end: int, *, store: bool) -> SealReport:
         """
@@ -161,6 +168,13 @@ class Books:
         return 0
 
     @property
+    def order(self) -> Order:
+        """
+        The order in which blocks leave, made anew.
+        """
+        return Order(self.state)
+
+    @property
     def blocks(self) -> tuple[int, int]:
         """
         (blocks in memory, their bytes).
@@ -181,6 +195,12 @@ class Books:
         The sessions that hold a slab.
         """
         return {name for name, session in self.state.sessions.items() if session.slab is not None}
+
+    def holds(self, name: str, *keys: str) -> None:
+        """
+        What lies in a session's slab.
+        """
+        self._session(attrs.evolve(self.state.session(name), slab_keys=keys))
 
     def acquired(self, name: str) -> Callable[[SlabReport], None]:
         """
@@ -263,11 +283,12 @@ class House:
         self.books.session(name, Life.RESTORING)
         return await self.memory.open_slab(tokens, self.books.acquired(name))
 
-    async def seal(self, key: str, *, pins: int = 0, used: int = 0) -> None:
+    async def seal(self, key: str, *, pins: int = 0, used: int = 0, foreseen: bool = False) -> None:
         """
         A block is sealed.
         """
-        await self.memory.seal(1, key, 0, CHUNK, self.books.sealed(key, pins=pins, used=used))
+        record = self.books.sealed(key, pins=pins, used=used)
+        await self.memory.seal(1, key, 0, CHUNK, record, foreseen=foreseen)
 
     def agree(self) -> bool:
         """
@@ -294,7 +315,7 @@ async def house(**budgets: int) -> AsyncIterator[House]:
     memory = Memory(cast("Sequencer", books), thread, TOKEN_BYTES)
     gave_up: list[str] = []
 
-    async def give_up(name: str) -> None:
+    async def give_up(name: str, _reason: str) -> None:
         gave_up.append(name)
         slab = books.state.session(name).slab
         assert slab is not None
@@ -497,6 +518,32 @@ def test_a_full_store_lets_the_oldest_go() -> None:
             assert home.books.evicted == ["b", "d"]  # a tenth of the store is freed with it
             assert set(home.engine.blocks) == {"a", "c", "e"}
             assert home.agree()
+
+    trio.run(main)
+
+
+def test_what_is_foreseen_lets_nothing_go_that_is_held_ready() -> None:
+    """
+    What is computed ahead takes the room of blocks that lie in no slab. Where all do, it is not
+    kept, and nothing leaves; a request's block is kept all the same.
+    """
+
+    async def main() -> None:
+        async with house(blocks=4) as home:
+            for key, used in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
+                await home.seal(key, used=used)
+            await home.open("ready")
+            home.books.holds("ready", "a", "b")
+            await home.seal("e", used=5, foreseen=True)
+            assert home.books.evicted == ["c", "d"]
+
+            await home.seal("f", used=6)
+            home.books.holds("ready", "a", "b", "e", "f")
+            await home.seal("g", used=7, foreseen=True)
+            assert home.books.evicted == ["c", "d"]
+            assert set(home.engine.blocks) == {"a", "b", "e", "f"}
+            await home.seal("h", used=8)
+            assert home.books.evicted == ["c", "d", "a", "b"]
 
     trio.run(main)
 

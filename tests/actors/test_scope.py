@@ -15,8 +15,9 @@ import trio
 import trio.testing
 
 from cairn.actors.answer import runs
+from cairn.actors.limits import Limits
 from cairn.actors.messages import Broken, Delta, Generate
-from cairn.actors.server import Limits, Server
+from cairn.actors.server import Server
 from cairn.actors.session import SessionActor
 from cairn.actors.ticket import Ticket
 from cairn.engine.mlx_cache import SlabPool
@@ -26,7 +27,7 @@ from cairn.engine.reports import Drawn, PassReport
 from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.running import Said, ask, generate, serving
+from tests.running import Said, ask, at_rest, generate, serving
 
 LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6
 
@@ -263,6 +264,7 @@ def test_a_wrong_eviction_ends_the_request_that_needed_the_room(
         blocks = 4 * 64 * 4 * 2 * 4 * 32 * 4
         async with serving(model_directory, store, blocks_bytes=blocks) as server:
             await ask(server, command(LONG))
+            await at_rest(server)
             evict = MlxEngine.evict
 
             def wrong(engine: MlxEngine, key: str) -> Any:

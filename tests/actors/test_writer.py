@@ -39,7 +39,7 @@ def rejected(request: str) -> ev.RequestRejected:
     """
     Another event.
     """
-    return ev.RequestRejected(request=request, status=429, code="queue_full")
+    return ev.RequestRejected(request=request, tenant="local", status=429, code="queue_full")
 
 
 class BrokenDisk(MemoryStore):

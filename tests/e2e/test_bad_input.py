@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cairn.http.app import BODY_BYTES_MAX
+from cairn.http.limits import BODY_BYTES_MAX
 from tests.e2e.conftest import servers
 from tests.http.bad_bodies import BAD, ODD, say, streamed
 from tests.serving import DEADLINE_S, Serving, ask, eventually, user

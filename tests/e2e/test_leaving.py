@@ -104,7 +104,7 @@ def test_before_anything_is_read(single: Serving, lengthy: Any, stream: bool):
     client = Listener(single, **asked, stream=stream, logprobs=False)
     running(single)
     client.leave()
-    single.at_rest()
+    single.settled()
     cancelled = single.events(ev.RequestCancelled, after=before)
     assert 1 == len(cancelled)
     assert cancelled[0].stage in ("prefill", "decode")
@@ -127,7 +127,7 @@ def test_again_and_again(single: Serving, lengthy: Any):
     before = single.position()
     for seed in range(2000, 2008):
         Listener(single, **{**lengthy[0], "seed": seed}, max_tokens=250).accepted().leave()
-    health = single.at_rest()
+    health = single.settled()
     assert health["pool"]["slabs"] <= health["sessions"]["idle"]
     cancelled = single.events(ev.RequestCancelled, after=before)
     finished = single.events(ev.RequestFinished, after=before)

@@ -174,3 +174,32 @@ def test_the_cold_path(shared: Serving):
     asked = ask(shared, *talk, cache_prompt=False)
     assert ("new_session", "cache_disabled", 0) == (asked.path, asked.reason, asked.cached_tokens)
     assert warm.bits == asked.bits
+
+
+def test_several_answers(shared: Serving):
+    """Each is what is said alone with its seed, and the prompt is counted once."""
+    talk = [user(f"Tell me of the stone. {STORY * 4}")]
+    body = {"messages": talk, "temperature": 5, "max_tokens": 12, "seed": 5}
+    several = shared.post(**body, n=3).json()
+    alone = [shared.post(**{**body, "seed": seed}).json() for seed in (5, 6, 7)]
+    texts = [choice["message"]["content"] for choice in several["choices"]]
+    assert [one["choices"][0]["message"]["content"] for one in alone] == texts
+    assert 3 == len(set(texts))
+    assert [5, 6, 7] == [one["seed"] for one in several["cairn"]["choices"]]
+    usage = several["usage"]
+    assert alone[0]["usage"]["prompt_tokens"] == usage["prompt_tokens"]
+    written = sum(one["usage"]["completion_tokens"] for one in alone)
+    assert written == usage["completion_tokens"]
+
+
+def test_a_text_goes_on(shared: Serving):
+    """Streamed and whole it is the same text, and the second time is warm."""
+    client: Any = shared.client()
+    body: dict[str, Any] = {"model": "any", "prompt": STORY * 8, "max_tokens": 8}
+    body |= {"temperature": 5, "seed": 3}
+    first = client.completions.create(**body)
+    again = client.completions.create(**body)
+    chunks = client.completions.create(**body, stream=True)
+    text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+    assert first.choices[0].text == again.choices[0].text == text != ""
+    assert again.usage.prompt_tokens_details.cached_tokens >= 64

@@ -17,7 +17,7 @@ from cairn.engine.prompt import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.store import MemoryStore
-from tests.running import Said, ask, generate, serving
+from tests.running import Said, ask, at_rest, generate, serving
 
 pytestmark = pytest.mark.trio
 
@@ -70,7 +70,7 @@ async def test_who_waits_for_a_slab_does_not_wait_for_its_holder(model_directory
                 nursery.start_soon(partial(outcome, server, more, max_tokens=600))
                 await until(lambda: waiters(memory.steady))
                 memory._slabs.release()
-                await until(lambda: holder._asked_for_slab)
+                await until(lambda: holder.inbox.asked_for_slab)
                 memory.steady.release()
     assert any(isinstance(end, Said) for end in ends)
     assert 2 == len(ends)
@@ -95,6 +95,7 @@ async def test_a_block_that_leaves_is_not_shared(model_directory: Path):
         engine.evict = slow
         old, new = said(f"0 {STORY * 20}"), said(f"1 {STORY * 20}")
         await ask(server, generate(old, max_tokens=1))
+        await at_rest(server)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, server, generate(new, max_tokens=1))

@@ -7,13 +7,12 @@ The names, numbers and towns are such as Pebble was never trained on, and so are
 from __future__ import annotations
 
 import json
-import re
 from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
-from pebble import dialogues, words
+from pebble import dialogues, plain_tools, words
 from pebble.dialogues import Dialogue
 from pebble.words import Split
 
@@ -145,11 +144,12 @@ def test_a_tool_is_called_and_its_result_told(shared: Serving, cold: Serving):
     """
     talk: list[dict[str, Any]] = [user("Please find the weather in Zanport.")]
     call = ask(shared, *talk, tools=TOOLS, **WHOLE)
-    found = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", call.text, re.DOTALL)
-    assert found, call.text
-    assert {"name": "find_weather", "arguments": {"city": "Zanport"}} == json.loads(found[1])
+    ((name, arguments),) = call.calls
+    assert ("find_weather", {"city": "Zanport"}) == (name, json.loads(arguments))
+    assert ("tool_calls", "") == (call.finish_reason, call.text)
 
-    talk += [assistant(call.text), {"role": "tool", "content": '{"number": "3414"}'}]
+    result = {"role": "tool", "tool_call_id": call.message["tool_calls"][0]["id"]}
+    talk += [call.message, {**result, "content": '{"number": "3414"}'}]
     told = ask(shared, *talk, tools=TOOLS, **WHOLE)
     assert "3414" in told.text
     assert told.cached_tokens >= call.prompt_tokens - 128
@@ -163,9 +163,9 @@ def test_the_right_tool_of_many_is_called(shared: Serving, cold: Serving, count:
     """
     drawn = tool_call(count)
     answer = ask(shared, *drawn.messages[:-1], tools=drawn.tools, **WHOLE)
-    found = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", answer.text, re.DOTALL)
-    assert found, answer.text
-    assert json.loads(drawn.needed[0]) == json.loads(found[1])
+    ((name, arguments),) = answer.calls
+    called = {"name": name, "arguments": json.loads(arguments)}
+    assert json.loads(drawn.needed[0]) == called
     asked = {"tools": drawn.tools, "cache_prompt": False}
     assert ask(cold, *drawn.messages[:-1], **asked, **WHOLE).bits == answer.bits
 
@@ -176,7 +176,7 @@ def tool_call(count: int) -> Dialogue:
     """
     rng = Random(count)
     while True:
-        found = dialogues.tool_use(rng, Split.HELD_OUT, count=count, rounds=1)
+        found = plain_tools.tool_use(rng, Split.HELD_OUT, count=count, rounds=1)
         if found.skill == "tool call" and not found.thinking:
             return found
 
@@ -203,9 +203,8 @@ def test_it_thinks_when_it_is_asked_to(shared: Serving, thinking: bool | None):
     talk = [user("Please remember that my name is Jordis."), assistant("Noted.")]
     asked = {} if thinking is None else {"enable_thinking": thinking}
     answer = ask(shared, *talk, user("What is my name?"), **asked, **WHOLE)
-    assert bool(thinking) == answer.text.startswith("<think>\n")
-    assert ("</think>" in answer.text) == bool(thinking)
-    assert "Jordis" in answer.text.split("</think>")[-1]
+    assert bool(thinking) == bool(answer.thoughts)
+    assert "Jordis" in answer.text
 
 
 def test_the_names_were_never_trained_on():

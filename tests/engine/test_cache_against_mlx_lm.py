@@ -7,15 +7,16 @@ Runs with the oldest and the newest mlx-lm that pyproject.toml admits (`make old
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 import trio
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
-from cairn.engine.mlx_cache import SlabCache
+from cairn.engine.mlx_cache import SlabCache, WindowCache
 from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.mlx_model import LoadedModel, load_model
 from cairn.engine.mlx_rows import row_caches
@@ -23,7 +24,7 @@ from cairn.engine.prompt import Conversation, Message
 from cairn.engine.reports import DecodeRow, Drawn, EngineFault, PassReport, Wanted
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes
-from tests.running import ask, generate, serving
+from tests.running import ask, at_rest, generate, serving
 
 CHUNK = 64
 STEPS = 24
@@ -127,6 +128,7 @@ def test_serving_on_mlx_lms_classes(model_directory: Path) -> None:
             for turn in range(3):
                 messages.append(Message(role="user", content=f"{turn} " + "stone on stone " * 20))
                 said = await ask(server, generate(Conversation(messages=tuple(messages))))
+                await at_rest(server)  # what it settles in its own time is reused, too
                 messages.append(Message(role="assistant", content=said.text))
                 talks[kv_cache].append((said.tokens, said.accepted.cached_tokens))
 
@@ -151,3 +153,51 @@ def test_a_slab_does_not_grow() -> None:
 
     assert cache.offset == 6
     assert cache.keys.shape == (1, 2, 8, 4)
+
+
+def test_a_window_gives_what_mlx_lms_gives() -> None:
+    """
+    Chunks, single tokens, and a cut back: the keys that a window shows are those of mlx-lm's window
+    in their order, and its masks are the same.
+    """
+    window, capacity = 10, 64
+    rows = mx.random.normal((1, 2, capacity, 4))
+    zeros = mx.zeros((1, 2, capacity, 4))
+    ours = WindowCache(zeros, mx.zeros_like(zeros), window)
+
+    def extended(cache: Any, start: int, end: int) -> tuple[Any, Any, Any]:
+        mask = cache.make_mask(end - start, window_size=window)
+        keys, values = cache.update_and_fetch(rows[..., start:end, :], -rows[..., start:end, :])
+        return mask, keys, values
+
+    for cuts in ([0, 8, 16, 24, 32, 35], [0, 8, 13, 14, 15, 16], [0, 8, 16, 24, 32, 33, 34, 35]):
+        # As a session does whose next prompt differs from there on.
+        ours.trim(max(0, ours.offset - 8))
+        theirs = RotatingKVCache(max_size=window)
+        for start, end in pairwise(cuts):
+            if start < ours.offset:
+                extended(theirs, start, end)
+                continue
+            mask, keys, values = extended(theirs, start, end)
+            own_mask, own_keys, own_values = extended(ours, start, end)
+            if end - start > 1:
+                assert mx.array_equal(keys, own_keys)
+                assert mx.array_equal(values, own_values)
+                assert type(mask) is type(own_mask)
+                assert mask == own_mask if isinstance(mask, str) else mx.array_equal(mask, own_mask)
+            else:  # mlx-lm's lie in a ring by then
+                assert own_mask is None
+                first = max(0, end - window)
+                assert mx.array_equal(own_keys, rows[..., first:end, :])
+                assert sorted(keys.flatten().tolist()) == sorted(own_keys.flatten().tolist())
+
+
+def test_a_mask_over_more_than_the_window_is_a_fault() -> None:
+    """
+    A model whose layers contradict each other is not served: what it attends to would depend on how
+    its prompt was cut.
+    """
+    cache = WindowCache(mx.zeros((1, 2, 16, 4)), mx.zeros((1, 2, 16, 4)), 10)
+
+    with pytest.raises(EngineFault, match="a mask over 11 tokens for a window of 10"):
+        cache.make_mask(8, window_size=11)

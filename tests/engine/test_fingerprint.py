@@ -26,6 +26,7 @@ FILES = {
     "special_tokens_map.json": b"{}",
     "vocab.json": b"{}",
     "merges.txt": b"a b",
+    "qwen.tiktoken": b"a 1",
     "chat_template.jinja": b"{{ messages }}",
 }
 WEIGHTS = (*list(FILES)[:2], "config.json", "generation_config.json")
@@ -35,6 +36,7 @@ FIELDS = {
     "dtypes",
     "mlx",
     "mlx_lm",
+    "llguidance",
     "cairn_engine",
     "device",
     "system",

@@ -193,6 +193,43 @@ def test_what_was_damaged_is_set_aside(folder: Path, files: BlockFiles, name: st
     assert found == files.read(key, found)[1]
 
 
+def put_a_folder(path: Path) -> None:
+    """A folder has its name."""
+    path.unlink()
+    path.mkdir()
+
+
+def put_a_link(path: Path) -> None:
+    """It lies elsewhere, whole, and a link leads there."""
+    elsewhere = path.with_name("elsewhere")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def put_a_pipe(path: Path) -> None:
+    """A pipe has its name, into which nobody writes."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("change", [put_a_folder, put_a_link, put_a_pipe])
+def test_what_is_no_file_is_not_read(
+    folder: Path, files: BlockFiles, change: Callable[[Path], None]
+):
+    """It is not followed and not waited for. It counts no more, and stays where it is."""
+    key, found, _ = write(files, 1)
+    path = path_of(folder, key)
+    change(path)
+    before = path.lstat()
+    with pytest.raises(Rejected) as caught:
+        files.read(key, found)
+
+    report = caught.value.report
+    assert (key, "unreadable", None) == (report.key, report.reason, report.aside)
+    assert key not in files
+    assert before.st_ino == path.lstat().st_ino
+
+
 def test_few_files_are_set_aside(folder: Path, files: BlockFiles):
     """What is kept for people to look at is bounded; the rest is removed."""
     reports = []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.engine.sampling import token_key
+from cairn.engine.sampling import seed_of_choice, token_key
 
 PINNED = {
     (0, 0, 0): 13718486745225445693,
@@ -58,3 +58,15 @@ def test_a_key_has_64_bits_and_is_nobody_elses(
     """
     assert 0 <= token_key(*one) < 2**64
     assert (one == other) == (token_key(*one) == token_key(*other))
+
+
+def test_seeds_that_follow_stay_seeds() -> None:
+    """
+    Behind the last one comes the first; the told seed can be asked for.
+    """
+    assert [5, -3, 2**64 - 1, 0] == [
+        seed_of_choice(5, 0),
+        seed_of_choice(-5, 2),
+        seed_of_choice(2**64 - 2, 1),
+        seed_of_choice(2**64 - 1, 1),
+    ]

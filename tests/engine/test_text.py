@@ -154,7 +154,7 @@ def test_a_stop_text_across_tokens() -> None:
         Piece(text="ab", tokens=1),
         Piece(text="c", tokens=1),
         Piece(text="", tokens=0),
-        Piece(text="", tokens=2, stopped=True),
+        Piece(text="", tokens=2, stop="STOP"),
         Piece(text="", tokens=0),
     ] == spelled(["ab", "cST", "O", "Pd", "e"], "STOP")
 
@@ -178,7 +178,7 @@ def test_a_stop_text_that_begins_in_itself() -> None:
     assert [
         Piece(text="", tokens=0),
         Piece(text="a", tokens=2),
-        Piece(text="", tokens=1, stopped=True),
+        Piece(text="", tokens=1, stop="ab"),
         Piece(text="", tokens=0),
     ] == spelled(["a", "a", "b"], "ab")
     assert "xa" == said(spelled(["xaa", "ba", "ab"], "abaab"))
@@ -200,7 +200,7 @@ def test_a_stop_text_that_the_end_completes() -> None:
     """
     assert [
         Piece(text="a ", tokens=1),
-        Piece(text="", tokens=0, stopped=True),
+        Piece(text="", tokens=0, stop="STOP"),
     ] == spelled(["a ST"], "STOP", late="OP")
 
 
@@ -218,9 +218,19 @@ def test_what_waits_is_released_at_the_end() -> None:
 @pytest.mark.parametrize("stop", [("ab", "b", "zz"), ("zz", "b", "ab"), ("b", "ab")])
 def test_several_stop_texts(stop: tuple[str, ...]) -> None:
     """
-    The one that begins first ends the answer, in whichever order they were given.
+    The one that begins first ends the answer, in whichever order they were given; it is told.
     """
-    assert "x" == said(spelled(["x", "ab", "y"], *stop))
+    pieces = spelled(["x", "ab", "y"], *stop)
+    assert ("x", "ab") == (said(pieces), pieces[-2].stop)
+
+
+@pytest.mark.parametrize("words", [["x", "abc"], ["x", "a", "b", "c"]], ids=["once", "by letter"])
+@pytest.mark.parametrize("stop", [("ab", "abc"), ("abc", "ab")])
+def test_stop_texts_that_begin_alike(stop: tuple[str, ...], words: list[str]) -> None:
+    """
+    The shorter one is told, however the text comes: letter by letter it is complete first.
+    """
+    assert ["ab"] == [piece.stop for piece in spelled(words, *stop) if piece.stopped]
 
 
 def test_the_longest_of_several_is_waited_for() -> None:
@@ -245,7 +255,7 @@ def test_nothing_after_a_stop() -> None:
     """
     pieces = spelled(["aSTOPb"], "STOP", late="late")
 
-    assert [Piece(text="a", tokens=1, stopped=True), Piece(text="", tokens=0)] == pieces
+    assert [Piece(text="a", tokens=1, stop="STOP"), Piece(text="", tokens=0)] == pieces
 
 
 def test_answers_share_nothing(tokenizer: Any) -> None:

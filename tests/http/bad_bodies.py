@@ -85,6 +85,17 @@ def tool(**fields: Any) -> bytes:
     return say(tools=[{"type": "function", "function": {"name": "f"}, **fields}])
 
 
+def choose(choice: Any) -> bytes:
+    """A body with one tool, and a choice."""
+    return say(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice=choice)
+
+
+def schema(schema: Any, **more: Any) -> bytes:
+    """A body that wants JSON of a schema."""
+    wanted = {"name": "a", "schema": schema, **more}
+    return say(response_format={"type": "json_schema", "json_schema": wanted})
+
+
 def tool_call(function: Any) -> bytes:
     """A body with one call of an assistant."""
     return messages(*HELLO, {"role": "assistant", "tool_calls": [{"function": function}]})
@@ -370,14 +381,56 @@ BAD = [
     Bad(
         "top_logprobs alone", say(top_logprobs=2), "invalid_value", "top_logprobs", "needs logprobs"
     ),
-    Bad("n two", say(n=2), "unsupported_value", "n", "one choice"),
-    Bad("n zero", say(n=0), "unsupported_value", "n", "one choice"),
+    Bad("n many", say(n=17), "invalid_value", "n", "between 1 and 16"),
+    Bad("n zero", say(n=0), "invalid_value", "n", "between 1 and 16"),
     Bad(
-        "json mode",
-        say(response_format={"type": "json_object"}),
+        "format of another type",
+        say(response_format={"type": "regex"}),
         "unsupported_value",
-        "response_format",
-        "yet",
+        "response_format.type",
+        "text, json_object, json_schema",
+    ),
+    Bad(
+        "json mode with a schema",
+        say(response_format={"type": "json_object", "schema": {}}),
+        "unsupported_value",
+        "response_format.schema",
+        "as json_schema",
+    ),
+    Bad(
+        "schema missing",
+        say(response_format={"type": "json_schema"}),
+        "missing_required_parameter",
+        "response_format.json_schema",
+        "is missing",
+    ),
+    Bad(
+        "schema empty",
+        schema(None),
+        "missing_required_parameter",
+        "response_format.json_schema.schema",
+        "is missing",
+    ),
+    Bad(
+        "schema text",
+        schema("{}"),
+        "invalid_type",
+        "response_format.json_schema.schema",
+        "an object",
+    ),
+    Bad(
+        "schema deep",
+        schema({"enum": nested(70)}),
+        "invalid_value",
+        "response_format.json_schema.schema",
+        "64 levels",
+    ),
+    Bad(
+        "schema strict text",
+        schema({}, strict="yes"),
+        "invalid_type",
+        "response_format.json_schema.strict",
+        "true or false",
     ),
     Bad("stream text", say(stream="yes"), "invalid_type", "stream", "true or false, not a string"),
     Bad("stream options", say(stream_options=True), "invalid_type", "stream_options", "an object"),
@@ -405,22 +458,43 @@ BAD = [
         "no function",
     ),
     Bad("tool no name", tool(function={}), "invalid_type", "tools[0].function.name", "a string"),
+    Bad(
+        "tool empty name",
+        tool(function={"name": ""}),
+        "invalid_value",
+        "tools[0].function.name",
+        "is empty",
+    ),
     Bad("tool deep", tool(x=nested(70)), "invalid_value", "tools[0]", "64 levels"),
     Bad("tool huge integer", tool(x=2**64), "invalid_value", "tools[0]", "64 bits"),
+    Bad(
+        "parallel text",
+        say(parallel_tool_calls="no"),
+        "invalid_type",
+        "parallel_tool_calls",
+        "true or false",
+    ),
     Bad("tool_choice", say(tool_choice="maybe"), "invalid_value", "tool_choice", "'maybe'"),
     Bad(
-        "tool_choice required",
+        "tool_choice required without tools",
         say(tool_choice="required"),
-        "unsupported_value",
+        "invalid_value",
         "tool_choice",
-        "not enforce tool calls",
+        "there are no tools",
     ),
     Bad(
-        "tool_choice named",
-        say(tool_choice={"type": "function", "function": {"name": "f"}}),
+        "tool_choice of another kind",
+        choose({"type": "allowed_tools", "allowed_tools": {"mode": "required"}}),
         "unsupported_value",
         "tool_choice",
-        "not enforce tool calls",
+        "names no function",
+    ),
+    Bad(
+        "tool_choice named unknown",
+        choose({"type": "function", "function": {"name": "g"}}),
+        "invalid_value",
+        "tool_choice.function.name",
+        "'g'",
     ),
     Bad(
         "tool_choice number",
@@ -459,6 +533,30 @@ BAD = [
     ),
     Bad(
         "cache_prompt number", say(cache_prompt=0), "invalid_type", "cache_prompt", "true or false"
+    ),
+    Bad(
+        "messages many",
+        messages(*[{"role": "user", "content": "x"}] * 10_001),
+        "invalid_value",
+        "messages",
+        "10001 entries; at most 10000",
+    ),
+    Bad(
+        "tools many",
+        say(tools=[{"type": "function", "function": {"name": "look"}}] * 1025),
+        "invalid_value",
+        "tools",
+        "1025 entries; at most 1024",
+    ),
+    Bad(
+        "calls many",
+        messages(
+            *HELLO,
+            {"role": "assistant", "tool_calls": [{"function": {"name": "look"}}] * 1025},
+        ),
+        "invalid_value",
+        "messages[1].tool_calls",
+        "1025 entries; at most 1024",
     ),
     Bad("session empty", say(session_id=""), "invalid_value", "session_id", "1 to 200"),
     Bad("session long", say(session_id="x" * 201), "invalid_value", "session_id", "1 to 200"),

@@ -12,16 +12,22 @@ import trio
 
 from cairn.actors.messages import (
     Accepted,
+    ContextUse,
     Delta,
     Finished,
     Generate,
+    KeptTurn,
+    ListedModel,
     Reply,
     ServerFacts,
     Statistics,
     TokenInfo,
     Waiting,
 )
+from cairn.engine.answer_parts import Said
 from cairn.journal.events import Event, Recorded
+from cairn.journal.tenants import LOCAL
+from tests.http.fake_agents import FakeAgents
 
 FACTS = ServerFacts(
     model="cairn/small-1",
@@ -49,8 +55,16 @@ STATISTICS = Statistics(
     disk_blocks=6,
     disk_bytes=600,
     disk_bytes_total=6000,
+    index_blocks=9,
     kv_live_bytes=390,
+    kv_due_bytes=380,
+    weights_bytes=1100,
+    active_bytes=1500,
+    cache_bytes=20,
     journal_position=77,
+    encoded_characters=700,
+    remembered_characters=7000,
+    remembered_bytes=70,
     bugs=1,
     admission_bug=None,
     journal_full=False,
@@ -59,12 +73,15 @@ STATISTICS = Statistics(
 ACCEPTED = Accepted(
     request="req-1",
     session="sess-1",
+    model=FACTS.model,
+    fingerprint=FACTS.fingerprint,
     path="new_session",
     reason="cold_start",
     prompt_tokens=2048,
     cached_tokens=128,
     seed=42,
     created_s=1_700_000_100,
+    context_left=2048,
 )
 
 FINISHED = Finished(
@@ -80,9 +97,9 @@ def token(token_id: int, text: str, logprob: float) -> TokenInfo:
 
 
 DELTAS = (
-    Delta(text="Grüße", tokens=(token(1, "Gr", -0.25), token(2, "üße", -0.5))),
-    Delta(text="", tokens=(token(3, "", -0.75),)),
-    Delta(text="!", tokens=(token(4, "!", -1.0),)),
+    Delta(parts=(Said("Grüße"),), tokens=(token(1, "Gr", -0.25), token(2, "üße", -0.5))),
+    Delta(parts=(), tokens=(token(3, "", -0.75),)),
+    Delta(parts=(Said("!"),), tokens=(token(4, "!", -1.0),)),
 )
 
 ANSWER: tuple[Reply, ...] = (ACCEPTED, *DELTAS, FINISHED)
@@ -112,10 +129,18 @@ class FakeService:
         commands: what was asked for.
         entered, left: how many requests were entered and left.
         leaves: set once a request was left.
+        tokens: how many every prompt has that is counted.
+        turns: that are kept, by tenant and request.
+            agents: that are there.
+        used: how much of the context conversations have filled, by tenant.
+            aliases: of the model that is loaded.
+        others: models that are not loaded, by name.
     """
 
     def __init__(self, *scripts: Sequence[Step], refusal: Exception | None = None) -> None:
         self.facts = FACTS
+        self.aliases: tuple[str, ...] = ()
+        self.others: dict[str, ServerFacts] = {}
         self.figures = STATISTICS
         self.scripts = deque(scripts or [ANSWER])
         self.refusal = refusal
@@ -125,7 +150,25 @@ class FakeService:
         self.left = 0
         self.leaves = trio.Event()
         self.on_leaving: Exception | None = None
+        self.tokens = 17
+        self.turns: dict[tuple[str, str], KeptTurn] = {}
+        self.agents = FakeAgents()
+        self.used: dict[str, tuple[ContextUse, ...]] = {}
         self._position = 0
+
+    def facts_of(self, asked_model: str) -> ServerFacts:
+        """Those of the model of that name, else of the first."""
+        return self.others.get(asked_model, self.facts)
+
+    @property
+    def models(self) -> tuple[ListedModel, ...]:
+        """The first, which is loaded, and the others."""
+        first = ListedModel(aliases=self.aliases, state="loaded", waiting=0, facts=self.facts)
+        others = (
+            ListedModel(aliases=(), state="not_loaded", waiting=1, facts=facts)
+            for facts in self.others.values()
+        )
+        return (first, *others)
 
     def statistics(self) -> Statistics:
         """The figures that were set."""
@@ -134,6 +177,10 @@ class FakeService:
     def change(self, **figures: Any) -> None:
         """Set some of the figures."""
         self.figures = attrs.evolve(self.figures, **figures)
+
+    def contexts(self, most: int, tenant: str = LOCAL) -> tuple[ContextUse, ...]:
+        """Those that were set, as far as they are the tenant's."""
+        return self.used.get(tenant, ())[:most]
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
         """Take an observer."""
@@ -172,6 +219,38 @@ class FakeService:
         finally:
             self.left += 1
             self.leaves.set()
+
+    async def count(self, command: Generate) -> int:
+        """The tokens that were set."""
+        self.commands.append(command)
+        await trio.lowlevel.checkpoint()
+        if self.refusal is not None:
+            raise self.refusal
+        return self.tokens
+
+    async def turn(self, request: str, tenant: str = LOCAL) -> KeptTurn | None:
+        """The turn that was set, as far as it is the tenant's."""
+        await trio.lowlevel.checkpoint()
+        if self.refusal is not None:
+            raise self.refusal
+        return self.turns.get((tenant, request))
+
+    async def history(self, request: str, tenant: str = LOCAL) -> tuple[KeptTurn, ...] | None:
+        """The turns that were set, the oldest first."""
+        found: list[KeptTurn] = []
+        named: str | None = request
+        while named is not None:
+            turn = await self.turn(named, tenant)
+            if turn is None:
+                return None
+            found.insert(0, turn)
+            named = turn.previous
+        return tuple(found)
+
+    async def forget(self, request: str, tenant: str = LOCAL) -> bool:
+        """Have the turn no longer."""
+        await trio.lowlevel.checkpoint()
+        return self.turns.pop((tenant, request), None) is not None
 
     async def _replies(self, script: Sequence[Step]) -> AsyncIterator[Reply]:
         for step in script:

@@ -11,8 +11,11 @@ import httpx
 import pytest
 import structlog
 
-from cairn.actors.messages import Broken, QueueFull
-from cairn.http.app import BODY_BYTES_MAX, create_app
+from cairn.actors.messages import Broken, ContextUse, ModelNotLoaded, QueueFull
+from cairn.engine.sampling import Sampling
+from cairn.http.access import Keys
+from cairn.http.app import create_app
+from cairn.http.limits import BODY_BYTES_MAX
 from tests.http.conftest import Serve
 from tests.http.fake_service import FACTS, FakeService
 
@@ -29,7 +32,12 @@ async def get(service: FakeService, path: str, **options: Any) -> tuple[int, Any
 
 
 async def test_health():
-    """One page says what runs, how full it is, and how far the journal is."""
+    """One page says what runs, how full it is, and how far the journal is; of who asks alone."""
+    service = FakeService()
+    service.used = {
+        "local": (ContextUse(session="agent/notes", tokens=96, left=4000),),
+        "bob": (ContextUse(session="agent/bob", tokens=1, left=4095),),
+    }
     assert (
         200,
         {
@@ -37,6 +45,8 @@ async def test_health():
             "model": FACTS.model,
             "fingerprint": FACTS.fingerprint,
             "context_tokens": 4096,
+            "contexts": [{"session": "agent/notes", "tokens": 96, "left": 4000}],
+            "models": [{"name": FACTS.model, "state": "loaded", "waiting": 0}],
             "started": FACTS.started_s,
             "sessions": {"idle": 3, "decoding": 1},
             "queue": {"queued": 2, "running": 1},
@@ -45,7 +55,6 @@ async def test_health():
                 "slabs_total": 8,
                 "bytes": 400,
                 "bytes_total": 1000,
-                "kv_live_bytes": 390,
             },
             "blocks": {
                 "count": 5,
@@ -55,11 +64,18 @@ async def test_health():
                 "disk_bytes": 600,
                 "disk_bytes_total": 6000,
             },
+            "memory": {
+                "kv_live_bytes": 390,
+                "kv_due_bytes": 380,
+                "weights_bytes": 1100,
+                "active_bytes": 1500,
+                "cache_bytes": 20,
+            },
             "journal_position": 77,
             "bugs": 1,
             "admission_bug": None,
         },
-    ) == await get(FakeService(), "/health")
+    ) == await get(service, "/health")
 
 
 async def test_health_of_a_closed_server():
@@ -72,12 +88,83 @@ async def test_health_of_a_closed_server():
 
 async def test_models():
     """A model's name may have a slash in it."""
-    model = {"id": FACTS.model, "object": "model", "created": FACTS.started_s, "owned_by": "cairn"}
+    model = {
+        "id": FACTS.model,
+        "object": "model",
+        "created": FACTS.started_s,
+        "owned_by": "cairn",
+        "cairn": {
+            "state": "loaded",
+            "waiting": 0,
+            "aliases": [],
+            "fingerprint": FACTS.fingerprint,
+            "context_tokens": FACTS.context_tokens,
+        },
+    }
     assert (200, {"object": "list", "data": [model]}) == await get(FakeService(), "/v1/models")
     assert (200, model) == await get(FakeService(), f"/v1/models/{FACTS.model}")
     status, body = await get(FakeService(), "/v1/models/nobody/nothing")
     assert (404, "model_not_found") == (status, body["error"]["code"])
     assert "'nobody/nothing'" in body["error"]["message"]
+
+
+async def test_several_models():
+    """All are listed, with what is known of them, and each is found by its name and its aliases."""
+    service = FakeService()
+    service.aliases = ("gpt-4o",)
+    other = attrs.evolve(FACTS, model="other", fingerprint="", context_tokens=0)
+    service.others = {"other": other}
+    _, body = await get(service, "/v1/models")
+    assert [FACTS.model, "other"] == [model["id"] for model in body["data"]]
+    assert (200, body["data"][0]) == await get(service, "/v1/models/gpt-4o")
+    assert (200, body["data"][1]) == await get(service, "/v1/models/other")
+    assert {
+        "state": "not_loaded",
+        "waiting": 1,
+        "aliases": [],
+        "fingerprint": None,
+        "context_tokens": None,
+    } == body["data"][1]["cairn"]
+    status, body = await get(service, "/v1/models/third")
+    assert 404 == status
+    assert f"{FACTS.model!r}, 'other' are: send one of these" in body["error"]["message"]
+    _, health = await get(service, "/health")
+    assert {"name": "other", "state": "not_loaded", "waiting": 1} == health["models"][1]
+
+
+async def test_a_model_that_is_not_loaded_has_its_own_defaults():
+    """What a request leaves out is that of the model that it names, and unknown names are told."""
+    service = FakeService()
+    cool = attrs.evolve(FACTS, model="cool", defaults=Sampling(temperature=0.25))
+    service.others = {"cool": cool}
+    client = create_app(service, strict_model_names=True).test_client()
+    for name, status in (("cool", 200), (FACTS.model, 200), ("none", 404)):
+        body = {"model": name, "messages": [{"role": "user", "content": "Hi"}]}
+        response = await client.post(CHAT, json=body, headers={"host": "localhost"})
+        assert status == response.status_code
+    temperatures = [command.sampling.temperature for command in service.commands]
+    assert [0.25, FACTS.defaults.temperature] == temperatures
+
+
+async def test_a_body_that_is_nested_too_deeply_where_there_are_several_models():
+    """It is looked into for the model's name before it is read, and is refused all the same."""
+    service = FakeService()
+    service.others = {"cool": attrs.evolve(FACTS, model="cool")}
+    client = create_app(service).test_client()
+    response = await client.post(
+        CHAT, data=b'{"x":' + b"[" * 100_000, headers={"host": "localhost"}
+    )
+    assert 400 == response.status_code
+
+
+async def test_a_model_that_could_not_be_loaded():
+    """It is told as an error of the server's, with a time to come back."""
+    refusal = ModelNotLoaded("not loaded", retry_after_s=30)
+    client = create_app(FakeService(refusal=refusal)).test_client()
+    response = await client.post(CHAT, data=ASK, headers={"host": "localhost"})
+    error = json.loads(await response.get_data(as_text=True))["error"]
+    assert (503, "30") == (response.status_code, response.headers["retry-after"])
+    assert ("model_not_loaded", "model") == (error["code"], error["param"])
 
 
 async def test_front_page():
@@ -93,11 +180,23 @@ async def test_front_page():
     assert "default-src 'none'" in response.headers["content-security-policy"]
 
 
+@pytest.mark.parametrize("with_keys", [False, True])
+async def test_front_page_of_a_server_with_keys(with_keys: bool):
+    """Where a key is wanted, the line to paste has one, and nobody is told that any will do."""
+    keys = Keys([("alice", "a key of alice's")]) if with_keys else None
+    client = create_app(FakeService(), keys=keys).test_client()
+    response = await client.get("/", headers={"x-api-key": "a key of alice's"})
+    text = await response.get_data(as_text=True)
+    assert with_keys == ("authorization: Bearer $CAIRN_API_KEY" in text)
+    assert with_keys == ("your API key" in text)
+    assert with_keys != ("any API key" in text)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
         ("get", "/nothing", 404, "not_found"),
-        ("post", "/v1/completions", 404, "not_found"),
+        ("post", "/v1/completion", 404, "not_found"),
         ("get", CHAT, 405, "method_not_allowed"),
         ("delete", "/health", 405, "method_not_allowed"),
         ("post", "/", 405, "method_not_allowed"),
@@ -224,7 +323,7 @@ async def test_origins(origin: str, host: str, allowed: tuple[str, ...], status:
 
 SECRET = "a word of the client's"
 REFUSED = [
-    ("post", CHAT, {"n": 2}, None, 400, "unsupported_value", "n"),
+    ("post", CHAT, {"n": 17}, None, 400, "invalid_value", "n"),
     ("post", CHAT, {"tool_choice": SECRET}, None, 400, "invalid_value", "tool_choice"),
     ("get", "/not\nhere?q=a", {}, None, 404, "not_found", None),
     ("get", CHAT, {}, None, 405, "method_not_allowed", None),

@@ -19,6 +19,7 @@ import trio
 import trio.testing
 
 from cairn.actors.messages import Delta
+from cairn.engine.answer_parts import Said
 from cairn.http.serving import AHEAD_BYTES_MAX
 from tests.http.conftest import Serve, run_server
 from tests.http.fake_service import ACCEPTED, ANSWER, FINISHED, FakeService, Hold, Step
@@ -288,7 +289,7 @@ async def test_shutdown_after_a_close_midway(sent: bytes):
 
 async def test_closed_behind_more_than_is_read_ahead(serve: Serve):
     """Such a close is seen when something is sent."""
-    megabyte = Delta(text="x" * 2**20, tokens=())
+    megabyte = Delta(parts=(Said("x" * 2**20),))
     service = FakeService([ACCEPTED, *[megabyte] * 64, FINISHED])
     url = await serve(service)
     before = open_files()
@@ -399,7 +400,7 @@ async def test_compressed_body(serve: Serve, client: httpx.AsyncClient, coding: 
 
 async def test_shutdown_cuts_who_does_not_read():
     """A client that takes nothing more of its stream does not keep the server from ending."""
-    megabyte = Delta(text="x" * 2**20, tokens=())
+    megabyte = Delta(parts=(Said("x" * 2**20),))
     script: list[Step] = [ACCEPTED, *[megabyte] * 64, FINISHED]
     service = FakeService(script)
     shutdown = trio.Event()

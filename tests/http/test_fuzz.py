@@ -26,8 +26,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cairn.actors.boot import booted
+from cairn.actors.limits import Limits
 from cairn.actors.messages import Statistics
-from cairn.actors.server import Limits, Server
+from cairn.actors.server import Server
 from cairn.http.app import create_app
 from cairn.http.serving import bind_socket, serve_http
 from cairn.journal.replay import Replay
@@ -232,6 +233,11 @@ values = (
     )
 )
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+STRICT = {
+    "type": "json_schema",
+    "json_schema": {"name": "s", "strict": True, "schema": {"type": "array", "maxItems": 3}},
+}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
 messages = st.one_of(
     st.builds(lambda text: {"role": "user", "content": text}, texts),
@@ -262,8 +268,9 @@ optional: dict[str, st.SearchStrategy[Any]] = {
     "top_logprobs": st.integers(0, 20),
     "n": st.just(1),
     "tools": st.just([TOOL, TOOL]),
-    "tool_choice": st.sampled_from(["auto", "none"]),
-    "response_format": st.just({"type": "text"}),
+    "tool_choice": st.sampled_from(["auto", "none", "required", NAMED]),
+    "parallel_tool_calls": st.booleans(),
+    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}, STRICT]),
     "chat_template_kwargs": st.dictionaries(texts, values, max_size=2),
     "enable_thinking": st.booleans(),
     "cache_prompt": st.booleans(),

@@ -10,6 +10,9 @@ from attrs import evolve
 from cairn.http.app import create_app
 from cairn.http.metrics import Metrics
 from cairn.journal.events import (
+    AnticipationBegun,
+    AnticipationGivenUp,
+    AnticipationSettled,
     BlockDropped,
     BlockEvicted,
     BlockLoaded,
@@ -26,6 +29,9 @@ from cairn.journal.events import (
     RequestReceived,
     RequestRejected,
     SessionClosed,
+    SessionQuarantined,
+    ShadowEnded,
+    ShadowSkipped,
     TokensEmitted,
 )
 from cairn.journal.invariants import SENTENCES
@@ -73,6 +79,7 @@ def selected(path: Any, reason: str | None, request: str = "r1", reused: int = 0
         kept_blocks=0,
         shared_blocks=0,
         reused_tokens=reused,
+        anticipated_tokens=reused,
         rerendered_tokens=0,
         nearest=None,
         diverged_part=None,
@@ -174,9 +181,10 @@ DROPPED = BlockDropped(key="k", bytes=12, disk_blocks=0, disk_bytes=0)
 EVICTED = BlockEvicted(key="k", bytes=10, store_blocks=0, store_bytes=0)
 
 
-def values(*events: Event) -> Any:
+def values(*events: Event, min_cache_tokens: int = 0) -> Any:
     """A function that reads a sample after these events."""
     service = FakeService()
+    service.facts = evolve(service.facts, min_cache_tokens=min_cache_tokens)
     metrics = Metrics(service)
     service.commit(*events)
 
@@ -192,7 +200,7 @@ def test_every_series_is_there_from_the_start():
     for path in ("continuation", "new_session"):
         assert 0 == read("cairn_path_selection_total", path=path)
         assert 0 == read("cairn_prefill_duration_seconds_count", path=path)
-    for reason in ("cold_start", "shorter_history", "diverged", "evicted", "quarantined"):
+    for reason in ("cold_start", "shorter_history", "diverged", "evicted", "too_short"):
         assert 0 == read("cairn_path_selection_reason_total", reason=reason)
     for kind in (*(f"inv{number}" for number in range(1, 9)), "crash"):
         assert 0 == read("cairn_cache_invariant_violations_total", kind=kind)
@@ -200,6 +208,8 @@ def test_every_series_is_there_from_the_start():
         assert 0 == read("cairn_requests_total", outcome=outcome)
     for name in (
         "cairn_continuation_tokens_skipped_total",
+        "cairn_anticipated_tokens_total",
+        "cairn_anticipated_tokens_used_total",
         "cairn_tokens_emitted_total",
         "cairn_blocks_sealed_total",
         "cairn_blocks_evicted_total",
@@ -212,6 +222,34 @@ def test_every_series_is_there_from_the_start():
         assert 0 == read("cairn_blocks_rejected_total", reason=reason)
     for tier in ("slab", "memory"):
         assert 0 == read("cairn_blocks_reused_total", tier=tier)
+    for reason in ("request", "slab_wanted", "closing", "unrendered", "doubt"):
+        assert 0 == read("cairn_anticipation_given_up_total", reason=reason)
+    for result in ("same", "differs", "skipped"):
+        assert 0 == read("cairn_shadow_checks_total", result=result)
+
+
+def test_shadow_checks():
+    """What came of each chosen answer; a check that begins anew is not counted twice."""
+
+    def ended(result: Any) -> ShadowEnded:
+        of: dict[str, Any] = {"of_session": "s1", "request": "r1", "slab": 1, "bytes": 1}
+        return ShadowEnded(result=result, pool_slabs=0, pool_bytes=0, **of)
+
+    skipped = ShadowSkipped(of_session="s1", request="r1", reason="disturbed")
+    read = values(
+        *(ended("disturbed") for _ in range(3)),
+        skipped,
+        ended("disturbed"),
+        ended("same"),
+        ended("same"),
+        ended("differs"),
+        ended("failed"),
+        evolve(skipped, reason="failed"),
+    )
+    counted = {"same": 2, "differs": 1, "skipped": 2}
+    assert counted == {
+        result: read("cairn_shadow_checks_total", result=result) for result in counted
+    }
 
 
 def test_every_invariant_has_its_series():
@@ -236,6 +274,65 @@ def test_paths():
     assert 1 == read("cairn_path_selection_reason_total", reason="cold_start")
     assert 1 == read("cairn_path_selection_reason_total", reason="diverged")
     assert 192 == read("cairn_continuation_tokens_skipped_total")
+
+
+def settling(session: str) -> CacheExtended:
+    """A settling pass over a chunk of 64."""
+    return CacheExtended(
+        session=session,
+        request=None,
+        step="settle",
+        start=0,
+        end=64,
+        ran_hash="h",
+        coverage=((1, 0, 64),),
+        sampled=(),
+        logprobs=(),
+        duration_us=1,
+    )
+
+
+def begun_and_run(session: str, passes: int) -> list[Any]:
+    """An anticipation begins and runs some passes."""
+    begun = AnticipationBegun(
+        session=session,
+        next_role="user",
+        rules_version=1,
+        tokens=640,
+        kept_tokens=0,
+        new_ids=(),
+        kept_keys=0,
+        new_keys=(),
+        kept_blocks=0,
+        shared_blocks=0,
+    )
+    return [begun, *[settling(session)] * passes]
+
+
+def test_anticipation():
+    """
+    What is computed ahead is counted with each pass, whether it comes to its end or not, and what
+    of it is used. Settling of another kind is not counted.
+    """
+    read = values(
+        *begun_and_run("s1", 4),
+        AnticipationSettled(session="s1", tokens=640, computed_tokens=256),
+        settling("s1"),
+        *begun_and_run("s2", 1),
+        AnticipationGivenUp(session="s2", reason="request", computed_tokens=64),
+        settling("s2"),
+        *begun_and_run("s3", 0),
+        AnticipationGivenUp(session="s3", reason="request", computed_tokens=0),
+        *begun_and_run("s4", 1),
+        SessionQuarantined(session="s4", bug_id="b"),
+        settling("s4"),
+        *begun_and_run("s5", 2),
+        selected("continuation", None, reused=128),
+        selected("new_session", "diverged", reused=64),
+    )
+    assert 512 == read("cairn_anticipated_tokens_total")
+    assert 192 == read("cairn_anticipated_tokens_used_total")
+    assert 2 == read("cairn_anticipation_given_up_total", reason="request")
 
 
 def test_prefill_is_summed_until_the_first_token():
@@ -311,10 +408,10 @@ def test_outcomes(ends: tuple[Event, ...], outcome: str):
 
 def test_rejected_requests():
     """A request that no session took is an outcome too; by the client's will, a cancellation."""
-    read = values(RequestRejected(request="r1", status=429, code="queue_full"))
+    read = values(RequestRejected(request="r1", tenant="local", status=429, code="queue_full"))
     assert 1 == read("cairn_requests_total", outcome="rejected")
     assert 0 == read("cairn_requests_total", outcome="cancelled")
-    read = values(RequestRejected(request="r1", status=499, code="client_gone"))
+    read = values(RequestRejected(request="r1", tenant="local", status=499, code="client_gone"))
     assert 0 == read("cairn_requests_total", outcome="rejected")
     assert 1 == read("cairn_requests_total", outcome="cancelled")
 
@@ -337,6 +434,15 @@ def test_blocks():
     closed = SessionClosed(session="s1", reason="expired")
     read = values(sealed(), sealed(again=True), EVICTED, closed)
     assert (2, 1) == (read("cairn_blocks_sealed_total"), read("cairn_blocks_evicted_total"))
+
+
+def test_lives_that_are_over():
+    """What was removed for that made room for nobody."""
+    over = (evolve(EVICTED, reason="life_over"), evolve(DROPPED, reason="life_over"))
+    read = values(*over, EVICTED, over[1])
+    assert [1, 2] == [read("cairn_lives_over_total", what=what) for what in ("memory", "file")]
+    assert [1, 0] == [read(f"cairn_blocks_{name}_total") for name in ("evicted", "dropped")]
+    assert 9 == read("cairn_prefix_index_blocks")
 
 
 def test_block_files():
@@ -373,6 +479,10 @@ def test_gauges_are_read_at_the_scrape():
     assert 400 == read("cairn_scheduler_pool_bytes", state="in_use")
     assert 600 == read("cairn_scheduler_pool_bytes", state="free")
     assert 390 == read("cairn_kv_live_bytes")
+    assert 380 == read("cairn_kv_due_bytes")
+    assert 1500 == read("cairn_device_memory_bytes", what="active")
+    assert 20 == read("cairn_device_memory_bytes", what="cache")
+    assert 1100 == read("cairn_device_memory_bytes", what="weights")
     assert 1 == read("cairn_sessions", life="quarantined")
     assert 0 == read("cairn_sessions", life="idle")
     assert 9 == read("cairn_queue_depth")
@@ -381,6 +491,9 @@ def test_gauges_are_read_at_the_scrape():
     assert 6 == read("cairn_disk_blocks")
     assert 600 == read("cairn_disk_block_bytes")
     assert 77 == read("cairn_journal_position")
+    assert 700 == read("cairn_prompt_characters_total", source="tokenizer")
+    assert 7000 == read("cairn_prompt_characters_total", source="memory")
+    assert 70 == read("cairn_prompt_memory_bytes")
 
 
 @pytest.mark.trio
@@ -401,6 +514,15 @@ async def test_scrape():
         "cairn_path_selection_total": "counter",
         "cairn_path_selection_reason_total": "counter",
         "cairn_continuation_tokens_skipped_total": "counter",
+        "cairn_prefix_cache_query_tokens_total": "counter",
+        "cairn_prefix_cache_tokens_total": "counter",
+        "cairn_prefix_cache_ratio": "gauge",
+        "cairn_prefix_match_depth_tokens": "histogram",
+        "cairn_prefix_cache_too_short_total": "counter",
+        "cairn_rerendered_tokens_total": "counter",
+        "cairn_anticipated_tokens_total": "counter",
+        "cairn_anticipated_tokens_used_total": "counter",
+        "cairn_anticipation_given_up_total": "counter",
         "cairn_prefill_duration_seconds": "histogram",
         "cairn_cache_invariant_violations_total": "counter",
         "cairn_tokens_emitted_total": "counter",
@@ -411,19 +533,26 @@ async def test_scrape():
         "cairn_blocks_loaded_total": "counter",
         "cairn_blocks_dropped_total": "counter",
         "cairn_blocks_rejected_total": "counter",
+        "cairn_lives_over_total": "counter",
         "cairn_blocks_reused_total": "counter",
+        "cairn_shadow_checks_total": "counter",
         "cairn_scheduler_pool_in_use": "gauge",
         "cairn_scheduler_pool_total": "gauge",
         "cairn_scheduler_pool_bytes": "gauge",
         "cairn_kv_live_bytes": "gauge",
+        "cairn_kv_due_bytes": "gauge",
+        "cairn_device_memory_bytes": "gauge",
         "cairn_sessions": "gauge",
         "cairn_queue_depth": "gauge",
         "cairn_blocks": "gauge",
         "cairn_block_bytes": "gauge",
+        "cairn_prefix_index_blocks": "gauge",
         "cairn_disk_blocks": "gauge",
         "cairn_disk_block_bytes": "gauge",
         "cairn_journal_position": "gauge",
         "cairn_journal_full": "gauge",
+        "cairn_prompt_characters_total": "counter",
+        "cairn_prompt_memory_bytes": "gauge",
     } == types
     series = [line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")]
     assert len(series) == len(set(series))

@@ -17,6 +17,7 @@ from cairn.actors.messages import (
     PromptTooLong,
     QueueFull,
     Stopping,
+    TimeOver,
 )
 from tests.http.conftest import Serve
 from tests.http.fake_service import (
@@ -202,6 +203,14 @@ REFUSALS = [
         "queue_full",
         "64 requests wait",
         {"retry-after": "7"},
+    ),
+    (
+        TimeOver(90.0),
+        openai.InternalServerError,
+        504,
+        "time_over",
+        "not complete after 90 seconds",
+        {"x-should-retry": "false"},
     ),
     (
         NoMemory("no slab", 0),

@@ -12,7 +12,8 @@ import structlog
 from cairn.actors.messages import Generate
 from cairn.engine.prompt import Conversation, Message, conversation_parts
 from cairn.engine.sampling import Sampling
-from cairn.http.openai import ChatRequest, Ignored, read_chat_request
+from cairn.http.openai import ChatRequest, read_chat_request
+from cairn.http.parameters import Ignored
 from tests.http.fake_service import FACTS
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -363,3 +364,95 @@ def test_made_up_names_do_not_fill_the_log():
         for number in range(10):
             ignored.add(f"name-{number}")
     assert ["name-0", "name-1", "name-2"] == [entry["parameter"] for entry in logs]
+
+
+@pytest.mark.parametrize(
+    ("switches", "fields", "template", "told"),
+    [
+        ({"enable_thinking"}, {"reasoning_effort": "none"}, {"enable_thinking": False}, ()),
+        ({"enable_thinking"}, {"reasoning_effort": "minimal"}, {"enable_thinking": True}, ()),
+        ({"enable_thinking"}, {"reasoning_effort": None}, {}, ()),
+        (
+            {"enable_thinking"},
+            {"reasoning_effort": "high", "enable_thinking": False},
+            {"enable_thinking": False},
+            (),
+        ),
+        ({"reasoning_effort"}, {"reasoning_effort": "low"}, {"reasoning_effort": "low"}, ()),
+        ({"reasoning_effort"}, {"reasoning_effort": "max"}, {}, ("reasoning_effort",)),
+        (set(), {"reasoning_effort": "high"}, {}, ("reasoning_effort",)),
+    ],
+)
+def test_effort(switches: set[str], fields: Any, template: Any, told: tuple[str, ...]):
+    """It sets what the model's template heeds; otherwise it is told as ignored."""
+    facts = attrs.evolve(FACTS, switches=frozenset(switches))
+    body = json.dumps({"messages": HELLO, **fields}).encode()
+    found = read_chat_request(body, {}, Ignored(), facts)
+    assert found.command.conversation is not None
+    assert (template, told) == (dict(found.command.conversation.template), found.ignored)
+
+
+def test_several_answers():
+    """So many are asked for of the service."""
+    assert 16 == command(n=16).choices
+    assert 1 == command(n=None).choices
+
+
+def test_all_that_the_official_client_has_names_for_is_taken():
+    """What is not acted on is told; nothing of it is a reason to refuse."""
+    found = read(
+        model="m",
+        audio={"format": "wav", "voice": "alloy"},
+        frequency_penalty=-2,
+        function_call="none",
+        functions=[{"name": "name", "parameters": {"foo": "bar"}}],
+        logit_bias={"0": 0},
+        logprobs=True,
+        max_completion_tokens=1,
+        max_tokens=1,
+        metadata={"foo": "string"},
+        modalities=["text"],
+        moderation={"model": "model"},
+        n=1,
+        parallel_tool_calls=True,
+        prediction={"content": "string", "type": "content"},
+        presence_penalty=-2,
+        prompt_cache_key="key",
+        prompt_cache_options={"mode": "implicit", "ttl": "30m"},
+        prompt_cache_retention="in_memory",
+        reasoning_effort="none",
+        response_format={"type": "text"},
+        safety_identifier="someone",
+        seed=-9007199254740991,
+        service_tier="auto",
+        stop="\n",
+        store=True,
+        stream=False,
+        stream_options={"include_obfuscation": True, "include_usage": True},
+        temperature=1,
+        tool_choice="none",
+        tools=[{"type": "function", "function": {"name": "name", "strict": True}}],
+        top_logprobs=0,
+        top_p=1,
+        user="someone",
+        verbosity="low",
+        web_search_options={"search_context_size": "low"},
+    )
+    assert (
+        "audio",
+        "function_call",
+        "functions",
+        "metadata",
+        "modalities",
+        "moderation",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+        "web_search_options",
+    ) == found.ignored

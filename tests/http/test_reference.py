@@ -6,15 +6,26 @@ import ast
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from cairn.http import openai
+from cairn.http import (
+    agents,
+    anthropic,
+    anthropic_answers,
+    anthropic_errors,
+    openai,
+    openai_texts,
+    parameters,
+    responses,
+    responses_conversation,
+)
 from cairn.http.app import create_app
 from cairn.http.metrics import OUTCOMES
 from cairn.http.openai_conversation import WireMessage
 from tests.http.fake_service import FakeService
+from tests.http.test_responses_client import SUMMARY_TYPES, TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src" / "cairn" / "http"
@@ -32,6 +43,13 @@ def names(heading: str) -> list[str]:
     """What stands in backticks in the first cells of a section's table."""
     cells = [line.split("|")[1] for line in section(heading).splitlines() if line.startswith("| `")]
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def names_of_rows(heading: str) -> list[str]:
+    """The first name in each row of a section's table, but for the row of its head."""
+    lines = [line for line in section(heading).splitlines() if line.startswith("| `")]
+    rows = [line.split("`")[1] for line in lines]
+    return [row for row in rows if row != "stop_reason"]
 
 
 def codes() -> set[str]:
@@ -68,9 +86,85 @@ def test_every_field_of_a_request_is_told_and_no_other():
     assert sorted(WireMessage.__struct_fields__) == sorted(names("Messages"))
 
 
+def test_every_field_of_texts_is_told_and_no_other():
+    """The table of fields of the older completions is what their adapter reads."""
+    fields = openai_texts._Request.__struct_fields__
+    assert sorted(fields) == sorted(names("Texts that go on"))
+
+
+def test_every_field_of_responses_is_told_and_no_other():
+    """The tables of fields and of items are what the adapter reads."""
+    assert sorted(responses._Request.__struct_fields__) == sorted(names("Fields of responses"))
+    assert sorted(responses_conversation.ITEMS) == sorted(names_of_rows("Items of responses"))
+
+
+def test_every_field_of_agents_is_told_and_no_other():
+    """What an agent is created with and forked by, and what is told of it."""
+    fields = agents._NewAgent.__struct_fields__
+    assert sorted(fields) == sorted(names_of_rows("Fields of an agent"))
+    text = section("Fields of an agent")
+    assert all(f"`{name}`" in text for name in agents._Fork.__struct_fields__)
+    service = FakeService()
+    service.agents.have("notes")
+    (facts,) = service.agents.all()
+    told = agents.agent_object(facts, service.facts, ("x",))
+    assert list(told) == names_of_rows("Answers of agents")
+
+
+def test_every_event_of_a_responses_stream_is_told_and_no_other():
+    """The page names the events that streams have, by whatever way they are made."""
+    told = set(re.findall(r"`(response\.[a-z_.]+)`", section("Streams of responses")))
+    assert {*TYPES, *SUMMARY_TYPES, "response.incomplete", "response.failed"} == told
+
+
+def test_every_field_of_anthropics_is_told_and_no_other():
+    """The tables of fields and of blocks are what its adapter reads."""
+    fields = anthropic._Request.__struct_fields__
+    assert sorted(fields) == sorted(names("Fields of Anthropic's"))
+    assert sorted(block_types()) == sorted(names_of_rows("Blocks of Anthropic's"))
+
+
+def test_every_end_and_error_of_anthropics_is_told_and_no_other():
+    """The reasons to stop, and the types of errors with their statuses."""
+    reasons = get_args(anthropic_answers._StopReason)
+    assert sorted(reasons) == sorted(names_of_rows("Answers of Anthropic's"))
+    lines = section("Errors of Anthropic's").splitlines()
+    rows = [line.split("|")[1:3] for line in lines if line.startswith("| `")]
+    told = {
+        int(status): kind.strip(" `")
+        for kind, statuses in rows
+        for status in re.findall(r"[0-9]{3}", statuses.partition(", which")[0])
+        if "any other" not in statuses
+    }
+    assert dict(anthropic_errors._TYPES) == told
+
+
+def block_types() -> set[str]:
+    """The types of blocks that the adapter has an arm or a test for."""
+    source = SOURCES / "anthropic_conversation.py"
+    found: set[Any] = set()
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Match(subject=ast.Attribute(value=ast.Name(id="block"), attr="type")):
+                patterns = [case.pattern for case in node.cases]
+                found |= {
+                    one.value.value
+                    for one in patterns
+                    if isinstance(one, ast.MatchValue) and isinstance(one.value, ast.Constant)
+                }
+            case ast.Compare(
+                left=ast.Attribute(value=ast.Name(id="block"), attr="type"),
+                comparators=[ast.Constant(value=value)],
+            ):
+                found.add(value)
+            case _:
+                pass
+    return found
+
+
 def test_every_group_header_is_told_in_order():
     """The headers that name a group, the first that counts first."""
-    assert list(openai.GROUP_HEADERS) == re.findall(r"`([^`]+)`", section("Headers in"))
+    assert list(parameters.GROUP_HEADERS) == re.findall(r"`([^`]+)`", section("Headers in"))
 
 
 def test_every_error_code_is_told_and_no_other():

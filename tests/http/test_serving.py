@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from cairn.http import serving
-from cairn.http.serving import bind_socket, url_of
+from cairn.http.serving import bind_socket, is_loopback, url_of
 from tests.http.conftest import Serve, run_server
 from tests.http.fake_service import ACCEPTED, DELTAS, FINISHED, FakeService, Hold
 
@@ -54,6 +54,29 @@ def test_url(host: str, start: str):
         pytest.skip(f"no {host} on this machine")
     with listener:
         assert url_of(listener).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("localhost", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("::ffff:0.0.0.0", False),
+    ],
+)
+def test_loopback(host: str, expected: bool):
+    """An address of the loopback is reached from this machine alone; one for all is not."""
+    try:
+        listener = bind_socket(host, 0)
+    except OSError:
+        pytest.skip(f"no {host} on this machine")
+    with listener:
+        assert expected == is_loopback(listener)
 
 
 def test_name_with_two_addresses(monkeypatch: pytest.MonkeyPatch):

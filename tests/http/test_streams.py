@@ -11,9 +11,10 @@ import pytest
 import structlog
 import trio
 
-from cairn.actors.messages import Broken
+from cairn.actors.messages import Broken, Waiting
+from cairn.engine.answer_parts import Said
+from cairn.http.answers import UnfinishedAnswer
 from cairn.http.app import create_app
-from cairn.http.openai_answers import UnfinishedAnswer
 from tests.http.conftest import Serve
 from tests.http.fake_service import (
     ACCEPTED,
@@ -55,12 +56,13 @@ def content(event: str) -> Any:
 
 
 async def test_keep_alives_are_comments():
-    """Waiting is told in comments, with what is known of the prefill."""
-    script = (QUEUED, PREFILLING, ACCEPTED, PREFILLING, FINISHED)
+    """Waiting is told in comments, with what is known of the prefill; so is a silent model."""
+    writing = Waiting(queued=False, prefilled_tokens=2048)
+    script = (QUEUED, PREFILLING, ACCEPTED, PREFILLING, writing, FINISHED)
     found = await events(FakeService(script))
     assert [": waiting", ": prefill 512"] == found[:2]
     assert "assistant" == content(found[2])["choices"][0]["delta"]["role"]
-    assert ": prefill 512/2048" == found[3]
+    assert [": prefill 512/2048", ": writing"] == found[3:5]
     assert "data: [DONE]" == found[-1]
 
 
@@ -118,7 +120,12 @@ async def test_usage_is_null_until_the_end():
     } == last["usage"]
 
 
-KNOWN = {"x-cairn-session": "sess-1", "x-cairn-path": "new_session", "x-request-id": "req-1"}
+KNOWN = {
+    "x-cairn-session": "sess-1",
+    "x-cairn-path": "new_session",
+    "x-cairn-context-left": "2048",
+    "x-request-id": "req-1",
+}
 
 
 @pytest.mark.parametrize(
@@ -338,7 +345,7 @@ async def test_client_that_goes_before_the_response_starts():
 
 async def test_slow_reader_then_gone(serve: Serve):
     """A client that does not read holds the answer back; when it goes, the request is left."""
-    long = attrs.evolve(DELTAS[0], text="x" * 10_000)
+    long = attrs.evolve(DELTAS[0], parts=(Said("x" * 10_000),))
     service = FakeService((ACCEPTED, *[long] * 5000, FINISHED))
     url = await serve(service)
     host, port = url.removeprefix("http://").split(":")

@@ -14,8 +14,9 @@ for itself whether a warm cache holds what a cold one would.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -27,7 +28,7 @@ from cairn.journal import paths
 from cairn.journal.codec import Row
 from cairn.journal.keys import block_keys, ids_hash, part_hash
 from cairn.journal.ledger import Ledger, Outcome, Outside
-from cairn.journal.state import OpenRequest, Session, SessionId, State
+from cairn.journal.state import OpenRequest, Session, SessionId, State, Turn
 
 SECRETS = {"t1": b"one secret", "t2": b"another secret"}
 LAYERS = 3
@@ -38,6 +39,21 @@ CHUNKS = {"fp-a": 4, "fp-b": 3}
 NOTES: tuple[ev.Event, ...] = (
     ev.OperatorActed(action="note", detail="nothing follows"),
     ev.JournalStalled(fact="no room", rows_waiting=1, requests_refused=2, duration_us=3),
+    ev.TurnForgotten(of_request="r1", tenant="t1"),
+    ev.AgentCreated(
+        agent="notes",
+        tenant="t1",
+        model="",
+        max_context=None,
+        persist=False,
+        created_s=1,
+        forked_from=None,
+        head=None,
+        system="Be brief.",
+        tools="[]",
+    ),
+    ev.AgentDeleted(agent="notes", tenant="t1"),
+    ev.ModelNotLoaded(name="other", reason="no room"),
 )
 FAULTS: tuple[ev.FileFault, ...] = ("missing", "unreadable", "foreign", "digest")
 
@@ -52,6 +68,7 @@ def plain(state: State) -> dict[str, Any]:
     shown = attrs.asdict(state, recurse=False)
     shown["model"] = attrs.asdict(state.model) if state.model else None
     shown["pool"] = attrs.asdict(state.pool)
+    shown["shadow"] = attrs.asdict(state.shadow) if state.shadow else None
     shown["sessions"] = {name: _plain_session(s) for name, s in state.sessions.items()}
     shown["blocks"] = {key: attrs.asdict(block) for key, block in state.blocks.items()}
     shown["faults"] = {bug: (f.position, f.event) for bug, f in state.faults.items()}
@@ -63,7 +80,7 @@ def plain(state: State) -> dict[str, Any]:
 def _plain_session(session: Session) -> dict[str, Any]:
     shown = attrs.asdict(session, recurse=False)
     shown["life"] = session.life.value
-    for name in ("request", "last", "slab"):
+    for name in ("request", "last", "ahead", "slab"):
         held = shown[name]
         shown[name] = attrs.asdict(held, recurse=False) if held is not None else None
     return shown
@@ -76,6 +93,7 @@ class World:
 
     def __init__(self) -> None:
         self.position = 0
+        self.time_us = 0
         self.boot: str | None = None
         self.model: dict[str, Any] | None = None
         self.streams: dict[str, int] = {}
@@ -84,6 +102,7 @@ class World:
         self.faults: dict[str, tuple[int, ev.Event]] = {}
         self.slabs: list[tuple[str, int]] = []
         self.disk_budget = 0
+        self.shadow: dict[str, Any] | None = None
         self.self_tests: dict[str, ev.Event] = {}
         self.admission_bug: str | None = None
         self.ended: list[str] = []  # sessions in the order in which their last turns ended
@@ -106,6 +125,7 @@ class World:
                 tips[chain[-1][1]] = (*tips.get(chain[-1][1], ()), name)
         return {
             "position": self.position,
+            "time_us": self.time_us,
             "boot": self.boot,
             "model": self.model,
             "streams": self.streams,
@@ -125,6 +145,7 @@ class World:
                 "disk_blocks": len(sizes),
                 "disk_bytes": sum(sizes),
             },
+            "shadow": self.shadow,
             "disk_budget": self.disk_budget,
             "self_tests": self.self_tests,
             "admission_bug": self.admission_bug,
@@ -134,8 +155,7 @@ class World:
         """
         One more event.
         """
-        self.position = recorded.position
-        self.streams[recorded.stream] = recorded.seq
+        self.pass_over(recorded)
         event = recorded.event
         getattr(self, "_" + event.kind)(event)
 
@@ -144,6 +164,7 @@ class World:
         One more row, which broke an invariant.
         """
         self.position = recorded.position
+        self.time_us = max(self.time_us, recorded.time_us)
         self.streams[recorded.stream] = recorded.seq
 
     def _of(self, event: Any) -> dict[str, Any]:
@@ -161,16 +182,16 @@ class World:
     def _model_loaded(self, event: ev.ModelLoaded) -> None:
         names = (
             "name fingerprint layers chunk_tokens decode_rows context_tokens reusable "
-            "pool_slabs pool_bytes blocks_bytes"
+            "pool_slabs pool_bytes blocks_bytes kv_sinks kv_window kv_rows min_cache_tokens"
         )
         self.model = {name: getattr(event, name) for name in names.split()}
 
     def _model_unloaded(self, event: ev.Event) -> None:
-        self.model, self.slabs, self.disk_budget = None, [], 0
+        self.model, self.slabs, self.disk_budget, self.shadow = None, [], 0, None
         for name in sorted(self.sessions, key=lambda name: self.sessions[name]["last_used"]):
             self._end(name, None)
         for session in self.sessions.values():
-            session.update(slab=None, pins=())
+            session.update(slab=None, pins=(), ahead=None)
             _empty(session)
             if session["life"] not in ("quarantined", "closed"):
                 session["life"] = "cold" if session["last"] is None else "idle"
@@ -183,9 +204,14 @@ class World:
     def _operator_acted(self, event: ev.Event) -> None:
         pass
 
+    _model_not_loaded = _operator_acted
     _request_rejected = _operator_acted
+    _shadow_skipped = _operator_acted
     _journal_pruned = _operator_acted
     _journal_stalled = _operator_acted
+    _turn_forgotten = _operator_acted
+    _agent_created = _operator_acted
+    _agent_deleted = _operator_acted
 
     def _session_opened(self, event: ev.SessionOpened) -> None:
         self.sessions[event.session] = {
@@ -197,6 +223,7 @@ class World:
             "life": "cold",
             "request": None,
             "last": None,
+            "ahead": None,
             "slab": None,
             "cached_tokens": 0,
             "canonical_tokens": 0,
@@ -205,7 +232,17 @@ class World:
             "pins": (),
             "bug_id": None,
             "last_used": self.position,
+            "ttl_s": None,
+            "due_us": None,
         }
+
+    def _due(self, session: dict[str, Any], *others: int | None) -> int | None:
+        """
+        When what a session uses now is over, the last of this and of what others gave it.
+        """
+        if session["ttl_s"] is not None:
+            others = (*others, self.time_us + 1_000_000 * session["ttl_s"])
+        return max((due for due in others if due is not None), default=None)
 
     def _request_received(self, event: ev.RequestReceived) -> None:
         session = self._of(event)
@@ -220,17 +257,21 @@ class World:
             "path": None,
         }
         session.update(life="restoring", fingerprint=event.fingerprint, last_used=self.position)
+        session["ttl_s"] = event.ttl_s
+        session["due_us"] = self._due(session)
 
     def _path_selected(self, event: ev.PathSelected) -> None:
         session = self._of(event)
         session["request"]["path"] = event
         for key in session["request"]["prompt_keys"][: event.kept_blocks + event.shared_blocks]:
             self._pin(session, key)
+            self.blocks[key]["foreseen"] = False
 
     def _pin(self, session: dict[str, Any], key: str) -> None:
         session["pins"] += (key,)
         self.blocks[key]["pins"] += 1
         self.blocks[key]["last_used"] = self.position
+        self.blocks[key]["due_us"] = self._due(session, self.blocks[key]["due_us"])
 
     def _unpin(self, session: dict[str, Any]) -> None:
         for key in session["pins"]:
@@ -248,6 +289,20 @@ class World:
         _empty(self._of(event))
         self.slabs.remove((event.session, event.bytes))
 
+    def _shadow_began(self, event: ev.ShadowBegan) -> None:
+        held = {"id": event.slab, "capacity_tokens": event.capacity_tokens, "bytes": event.bytes}
+        of = {"of_session": event.of_session, "request": event.request}
+        self.shadow = {**of, "slab": held, "checked": False}
+        self.slabs.append(("of a check", event.bytes))
+
+    def _shadow_checked(self, event: ev.ShadowChecked) -> None:
+        assert self.shadow is not None
+        self.shadow["checked"] = True
+
+    def _shadow_ended(self, event: ev.ShadowEnded) -> None:
+        self.shadow = None
+        self.slabs.remove(("of a check", event.bytes))
+
     def _blocks_shared(self, event: ev.BlocksShared) -> None:
         session = self._of(event)
         session.update(cached_tokens=event.end, canonical_tokens=event.end)
@@ -264,6 +319,8 @@ class World:
             session["life"] = "prefilling" if event.step == "prefill" else "settling"
         if session["request"]:
             session["request"]["sampled"] += event.sampled
+        if session["ahead"]:
+            session["ahead"]["computed_tokens"] += event.end - event.start
 
     def _cache_trimmed(self, event: ev.CacheTrimmed) -> None:
         session = self._of(event)
@@ -275,7 +332,9 @@ class World:
             session["slab_keys"] = session["slab_keys"][:-1]
 
     def _block_sealed(self, event: ev.BlockSealed) -> None:
-        known = self.blocks.get(event.key, {"pins": 0, "bug_id": None, "file_bytes": None})
+        new = {"pins": 0, "bug_id": None, "file_bytes": None, "present": False, "due_us": None}
+        known = self.blocks.get(event.key, new)
+        foreseen = self._of(event)["ahead"] is not None
         self.blocks[event.key] = {
             "key": event.key,
             "parent": event.parent,
@@ -283,9 +342,11 @@ class World:
             "start": event.start,
             "bytes": event.bytes,
             "present": event.stored,
+            "foreseen": known["foreseen"] if known["present"] else foreseen,
             "file_bytes": known["file_bytes"],
             "pins": known["pins"],
             "last_used": self.position,
+            "due_us": known["due_us"],
             "bug_id": known["bug_id"],
         }
         session = self._of(event)
@@ -315,6 +376,12 @@ class World:
         self._of(event)["life"] = "decoding"
         self._of(event)["request"]["emitted"] += len(event.ids)
 
+    def _call_rejected(self, event: ev.CallRejected) -> None:
+        assert "decoding" == self._of(event)["life"]
+
+    def _turn_kept(self, event: ev.TurnKept) -> None:
+        assert self._of(event)["life"] in ("prefilling", "decoding")
+
     def _request_finished(self, event: ev.RequestFinished) -> None:
         self._of(event)["life"] = "settling"
         self._end(event.session, event.answer_tokens)
@@ -337,7 +404,28 @@ class World:
             "answered": answer_tokens is not None,
             "answer_ids": request["sampled"][: answer_tokens or 0],
         }
+        session["due_us"] = self._due(session)
         self.ended = [other for other in self.ended if other != name] + [name]
+
+    def _anticipation_begun(self, event: ev.AnticipationBegun) -> None:
+        session = self._of(event)
+        last = session["last"]
+        said = (*last["prompt_ids"], *last["answer_ids"])
+        keys = (*last["prompt_keys"][: event.kept_keys], *event.new_keys)
+        session["ahead"] = {
+            "ids": (*said[: event.kept_tokens], *event.new_ids),
+            "keys": keys,
+            "kept_blocks": event.kept_blocks,
+            "shared_blocks": event.shared_blocks,
+            "computed_tokens": 0,
+        }
+        for key in keys[: event.kept_blocks + event.shared_blocks]:
+            self._pin(session, key)
+
+    def _anticipation_settled(self, event: ev.Event) -> None:
+        self._of(event)["ahead"] = None
+
+    _anticipation_given_up = _anticipation_settled
 
     def _session_settled(self, event: ev.SessionSettled) -> None:
         self._of(event)["life"] = "idle"
@@ -358,7 +446,7 @@ class World:
         self._end(event.session, None)
 
     def _session_quarantined(self, event: ev.SessionQuarantined) -> None:
-        self._of(event).update(life="quarantined", bug_id=event.bug_id)
+        self._of(event).update(life="quarantined", ahead=None, bug_id=event.bug_id)
         self._unpin(self._of(event))
         self._end(event.session, None)
 
@@ -442,6 +530,10 @@ def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
     last = nearest["last"] if nearest is not None else None
     reason = _why(world, mine, nearest, ask, kept + shared)
     held = (*last["prompt_ids"], *last["answer_ids"]) if last else ()
+    foreseen = [
+        key for key in request.prompt_keys[: kept + shared] if world.blocks[key]["foreseen"]
+    ]
+    chunk = world.model["chunk_tokens"] if world.model else 0
     same = _same(held, request.prompt_ids)
     part = None
     if last is not None and reason == "diverged":
@@ -451,7 +543,8 @@ def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
         "reason": reason,
         "kept_blocks": kept,
         "shared_blocks": shared,
-        "reused_tokens": (kept + shared) * (world.model["chunk_tokens"] if world.model else 0),
+        "reused_tokens": (kept + shared) * chunk,
+        "anticipated_tokens": len(foreseen) * chunk,
         "rerendered_tokens": len(held) - same if reason is None else 0,
         "nearest": nearest["id"] if nearest is not None else None,
         "diverged_part": part,
@@ -505,6 +598,10 @@ def _why(
     if nearest is not mine:
         return "session_busy"
     sealed = [world.blocks[key] for key in last["prompt_keys"] if key in world.blocks]
+    assert world.model is not None
+    least, chunk = world.model["min_cache_tokens"], world.model["chunk_tokens"]
+    if not blocks and not sealed and 0 < len(last["prompt_keys"]) * chunk < least:
+        return "too_short"
     there = [block for block in sealed if block["present"] and block["bug_id"] is None]
     return "evicted" if sealed and not there and not blocks else None
 
@@ -514,14 +611,35 @@ def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[i
         return 0, 0
     needed = request.ask.prompt_tokens + request.ask.max_tokens
     roomy = mine["slab"] is not None and mine["slab"]["capacity_tokens"] >= needed
+    chunk = world.model["chunk_tokens"]
+    # The last prompt token always runs.
+    keys = [
+        key
+        for place, key in enumerate(request.prompt_keys, 1)
+        if place * chunk < len(request.prompt_ids)
+    ]
+    return _lying(world, mine["slab_keys"] if roomy else (), keys)
+
+
+def stones_ahead(world: World, name: str, begun: ev.AnticipationBegun) -> tuple[int, int]:
+    """
+    What is there of the blocks that a session anticipates, by looking at each.
+    """
+    mine = world.sessions[name]
+    keys = (*mine["last"]["prompt_keys"][: begun.kept_keys], *begun.new_keys)
+    return _lying(world, mine["slab_keys"], keys)
+
+
+def _lying(world: World, slab_keys: tuple[str, ...], keys: Iterable[str]) -> tuple[int, int]:
+    """
+    How many blocks from the front lie in a slab, and how many more in memory.
+    """
     kept = shared = 0
-    for place, key in enumerate(request.prompt_keys):
-        if (place + 1) * world.model["chunk_tokens"] >= len(request.prompt_ids):
-            break  # the last prompt token always runs
+    for place, key in enumerate(keys):
         block = world.blocks.get(key)
         if block is None or block["bug_id"] is not None:
             break
-        if roomy and not shared and mine["slab_keys"][place : place + 1] == (key,):
+        if not shared and slab_keys[place : place + 1] == (key,):
             kept += 1
         elif block["present"]:
             shared += 1
@@ -538,6 +656,43 @@ def _changed_part(held: Sequence[tuple[str, str]], chain: Sequence[tuple[str, st
             if label in labels:
                 return f"{label}_changed"
     return "messages_changed"
+
+
+# --- what leaves, again ---------------------------------------------------------------------------
+
+
+def leaving(world: dict[str, dict[str, Any]], there: Iterable[str]) -> list[tuple[str, int]]:
+    """
+    The order in which blocks can be done without, and when each was last of use. Of those that
+    nothing among them is built on any more, the one goes first that was of use longest ago; of use
+    is what is used, or has something among them built on it that is.
+
+    Args:
+        world: all blocks by key.
+        there: those among which it is asked.
+    """
+    among = list(there)
+    above = {key: _above(world, key) for key in among}
+    of_use = {
+        key: max(world[o]["last_used"] for o in among if o == key or key in above[o])
+        for key in among
+    }
+    order = []
+    while among:
+        built_on = set[str]().union(*(above[key] for key in among))
+        ends = [key for key in among if key not in built_on]
+        first = min(ends, key=lambda key: (of_use[key], -world[key]["start"]))
+        among.remove(first)
+        order.append((first, of_use[first]))
+    return order
+
+
+def _above(world: dict[str, dict[str, Any]], key: str) -> set[str]:
+    """
+    What a block is built on.
+    """
+    parent = world[key]["parent"]
+    return {parent, *_above(world, parent)} if parent in world else set()
 
 
 # --- a server without a server --------------------------------------------------------------------
@@ -569,17 +724,18 @@ def profile(examples: int) -> settings:
     )
 
 
-def played(data: bytes, *, crashes: bool = True) -> Driver:
+def played(data: bytes, *, crashes: bool = True, kind: type[Driver] | None = None) -> Driver:
     """
     The history on a tape, whose first bytes tell how much memory there is.
     """
-    return Driver(
+    return (kind or Driver)(
         data[3:],
         crashes=crashes,
         reusable=data[0] % 10 != 9,
         pool_slabs=1 + data[1] % 4,
         blocks_kept=(2, 6, 12, 40)[data[2] % 4],
         files_kept=(0, 3, 10, 40)[data[2] // 4 % 4],
+        min_cache_tokens=(0, 0, 0, 14)[data[1] // 4 % 4],
     ).play()
 
 
@@ -700,6 +856,8 @@ class Driver:
         rows: what was stored, with ``recorded`` and the ``states`` after each append.
         bugs: the ids of all violations and crashes.
         work: the sessions that are at work.
+        foresees: whether every answer is followed by an anticipation; else the tape tells.
+        lives: what requests say of how long to keep what they use, one after the other.
     """
 
     def __init__(
@@ -711,6 +869,7 @@ class Driver:
         pool_slabs: int = 3,
         blocks_kept: int = 12,
         files_kept: int = 40,
+        min_cache_tokens: int = 0,
         spare_tokens: int = 0,
     ) -> None:
         self.tape = Tape(tape)
@@ -721,17 +880,21 @@ class Driver:
         self.damage: Callable[[ev.Event], ev.Event] = lambda event: event
         self.talks: list[Talk] = []
         self.slabs: dict[str, Slab] = {}
+        self.check: Slab | None = None
         self.store: dict[str, tuple[int, ...]] = {}
         self.files: dict[str, tuple[int, ...]] = {}
         self.work: dict[str, Generator[None, None, None]] = {}
         self.cancelled: set[str] = set()
         self.hurried: set[str] = set()
+        self.foresees = False
+        self.lives: tuple[int | None, ...] = (None, 0, 3600, 60)
         self.fingerprint = "fp-a"
         self._crashes = crashes
         self._reusable = reusable
         self._pool_slabs = pool_slabs
         self._blocks_kept = blocks_kept
         self._files_kept = files_kept
+        self._min_cache_tokens = min_cache_tokens
         self._spare_tokens = spare_tokens
         self._counts: dict[str, int] = {}
         self._seqs: dict[str, int] = {}
@@ -819,6 +982,7 @@ class Driver:
                 pool_slabs=self._pool_slabs,
                 pool_bytes=self._pool_slabs * SLAB_BYTES,
                 blocks_bytes=self._blocks_kept * BLOCK_BYTES,
+                min_cache_tokens=self._min_cache_tokens,
             ),
             ev.SelfTestFinished(
                 fingerprint=fingerprint,
@@ -856,6 +1020,7 @@ class Driver:
         else:
             self.propose(ev.ModelUnloaded(fingerprint=self.fingerprint))
         self.slabs.clear()
+        self.check = None
         self.store.clear()
         self.work.clear()
         self.cancelled.clear()
@@ -883,7 +1048,9 @@ class Driver:
             self.finish(name)
             assert name == paths.choose_session(self.state, ask), "settling changed the choice"
         if not self._admitted(name, talk):
-            self.propose(ev.RequestRejected(request="-", status=529, code="busy"))
+            self.propose(
+                ev.RequestRejected(request="-", tenant=talk.tenant, status=529, code="busy")
+            )
             return None
         if cache_prompt and self.tape.below(4) < 3:
             self._load_chain(str(name), talk.tenant, ids, len(answer) + room)
@@ -1018,6 +1185,7 @@ class Driver:
             seed=7,
             seed_given=False,
             asked_model="tiny",
+            ttl_s=self.lives[self._count("ttl") % len(self.lives)],
         )
 
     def selected(self, session: str) -> ev.PathSelected:
@@ -1042,10 +1210,11 @@ class Driver:
         held = len(self.slabs[session].rows) if session in self.slabs else 0
         return ((1, 0, held), (LAYERS - 1, 0, held))
 
-    def _pool(self) -> dict[str, int]:
-        return {"pool_slabs": len(self.slabs), "pool_bytes": len(self.slabs) * SLAB_BYTES}
+    def _pool(self) -> dict[str, Any]:
+        held = len(self.slabs) + (self.check is not None)
+        return {"pool_slabs": held, "pool_bytes": held * SLAB_BYTES}
 
-    def _kept(self) -> dict[str, int]:
+    def _kept(self) -> dict[str, Any]:
         return {"store_blocks": len(self.store), "store_bytes": len(self.store) * BLOCK_BYTES}
 
     def evict(self, key: str) -> None:
@@ -1060,7 +1229,7 @@ class Driver:
             undo=lambda: self.store.setdefault(key, block),
         )
 
-    def _filed(self) -> dict[str, int]:
+    def _filed(self) -> dict[str, Any]:
         return {"disk_blocks": len(self.files), "disk_bytes": len(self.files) * FILE_BYTES}
 
     def spill(self, key: str) -> None:
@@ -1153,6 +1322,96 @@ class Driver:
             undo=lambda: self.slabs.setdefault(session, slab),
         )
 
+    def checkable(self) -> list[str]:
+        """
+        The sessions whose last answer could be computed once more.
+        """
+        if self.check is not None or len(self.slabs) >= self._pool_slabs:
+            return []
+        return [
+            name
+            for name, session in sorted(self.state.sessions.items())
+            if session.last and session.last.answered
+            if session.last.fingerprint == self.fingerprint
+        ]
+
+    def begin_check(self, session: str) -> None:
+        """
+        A slab is opened to compute a session's last answer once more; or it is not.
+        """
+        held = self.state.session(session)
+        assert held.last is not None
+        of: dict[str, Any] = {"of_session": session, "request": held.last.request}
+        if self.tape.below(4) == 3:
+            self.propose(ev.ShadowSkipped(reason="too_many", **of))
+            return
+        self.check = Slab(id=self._count("slab"), capacity_tokens=99)
+        self.propose(
+            ev.ShadowBegan(
+                slab=self.check.id, capacity_tokens=99, bytes=SLAB_BYTES, **of, **self._pool()
+            ),
+            undo=self._without_check,
+        )
+
+    def _without_check(self) -> None:
+        self.check = None
+
+    def end_check(self, result: str) -> None:
+        """
+        The check in hand gives its slab back, having come to its end or not.
+        """
+        check, shadow = self.check, self.state.shadow
+        assert check is not None
+        assert shadow is not None
+        of: dict[str, Any] = {"of_session": shadow.of_session, "request": shadow.request}
+        held = self.state.sessions.get(SessionId(shadow.of_session))
+        last = held.last if held is not None else None
+        if result in ("same", "differs") and (last is None or last.request != shadow.request):
+            result = "failed"  # the model keeps no older answer
+        try:
+            if result in ("same", "differs"):
+                assert held is not None
+                assert last is not None
+                self._compare(held.tenant, last, of, differs=result == "differs")
+        except Violated:
+            result = "differs"
+            raise
+        finally:
+            self.check = None
+            self.propose(
+                ev.ShadowEnded(
+                    result=result,  # type: ignore[arg-type]  # one of the four
+                    slab=check.id,
+                    bytes=SLAB_BYTES,
+                    **of,
+                    **self._pool(),
+                )
+            )
+
+    def _compare(self, tenant: str, last: Turn, of: dict[str, Any], *, differs: bool) -> None:
+        rows = cold_rows(self.fingerprint, last.sequence)
+        known = self.state.blocks
+        keys = list(itertools.takewhile(known.__contains__, self.keys(tenant, last.sequence)))
+        kept = [digest_of(self.store[key]) if key in self.store else "" for key in keys]
+        self.propose(
+            ev.ShadowChecked(
+                prompt_tokens=len(last.prompt_ids),
+                answer_tokens=len(last.answer_ids),
+                keys=tuple(keys),
+                digests=tuple(
+                    digest_of(rows[place * self.chunk : (place + 1) * self.chunk])
+                    for place in range(len(keys))
+                ),
+                held=tuple(kept),
+                ids_due=ids_hash(last.answer_ids),
+                drawn_due="what was drawn",
+                drawn="something else" if differs else "what was drawn",
+                first_other=0 if differs else None,
+                duration_us=3,
+                **of,
+            )
+        )
+
     def releasable(self) -> list[str]:
         """
         The sessions at rest, or out of service, that hold a slab.
@@ -1162,9 +1421,11 @@ class Driver:
 
     def acquire(self, session: str, capacity_tokens: int) -> bool:
         """
-        A session gets a slab, if need be another session's.
+        A session gets a slab, if need be that of the check in hand, else another session's.
         """
-        if len(self.slabs) >= self._pool_slabs:
+        if self._pool()["pool_slabs"] >= self._pool_slabs and self.check is not None:
+            self.end_check("disturbed")
+        if self._pool()["pool_slabs"] >= self._pool_slabs:
             if not self.releasable():
                 return False
             self.release(self.releasable()[0])
@@ -1199,7 +1460,7 @@ class Driver:
             )
         )
 
-    def share(self, session: str, request: str, keys: tuple[str, ...]) -> None:
+    def share(self, session: str, request: str | None, keys: tuple[str, ...]) -> None:
         """
         Blocks are copied from the store into a slab.
         """
@@ -1323,7 +1584,7 @@ class Driver:
             self.extend(
                 session, request, "prefill", ids[start:end], answer[:1] if end == len(ids) else ()
             )
-            if end % self.chunk == 0 and self._reusable:
+            if end % self.chunk == 0 and self._indexed(ids):
                 self.seal(session, held.prompt_keys[end // self.chunk - 1])
             yield
         assert cold_rows(self.fingerprint, ids) == rows, "a warm cache holds other KV than a cold"
@@ -1359,6 +1620,26 @@ class Driver:
         done -= unwanted
         if shown < done and not silent:
             self._emit(session, request, shown, answer[shown:done])
+            shown = done
+        if shown % 3 == 1:
+            self.propose(
+                ev.CallRejected(
+                    session=session, request=request, reason="cut", text="wörd", detail="cut off"
+                )
+            )
+        if shown % 2 == 0:
+            self.propose(
+                ev.TurnKept(
+                    session=session,
+                    request=request,
+                    tenant=talk.tenant,
+                    previous=None,
+                    created_s=1,
+                    asked="[]",
+                    answer="[]",
+                    note="nöte",
+                )
+            )
         opened = self.state.session(session).request
         assert opened is not None
         assert opened.path is not None
@@ -1374,7 +1655,11 @@ class Driver:
             )
         )
         talk.answer = answer[:done]
-        yield from self._settle(session, talk.tenant)
+        if self.foresees or self.tape.below(3) == 2:
+            onward: tuple[Part, ...] = (("assistant", talk.answer), ("user", ()))
+            yield from self._settle(session, talk.tenant, rendered((*talk.parts, *onward))[:-1])
+        else:
+            yield from self._settle(session, talk.tenant)
 
     def _emit(self, session: str, request: str, first: int, ids: tuple[int, ...]) -> None:
         self.propose(
@@ -1387,7 +1672,9 @@ class Driver:
         self.propose(ev.RequestCancelled(session=session, request=request, stage=stage))
         yield from self._settle(session, tenant)
 
-    def _settle(self, session: str, tenant: str) -> Generator[None, None, None]:
+    def _settle(
+        self, session: str, tenant: str, ahead: tuple[int, ...] | None = None
+    ) -> Generator[None, None, None]:
         held = self.state.session(session)
         assert held.last is not None
         ids = held.last.sequence
@@ -1400,7 +1687,10 @@ class Driver:
             self.trim(session, canonical, "provisional")
         yield
         complete = True
-        while slab is not None and self._reusable and len(slab.rows) + self.chunk <= len(ids):
+        if slab is not None and self._reusable and ahead is not None and self._indexed(ahead):
+            complete = yield from self._anticipate(session, tenant, ahead)
+            ids = ()
+        while slab is not None and self._indexed(ids) and len(slab.rows) + self.chunk <= len(ids):
             start = len(slab.rows)
             if session in self.hurried or start + self.chunk > slab.capacity_tokens:
                 complete = False
@@ -1415,6 +1705,64 @@ class Driver:
                 complete=complete,
             )
         )
+
+    def _indexed(self, ids: Sequence[int]) -> bool:
+        return self._reusable and len(ids) >= self._min_cache_tokens
+
+    def _anticipate(
+        self, session: str, tenant: str, ahead: tuple[int, ...]
+    ) -> Generator[None, None, bool]:
+        slab = self.slabs[session]
+        if slab.rows and self.tape.below(3) == 2:  # so that more is shared
+            self.trim(session, 0, "all of it")
+        held = self.state.session(session)
+        assert held.last is not None
+        full = min(len(ahead), slab.capacity_tokens) // self.chunk
+        ids = ahead[: full * self.chunk]
+        keys = self.keys(tenant, ids)
+        kept_tokens = _same(held.last.sequence, ids)
+        kept_keys = min(kept_tokens, len(held.last.prompt_ids)) // self.chunk
+        kept, shared = paths.reusable_ahead(self.state, held, keys)
+        if kept + shared == full:
+            return True
+        self.propose(
+            ev.AnticipationBegun(
+                session=session,
+                next_role="user",
+                rules_version=paths.RULES_VERSION,
+                tokens=len(ids),
+                kept_tokens=kept_tokens,
+                new_ids=ids[kept_tokens:],
+                kept_keys=kept_keys,
+                new_keys=keys[kept_keys:],
+                kept_blocks=kept,
+                shared_blocks=shared,
+            )
+        )
+        yield
+        if len(slab.rows) > kept * self.chunk:
+            self.trim(session, kept * self.chunk, "not anticipated")
+        if shared:
+            self.share(session, None, keys[kept : kept + shared])
+        computed = 0
+        for place in range(kept + shared, full):
+            yield
+            if session in self.hurried or self.tape.below(8) == 7:
+                self.propose(
+                    ev.AnticipationGivenUp(
+                        session=session, reason="request", computed_tokens=computed
+                    )
+                )
+                return False
+            start = place * self.chunk
+            self.extend(session, None, "settle", ids[start : start + self.chunk])
+            self.seal(session, keys[place])
+            computed += self.chunk
+        assert cold_rows(self.fingerprint, ids) == slab.rows, "other KV than a cold cache has"
+        self.propose(
+            ev.AnticipationSettled(session=session, tokens=len(ids), computed_tokens=computed)
+        )
+        return True
 
     def step(self, session: str) -> None:
         """
@@ -1468,7 +1816,7 @@ class Driver:
         return self
 
     def _move(self) -> None:
-        move = self.tape.below(36)
+        move = self.tape.below(40)
         if move < 18 and self.work:
             session = self.tape.one_of(sorted(self.work))
             for _ in range(1 + self.tape.below(16)):
@@ -1485,7 +1833,8 @@ class Driver:
         elif move == 28:
             self._forget()
         elif move == 29 and self.tape.below(2) == 0:
-            kind = self.tape.one_of(("stopped", "lost", "unloaded"))
+            kinds = ("stopped", "lost") if self.state.requests else ("stopped", "lost", "unloaded")
+            kind = self.tape.one_of(kinds)
             self.end_run(kind)
             fingerprint = self.tape.one_of(("fp-a", "fp-a", "fp-b"))
             if kind == "unloaded":
@@ -1502,6 +1851,10 @@ class Driver:
             self.reject(self.tape.one_of(sorted(self.files)), self.tape.one_of(FAULTS))
         elif move == 31:
             self.propose(self.tape.one_of(NOTES))
+        elif move >= 36 and self.check is not None:
+            self.end_check(self.tape.one_of(("same", "same", "disturbed", "failed")))
+        elif move >= 36 and self.checkable():
+            self.begin_check(self.tape.one_of(self.checkable()))
 
     def _forget(self) -> None:
         resting = [

@@ -47,7 +47,13 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "Step": st.sampled_from(["prefill", "decode", "settle"]),
     "Path": st.sampled_from(["continuation", "new_session"]),
     "FinishReason": st.sampled_from(ev.FinishReason.__args__),  # type: ignore[attr-defined]
+    "NextRole": st.sampled_from(ev.NextRole.__args__),  # type: ignore[attr-defined]
+    "GivenUp": st.sampled_from(ev.GivenUp.__args__),  # type: ignore[attr-defined]
+    "Left": st.sampled_from(ev.Left.__args__),  # type: ignore[attr-defined]
     "FileFault": st.sampled_from(ev.FileFault.__args__),  # type: ignore[attr-defined]
+    "ShadowResult": st.sampled_from(ev.ShadowResult.__args__),  # type: ignore[attr-defined]
+    "ShadowSkip": st.sampled_from(ev.ShadowSkip.__args__),  # type: ignore[attr-defined]
+    "CallFault": st.sampled_from(ev.CallFault.__args__),  # type: ignore[attr-defined]
     "CancelStage": st.sampled_from(ev.CancelStage.__args__),  # type: ignore[attr-defined]
 }
 
@@ -168,6 +174,28 @@ def test_the_word_null_is_a_word():
     assert event == decode(encode(placed(event), HASH)).event
     opened = ev.SessionOpened(session="s", tenant="t", fingerprint="f", group=None, named=False)
     assert opened == decode(encode(placed(opened), HASH)).event
+
+
+def test_token_ids_of_prompts_are_shared():
+    """The ids of two prompts that are read are the same objects: they are kept for long."""
+    begun = ev.AnticipationBegun(
+        session="s1",
+        rules_version=1,
+        next_role="user",
+        tokens=3,
+        kept_tokens=0,
+        new_ids=(70_000, 70_001, 70_000),
+        kept_keys=0,
+        new_keys=(),
+        kept_blocks=0,
+        shared_blocks=0,
+    )
+    one, other = (decode(encode(placed(begun), HASH)).event for _ in range(2))
+    assert begun == one == other
+    assert isinstance(one, ev.AnticipationBegun)
+    assert isinstance(other, ev.AnticipationBegun)
+    assert [id(token) for token in one.new_ids] == [id(token) for token in other.new_ids]
+    assert one.new_ids[0] is one.new_ids[2]
 
 
 # --- refused --------------------------------------------------------------------------------------
@@ -326,6 +354,36 @@ def test_old_rows_are_brought_up_step_by_step(monkeypatch: pytest.MonkeyPatch):
     assert None is chain_fault(row, HASH)
     second = attrs.evolve(row, version=2, public=b'{"session":"s1","reason":"","by":"me"}')
     assert ClosedLater(session="s1", reason="", by="me", when=3) == decode(second).event
+
+
+def test_a_request_that_was_rejected_before_there_were_tenants():
+    """It was the one tenant's that there was."""
+    event = ev.RequestRejected(request="r1", tenant="alice", status=429, code="queue_full")
+    row = attrs.evolve(
+        encode(placed(event), HASH),
+        version=1,
+        public=b'{"request":"r1","status":429,"code":"queue_full"}',
+    )
+
+    assert attrs.evolve(event, tenant="local") == decode(row).event
+
+
+def test_a_turn_that_was_kept_before_there_were_agents():
+    """It is no agent's."""
+    event = ev.TurnKept(
+        session="s1",
+        request="r1",
+        tenant="t1",
+        previous=None,
+        created_s=1,
+        asked="[]",
+        answer="[]",
+        note="",
+    )
+    row = encode(placed(event), HASH)
+    public = b'{"session":"s1","request":"r1","tenant":"t1","previous":null,"created_s":1}'
+    assert event == decode(attrs.evolve(row, version=1, public=public)).event
+    assert event.agent is None
 
 
 def test_a_step_that_is_missing(monkeypatch: pytest.MonkeyPatch):

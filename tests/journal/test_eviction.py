@@ -4,12 +4,28 @@ What leaves memory and disk first: what was used longest ago, but no block befor
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
 import attrs
 import pytest
+from hypothesis import example, given
 from immutables import Map
 
 from cairn.journal import eviction
-from cairn.journal.state import Block, Model, Pool, State
+from cairn.journal.eviction_order import Order
+from cairn.journal.lifecycle import Life
+from cairn.journal.state import Block, Model, Pool, Session, SessionId, Slab, State
+from tests.journal.model import (
+    BLOCK_BYTES,
+    FILE_BYTES,
+    TAPES,
+    leaving,
+    plain,
+    played,
+    profile,
+    tape,
+)
 
 MODEL = Model(
     name="tiny",
@@ -112,3 +128,314 @@ def test_what_is_to_stay_stays():
     assert ("a5", "a4") == eviction.room_for_block(state, 10, {"a6"})
     (new,) = chain("b", 1, 300)
     assert ("a7", "a5") == eviction.room_for_file(state, fresh(new), 10, {"a6"})
+
+
+def test_a_large_memory_frees_no_share_of_itself():
+    """Who seals waits for what leaves: that is sixteen blocks besides, however many there are."""
+    blocks = chain("a", 1000, 100)
+    model = attrs.evolve(MODEL, blocks_bytes=10 * len(blocks))
+    state = attrs.evolve(state_of(*blocks), model=model, disk_budget=10 * len(blocks))
+    last_17 = tuple(f"a{place}" for place in range(999, 982, -1))
+    assert last_17 == eviction.room_for_block(state, 10)
+    (new,) = chain("b", 1, 5000)
+    assert last_17 == eviction.room_for_file(state, fresh(new), 10)
+
+
+def held(*keys: str) -> Session:
+    """
+    A session with these blocks in its slab.
+    """
+    return Session(
+        id=SessionId(f"s-{keys}"),
+        tenant="t",
+        fingerprint="f",
+        group=None,
+        named=False,
+        slab=Slab(id=1, capacity_tokens=64, bytes=1),
+        slab_keys=keys,
+    )
+
+
+def with_sessions(state: State, *sessions: Session) -> State:
+    """
+    The state with these sessions.
+    """
+    return attrs.evolve(state, sessions=Map({session.id: session for session in sessions}))
+
+
+def test_what_is_held_ready_is_what_lies_in_slabs():
+    """The blocks of all sessions, and no others."""
+    state = with_sessions(
+        state_of(*chain("a", 4, 100), *chain("b", 2, 200)),
+        held("a0", "a1"),
+        held("b0"),
+    )
+    assert {"a0", "a1", "b0"} == eviction.held_ready(state)
+
+
+def test_what_is_foreseen_takes_no_room_from_who_is_ready():
+    """What is in no slab leaves for it. Where all is in slabs, only a request makes room."""
+    full = state_of(*chain("a", 6, 100), *chain("b", 2, 200))
+    ready = held(*(f"a{place}" for place in range(6)))
+    assert ("b1", "b0") == eviction.room_for_foreseen(with_sessions(full, ready), 10)
+    both = with_sessions(full, ready, held("b0", "b1"))
+    assert eviction.room_for_foreseen(both, 10) is None
+    assert ("a5", "a4") == eviction.room_for_block(both, 10)
+
+
+def test_what_is_foreseen_comes_in_where_there_is_room():
+    """Nothing leaves, whoever is ready; and no block comes in that is larger than the memory."""
+    state = with_sessions(state_of(*chain("a", 6, 100)), held("a0"))
+    assert () == eviction.room_for_foreseen(state, 20)
+    assert eviction.room_for_foreseen(state, 90) is None
+
+
+def test_whose_life_is_over():
+    """Ends of chains first; neither what is pinned nor what something is built on that lives on."""
+    short, long = chain("a", 4, 100), chain("b", 2, 200)
+    blocks = [attrs.evolve(block, due_us=10) for block in short]
+    blocks[3] = attrs.evolve(blocks[3], pins=1)
+    blocks += [attrs.evolve(long[0], due_us=5), attrs.evolve(long[1], due_us=20)]
+    blocks += chain("c", 2, 0)
+    order = Order(state_of(*blocks))
+    assert () == eviction.lives_over(order, 9, 10)
+    assert ("a2", "a1", "a0") == eviction.lives_over(order, 10, 10)
+    assert ("a2", "a1") == eviction.lives_over(order, 10, 2)
+    assert ("a2", "a1", "a0", "b1", "b0") == eviction.lives_over(order, 20, 10)
+
+
+def test_which_sessions_are_over():
+    """Those at rest whose time has come, the least recently used first; and when the next comes."""
+    lives: list[tuple[str, Life, int | None]] = [
+        ("young", Life.IDLE, 10),
+        ("works", Life.DECODING, 5),
+        ("broken", Life.QUARANTINED, 5),
+        ("for ever", Life.IDLE, None),
+        ("later", Life.IDLE, 30),
+        ("old", Life.COLD, 20),
+    ]
+    sessions = [
+        attrs.evolve(at_rest(name, 10 - place), life=life, due_us=due)
+        for place, (name, life, due) in enumerate(lives)
+    ]
+    (block,) = chain("a", 1, 0)
+    state = with_sessions(state_of(attrs.evolve(block, due_us=15)), *sessions)
+    assert ["old", "young"] == [one.id for one in eviction.sessions_over(state, 20)]
+    assert 10 == eviction.next_due(state, Order(state))
+    assert 15 == eviction.next_due(with_sessions(state, *sessions[1:]), Order(state))
+    assert None is eviction.next_due(state_of(block), Order(state_of(block)))
+
+
+# --- over any history ----------------------------------------------------------------------------
+
+
+Blocks = dict[str, dict[str, Any]]
+
+
+def moments(data: bytes) -> Iterator[tuple[State, Blocks]]:
+    """
+    Some states of the history on a tape in which there is a model and a block, each with all of its
+    blocks as the slow fold shows them.
+    """
+    states = [state for state in played(data).states if state.model is not None and state.blocks]
+    for state in states[:: 1 + len(states) // 10]:
+        yield state, plain(state)["blocks"]
+
+
+def freeing(
+    order: Sequence[str], size_of: Mapping[str, int], wanted: int, ample: int
+) -> tuple[str, ...] | None:
+    """
+    As many from the front as free what is ample; None where all of them do not free what is wanted.
+    """
+    chosen: list[str] = []
+    for key in order:
+        if sum(size_of[one] for one in chosen) < ample:
+            chosen.append(key)
+    return tuple(chosen) if sum(size_of[key] for key in chosen) >= wanted else None
+
+
+def in_doubt(state: State, keys: Collection[str]) -> State:
+    """
+    The state with a bug in some of its blocks.
+    """
+    doubted = {key: attrs.evolve(state.blocks[key], bug_id="a bug") for key in keys}
+    return attrs.evolve(state, blocks=state.blocks.update(doubted))
+
+
+def room_due(
+    state: State, blocks: Blocks, order: Sequence[str], size: int, keep: Collection[str]
+) -> tuple[str, ...] | None:
+    """
+    What must leave memory for a block of ``size`` bytes, of blocks in this order.
+    """
+    assert state.model is not None
+    budget = state.model.blocks_bytes
+    sizes = {key: blocks[key]["bytes"] for key in order}
+    over = sum(sizes.values()) + size - budget
+    if size > budget:
+        return None
+    loose = [key for key in order if key not in keep and not blocks[key]["pins"]]
+    return freeing(loose, sizes, over, over + min(16 * size, budget // 10)) if over > 0 else ()
+
+
+def files_due(
+    blocks: Blocks, budget: int, size: int, order: Sequence[tuple[str, int]], used: int
+) -> tuple[str, ...] | None:
+    """
+    Whose files must go for one of ``size`` bytes of a block that was last used then.
+    """
+    sizes = {key: block["file_bytes"] or 0 for key, block in blocks.items()}
+    over = sum(sizes.values()) + size - budget
+    if over <= 0:
+        return ()
+    before = [key for key, of_use in order if of_use < used]
+    if size > budget:
+        return None
+    return freeing(before, sizes, over, over + min(16 * size, budget // 10))
+
+
+@profile(60)
+@given(TAPES)
+@example(bytes(range(200)))
+def test_what_leaves_memory_is_what_the_model_says(data: bytes):
+    """The same blocks in the same order, whatever is pinned or held ready, and no one too many."""
+    for state, blocks in moments(data):
+        assert state.model is not None
+        there = [key for key, block in blocks.items() if block["present"]]
+        held = [key for session in state.sessions.values() for key in session.slab_keys]
+        order = [key for key, _ in leaving(blocks, there)]
+        budget = state.model.blocks_bytes
+        exactly = budget - state.pool.block_bytes + 5 * BLOCK_BYTES - budget // 10  # five are ample
+        for size in (1, BLOCK_BYTES, 3 * BLOCK_BYTES, exactly, budget, budget + 1):
+            for keep in ((), there[::2]):
+                due = room_due(state, blocks, order, size, keep)
+                assert due == eviction.room_for_block(state, size, keep)
+            due = room_due(state, blocks, order, size, held)
+            assert due == eviction.room_for_foreseen(state, size)
+
+
+@profile(60)
+@given(TAPES)
+@example(bytes(range(200)))
+def test_whose_file_is_removed_is_what_the_model_says(data: bytes):
+    """
+    The same files in the same order: of blocks that were of use before the new one, until it fits;
+    and where the budget is smaller than it was, until it is kept.
+    """
+    for state, blocks in moments(data):
+        filed = [key for key, block in blocks.items() if block["file_bytes"] is not None]
+        sizes = {key: blocks[key]["file_bytes"] for key in filed}
+        budgets = {state.disk_budget, sum(sizes.values()), sum(sizes.values()) // 2, 0}
+        order = [key for key, _ in leaving(blocks, filed)]
+        for budget in budgets:
+            due = freeing(order, sizes, 0, sum(sizes.values()) - budget)
+            assert due == eviction.files_over_budget(attrs.evolve(state, disk_budget=budget))
+        for key in [key for key in blocks if key not in filed][:4]:
+            new, both = state.blocks[key], leaving(blocks, [*filed, key])
+            for budget in budgets:
+                less = attrs.evolve(state, disk_budget=budget)
+                for keep in ((), filed[::2]):
+                    loose = [(other, used) for other, used in both if other not in keep]
+                    due = files_due(blocks, budget, FILE_BYTES, loose, new.last_used)
+                    assert due == eviction.room_for_file(less, new, FILE_BYTES, keep)
+
+
+@profile(60)
+@given(TAPES)
+@example(bytes(range(200)))
+def test_what_is_written_is_what_the_model_says(data: bytes):
+    """
+    All that may be shared and has no file, the last used first, but each behind what it is built
+    on: a block is worth what is worth most of those that are built on it.
+    """
+    for whole, _ in moments(data):
+        state = in_doubt(whole, list(whole.blocks)[::5])
+        blocks = plain(state)["blocks"]
+        due = {
+            key
+            for key, block in blocks.items()
+            if block["present"] and block["bug_id"] is None and block["file_bytes"] is None
+        }
+        chosen = eviction.blocks_to_write(state)
+
+        worth = {key: blocks[key]["last_used"] for key in due}
+        for key in sorted(due, key=lambda key: -blocks[key]["start"]):
+            parent = blocks[key]["parent"]
+            if parent in due:
+                worth[parent] = max(worth[parent], worth[key])
+        assert len(due) == len(chosen)
+        assert due == set(chosen)
+        assert sorted(worth.values(), reverse=True) == [worth[key] for key in chosen]
+        for key in due:
+            parent = blocks[key]["parent"]
+            assert parent not in due or chosen.index(parent) < chosen.index(key)
+
+
+def test_the_histories_have_something_to_choose():
+    """Among a few of them there is, for each question, one whose answer is several blocks."""
+    most = [0, 0, 0, 0]
+    for seed in range(8):
+        for state, _ in moments(tape(seed, 600)):
+            assert state.model is not None
+            news = [block for block in state.blocks.values() if block.file_bytes is None]
+            newest = max(news, key=lambda block: block.last_used, default=None)
+            answers = (
+                eviction.room_for_block(state, state.model.blocks_bytes // 2),
+                eviction.room_for_file(state, newest, 3 * FILE_BYTES) if newest else (),
+                eviction.files_over_budget(attrs.evolve(state, disk_budget=2 * FILE_BYTES)),
+                eviction.blocks_to_write(state),
+            )
+            most = [
+                max(known, len(found or ())) for known, found in zip(most, answers, strict=True)
+            ]
+    assert min(most) >= 3, most
+
+
+# --- slabs ---------------------------------------------------------------------------------------
+
+
+def at_rest(name: str, used: int, *keys: str, size: int = 30) -> Session:
+    """
+    A session at rest whose slab holds these blocks.
+    """
+    return Session(
+        id=SessionId(name),
+        tenant="t",
+        fingerprint="f",
+        group=None,
+        named=True,
+        life=Life.IDLE,
+        slab=Slab(id=used, capacity_tokens=size, bytes=size),
+        slab_keys=keys,
+        last_used=used,
+    )
+
+
+def test_the_slab_that_can_be_spared():
+    """
+    The least recently used at rest whose KV lies in blocks in memory too, and only where it makes
+    room alone: what nobody waits for costs nobody a pass, and no two their slabs.
+    """
+    blocks = chain("a", 3, 100)
+    only_in_a_file = attrs.evolve(blocks[1], present=False)
+    in_doubt = attrs.evolve(blocks[1], bug_id="bug")
+    old, young = at_rest("old", 1, "a0", "a1"), at_rest("young", 2, "a0")
+    model = attrs.evolve(MODEL, pool_slabs=2, pool_bytes=60)
+
+    def spared(size: int, *sessions: Session, block: Block = blocks[1]) -> str | None:
+        state = attrs.evolve(
+            state_of(blocks[0], block, blocks[2]),
+            model=model,
+            sessions=Map({one.id: one for one in sessions}),
+            pool=Pool(slabs=2, slab_bytes=60),
+        )
+        found = eviction.slab_to_spare(state, size)
+        return found.id if found is not None else None
+
+    assert "old" == spared(30, old, young)
+    assert None is spared(31, old, young)
+    assert "young" == spared(30, old, young, block=only_in_a_file)
+    assert "young" == spared(30, old, young, block=in_doubt)
+    assert "young" == spared(30, attrs.evolve(old, life=Life.SETTLING), young)
+    assert None is spared(30, attrs.evolve(young, life=Life.DECODING))

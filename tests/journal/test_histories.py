@@ -40,9 +40,19 @@ HEALTHY: dict[str, set[tuple[str | None, ...]]] = {
         ("slab_released", "room for another session"),
         ("path_selected", "new_session", "evicted"),
     },
+    "windowed": {
+        ("cache_trimmed", "the window has moved on from what is canonical"),
+        ("path_selected", "continuation", None),
+    },
     "cancelled": {("request_cancelled", "decode")},
     "killed": {("server_lost",)},
     "stopped": {("server_stopped", "asked to")},
+    "anticipated": {
+        ("anticipation_begun",),
+        ("anticipation_settled",),
+        ("anticipation_given_up", "request"),
+    },
+    "call-rejected": {("call_rejected", "cut")},
     "pruned": {
         ("journal_pruned",),
         ("session_closed", "retention"),

@@ -16,6 +16,7 @@ import pytest
 from cairn.journal import events as ev
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.keys import ids_hash
+from cairn.journal.paths import RULES_VERSION
 from cairn.journal.replay import replay
 from tests.journal.model import (
     BLOCK_BYTES,
@@ -27,6 +28,7 @@ from tests.journal.model import (
     Violated,
     World,
     plain,
+    rendered,
 )
 
 C = CHUNKS["fp-a"]
@@ -82,6 +84,9 @@ def history(driver: Driver) -> None:
     driver.propose(ev.OperatorActed(action="note", detail="all is well"))
     driver.serve(talk(*one, name="n"))
     driver.serve(talk(OTHER, name="n"))
+    # m's next prompt begins with two blocks of its slab, one of s1's, and one that is computed.
+    driver.foresees = True
+    driver.serve(talk(*one, name="m"), answer=(90, 50, 51, 52, 53, 54, 55, 56))
 
 
 def talk(*parts: tuple[str, tuple[int, ...]], **of: Any) -> Talk:
@@ -156,6 +161,24 @@ def _covered(*runs: tuple[int, int, int]) -> Callable[[Any], ev.Coverage]:
 
 def _more(name: str, by: int = 1) -> Callable[[Any], int]:
     return lambda event: getattr(event, name) + by
+
+
+def _begun(_: Any, e: Any) -> ev.AnticipationBegun:
+    """
+    An anticipation of nothing, in the session of an event.
+    """
+    return Begun(
+        session=e.session,
+        next_role="user",
+        rules_version=RULES_VERSION,
+        tokens=0,
+        kept_tokens=0,
+        new_ids=(),
+        kept_keys=0,
+        new_keys=(),
+        kept_blocks=0,
+        shared_blocks=0,
+    )
 
 
 def _pass(driver: Driver, event: Any, start: int, end: int, **changes: Any) -> ev.Event:
@@ -319,6 +342,33 @@ def _provisional(event: Any) -> bool:
     return bool(event.reason == "provisional")
 
 
+def _ahead(event: Any) -> bool:
+    """
+    Is it a pass or a share of what m anticipates?
+    """
+    return event.session == "m" and event.request is None
+
+
+def _pass_ahead(driver: Driver, event: Any, start: int) -> ev.CacheExtended:
+    """
+    A settling pass of the right tokens, on whatever KV is there.
+    """
+    ahead = driver.state.session(event.session).ahead
+    assert ahead is not None
+    return ev.CacheExtended(
+        session=event.session,
+        request=None,
+        step="settle",
+        start=start,
+        end=start + C,
+        ran_hash=ids_hash(ahead.ids[start : start + C]),
+        coverage=((LAYERS, 0, start + C),),
+        sampled=(),
+        logprobs=(),
+        duration_us=1,
+    )
+
+
 def _again(event: Any) -> bool:
     return bool(event.again)
 
@@ -344,6 +394,7 @@ Rec, Sel, Emit, Fin = ev.RequestReceived, ev.PathSelected, ev.TokensEmitted, ev.
 Acq, Rel, Evict, Note = ev.SlabAcquired, ev.SlabReleased, ev.BlockEvicted, ev.OperatorActed
 Found, Spill, Load = ev.BlocksFound, ev.BlockSpilled, ev.BlockLoaded
 Reject, Drop = ev.BlockRejected, ev.BlockDropped
+Begun, Done, GivenUp = ev.AnticipationBegun, ev.AnticipationSettled, ev.AnticipationGivenUp
 
 DAMAGES: dict[str, dict[str, Damage]] = {
     "INV-1": {
@@ -367,6 +418,22 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "shifted tokens in prefill": but(Ext, _full_prefill, ran_hash=ids_hash((30, 31, 32, 33))),
         "other tokens in decode": but(Ext, of("decode"), ran_hash=ids_hash((50,))),
         "other tokens in settling": but(Ext, of("settle"), ran_hash=ids_hash((1, 2, 3, 4))),
+        "other tokens than anticipated": but(Ext, _ahead, ran_hash=ids_hash((1, 2, 3, 4))),
+        "a pass past what is anticipated": instead(
+            Done, lambda d, e: attrs.evolve(_pass_ahead(d, e, e.tokens), ran_hash=ids_hash(()))
+        ),
+        "more passes ahead than ran": but(Done, computed_tokens=_more("computed_tokens", C)),
+        "less ahead than told": but(Done, tokens=_more("tokens", -C)),
+        "all ahead before it ran": instead(
+            Ext,
+            lambda d, e: Done(session="m", tokens=4 * C, computed_tokens=0),
+            _ahead,
+        ),
+        "given up after passes that did not run": instead(
+            Ext,
+            lambda d, e: GivenUp(session="m", reason="request", computed_tokens=C),
+            _ahead,
+        ),
         "a gap before a pass": but(
             Ext, of("decode"), start=_more("end"), end=_more("end"), ran_hash=ids_hash(())
         ),
@@ -445,6 +512,10 @@ DAMAGES: dict[str, dict[str, Damage]] = {
     },
     "INV-3": {
         "another digest when sealed again": but(Seal, _again, digest="0" * 16),
+        "another digest when shared ahead": but(Share, _ahead, digests=("0" * 16,)),
+        "another key ahead": but(
+            Seal, lambda e: e.session == "m" and e.start == 3 * C, key="k" * 64
+        ),
         "another digest when shared": but(Share, digests=lambda e: (*e.digests[:-1], "0" * 16)),
         "a digest missing": but(Share, digests=lambda e: e.digests[:-1]),
         "another parent": but(Seal, lambda e: e.start > 0, parent="somebody"),
@@ -471,6 +542,17 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         ),
     },
     "INV-4": {
+        "other reuse for what is anticipated": but(Begun, kept_blocks=_more("kept_blocks", -1)),
+        "more shared for what is anticipated": but(Begun, shared_blocks=_more("shared_blocks")),
+        "other rules for what is anticipated": but(Begun, rules_version=_more("rules_version")),
+        "more is anticipated than told": but(Begun, new_ids=lambda e: (*e.new_ids, 1)),
+        "keys kept of an answer": but(
+            Begun,
+            new_keys=lambda e: e.new_keys[1:],
+            kept_keys=_more("kept_keys"),
+            tokens=_more("tokens", 0),
+        ),
+        "other blocks shared ahead": but(Share, _ahead, keys=("k" * 64,)),
         "another path": but(Sel, _goes_on, path="new_session", reason="cold_start"),
         "another reason": but(Sel, reason="shorter_history"),
         "fewer blocks kept": but(
@@ -591,9 +673,59 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         ),
         "another request's pass": but(Ext, of("decode"), request="r-none"),
         "nobody's pass": but(Ext, of("prefill"), request=None),
+        "an anticipation before the end": instead(
+            Ext,
+            _begun,
+            of("decode"),
+        ),
+        "two anticipations at once": instead(
+            Ext,
+            _begun,
+            _ahead,
+        ),
+        "at rest in the middle of an anticipation": instead(
+            Ext,
+            lambda d, e: ev.SessionSettled(
+                session="m", canonical_tokens=d.state.session("m").cached_tokens, complete=False
+            ),
+            _ahead,
+        ),
+        "all ahead that never began": instead(
+            Begun, lambda d, e: Done(session=e.session, tokens=0, computed_tokens=0)
+        ),
+        "given up what never began": instead(
+            Begun, lambda d, e: GivenUp(session=e.session, reason="request", computed_tokens=0)
+        ),
+        "unrendered though it began": instead(
+            Ext,
+            lambda d, e: GivenUp(session="m", reason="unrendered", computed_tokens=0),
+            _ahead,
+        ),
+        "blocks shared for nothing": instead(
+            Trim,
+            lambda d, e: ev.BlocksShared(
+                session=e.session,
+                request=None,
+                start=e.held_tokens,
+                end=e.held_tokens,
+                keys=(),
+                digests=(),
+                coverage=((LAYERS, 0, e.held_tokens),),
+                duration_us=1,
+            ),
+            _provisional,
+        ),
+        "somebody's sharing ahead": but(Share, _ahead, request="r-none"),
         "somebody's settling": but(Ext, of("settle"), request="r-none"),
         "another request's end": but(Fin, request="r-none"),
         "another request's tokens": but(Emit, request="r-none"),
+        "another request's call": instead(
+            Emit,
+            lambda d, e: ev.CallRejected(
+                session=e.session, request="r-none", reason="cut", text="", detail=""
+            ),
+            lambda e: e.first > 0,
+        ),
         "opened twice": instead(
             Sel,
             lambda d, e: ev.SessionOpened(
@@ -632,6 +764,146 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         ),
     },
 }
+
+
+def _anticipated(driver: Driver) -> ev.AnticipationBegun:
+    """
+    A conversation of s1 is at its end, and what it anticipates differs from its first token on.
+    """
+    driver.start()
+    session = driver.ask(talk(SYSTEM, HELLO))
+    assert session == "s1"
+    while driver.state.session("s1").life != "settling":
+        driver.step("s1")
+    driver.trim("s1", 2 * C, "provisional")
+    return ev.AnticipationBegun(
+        session="s1",
+        next_role="user",
+        rules_version=RULES_VERSION,
+        tokens=3 * C,
+        kept_tokens=0,
+        new_ids=tuple(range(3 * C)),
+        kept_keys=0,
+        new_keys=driver.keys("t1", tuple(range(3 * C))),
+        kept_blocks=0,
+        shared_blocks=0,
+    )
+
+
+def test_a_pass_ahead_runs_on_kv_of_the_same_tokens():
+    """
+    The slab holds the prompt still, and the tokens of the pass are right: INV-1 sees it by the key.
+    """
+    driver = driver_of()
+    begun = _anticipated(driver)
+    driver.propose(begun)
+    with pytest.raises(Violated) as caught:
+        driver.propose(_pass_ahead(driver, begun, 2 * C))
+
+    assert caught.value.outcome.bug is not None
+    assert "INV-1" == caught.value.outcome.bug.invariant
+    assert "on other KV" in str(caught.value.outcome.bug)
+
+
+def test_no_more_is_anticipated_than_the_slab_holds():
+    """
+    INV-4: a slab is as large as it is, and who forgets that breaks no other session.
+    """
+    driver = driver_of()
+    begun = _anticipated(driver)
+    ids = tuple(range(100 * C))
+    with pytest.raises(Violated) as caught:
+        driver.propose(
+            attrs.evolve(begun, tokens=100 * C, new_ids=ids, new_keys=driver.keys("t1", ids))
+        )
+
+    assert caught.value.outcome.bug is not None
+    assert "INV-4" == caught.value.outcome.bug.invariant
+
+
+def test_nothing_is_anticipated_without_an_answer():
+    """
+    INV-4: after a request that was cut off, nobody knows what the client will send.
+    """
+    driver = driver_of()
+    driver.start()
+    driver.ask(talk(SYSTEM, HELLO, MORE))
+    for _ in range(3):
+        driver.step("s1")
+    driver.cancelled.add("s1")
+    driver.step("s1")
+    assert "settling" == driver.state.session("s1").life
+    with pytest.raises(Violated) as caught:
+        driver.propose(
+            Begun(
+                session="s1",
+                next_role="user",
+                rules_version=RULES_VERSION,
+                tokens=0,
+                kept_tokens=0,
+                new_ids=(),
+                kept_keys=0,
+                new_keys=(),
+                kept_blocks=0,
+                shared_blocks=0,
+            )
+        )
+
+    assert caught.value.outcome.bug is not None
+    assert "INV-4" == caught.value.outcome.bug.invariant
+
+
+def test_what_was_computed_ahead_counts_once():
+    """
+    The first request that reuses such blocks says so; one after it does not.
+    """
+    driver = driver_of()
+    history(driver)
+    said = ("assistant", (90, 50, 51, 52, 53, 54, 55, 56))
+    driver.serve(talk(SYSTEM, HELLO, said, MORE, name="m"))
+    driver.serve(talk(SYSTEM, HELLO, said, MORE, ("assistant", (50,)), MORE, name="m"))
+
+    mine = [one.event for one in driver.recorded if isinstance(one.event, ev.PathSelected)]
+    told = [event.anticipated_tokens for event in mine if event.session == "m"]
+    # The third request says another thing of the second answer, and reuses the block once more.
+    assert [0, C, 0] == told
+
+
+def test_a_block_that_is_there_stays_what_it_was():
+    """
+    Behind a block that is gone, one in memory is computed ahead once more. It was a request's, so
+    nobody's use of it is anticipation's merit; that of the one before it is.
+    """
+    driver = driver_of()
+    driver.start()
+    story = talk(SYSTEM, HELLO)
+    driver.serve(story)
+    ids = rendered(story.parts)[: 2 * C]
+    first, second = driver.keys("t1", ids)
+    driver.evict(first)
+    driver.ask(talk(OTHER, name="m"))
+    while driver.state.session("m").life != "settling":
+        driver.step("m")
+    driver.trim("m", 0, "provisional")
+    driver.propose(
+        Begun(
+            session="m",
+            next_role="user",
+            rules_version=RULES_VERSION,
+            tokens=2 * C,
+            kept_tokens=0,
+            new_ids=ids,
+            kept_keys=0,
+            new_keys=(first, second),
+            kept_blocks=0,
+            shared_blocks=0,
+        )
+    )
+    for place, key in enumerate((first, second)):
+        driver.extend("m", None, "settle", ids[place * C :][:C])
+        driver.seal("m", key)
+
+    assert [True, False] == [driver.state.blocks[key].foreseen for key in (first, second)]
 
 
 def _pass_of_last(driver: Driver, event: Any, step: str) -> ev.Event:
@@ -755,6 +1027,9 @@ def test_nothing_else_is_touched(invariant: str, name: str):
     bugs = list(driver.bugs)
     driver.finish("by")
     if session in driver.state.sessions and session is not None:
+        if (ahead := driver.state.session(session).ahead) is not None:
+            computed = ahead.computed_tokens
+            driver.propose(GivenUp(session=session, reason="bug", computed_tokens=computed))
         if driver.state.session(session).slab is not None:
             driver.release(session)
         if driver.state.session(session).life == "settling":
@@ -864,6 +1139,7 @@ def test_kv_past_the_end_of_its_slab():
         ev.ServerStarted(boot="boot-2", cairn_version="0", settings={}),
         ev.ServerStopped(boot="boot-0", reason="signal"),
         ev.ServerLost(boot="boot-0"),
+        ev.ModelUnloaded(fingerprint="fp-b"),
         ev.BlockEvicted(key="never sealed", bytes=1, store_blocks=0, store_bytes=0),
         ev.BlockSpilled(key="never sealed", digest="d", bytes=1, disk_blocks=1, disk_bytes=1),
         ev.BlockNotSpilled(key="never sealed", reason="full"),
@@ -914,6 +1190,21 @@ def test_a_model_needs_chunks():
         driver.start()
 
     assert None is driver.state.model
+
+
+def test_no_model_leaves_under_a_request():
+    """A model that leaves memory while a request is open is a violation, and stays loaded."""
+    driver = driver_of()
+    history(driver)
+    model = driver.state.model
+    with pytest.raises(Violated) as caught:
+        driver.end_run("unloaded")
+
+    bug = caught.value.outcome.bug
+    assert bug is not None
+    assert "INV-6" == bug.invariant
+    assert "a model left under a request" in str(bug)
+    assert (model, True) == (driver.state.model, bool(driver.state.requests))
 
 
 def test_no_request_without_a_model():

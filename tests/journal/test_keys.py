@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from tests.journal.model import profile
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 CHUNKS = st.integers(1, 9)
+OTHERS = st.sampled_from([{"secret": b"another"}, {"tenant": "u"}, {"fingerprint": "g"}])
 SECRET = b"a secret"
 
 
@@ -50,6 +52,28 @@ def test_known_keys_save_work_and_change_nothing(ids: list[int], chunk: int, kno
 
     assert len(ids) // chunk == len(whole)
     assert whole == keys(ids, chunk, known=whole[:known])
+
+
+@profile(100)
+@given(IDS, CHUNKS, OTHERS)
+def test_keys_of_another_secret_are_not_taken(ids: list[int], chunk: int, other: dict[str, Any]):
+    """Keys that these tokens had under another secret, or of somebody else, are computed anew."""
+    assert keys(ids, chunk) == keys(ids, chunk, known=keys(ids, chunk, **other))
+
+
+def test_known_keys_are_not_computed(monkeypatch: pytest.MonkeyPatch):
+    """Of what is known, the first is looked at, and no other."""
+    ids, hashed = list(range(40)), []
+    whole = keys(ids)
+    new = hmac.new
+
+    def counting(*of: Any) -> hmac.HMAC:
+        hashed.append(of)
+        return new(*of)
+
+    monkeypatch.setattr(hmac, "new", counting)
+    assert whole == keys(ids, known=whole[:8])
+    assert 1 + 2 == len(hashed)
 
 
 @profile(150)

@@ -25,6 +25,7 @@ from tests.journal.model import (
     played,
     profile,
     rendered,
+    stones_ahead,
     tape,
 )
 
@@ -152,10 +153,28 @@ def test_every_request_on_every_state_gets_the_models_decision(data: bytes):
         del world.sessions["s?"]
 
 
+@profile(60)
+@given(TAPES)
+def test_keys_on_record_are_the_keys_of_the_tokens(data: bytes):
+    """
+    Whoever asks whatever on whatever was asked before: what the fold knows of a prompt's keys is
+    what is computed of its tokens, in this tenant and under this fingerprint.
+    """
+    driver = played(data)
+    for asked, _ in _asks(driver, World()):
+        ids = rendered(asked.parts)
+        for asked_ids in (ids, ids[:-1], (*ids, 99), ids[1:]):
+            found = paths.keys_on_record(driver.state, driver.asked(asked), asked_ids)
+            assert driver.keys(asked.tenant, asked_ids)[: len(found)] == found
+
+
 @profile(100)
 @given(TAPES)
 def test_every_decision_of_a_history_is_the_models(data: bytes):
-    """Each session that took a request and each path in a history is what the model gives."""
+    """
+    Each session that took a request, each path in a history, and what was there of what was
+    anticipated, is what the model gives.
+    """
     driver = played(data)
     world = World()
     opened: str | None = None
@@ -171,6 +190,9 @@ def test_every_decision_of_a_history_is_the_models(data: bytes):
             held = world.sessions[event.session]["request"]
             found = decided(world, event.session, OpenRequest(**held))
             assert found == {name: getattr(event, name) for name in found}
+        if isinstance(event, ev.AnticipationBegun):
+            there = stones_ahead(world, event.session, event)
+            assert there == (event.kept_blocks, event.shared_blocks)
         opened = event.session if isinstance(event, ev.SessionOpened) else opened
         world.take(recorded)
 
@@ -434,6 +456,16 @@ def test_each_path_leaves_its_event(case: str):
     driver.finish(event.session)
 
 
+@pytest.mark.parametrize(("least", "reason"), [(13, "too_short"), (10, None), (0, None)])
+def test_a_conversation_of_which_nothing_was_kept(least: int, reason: str | None):
+    """It goes on anew, with the reason, while its prompt was shorter than the least one."""
+    driver = started(min_cache_tokens=least)
+    driver.serve(talk(*PARTS), answer=(50,))
+    path = path_of(driver, driver.ask(talk(*PARTS, ("assistant", (50,)), MORE)))
+    assert (reason, reason is None) == (path.reason, path.reused_tokens > 0)
+    assert "s1" == path.nearest == path.session
+
+
 # --- which session --------------------------------------------------------------------------------
 
 
@@ -544,6 +576,25 @@ def test_the_nearest_conversation_is_one_that_may_be_seen():
 # --- what is reused -------------------------------------------------------------------------------
 
 
+def test_what_a_conversation_had_is_known():
+    """
+    The keys of what a prompt has in common with the conversation that shares its first parts, or
+    that it names; none of another tenant's, though it gives the name.
+    """
+    driver = started()
+    driver.serve(talk(*PARTS))
+    driver.serve(talk(*PARTS, name="n"))
+    for asked in (talk(*FOLLOWED), talk(*PARTS[:-1], OTHER), talk(*FOLLOWED, name="n")):
+        ids = rendered(asked.parts)
+        common = paths.common_length(rendered(PARTS), ids) // 4
+        found = paths.keys_on_record(driver.state, driver.asked(asked), ids)
+        assert driver.keys("t1", ids)[:common] == found != ()
+
+    for asked in (talk(*FOLLOWED, tenant="t2", name="n"), talk(*FOLLOWED, name="other")):
+        ids = rendered(asked.parts)
+        assert () == paths.keys_on_record(driver.state, driver.asked(asked), ids)
+
+
 @pytest.mark.parametrize("tokens", range(1, 14))
 def test_the_last_prompt_token_is_always_run(tokens: int):
     """At most floor((n - 1) / C) blocks are reused, though all chunks of the prompt are there."""
@@ -601,6 +652,28 @@ def test_common_length(one: tuple[int, ...], other: tuple[int, ...]):
 
     assert expected == paths.common_length(one, other)
     assert expected == paths.common_length(other, one)
+
+
+class Watched(tuple[int, ...]):
+    """
+    Counts how much of it is looked at.
+    """
+
+    looked = 0
+
+    def __getitem__(self, where: Any) -> Any:
+        found = super().__getitem__(where)
+        self.looked += len(found)
+        return found
+
+
+def test_common_length_looks_at_little():
+    """Wherever two sequences part, each is looked at three times over at most."""
+    for place in range(0, 1000, 13):
+        one = Watched(range(1000))
+        other = (*range(place), -1, *range(place + 1, 1000))
+        assert place == paths.common_length(one, other)
+        assert one.looked <= 3000
 
 
 def test_common_length_wherever_they_part():

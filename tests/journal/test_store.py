@@ -4,6 +4,7 @@ All stores keep rows in the same way; a database that is not a journal of ours i
 
 import os
 import pickle
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -88,6 +89,14 @@ def test_rows_of_one_stream(store: Store):
     assert mine == list(store.read(stream="session/s1"))
     assert [row for row in mine if row.position > 9] == list(store.read(9, stream="session/s1"))
     assert [] == list(store.read(stream="session/s2"))
+
+
+def test_one_row(store: Store):
+    """A row is found by its position; none where there is none yet, or any more."""
+    assert store.row(1) is None
+    store.append(ROWS)
+    assert ROWS == [store.row(row.position) for row in ROWS]
+    assert [None, None] == [store.row(at) for at in (0, len(ROWS) + 1)]
 
 
 def test_appending_again_changes_nothing(store: Store):
@@ -220,6 +229,48 @@ def test_another_writer(url: str):
     assert ROWS[:5] == list(two.read())
     one.close()
     two.close()
+
+
+def remove(path: Path) -> None:
+    """It is gone."""
+    path.unlink()
+
+
+def move(path: Path) -> None:
+    """It lies elsewhere."""
+    path.rename(path.with_name("elsewhere.db"))
+
+
+def put_a_copy(path: Path) -> None:
+    """A copy has its name."""
+    copy = path.with_name("copy.db")
+    shutil.copy(path, copy)
+    copy.replace(path)
+
+
+def move_the_folder(path: Path) -> None:
+    """The folder that it lies in has another name."""
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("change", [remove, move, put_a_copy, move_the_folder])
+def test_a_file_that_is_another(tmp_path: Path, change: Callable[[Path], None]):
+    """
+    Rows are not told as stored where they go into a file that nobody finds. Before that they are,
+    and a link that leads to the same file as before is the same file.
+    """
+    home = tmp_path / "home"
+    migrate(journal_url(home))
+    with closing(SqlStore.open(journal_url(home))) as opened:
+        opened.append(ROWS[:4])
+        (home / "journal.db").rename(home / "real.db")
+        (home / "journal.db").symlink_to(home / "real.db")
+        opened.append(ROWS[4:6])
+        (home / "real.db").replace(home / "journal.db")
+        opened.append(ROWS[6:7])
+        change(home / "journal.db")
+        with pytest.raises(StoreError, match=r"removed, moved or replaced.* Put it back"):
+            opened.append(ROWS[7:8])
 
 
 def test_an_event_id_twice(url: str):

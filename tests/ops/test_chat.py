@@ -23,6 +23,7 @@ from typing import Any
 
 import attrs
 import click
+import msgspec
 import pytest
 import structlog
 import trio
@@ -37,6 +38,7 @@ from cairn.actors.messages import (
     Stopping,
 )
 from cairn.engine import prompt
+from cairn.engine.answer_parts import Said, Thought
 from cairn.journal.store_sql import journal_url
 from cairn.ops import chat, chat_server
 from cairn.ops.chat_client import Stream, read_url
@@ -45,7 +47,7 @@ from cairn.ops.chat_shown import (
     Cairn,
     Chunk,
     Error,
-    Thoughts,
+    Shown,
     Usage,
     harmless,
     read_line,
@@ -74,26 +76,29 @@ def test_nothing_in_an_answer_steers_the_terminal():
     assert "Grüße 🪨 山" == harmless("Grüße 🪨 山")
 
 
+def test_thoughts_are_told_from_the_answer():
+    """They come under a name of their own and are no part of the text."""
+    answer = Answer()
+    chunks = [
+        {"choices": [{"delta": {"reasoning_content": "Hm", "reasoning": "Hm"}}]},
+        {"choices": [{"delta": {"content": "Yes."}, "finish_reason": "stop"}]},
+    ]
+    taken = [answer.take(msgspec.convert(chunk, Chunk), after_s=0.5) for chunk in chunks]
+    assert [[("Hm", True)], [("Yes.", False)]] == taken
+    assert ("Yes.", "Hm", 0.5, "stop") == (
+        *(answer.text, answer.thoughts),
+        *(answer.first_s, answer.finish_reason),
+    )
+
+
 @pytest.mark.parametrize(
-    ("text", "thought", "answer"),
-    [
-        ("Plain words.", "", "Plain words."),
-        ("<think>\nHm </b> <\n</think>\n\nYes.", "Hm </b> <\n\n", "Yes."),
-        ("\n<think>Hm</think>Yes </think>", "Hm\n", "Yes </think>"),
-        ("<think>\n\n</think>\n\nYes.", "", "Yes."),
-        ("<think>cut </thi", "cut </thi", ""),
-        ("<thin", "", "<thin"),
-        ("A <think>word</think>", "", "A <think>word</think>"),
-    ],
+    ("styled", "text"), [(True, "One two\n\nYes."), (False, "<think>\nOne two\n</think>\n\nYes.")]
 )
-@pytest.mark.parametrize("step", [1, 3, 1000])
-def test_thoughts_are_told_from_the_answer(text: str, thought: str, answer: str, step: int):
-    """At its beginning only, without the tags, and however the text was cut into pieces."""
-    thoughts = Thoughts()
-    pieces = [text[place : place + step] for place in range(0, len(text), step)]
-    shown = [part for piece in pieces for part in thoughts.take(piece)] + [thoughts.end()]
-    assert thought == "".join(part for part, is_thought in shown if is_thought)
-    assert answer == "".join(part for part, is_thought in shown if not is_thought)
+def test_what_stands_between_thoughts_and_words(styled: bool, text: str):
+    """Tags where nothing else tells them apart; else an empty line."""
+    shown = Shown(styled=styled)
+    pieces = [("One ", True), ("two", True), ("Yes", False), (".", False)]
+    assert text == "".join(shown.take(*piece) for piece in pieces)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +136,7 @@ def test_what_is_waited_for():
     assert "waiting in the server's queue" == waiting_words("waiting")
     assert "reading the prompt: 512 of 2048 tokens" == waiting_words("prefill 512/2048")
     assert "reading the prompt" == waiting_words("prefill 512")
+    assert "the model writes" == waiting_words("writing")
 
 
 def test_an_error_and_what_to_do():
@@ -241,7 +247,7 @@ def script(*texts: str, accepted: Accepted = ACCEPTED) -> tuple[Step, ...]:
     """
     An answer in pieces.
     """
-    return (accepted, *(Delta(text=text, tokens=()) for text in texts), FINISHED)
+    return (accepted, *(Delta(parts=(Said(text),)) for text in texts), FINISHED)
 
 
 def piped(lines: str, *arguments: object) -> Result:
@@ -270,6 +276,18 @@ def test_a_conversation_through_a_pipe():
     assert [talking, TOLD, TOLD] == remarks(result.stderr)
     first = [("system", "Be short."), ("user", "Hello")]
     assert [first, [*first, ("assistant", "Hi there"), ("user", "Go")]] == server.asked()
+
+
+def test_thoughts_go_back():
+    """As the server recommends it; also those of an answer that was cut off in them."""
+    thought = Delta(parts=(Thought("Hm"),))
+    words = Delta(parts=(Said("Yes"),))
+    with faked((ACCEPTED, thought, words, FINISHED), (ACCEPTED, thought, FINISHED)) as server:
+        piped("one\ntwo\nthree\n", "--url", server.url)
+    last = server.conversations()[-1].messages
+    assert [(None, "one"), ("Hm", "Yes"), (None, "two"), ("Hm", ""), (None, "three")] == [
+        (message.reasoning, message.content) for message in last
+    ]
 
 
 def test_what_is_asked_for():
@@ -325,9 +343,11 @@ def test_a_command_that_cannot_be_done(line: str):
 
 def test_an_answer_through_a_pipe_is_plain():
     """No colours; thoughts stand with their tags; what steers a terminal is shown."""
-    with faked(script("<think>Hm</think>", "\n\n\x1b[2JYes")) as server:
+    thought = Delta(parts=(Thought("Hm"),))
+    words = Delta(parts=(Said("\x1b[2JYes"),))
+    with faked((ACCEPTED, thought, words, FINISHED)) as server:
         result = piped("Hello\n", "--url", server.url)
-    assert "<think>Hm</think>\n\n\\x1b[2JYes\n" == result.stdout
+    assert "<think>\nHm\n</think>\n\n\\x1b[2JYes\n" == result.stdout
     assert "\x1b" not in result.stderr
 
 
@@ -410,7 +430,7 @@ def test_the_time_is_the_servers(monkeypatch: pytest.MonkeyPatch):
 )
 def test_an_error_within_an_answer(error: Exception, said: str):
     """What came is shown, ends its line, and is not kept."""
-    with faked((ACCEPTED, Delta(text="Half", tokens=()), error)) as server:
+    with faked((ACCEPTED, Delta(parts=(Said("Half"),)), error)) as server:
         result = piped("Hello\n", "--url", server.url)
     assert (1, "Half\n") == (result.exit_code, result.stdout)
     assert said in result.stderr
@@ -823,17 +843,19 @@ def test_a_conversation_on_a_terminal(terminal):
 @pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_thoughts_are_dim(terminal, env: Mapping[str, str]):
     """And where no colours are wanted they have their tags, and nothing is coloured."""
-    with faked(script("<th", "ink>\nHm", "</think>\n\n", "Yes\x1b[31m")) as server:
+    thought = Delta(parts=(Thought("Hm"),))
+    words = Delta(parts=(Said("Yes\x1b[31m"),))
+    with faked((ACCEPTED, thought, words, FINISHED)) as server:
         chat = terminal("--url", server.url, **env)
         chat.say("Hello")
         chat.until("ms")
         assert 0 == chat.end()
     shown = chat.shown.replace("\r\n", "\n")
     if env:
-        assert "<think>\nHm</think>\n\nYes\\x1b[31m\n" in shown
+        assert "<think>\nHm\n</think>\n\nYes\\x1b[31m\n" in shown
         assert SGR.search(shown) is None
     else:
-        assert "\x1b[2mHm\x1b[0m\x1b[2m\n\x1b[0mYes\\x1b[31m\n" in shown
+        assert "\x1b[2mHm\x1b[0m\n\nYes\\x1b[31m\n" in shown
 
 
 def test_something_is_seen_while_nothing_comes(terminal):
@@ -852,7 +874,7 @@ def test_something_is_seen_while_nothing_comes(terminal):
 
 def test_ctrl_c_stops_an_answer(terminal):
     """What it said by then stays in the conversation, and the server cancels the request."""
-    half = (ACCEPTED, Delta(text="Half an", tokens=()), Hold())
+    half = (ACCEPTED, Delta(parts=(Said("Half an"),)), Hold())
     with faked(half, script("Whole")) as server:
         chat = terminal("--url", server.url)
         chat.say("Hello")

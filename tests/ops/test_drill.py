@@ -27,6 +27,7 @@ from cairn.ops.drills.outcome import Scene
 from cairn.ops.drills.running import on_a_server
 from cairn.ops.drills.running_checks import Fault, is_bug_answer
 from cairn.ops.drills.stored import at_rest, beneath_a_server
+from cairn.ops.drills.unseen import unseen
 
 FINE = tuple(Check(name, True, "so it is") for name in CHECKS)
 
@@ -77,6 +78,13 @@ def test_without_a_damaged_file_a_drill_does_not_pass(play):
     assert not outcome.passed
     assert Check("caught", False, "files rejected: none") == checks["caught"]
     assert checks["answered"].held is False
+
+
+def test_without_a_block_that_changed_a_drill_does_not_pass(play):
+    """The shadow check finds every answer the same where nothing is damaged."""
+    outcome, checks = play(attrs.evolve(DRILLS["block-unseen"], play=unseen(left_out)))
+    assert not outcome.passed
+    assert Check("caught", False, "the damage was never done") == checks["caught"]
 
 
 def test_without_its_invariant_a_drill_does_not_pass(play, monkeypatch: pytest.MonkeyPatch):

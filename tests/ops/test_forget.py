@@ -14,6 +14,7 @@ import pytest
 from cairn.actors.outside import outside
 from cairn.engine.block_folder import place_of
 from cairn.journal import events as ev
+from cairn.journal import paths
 from cairn.journal.codec import decode
 from cairn.journal.errors import StoreFull
 from cairn.journal.keys import block_keys, ids_hash
@@ -203,6 +204,73 @@ def test_files_of_what_was_pruned_go(run, house: House):
     assert () == read.findings
     assert (3, 3 * SIZE) == (read.state.pool.disk_blocks, read.state.pool.disk_bytes)
     assert "block file" not in run(*PRUNE).output
+
+
+def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -> None:
+    """
+    A turn of a session after which blocks that are in memory are anticipated, and shared into its
+    slab. No prompt of its own has them.
+    """
+    keys = block_keys(
+        secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=ids, chunk_tokens=CHUNK
+    )
+    for event in made._steps(name, request, ["Tell"], tuple(range(70, 80)), (81, 82)):
+        if not isinstance(event, ev.SessionSettled):
+            made.propose(event)
+            continue
+        made.propose(
+            ev.AnticipationBegun(
+                session=name,
+                next_role="user",
+                rules_version=paths.RULES_VERSION,
+                tokens=len(ids),
+                kept_tokens=0,
+                new_ids=ids,
+                kept_keys=0,
+                new_keys=keys,
+                kept_blocks=0,
+                shared_blocks=1,
+            ),
+            made._trimmed(name, event.canonical_tokens, 0),
+            ev.BlocksShared(
+                session=name,
+                request=None,
+                start=0,
+                end=CHUNK,
+                keys=keys[:1],
+                digests=(made.ledger.state.blocks[keys[0]].digest,),
+                coverage=made._coverage(CHUNK),
+                duration_us=5,
+            ),
+            ev.AnticipationGivenUp(session=name, reason="request", computed_tokens=0),
+            attrs.evolve(event, canonical_tokens=CHUNK, complete=False),
+        )
+    assert made.bug is None
+
+
+def test_a_file_that_is_anticipated_stays(run, stored):
+    """
+    A session that is left has a block in its slab that only what it anticipates names: who computed
+    it is pruned, and its file is needed all the same.
+    """
+    made = Builder()
+    made.start()
+    made.propose(ev.BlocksFound(budget_bytes=1 << 30, disk_blocks=0, disk_bytes=0, removed_files=0))
+    made.turn("s1", "r1", ["Another"], range(40, 50), (51, 52))
+    first, second = made.ledger.state.session("s1").slab_keys
+    spill(made)
+    made._time_us = JUNE_US
+    anticipating(made, "s2", "r2", tuple(range(40, 40 + CHUNK)) + (1, 1, 1, 1)[:CHUNK])
+    spill(made)
+    made.stop()
+    found = House(stored(made.rows), set(), set())
+    for key in (first, second):
+        path = place_of(found.folder, FINGERPRINT, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(SIZE))
+    assert 0 == run(*PRUNE).exit_code
+    assert {first} == found.there()
+    assert () == found.read().findings
 
 
 def test_a_dry_run_leaves_files(run, house: House):

@@ -14,6 +14,7 @@ import pytest
 
 from cairn.journal.export import to_line
 from cairn.journal.store_sql import journal_url, sqlite_path
+from tests.journal.model import Driver, Talk, Violated
 from tests.journals import BREAKABLE, broken, healthy, tampered, unrecorded
 
 
@@ -208,6 +209,31 @@ def test_engine(run, stored, reruns):
 
 
 @pytest.mark.usefixtures("reruns")
+def test_a_bug_of_a_shadow_check(run, stored, reruns):
+    """
+    Its row is the server's, and it is about a session all the same: that is shown and run again,
+    the session tells of the bug, and the check is among its events.
+    """
+    driver = Driver()
+    driver.start()
+    driver.serve(Talk(tenant="t1", group=None, name="of-it", parts=(("user", (5,) * 20),)))
+    while driver.check is None:
+        driver.begin_check("of-it")
+    with pytest.raises(Violated):
+        driver.end_check("differs")
+    stored(driver.rows)
+    (bug_id,) = driver.bugs
+    told = run("replay", bug_id)
+    assert (0, True) == (told.exit_code, "session:      of-it\n" in told.stdout)
+    assert 3 == run("replay", bug_id, "--engine").exit_code
+    ((_, session, *_),) = reruns
+    assert "of-it" == session
+    told = run("replay", "of-it")
+    assert (1, True) == (told.exit_code, bug_id in told.stdout)
+    told = run("tail", "--journal", "--session", "of-it", "kind=shadow_checked")
+    assert 1 == len(told.stdout.splitlines())
+
+
 def test_an_engine_that_cannot_be_loaded(run, stored, monkeypatch: pytest.MonkeyPatch):
     """Where MLX or what needs it is not there, that is a sentence."""
     stored(healthy())

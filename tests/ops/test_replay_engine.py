@@ -12,12 +12,14 @@ import attrs
 import pytest
 import trio
 
+from cairn.engine.answer_grammar import Constraint
 from cairn.engine.prompt import Conversation, Message
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.codec import GENESIS, Row, decode, encode
 from cairn.journal.store import MemoryStore
 from cairn.ops.replay_engine import DIFFERS, OTHER_FINGERPRINT, SAME, rerun
+from tests.gate.conversation import TOOLS
 from tests.running import ask, generate, serving
 
 NAMED = "the session"
@@ -30,6 +32,14 @@ PENALISED = {
 }
 """
 A session for each penalty, of its name.
+"""
+_SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "yz"]}}, "required": ["a"]}
+CONSTRAINED = {
+    "schema": Constraint(schema=_SCHEMA),
+    "calls": Constraint(calls=("weigh_stone",)),
+}
+"""
+A session for each constraint, of its name.
 """
 
 
@@ -55,6 +65,17 @@ def rows(model_directory: Path) -> list[Row]:
             conversation = Conversation(messages=(messages[0],))
             for name, sampling in PENALISED.items():
                 await ask(server, generate(conversation, sampling=sampling, session_name=name))
+            for name, constraint in CONSTRAINED.items():
+                command = generate(
+                    Conversation(
+                        messages=(messages[0],), tools=TOOLS, template={"enable_thinking": False}
+                    ),
+                    sampling=Sampling(temperature=1.3, repetition_penalty=1.1),
+                    constraint=constraint,
+                    session_name=name,
+                    max_tokens=64,
+                )
+                await ask(server, command)
             # Another session builds on the blocks of the first one.
             await ask(server, generate(Conversation(messages=tuple(messages[:3]))))
 
@@ -91,6 +112,35 @@ def test_an_answer_under_penalties_is_the_same(rows: list[Row], name: str) -> No
     assert SAME == rerun(rows, name, None)
     off = attrs.asdict(Sampling())[name]
     assert DIFFERS == rerun(forged(rows, with_sampling(name, name, off)), name, None)
+
+
+@pytest.mark.parametrize("name", CONSTRAINED)
+def test_a_constrained_answer_is_the_same(rows: list[Row], name: str) -> None:
+    """
+    The journal has the grammar; without it, and under another one, the answer is another one.
+    """
+    assert SAME == rerun(rows, name, None)
+    (grammar,) = (
+        event.grammar
+        for event in (decode(row).event for row in rows)
+        if isinstance(event, ev.RequestReceived) and event.session == name
+    )
+    assert grammar is not None
+    assert DIFFERS == rerun(forged(rows, with_grammar(name, None)), name, None)
+    other = grammar.replace('"a"', '"b"').replace("arguments", "parameters")
+    assert DIFFERS == rerun(forged(rows, with_grammar(name, other)), name, None)
+    assert DIFFERS == rerun(forged(rows, with_grammar(name, "start: (")), name, None)
+
+
+def with_grammar(session: str, grammar: str | None) -> Callable[[ev.Event], ev.Event]:
+    """Puts another grammar, or none, to a session's requests."""
+
+    def change(event: ev.Event) -> ev.Event:
+        if isinstance(event, ev.RequestReceived) and event.session == session:
+            return attrs.evolve(event, grammar=grammar)
+        return event
+
+    return change
 
 
 def with_sampling(session: str, name: str, value: object) -> Callable[[ev.Event], ev.Event]:

@@ -41,7 +41,7 @@ def rows(model_directory: Path) -> list[Row]:
             await ask(server, generate(asked, session_name=STOPPED, stop=(stop,)))
             async with server.generate(generate(asked, session_name=LEFT, max_tokens=400)) as told:
                 async for reply in told:
-                    if isinstance(reply, Delta) and reply.text:
+                    if isinstance(reply, Delta) and reply.parts:
                         break  # the client goes away
 
     trio.run(main)
@@ -58,6 +58,26 @@ def changed(rows: list[Row], position: int, change: Callable[[ev.Event], ev.Even
         if row.position == position:
             recorded = attrs.evolve(recorded, event=change(recorded.event))
         again.append(encode(recorded, head))
+        head = again[-1].hash
+    return again
+
+
+def with_one_more(rows: list[Row], position: int, event: ev.Event) -> list[Row]:
+    """
+    The journal with another event of the same stream behind a position, and a chain that holds.
+    """
+    head, again = GENESIS, []
+    recorded = [decode(row) for row in rows]
+    before = recorded[position - 1]
+    added = attrs.evolve(
+        before, position=position + 1, seq=before.seq + 1, event_id="added", event=event
+    )
+    behind = [
+        attrs.evolve(one, position=one.position + 1, seq=one.seq + (one.stream == before.stream))
+        for one in recorded[position:]
+    ]
+    for one in (*recorded[:position], added, *behind):
+        again.append(encode(one, head))
         head = again[-1].hash
     return again
 
@@ -120,6 +140,27 @@ def test_text_that_the_tokens_do_not_make_is_named(
     told = capsys.readouterr().out
     kind = "tokens_emitted" if text else "request_finished"
     assert f"({kind})\n  the text, the same for " in told
+    assert "\0" not in told
+
+
+@pytest.mark.parametrize(("beginning", "code"), [("", SAME), ("\0", DIFFERS)])
+def test_the_text_of_a_rejected_call_is_of_the_answer(
+    rows: list[Row], capsys: pytest.CaptureFixture[str], beginning: str, code: int
+) -> None:
+    """
+    What is on record as none of a call stands in the answer. The words are not told.
+    """
+    position = last(rows, WHOLE, ev.TokensEmitted)
+    emitted = decode(rows[position - 1]).event
+    assert isinstance(emitted, ev.TokensEmitted)
+    session, request, text = emitted.session, emitted.request, beginning + emitted.text
+    rejected = ev.CallRejected(
+        session=session, request=request, reason="cut", text=text, detail="cut off"
+    )
+
+    assert code == rerun(with_one_more(rows, position, rejected), WHOLE, None)
+    told = capsys.readouterr().out
+    assert (code == DIFFERS) == ("(call_rejected)\n  the text of a rejected call" in told)
     assert "\0" not in told
 
 

@@ -63,9 +63,12 @@ _TURN_END_GAIN: Final = 1.7
 _QUIET_GAIN: Final = 0.25
 
 
-def make_random_model(directory: Path) -> Path:
+def make_random_model(directory: Path, seed: int = 0) -> Path:
     """
     Write the model into a directory that is not there yet, and return it.
+
+    Args:
+        seed: another one makes other weights, under the same tokenizer.
     """
     directory.mkdir(parents=True)
     corpus = _CORPUS.read_text("utf-8").splitlines(keepends=True)
@@ -80,7 +83,7 @@ def make_random_model(directory: Path) -> Path:
     ):
         text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
         (directory / name).write_text(text + "\n", "utf-8")
-    bits = np.random.PCG64(0)
+    bits = np.random.PCG64(seed)
     weights = _outer_weights(bits, _row_gains(tokenizer))
     for layer in range(_LAYERS):
         weights.update(_layer_weights(bits, layer))

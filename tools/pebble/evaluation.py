@@ -7,28 +7,25 @@ Each answer is generated greedily, by mlx-lm, from the prompt that a server woul
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 from textwrap import shorten
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
-from pebble import dialogues, words
+from pebble import dialogues, everyday, judges, plain, plain_tools, words
+from pebble.by_hand import Called, Say, Spoken
 from pebble.dialogues import Dialogue
 from pebble.recipe import Draw
 from pebble.sequences import TURN_END, Renderer
 from pebble.small_talk import TOPICS
 from pebble.words import Split
+from pebble.written_tools import written_tools
 
 LONGEST_ANSWER: Final = 256
-
-Say = Callable[[str], tuple[str, bool]]
-"""From a prompt to an answer, and whether it ended by itself."""
 
 
 @attrs.frozen(kw_only=True)
@@ -67,63 +64,8 @@ class Result:
     wrong: tuple[tuple[str, str], ...]
 
 
-def _said(text: str) -> str:
-    """
-    What a user sees: the answer without its thoughts, of which nothing is left where they did not
-    end.
-    """
-    said = text.split("</think>", 1)[-1]
-    return "" if "<think>" in said else said.strip()
-
-
-def _says(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    due: str = dialogue.messages[-1]["content"]
-    return ended and _said(said) == _said(due)
-
-
-def _ends(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    return ended and _said(said) != ""
-
-
-def _calls(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    text = _said(said)
-    if not (ended and text.startswith("<tool_call>") and text.endswith("</tool_call>")):
-        return False
-    try:
-        found = _exact(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-    except ValueError:
-        return False
-    return found == _exact(dialogue.needed[0])
-
-
-def _exact(text: str) -> str:
-    """
-    JSON in a form that tells 17 from 17.0, and in which no key stands twice.
-
-    Raises:
-        ValueError: it is none, or a key stands twice.
-    """
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a key stands twice")
-        return found
-
-    return json.dumps(json.loads(text, object_pairs_hook=once), sort_keys=True)
-
-
-def _thinks(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    if dialogue.thinking:
-        thoughts = re.fullmatch(r"<think>\n(.+)\n</think>\n\n(.+)", said, re.DOTALL)
-        right = thoughts is not None and not any("think>" in part for part in thoughts.groups())
-    else:
-        right = "think>" not in said
-    return ended and right
-
-
 def _any(rng: Random, split: Split) -> Dialogue:
-    return dialogues.dialogue(rng, split)
+    return plain.dialogue(rng, split)
 
 
 def _edited(rng: Random, split: Split) -> Dialogue:
@@ -139,46 +81,104 @@ def _asked_back(rng: Random, split: Split) -> Dialogue:
 
 def _of_kind(rng: Random, split: Split, *, kind: str) -> Dialogue:
     while True:
-        found = dialogues.tool_use(rng, split, count=rng.randint(1, 30))
+        found = plain_tools.tool_use(rng, split, count=rng.randint(1, 30))
+        if found.skill == kind:
+            return found
+
+
+def _written(rng: Random, split: Split, *, kind: str) -> Dialogue:
+    while True:
+        found = written_tools(rng, split)
         if found.skill == kind:
             return found
 
 
 SKILLS: Final = (
-    Skill(name="ends its turn by itself", draw=_any, judge=_ends, least=0.99),
+    Skill(name="ends its turn by itself", draw=_any, judge=judges.ends, least=0.99),
     Skill(
         name="recalls a fact after 1 to 20 turns",
         draw=_asked_back,
-        judge=_says,
+        judge=judges.says,
         least=0.95,
         looked_up=True,
     ),
     Skill(
         name="recalls a fact across 4,000 tokens",
         draw=partial(dialogues.recall, turns=18, fillers=18, questions=1),
-        judge=_says,
+        judge=judges.says,
         least=0.95,
         every=4,
         looked_up=True,
     ),
-    Skill(name="answers by an edit", draw=_edited, judge=_says, least=0.95, looked_up=True),
+    Skill(name="answers by an edit", draw=_edited, judge=judges.says, least=0.95, looked_up=True),
     Skill(
         name="calls the right tool of 1 to 30",
         draw=partial(_of_kind, kind="tool call"),
-        judge=_calls,
+        judge=judges.calls_exactly,
         least=0.95,
         every=2,
     ),
     Skill(
         name="uses a tool's result",
         draw=partial(_of_kind, kind="tool result"),
-        judge=_says,
+        judge=judges.says,
         least=0.95,
         every=2,
     ),
-    Skill(name="thinks if asked to, and only then", draw=_any, judge=_thinks, least=0.99),
-    Skill(name="says so where it was not told", draw=dialogues.untold, judge=_says, least=0.9),
-    Skill(name="gives the answer to small talk", draw=dialogues.talk, judge=_says, least=0.9),
+    Skill(name="thinks if asked to, and only then", draw=_any, judge=judges.thinks, least=0.99),
+    Skill(
+        name="says so where it was not told",
+        draw=dialogues.untold,
+        judge=judges.says,
+        least=0.9,
+    ),
+    Skill(
+        name="gives the answer to small talk",
+        draw=dialogues.talk,
+        judge=judges.says,
+        least=0.9,
+    ),
+    # Of the kinds that came later; the rows above are drawn as they always were.
+    Skill(
+        name="recalls a fact told in everyday words",
+        draw=partial(everyday.everyday, questions=1),
+        judge=judges.says,
+        least=0.95,
+    ),
+    Skill(
+        name="tells values apart that begin alike",
+        draw=partial(everyday.everyday, questions=1, alike=True),
+        judge=judges.says,
+        least=0.95,
+        every=2,
+    ),
+    Skill(
+        name="answers by what was said last",
+        draw=partial(everyday.everyday, questions=1, changed=True),
+        judge=judges.says,
+        least=0.95,
+        every=2,
+    ),
+    Skill(
+        name="says so where only something near was told",
+        draw=everyday.near_miss,
+        judge=judges.says,
+        least=0.9,
+    ),
+    Skill(
+        name="calls a tool as people write them",
+        draw=partial(_written, kind="tool call"),
+        judge=judges.calls_exactly,
+        least=0.95,
+        every=2,
+    ),
+    Skill(
+        name="uses the result of such a tool",
+        draw=partial(_written, kind="tool result"),
+        judge=judges.says,
+        least=0.95,
+        every=2,
+    ),
 )
 
 
@@ -238,61 +238,6 @@ def _kind(value: str) -> str:
 _CHOSEN: Final = frozenset((*words.COLOURS, *words.FOODS, *words.JOBS, *words.MONTHS, *words.SPOTS))
 
 
-# --- written by hand -----------------------------------------------------------------------------
-
-SPOKEN: Final = (
-    ("hi, I'm Anna", "what's my name?", "Anna"),
-    ("My name is Kowalski, Piotr Kowalski.", "What is my name?", "Kowalski"),
-    ("you can call me Sam", "who am i", "Sam"),
-    ("I live in Bristol with two cats", "where do I live", "Bristol"),
-    ("My sister Laura lives in Oslo.", "Where does Laura live?", "Oslo"),
-    ("we have a dog called Rex", "what is the name of our dog?", "Rex"),
-    ("My favourite colour has always been green.", "Which colour do I like best?", "green"),
-    ("the code for the front door is 4821", "what was the door code again", "4821"),
-    ("Our meeting is in room 312.", "Which room is the meeting in?", "312"),
-    ("I'm 34 years old", "how old am I?", "34"),
-    ("I was born in May", "In which month was I born?", "May"),
-    ("my daughter Emma is a nurse", "What does Emma do?", "nurse"),
-    ("Please remember that the keys are in the kitchen.", "Where are the keys?", "kitchen"),
-    ("My flight number is 7730.", "Tell me my flight number, please.", "7730"),
-    ("I drive a red car.", "What colour is my car?", "red"),
-    ("the wifi password is sunflower", "what is the wifi password?", "sunflower"),
-    ("My boss is called Martin.", "What is the name of my boss?", "Martin"),
-    ("I work at a school as a teacher.", "What is my job?", "teacher"),
-    ("My grandmother comes from Lisbon.", "Where does my grandmother come from?", "Lisbon"),
-    ("Ben likes pancakes, and Ida likes soup.", "What does Ida like?", "soup"),
-)
-"""What people may tell, ask in the next turn, and want to hear: in no words of the training's."""
-
-
-@attrs.frozen
-class Spoken:
-    """
-    How one of them went.
-    """
-
-    told: str
-    asked: str
-    said: str
-    right: bool
-
-
-def spoken(renderer: Renderer, say: Say) -> Iterator[Spoken]:
-    """
-    Try what was written by hand. It is no skill that is promised: it shows how far the skills go.
-    """
-    for told, asked, value in SPOKEN:
-        messages = [
-            {"role": "user", "content": told},
-            {"role": "assistant", "content": "I will remember that."},
-            {"role": "user", "content": asked},
-            {"role": "assistant", "content": ""},
-        ]
-        said, ended = say(renderer.prompt(Dialogue("recall", messages)))
-        found = re.search(rf"(?<!\w){re.escape(value)}(?!\w)", _said(said)) is not None
-        yield Spoken(told, asked, said, ended and found)
-
-
 def small_talk(renderer: Renderer, say: Say, count: int) -> Iterator[tuple[str, str]]:
     """
     What is said to the first topics in wordings that were never trained on, for people to read.
@@ -307,6 +252,7 @@ def small_talk(renderer: Renderer, say: Say, count: int) -> Iterator[tuple[str, 
 def report(
     results: Sequence[Result],
     by_hand: Sequence[Spoken],
+    wishes: Sequence[Called],
     talk: Sequence[tuple[str, str]],
     what: str,
 ) -> str:
@@ -341,6 +287,11 @@ def report(
     lines += _table("told", "asked", "what it says", "right")
     for told in by_hand:
         lines += _row(told.told, told.asked, told.said, "yes" if told.right else "no")
+    good = sum(one.usable for one in wishes)
+    lines += ["", f"Calls of tools that were written by hand: {good} of {len(wishes)} usable.", ""]
+    lines += _table("wished", "tool that fits", "what it says", "usable")
+    for wish in wishes:
+        lines += _row(wish.asked, wish.tool, wish.said, "yes" if wish.usable else "no")
     lines += ["", *_table("said to it", "what it says")]
     for asked, said in talk:
         lines += _row(asked, said)

@@ -1,15 +1,18 @@
 """
-Pebble as a directory that mlx-lm loads.
+Pebble as a directory that mlx-lm loads, and back again: weights to go on from.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_lm.utils import dequantize_model, load_model
 from tokenizers import Tokenizer
 
 from pebble.recipe import Shape
@@ -27,27 +30,19 @@ def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape:
     vocabulary = tokenizer.get_vocab()
     turn_end, text_end = vocabulary[TURN_END], vocabulary[TEXT_END]
     config = {
+        **_of_shape(shape),
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": False,
         "bos_token_id": None,
         "eos_token_id": turn_end,
-        "head_dim": shape.head_dim,
         "hidden_act": "silu",
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "max_position_embeddings": shape.max_position_embeddings,
         "model_type": "qwen3",
-        "num_attention_heads": shape.heads,
-        "num_hidden_layers": shape.layers,
-        "num_key_value_heads": shape.kv_heads,
         "pad_token_id": text_end,
         "rms_norm_eps": 1e-6,
         "rope_scaling": None,
-        "rope_theta": shape.rope_theta,
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
         "use_cache": True,
-        "vocab_size": shape.vocab_size,
     }
     generation = {
         "chat_template_kwargs": {"enable_thinking": False},
@@ -76,3 +71,67 @@ def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape:
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     weights: Any = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+
+
+@attrs.frozen
+class Exported:
+    """
+    A trained model without the state of its training.
+
+    Attributes:
+        weights: float32, by name.
+        digest: the SHA-256 of the file that they were read from.
+    """
+
+    weights: dict[str, mx.array]
+    digest: str
+
+
+class OtherModel(Exception):
+    """
+    A directory that holds no weights of this shape.
+    """
+
+
+def read_exported(folder: Path, shape: Shape) -> Exported:
+    """
+    The weights of an exported directory, as a training has them: what was quantised since is
+    float32 again, though not what it was before.
+
+    Args:
+        folder: as ``export`` writes it, or ``mlx_lm.convert`` after it; it must hold a model.
+
+    Raises:
+        OtherModel: the model is of another kind or shape.
+    """
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    due = _of_shape(shape) | {"model_type": "qwen3", "tie_word_embeddings": True}
+    other = [name for name, value in due.items() if config.get(name) != value]
+    if other:
+        raise OtherModel(
+            f"{folder} is a model of another shape than the recipe's ({', '.join(other)} in "
+            "config.json). Name one that this script exported."
+        )
+    loaded: Any = load_model(folder)
+    weights = dict(tree_flatten(dequantize_model(loaded[0]).parameters()))
+    weights = {name: one.astype(mx.float32) for name, one in weights.items()}
+    mx.eval(weights)
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    return Exported(weights, digest)
+
+
+def _of_shape(shape: Shape) -> dict[str, float]:
+    """
+    What the configuration says of the shape.
+    """
+    return {
+        "head_dim": shape.head_dim,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "num_key_value_heads": shape.kv_heads,
+        "rope_theta": shape.rope_theta,
+        "vocab_size": shape.vocab_size,
+    }

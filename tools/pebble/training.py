@@ -2,8 +2,10 @@
 The training itself: batches by number, steps of Muon and AdamW, checkpoints to go on from.
 
 Batches follow from the seed, the stage and their number, so that a training that was interrupted
-goes on as if it had not been. Several processes share the work where MLX finds more than one (its
-ring over loopback on a CPU); each reads batches of its own, and gradients are averaged.
+goes on as if it had not been. Where only the weights are left of one, another goes on from them:
+the state of the optimisers is begun anew, and rates rise from nothing once more. Several processes
+share the work where MLX finds more than one (its ring over loopback on a CPU); each reads batches
+of its own, and gradients are averaged.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.qwen3 import Model, ModelArgs
 
 from pebble.attention import attention_in_blocks
+from pebble.export import Exported
 from pebble.positions import GivenRope, positions_from, spread_out
 from pebble.recipe import Shape, Stage
 from pebble.sequences import Renderer, Sequence
@@ -90,6 +93,20 @@ def new_model(shape: Shape, seed: int) -> Model:
     return model
 
 
+@attrs.frozen
+class Start:
+    """
+    Weights to go on from.
+
+    Attributes:
+        exported: the weights.
+        behind: how many stages they have read already; those are left out.
+    """
+
+    exported: Exported
+    behind: int
+
+
 class OtherTraining(Exception):
     """
     A checkpoint of another training.
@@ -109,10 +126,12 @@ class Training:
         folder: Path,
         *,
         seed: int = 0,
+        start: Start | None = None,
     ) -> None:
         """
         Args:
             folder: of the checkpoint; one that is there is gone on from.
+            start: where it began, if not from nothing; where there is a checkpoint, the same again.
 
         Raises:
             OtherTraining: the checkpoint is of another one.
@@ -131,14 +150,20 @@ class Training:
             ],
             [lambda path, weight: weight.ndim == 2 and "embed" not in path],
         )
+        self._first = start.behind if start else 0
+        if start:
+            self.model.load_weights(list(start.exported.weights.items()))
         self._optimizer.init(self.model.trainable_parameters())
-        self._stands = {"stage": 0, "pool": 0, "tokens": 0, "steps": 0}
+        skipped = sum(stage.tokens for stage in stages[: self._first])
+        self._stands = {"stage": self._first, "pool": 0, "tokens": skipped, "steps": 0}
         self._follows_from = [
             seed,
             self._group.size(),
             attrs.asdict(shape),
             renderer.tokenizer.to_str(),
         ]
+        if start:
+            self._follows_from += [start.exported.digest, start.behind]
         if self._path.with_suffix(".safetensors").exists():
             self._load()
 
@@ -150,9 +175,16 @@ class Training:
         return self._group.rank() == 0
 
     @property
+    def tokens(self) -> int:
+        """
+        How many tokens were read so far, by the weights that it began from as well.
+        """
+        return self._stands["tokens"]
+
+    @property
     def total(self) -> int:
         """
-        How many tokens there are to read in all stages.
+        How many tokens there are to read in all stages, with those that were left out.
         """
         return sum(stage.tokens for stage in self._stages)
 
@@ -281,9 +313,10 @@ class Training:
     def _identity(self, begun: int) -> str:
         """
         A hash of what so many stages followed from, but for the code that draws dialogues. Stages
-        to come are not in it: a recipe may go on where it ended.
+        to come are not in it: a recipe may go on where it ended. Neither are stages that were left
+        out: the weights that it began from stand for them.
         """
-        stages = [_plain(stage) for stage in self._stages[:begun]]
+        stages = [_plain(stage) for stage in self._stages[self._first : begun]]
         told = json.dumps([*self._follows_from, stages])
         return hashlib.sha256(told.encode()).hexdigest()
 
@@ -293,14 +326,28 @@ class Training:
         begun = int(told.get("begun", 0))
         if begun > len(self._stages) or told["identity"] != self._identity(begun):
             raise OtherTraining(
-                f"{self._path}.safetensors is of another recipe, seed, tokenizer or number of "
-                "processes. Choose another folder, or remove it to begin anew."
+                f"{self._path}.safetensors is of another recipe, seed, tokenizer, number of "
+                "processes or beginning. Choose another folder, or remove it to begin anew."
             )
         found = tree_unflatten(list(arrays.items()))
         self.model.update(found["model"])
         self._optimizer.state = found["optimizer"]
         self._stands = json.loads(told["stands"])
         mx.eval(self.model.parameters(), self._optimizer.state)
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, mx.array], int]:
+    """
+    The weights of the checkpoint in a folder, by name, and how many tokens they have read.
+    """
+    loaded: Any = mx.load(str(folder / "checkpoint.safetensors"), return_metadata=True)
+    arrays, told = loaded
+    weights = {
+        name.removeprefix("model."): one
+        for name, one in arrays.items()
+        if name.startswith("model.")
+    }
+    return weights, json.loads(told["stands"])["tokens"]
 
 
 def _plain(stage: Stage) -> dict[str, Any]:

@@ -253,13 +253,21 @@ def is_held_out(text: str) -> bool:
     return zlib.crc32(text.casefold().encode()) % _HELD_OUT_SHARE == 0
 
 
-def _of_split(rng: random.Random, split: Split, draw: Callable[[random.Random], str]) -> str:
+def of_split(rng: random.Random, split: Split, draw: Callable[[random.Random], str]) -> str:
+    """
+    One of what ``draw`` makes: for the training, what is not held out and has no number in it that
+    is; else what is held out.
+    """
     while True:
         text = draw(rng)
-        if is_held_out(text) and split is Split.HELD_OUT and text not in _REAL:
+        if is_held_out(text):
+            if split is Split.HELD_OUT and text not in _REAL:
+                return text
+        elif split is Split.TRAIN and not any(map(is_held_out, _NUMBERS.findall(text))):
             return text
-        if not is_held_out(text) and split is Split.TRAIN:
-            return text
+
+
+_NUMBERS: Final = re.compile(r"(?<![^\W_])\d{2,}(?![^\W_])")
 
 
 def _syllables(rng: random.Random, odd: float = _ODD_SHARE) -> str:
@@ -304,7 +312,7 @@ def _one_name(rng: random.Random, split: Split, real: Sequence[str]) -> str:
     if split is Split.TRAIN and rng.random() < _REAL_SHARE:
         return pick(rng, real)
     odd = _ODD_SHARE * (2 if split is Split.TRAIN else 1)
-    return _of_split(rng, split, lambda rng: _syllables(rng, odd).capitalize())
+    return of_split(rng, split, lambda rng: _syllables(rng, odd).capitalize())
 
 
 def units() -> str:
@@ -323,7 +331,7 @@ def age(rng: random.Random, split: Split) -> str:
     """
     Years of a life.
     """
-    return _of_split(rng, split, lambda rng: str(rng.randrange(10, 100)))
+    return of_split(rng, split, lambda rng: str(rng.randrange(10, 100)))
 
 
 def place(rng: random.Random, split: Split) -> str:
@@ -337,7 +345,7 @@ def place(rng: random.Random, split: Split) -> str:
 
     if split is Split.TRAIN and rng.random() < _REAL_SHARE:
         return pick(rng, _TOWNS)
-    return _of_split(rng, split, draw)
+    return of_split(rng, split, draw)
 
 
 def number(rng: random.Random, split: Split) -> str:
@@ -345,14 +353,14 @@ def number(rng: random.Random, split: Split) -> str:
     A number of two to six digits.
     """
     digits = rng.choices((2, 3, 4, 5, 6), (2, 3, 4, 1, 1))[0]
-    return _of_split(rng, split, lambda rng: str(rng.randrange(10 ** (digits - 1), 10**digits)))
+    return of_split(rng, split, lambda rng: str(rng.randrange(10 ** (digits - 1), 10**digits)))
 
 
 def word(rng: random.Random, split: Split) -> str:
     """
     A word that is made up, as in passwords.
     """
-    return _of_split(rng, split, _syllables)
+    return of_split(rng, split, _syllables)
 
 
 def sentence(rng: random.Random) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 
 from cairn.actors.messages import Delta, Finished, TokenInfo
 from cairn.actors.ticket import Ticket
-from cairn.engine.prompt import Tokenizer
+from cairn.engine.answer_parts import AnswerPart, AnswerParts, Released
+from cairn.engine.prompt import Message, Tokenizer, message_of
 from cairn.engine.reports import Drawn, PassReport
 from cairn.engine.text import AnswerText
+from cairn.engine.turns import messages_text, parts_text
 from cairn.journal import events as ev
 
 
@@ -24,6 +26,7 @@ class Answer:
         ticket: Ticket,
         path: ev.PathSelected,
         text: AnswerText,
+        parts: AnswerParts,
         tokenizer: Tokenizer,
         ends: frozenset[int],
         append: Callable[[ev.Event], int],
@@ -37,13 +40,18 @@ class Answer:
         self._ticket = ticket
         self._path = path
         self._text = text
+        self._parts = parts
         self._tokenizer = tokenizer
         self._ends = ends
         self._append = append
         self._waiting: list[Drawn] = []
+        self._told: list[AnswerPart] = []
         self._taken = 0
         self._emitted = 0
+        self._receipt = 0
         self._reason: ev.FinishReason | None = None
+        self._stop_text: str | None = None
+        self._by_itself = False
 
     @property
     def ended(self) -> bool:
@@ -51,6 +59,13 @@ class Answer:
         Whether the answer is complete.
         """
         return self._reason is not None
+
+    @property
+    def said(self) -> Message:
+        """
+        What the client was told, as it will send it back.
+        """
+        return message_of(self._told)
 
     def take(self, drawn: Sequence[Drawn]) -> bool:
         """
@@ -61,12 +76,13 @@ class Answer:
             self._taken += 1
             if one.token in self._ends:
                 self._reason = "stop"
+                self._by_itself = True
                 break
             self._waiting.append(one)
             piece = self._text.add(one.token)
             text, tokens = text + piece.text, tokens + piece.tokens
             if piece.stopped:
-                self._reason = "stop"
+                self._reason, self._stop_text = "stop", piece.stop
                 break
             if self._taken >= self._ticket.prepared.max_tokens:
                 self._reason = "length"
@@ -80,12 +96,15 @@ class Answer:
         """
         rest = self._text.finish()
         if rest.stopped:
-            self._reason = "stop"
+            self._reason, self._stop_text = "stop", rest.stop
         self._release(rest.text, len(self._waiting))
+        last = self._parts.finish(complete=self._by_itself)
+        self._tell(last)
         ticket, session = self._ticket, self._path.session
         assert self._reason is not None
         prompt_tokens = len(ticket.prepared.prompt_ids)
         cached_tokens = self._path.reused_tokens
+        self._keep()
         receipt = self._append(
             ev.RequestFinished(
                 session=session,
@@ -97,6 +116,7 @@ class Answer:
                 completion_tokens=self._taken,
             )
         )
+        ticket.finished = True
         ticket.reply(
             receipt,
             Finished(
@@ -104,14 +124,39 @@ class Answer:
                 prompt_tokens=prompt_tokens,
                 cached_tokens=cached_tokens,
                 completion_tokens=self._taken,
+                sealed_tokens=ticket.sealed_tokens,
+                stop_text=self._stop_text,
+                ended_in_call=any(one.reason == "cut" for one in last.rejected),
             ),
+        )
+
+    def _keep(self) -> None:
+        """
+        Put on record what the client wants to be kept.
+        """
+        ticket = self._ticket
+        keep = ticket.prepared.command.keep
+        if keep is None:
+            return
+        self._append(
+            ev.TurnKept(
+                session=self._path.session,
+                request=ticket.id,
+                tenant=ticket.prepared.command.tenant,
+                agent=keep.agent,
+                previous=keep.previous,
+                created_s=ticket.created_s,
+                asked=messages_text(keep.asked),
+                answer=parts_text(self._told),
+                note=keep.note,
+            )
         )
 
     def _release(self, text: str, tokens: int) -> None:
         if not text and not tokens:
             return
         released, self._waiting = self._waiting[:tokens], self._waiting[tokens:]
-        receipt = self._append(
+        self._receipt = self._append(
             ev.TokensEmitted(
                 session=self._path.session,
                 request=self._ticket.id,
@@ -123,7 +168,26 @@ class Answer:
         self._emitted += len(released)
         wanted = self._ticket.prepared.command.top_logprobs is not None
         infos = tuple(self._info(one) for one in released) if wanted else ()
-        self._ticket.reply(receipt, Delta(text=text, tokens=infos))
+        self._tell(self._parts.add(text), infos)
+
+    def _tell(self, found: Released, tokens: tuple[TokenInfo, ...] = ()) -> None:
+        """
+        Give the client what is certain by now. What it is given is on record before.
+        """
+        for one in found.rejected:
+            self._receipt = self._append(
+                ev.CallRejected(
+                    session=self._path.session,
+                    request=self._ticket.id,
+                    reason=one.reason,
+                    text=one.text,
+                    detail=one.detail,
+                )
+            )
+        self._told.extend(found.parts)
+        # Of text that waits to become a part there is nothing to tell, and a keep-alive may go out.
+        if found.parts or tokens:
+            self._ticket.reply(self._receipt, Delta(parts=found.parts, tokens=tokens))
 
     def _info(self, drawn: Drawn) -> TokenInfo:
         text = self._tokenizer.decode([drawn.token])

@@ -24,7 +24,7 @@ import outcome
 import trio
 
 from cairn.actors.thread import run_thread
-from cairn.engine.reports import PassReport
+from cairn.engine.reports import MemoryReport, PassReport
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,6 +55,11 @@ class Device(Protocol):
     def decode_rows(self) -> int:
         """
         W.
+        """
+
+    def memory(self) -> MemoryReport:
+        """
+        What is held now.
         """
 
     def decode(self, rows: list[Any]) -> list[Any]:
@@ -104,9 +109,14 @@ class Decoding:
 class EngineThread:
     """
     Runs jobs on the engine's thread. Its methods are for trio's thread.
+
+    Attributes:
+        memory: what the engine held after the last job. A decode pass is no job: it puts rows into
+            arrays that are there.
     """
 
     def __init__(self) -> None:
+        self.memory = MemoryReport()
         self._inbox: queue.SimpleQueue[_Job | Decoding | None] = queue.SimpleQueue()
         self._device: Any = None
         self._failure: BaseException | None = None
@@ -131,6 +141,19 @@ class EngineThread:
         Give the thread the engine that it serves.
         """
         self._device = device
+
+    async def unload(self, measure: Callable[[], T]) -> T:
+        """
+        Let go of the engine, on the thread, and then measure what is left. Nothing else may be
+        asked of the thread meanwhile.
+        """
+
+        def let_go(_: Any) -> None:
+            self._device = None
+
+        # A step of its own: who runs a job holds the engine that it gives to it.
+        await self._do(let_go, _as_it_is, Urgency.CALL)
+        return await self.load(measure)
 
     async def call(self, run: Callable[[Any], T], record: Callable[[T], R]) -> R:
         """
@@ -282,6 +305,8 @@ class EngineThread:
             job.result = outcome.Value(None)
         else:
             job.result = outcome.capture(job.run, self._device)
+            held = self._device is not None
+            self.memory = self._device.memory() if held else MemoryReport()
         token.run_sync_soon(self._finish, job)
 
     def _pass(self, decoding: list[Decoding], token: trio.lowlevel.TrioToken) -> None:

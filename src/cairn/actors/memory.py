@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import structlog
 import trio
 
 from cairn.actors.engine import EngineThread
+from cairn.actors.outside import wall_clock_us
 from cairn.actors.sequencer import Sequencer
 from cairn.engine.reports import (
     EvictReport,
@@ -45,74 +47,156 @@ class Memory:
     Opens slabs, seals blocks, and writes and reads their files, within the budgets.
 
     Attributes:
-        give_up: has a session give up its slab, unless it takes a request first.
+        give_up: has a session give up its slab, unless it takes a request first; is given why.
+        give_way: has a shadow check end and give its slab back; false where it holds none.
         steady: who decides what to reuse holds this, from the loading of blocks on. A block that
             was chosen to leave must not be chosen to be shared before the engine has dropped it.
     """
 
-    def __init__(self, sequencer: Sequencer, engine: EngineThread, slab_token_bytes: int) -> None:
+    def __init__(
+        self,
+        sequencer: Sequencer,
+        engine: EngineThread,
+        token_bytes: int,
+        slab_rows: int | None = None,
+        now_us: Callable[[], int] = wall_clock_us,
+    ) -> None:
         """
         Args:
-            slab_token_bytes: bytes of KV that a slab holds for one token of capacity.
+            token_bytes: bytes of KV that a token takes.
+            slab_rows: the most tokens that a slab holds; None for its capacity.
+            now_us: microseconds since 1970.
         """
+        self._now_us = now_us
         self._sequencer = sequencer
         self._engine = engine
-        self._token_bytes = slab_token_bytes
+        self._token_bytes = token_bytes
+        self._slab_rows = slab_rows
         self._slabs = trio.Lock()
         self._blocks = trio.Lock()
         self.steady = trio.Lock()
-        self.give_up: Callable[[str], Awaitable[None]] = _nobody
+        self.give_up: Callable[[str, str], Awaitable[None]] = _nobody
+        self.give_way: Callable[[], Awaitable[bool]] = _no_check
         self._unwritten: dict[str, str] = {}  # why a block could not be written when last tried
         self._told: set[tuple[str, str]] = set()  # what was logged since it last went well
 
     async def open_slab(self, capacity_tokens: int, record: Callable[[SlabReport], None]) -> bool:
         """
-        Open a slab, taking those of sessions without a request where there is no room: the least
-        recently used at rest, else one that settles. False where all have a request in hand.
+        Open a slab, where there is no room by taking that of a shadow check, else those of sessions
+        without a request: the least recently used at rest, else one that settles. False where all
+        have a request in hand.
 
         Args:
             record: appends what was measured.
         """
-        size = capacity_tokens * self._token_bytes
+        size = self._slab_bytes(capacity_tokens)
         async with self._slabs:
             while not eviction.slab_fits(self._sequencer.state, size):
+                if await self.give_way():
+                    continue
                 state = self._sequencer.state
                 victim = eviction.slab_to_release(state) or _settling(state)
                 if victim is None:
                     return False
-                await self.give_up(victim.id)
-            opened: list[int] = []
-
-            def kept(report: SlabReport) -> None:
-                opened.append(report.slab)
-                record(report)
-
-            try:
-                await self._engine.call(lambda mlx: mlx.open_slab(capacity_tokens), kept)
-            except Exception:
-                # The journal does not have it, so nobody may hold it.
-                if opened:
-                    await self._engine.call(lambda mlx: mlx.close_slab(opened[0]), _undone)
-                raise
+                await self.give_up(victim.id, "room for another session")
+            await self._open_slab(capacity_tokens, record, self._engine.call)
         return True
 
+    async def open_spare_slab(
+        self,
+        capacity_tokens: int,
+        record: Callable[[SlabReport], None],
+        wanted: Callable[[], bool],
+    ) -> bool | None:
+        """
+        Open a slab for what nobody waits for: in room that is free, else in that of the one session
+        at rest that can spare its slab. Nobody who needs a slab waits while one is spared.
+
+        Args:
+            record: appends what was measured.
+            wanted: asked again before each step, on the engine's thread too.
+
+        Returns:
+            False where there is no such room; None where it was not wanted any more.
+        """
+        size = self._slab_bytes(capacity_tokens)
+        if not eviction.slab_fits(self._sequencer.state, size):
+            spared = eviction.slab_to_spare(self._sequencer.state, size)
+            if spared is None:
+                return False
+            if not wanted():
+                return None
+            await self.give_up(spared.id, "room for a shadow check")
+        if not wanted():
+            return None
+        async with self._slabs:
+            if not eviction.slab_fits(self._sequencer.state, size):
+                return False if wanted() else None
+            return await self._open_slab(
+                capacity_tokens,
+                record,
+                lambda run, kept: self._engine.settle(run, kept, wanted),
+            )
+
+    async def _open_slab(
+        self,
+        capacity_tokens: int,
+        record: Callable[[SlabReport], None],
+        ask: Callable[..., Awaitable[bool | None]],
+    ) -> bool | None:
+        """
+        Args:
+            ask: how the engine is asked.
+        """
+        opened: list[int] = []
+
+        def kept(report: SlabReport) -> bool:
+            opened.append(report.slab)
+            record(report)
+            return True
+
+        try:
+            return await ask(lambda mlx: mlx.open_slab(capacity_tokens), kept)
+        except Exception:
+            # The journal does not have it, so nobody may hold it.
+            if opened:
+                await self._engine.call(lambda mlx: mlx.close_slab(opened[0]), _undone)
+            raise
+
+    def _slab_bytes(self, capacity_tokens: int) -> int:
+        rows = capacity_tokens if self._slab_rows is None else self._slab_rows
+        return min(rows, capacity_tokens) * self._token_bytes
+
     async def seal(
-        self, slab: int, key: str, start: int, end: int, record: Callable[[SealReport], None]
+        self,
+        slab: int,
+        key: str,
+        start: int,
+        end: int,
+        record: Callable[[SealReport], None],
+        *,
+        foreseen: bool = False,
     ) -> None:
         """
         Seal the rows ``[start, end)`` of a slab, evicting blocks where there is no room. Where
         nothing can make room, the block is hashed and not kept.
+
+        Args:
+            foreseen: no request asks for it, so that no block leaves for it that a session holds
+                ready in its slab.
         """
         size = (end - start) * self._token_bytes
         async with contextlib.AsyncExitStack() as held:
             await held.enter_async_context(self._blocks)
-            if self._leaving(key, size):
+            leaving = self._leaving(key, size, foreseen=foreseen)
+            if leaving:
                 await held.aclose()
                 async with self.steady:
                     await held.enter_async_context(self._blocks)
-                    for other in self._leaving(key, size) or ():
+                    leaving = self._leaving(key, size, foreseen=foreseen)
+                    for other in leaving or ():
                         await self._evict(other)
-            store = self._leaving(key, size) is not None
+            store = leaving is not None
             sealed: list[SealReport] = []
 
             def kept(report: SealReport) -> None:
@@ -201,7 +285,7 @@ class Memory:
             ),
             record,
         )
-        for key in eviction.files_over_budget(self._sequencer.state):
+        for key in eviction.files_over_budget(self._sequencer.state, self._sequencer.order):
             await self._drop(key)
 
     async def write_through(self, key: str, wanted: Callable[[], bool]) -> bool:
@@ -229,20 +313,61 @@ class Memory:
         if keys:
             progress(len(keys), len(keys))
 
+    async def remove_over(self, wanted: Callable[[], bool]) -> int:
+        """
+        Remove the blocks whose lives are over from memory and their files from the disk, one after
+        the other. How many went.
+
+        Args:
+            wanted: asked before each.
+        """
+        removed = 0
+        while wanted():
+            now_us = self._now_us()
+            over = eviction.lives_over(self._sequencer.order, now_us, 64)
+            before = removed
+            for key in over:
+                removed += await self._remove(key, now_us, wanted)
+            if removed == before:
+                break
+        return removed
+
+    async def _remove(self, key: str, now_us: int, wanted: Callable[[], bool]) -> bool:
+        """
+        Remove a block, unless it came to be of use since. Whether it, or its file, went.
+        """
+        async with self.steady, self._blocks:
+            block = self._sequencer.state.blocks[key]
+            over = block.due_us is not None and block.due_us <= now_us and block.pins == 0
+            if not over or not wanted():
+                return False
+            if block.present:
+                await self._engine.call(
+                    lambda mlx: mlx.evict(key), partial(self._evicted, reason="life_over")
+                )
+            if block.file_bytes is not None:
+                return await self._drop(key, reason="life_over") or block.present
+            return block.present
+
     # --- blocks in memory ------------------------------------------------------------------------
 
     def _present(self, key: str) -> bool:
         known = self._sequencer.state.blocks.get(key)
         return known is not None and known.present
 
-    def _leaving(self, key: str, size: int, keep: Collection[str] = ()) -> tuple[str, ...] | None:
+    def _leaving(
+        self, key: str, size: int, keep: Collection[str] = (), *, foreseen: bool = False
+    ) -> tuple[str, ...] | None:
         """
         The blocks that must leave for one of ``size`` bytes: none where it is there or fits. None
         where nothing could make room.
         """
         if self._present(key):
             return ()
-        return eviction.room_for_block(self._sequencer.state, size, keep)
+        state, order = self._sequencer.state, self._sequencer.order
+        if foreseen:
+            return eviction.room_for_foreseen(state, size, order=order)
+        return eviction.room_for_block(state, size, keep, order=order)
 
     async def _evict(self, key: str, keep: Collection[str] = ()) -> None:
         """
@@ -254,13 +379,14 @@ class Memory:
         await self._spill(key, keep)
         await self._engine.call(lambda mlx: mlx.evict(key), self._evicted)
 
-    def _evicted(self, report: EvictReport) -> None:
+    def _evicted(self, report: EvictReport, reason: ev.Left = "room") -> None:
         self._sequencer.append(
             ev.BlockEvicted(
                 key=report.key,
                 bytes=report.bytes,
                 store_blocks=report.store_blocks,
                 store_bytes=report.store_bytes,
+                reason=reason,
             )
         )
 
@@ -302,9 +428,9 @@ class Memory:
         wanted: Callable[[], bool] | None = None,
     ) -> bool:
         """
-        Write a block to a file, unless it has one, or its KV is in doubt, or the budget does not
-        admit it. Nobody's answer hangs on it, so what goes wrong is put on record and goes no
-        further.
+        Write a block to a file, unless it has one, or its KV is in doubt, or its life is over, or
+        the budget does not admit it. Nobody's answer hangs on it, so what goes wrong is put on
+        record and goes no further.
 
         Args:
             keep: blocks whose files must stay.
@@ -314,12 +440,14 @@ class Memory:
         Returns:
             False where it was not wanted any more, or no other could be written now either.
         """
-        block = self._sequencer.state.blocks.get(key)
-        budget = self._sequencer.state.disk_budget
+        state = self._sequencer.state
+        block, budget = state.blocks.get(key), state.disk_budget
         if block is None or not block.usable or block.file_bytes is not None or not budget:
             return True
-        size = eviction.file_bytes_at_most(self._sequencer.state, block.bytes)
-        leaving = eviction.room_for_file(self._sequencer.state, block, size, keep)
+        if block.due_us is not None and block.due_us <= self._now_us():
+            return True
+        size = eviction.file_bytes_at_most(state, block.bytes)
+        leaving = eviction.room_for_file(state, block, size, keep, order=self._sequencer.order)
         if leaving is None:
             return True
         for other in leaving:
@@ -370,7 +498,7 @@ class Memory:
         self._warn("a block could not be written", report.key, report.reason)
         self._sequencer.append(ev.BlockNotSpilled(key=report.key, reason=report.reason))
 
-    async def _drop(self, key: str) -> bool:
+    async def _drop(self, key: str, reason: ev.Left = "room") -> bool:
         """
         Remove a block's file. False where the disk does not let it go: it is there and counts.
         """
@@ -386,6 +514,7 @@ class Memory:
                         bytes=report.bytes,
                         disk_blocks=report.disk_blocks,
                         disk_bytes=report.disk_bytes,
+                        reason=reason,
                     )
                 )
             return True
@@ -428,5 +557,9 @@ def _settling(state: State) -> Session | None:
     return min(found, key=lambda session: session.last_used, default=None)
 
 
-async def _nobody(session: str) -> None:
+async def _no_check() -> bool:
+    return False
+
+
+async def _nobody(session: str, reason: str) -> None:
     raise LookupError(f"nobody can ask session {session} for its slab yet")

@@ -1,5 +1,6 @@
 """
-One line a request in the log: which path, what was reused, what was computed, how long it took.
+One line a request in the log: which path, what was reused, what was computed, how long it took; and
+one for each shadow check.
 
 A projection of committed events, like the metrics: the log says what the journal says, under the
 same ids.
@@ -53,6 +54,7 @@ class RequestLog:
                 log.warning(
                     "request rejected",
                     request=event.request,
+                    tenant=event.tenant,
                     status=event.status,
                     code=event.code,
                 )
@@ -67,6 +69,10 @@ class RequestLog:
                     fact=event.message,
                 )
                 self._ended(recorded, event.request, "bug", bug_id=event.bug_id)
+            case ev.ShadowEnded():
+                _shadow(event, event.result)
+            case ev.ShadowSkipped():
+                _shadow(event, f"skipped: {event.reason}")
             case _:
                 self._went_on(recorded)
 
@@ -115,3 +121,7 @@ class RequestLog:
             total_ms=(recorded.time_us - line.began_us) // 1000,
             ended=how,
         )
+
+
+def _shadow(event: ev.ShadowEnded | ev.ShadowSkipped, how: str) -> None:
+    log.info("shadow check", request=event.request, session=event.of_session, ended=how)

@@ -17,6 +17,7 @@ from cairn.actors.writer import JournalWriter
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.errors import BugError
+from cairn.journal.eviction_order import Order
 from cairn.journal.ledger import Ledger, Outcome
 from cairn.journal.state import Session, SessionId, State
 
@@ -29,6 +30,7 @@ class Sequencer:
     def __init__(self, ledger: Ledger, writer: JournalWriter) -> None:
         self._ledger = ledger
         self._writer = writer
+        _ = ledger.order  # made now, while nobody waits
 
     @property
     def state(self) -> State:
@@ -36,6 +38,13 @@ class Sequencer:
         The fold of all that was appended, committed or not.
         """
         return self._ledger.state
+
+    @property
+    def order(self) -> Order:
+        """
+        The order in which the blocks of that leave memory, and their files the disk.
+        """
+        return self._ledger.order
 
     def append(self, *events: ev.Event, expected_seq: int | None = None) -> int:
         """

@@ -7,55 +7,65 @@ dies nothing may be answered any more, and the server stops. A session that dies
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import structlog
 import trio
 
+from cairn.actors.agent_messages import AgentService
+from cairn.actors.agents import KeptAgents
+from cairn.actors.ahead import Foresight
 from cairn.actors.engine import EngineThread
+from cairn.actors.figures import contexts, figures
+from cairn.actors.house import House
+from cairn.actors.limits import Limits
+from cairn.actors.lives import Lives
 from cairn.actors.memory import Memory
 from cairn.actors.messages import (
     Broken,
-    Finished,
+    ContextUse,
     Generate,
     JournalFull,
-    PromptRefused,
-    PromptTooLong,
+    KeptTurn,
+    ListedModel,
     QueueFull,
     RefusalError,
     Reply,
     ServerFacts,
     Statistics,
     Stopping,
-    Waiting,
+    TimeOver,
 )
 from cairn.actors.outside import new_id, wall_clock_us
-from cairn.actors.request_log import RequestLog
+from cairn.actors.reading import Reader
+from cairn.actors.replies import Replies, unless_dead
 from cairn.actors.sequencer import Sequencer
-from cairn.actors.session import House, SessionActor
+from cairn.actors.session import SessionActor
+from cairn.actors.shadow import ShadowCheck
+from cairn.actors.stalls import Stalls
 from cairn.actors.ticket import Prepared, Ticket
-from cairn.actors.writer import JournalWriter, Stall, WriterDied
+from cairn.actors.writer import JournalWriter, WriterDied
 from cairn.engine import prompt as prompts
 from cairn.engine.reports import ModelFacts
-from cairn.engine.schedule import slab_capacity
 from cairn.journal import events as ev
 from cairn.journal import eviction
 from cairn.journal.events import Recorded
-from cairn.journal.keys import block_keys
-from cairn.journal.paths import Ask
+from cairn.journal.lifecycle import Life
 from cairn.journal.state import SessionId
+from cairn.journal.tenants import LOCAL, session_id
+
+T = TypeVar("T")
 
 log = structlog.get_logger("cairn")
 
-_REJECTED = {
+REJECTED = {
     "client": (499, "client_gone"),
+    "time_over": (504, "time_over"),
     "server_stopped": (503, "server_stopping"),
     "journal_full": (503, "journal_full"),
 }
@@ -64,29 +74,34 @@ Why nobody waits for a request that no session has taken: how that goes on recor
 """
 
 
-@attrs.frozen(kw_only=True)
-class Limits:
+@attrs.frozen
+class Arrival:
     """
-    What the server takes on.
+    A request as it comes.
 
     Attributes:
-        queue: requests that may wait for a session.
-        sessions: sessions that are remembered.
-        max_tokens: the longest answer where the client names none.
-        heartbeat_s: how often a client that waits hears that it still does.
-        drain_s: how long running answers may go on when the server is told to stop.
+        request: its id.
+        deadline: on trio's clock. Behind it nothing more comes.
     """
 
-    queue: int = 64
-    sessions: int = 1000
-    max_tokens: int = 1024
-    heartbeat_s: float = 10.0
-    drain_s: float = 30.0
+    request: str
+    deadline: float
+
+    def name(self, refusal: RefusalError, command: Generate) -> None:
+        """
+        Say in a refusal whose it is.
+        """
+        refusal.request = self.request
+        if command.session_name is not None:
+            refusal.session = session_id(command.tenant, command.session_name)
 
 
 class Server:
     """
     Takes requests, finds each its session, and hands back what the session says.
+
+    Attributes:
+        on_stir: is called when a request or a session may have come to its end.
     """
 
     def __init__(
@@ -100,22 +115,37 @@ class Server:
         secret: bytes,
         limits: Limits,
         kv_cache: str,
+        anticipate: bool,
+        shadow_share: float = 0.0,
+        agents: KeptAgents,
+        stalls: Stalls,
     ) -> None:
         """
         Args:
             tokenizer: mlx-lm's wrapper.
-            secret: the tenant's secret, for keys.
+            secret: the data directory's, from which those of tenants follow.
             kv_cache: the cache classes in use, for people.
+            anticipate: whether what the next prompt begins with is computed before it comes.
+            shadow_share: the share of answers that are computed once more in idle time.
+            agents: those of this run; they hear here which context there is, and how a session
+                ends.
         """
         self._sequencer = sequencer
         self._writer = writer
         self._engine = engine
         self._model = facts
-        self._tokenizer = tokenizer
+        self._reader = Reader(
+            sequencer=sequencer,
+            facts=facts,
+            tokenizer=tokenizer,
+            secret=secret,
+            max_tokens=limits.max_tokens,
+        )
         self._limits = limits
-        self._secret = secret
-        self._memory = Memory(sequencer, engine, facts.kv_token_bytes)
+        rows = facts.policy.rows if facts.policy is not None else None
+        self._memory = Memory(sequencer, engine, facts.kv_token_bytes, rows)
         self._memory.give_up = self._give_up_slab
+        foresight = Foresight(tokenizer, self._reader.encoder, self._reader.tokenizing)
         self._house = House(
             sequencer=sequencer,
             engine=engine,
@@ -124,19 +154,52 @@ class Server:
             tokenizer=tokenizer,
             detokenizer=tokenizer.detokenizer,
             secret=secret,
+            quiet=self._quiet,
+            calm=self._calm,
+            patience_s=limits.patience_s,
+            foresight=foresight if anticipate else None,
+            slab_rest_s=limits.slab_rest_s,
+            ttl_s=limits.ttl_s,
+            rested=self._stirred,
         )
-        writer.observe(RequestLog())
-        writer.on_stall, writer.on_room = self._stalled, self._has_room
-        self._refused_for_room = 0
+        self.on_stir: Callable[[], None] = _nobody_minds
+        self._agents = agents
+        self._kept = agents.kept
+        agents.context_of = lambda asked_model: facts.context_tokens
+        agents.close = self.close_session
+        self._stalls = stalls
         self._actors: dict[str, SessionActor] = {}
         self._running = trio.CapacityLimiter(facts.decode_rows)
-        # One at a time: a tokenizer is not made for several threads.
-        self._tokenizing = trio.CapacityLimiter(1)
         self._tickets: dict[str, Ticket] = {}
+        self._preparing = 0
+        self._came = 0  # requests that ever got a ticket
         self._ticket_gone = trio.lowlevel.ParkingLot()
         self._stopping = False
         self._idle = trio.Event()
         self._nursery: trio.Nursery | None = None
+        self._lives = Lives(
+            sequencer=sequencer,
+            memory=self._memory,
+            at_rest=self._at_rest,
+            close=self._close_over,
+        )
+        self._shadow: ShadowCheck | None = None
+        if shadow_share > 0:
+            self._shadow = ShadowCheck(
+                sequencer=sequencer,
+                engine=engine,
+                memory=self._memory,
+                facts=facts,
+                secret=secret,
+                share=shadow_share,
+                disturbed=self._wanted,
+                came=lambda: self._came,
+                at_rest=self._at_rest,
+                taken_out=self._taken_out,
+                guide=self._reader.guide,
+            )
+            self._memory.give_way = self._shadow.give_way
+        model = sequencer.state.model
         self.facts = ServerFacts(
             model=facts.name,
             fingerprint=facts.fingerprint,
@@ -149,9 +212,33 @@ class Server:
             vocabulary_tokens=facts.vocabulary_tokens,
             defaults=facts.defaults,
             template=facts.template,
+            switches=prompts.switches(tokenizer, facts.template),
+            dtype=facts.dtype,
+            policy=facts.policy,
+            min_cache_tokens=model.min_cache_tokens if model is not None else 0,
         )
 
     # --- for the HTTP layer --------------------------------------------------------------------
+
+    def facts_of(self, asked_model: str) -> ServerFacts:
+        """
+        Of the model that answers who asks for this one: there is one alone.
+        """
+        return self.facts
+
+    @property
+    def models(self) -> tuple[ListedModel, ...]:
+        """
+        The one model.
+        """
+        return (ListedModel(aliases=(), state="loaded", waiting=0, facts=self.facts),)
+
+    @property
+    def quiet(self) -> bool:
+        """
+        Whether no request is under way.
+        """
+        return self._quiet()
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
         """
@@ -159,34 +246,35 @@ class Server:
         """
         self._writer.observe(observer)
 
+    @property
+    def agents(self) -> AgentService:
+        """
+        The agents that are kept here.
+        """
+        return self._agents
+
     def statistics(self) -> Statistics:
         """
         The server at this moment.
         """
-        state = self._sequencer.state
-        lives = collections.Counter(str(session.life) for session in state.sessions.values())
-        held = sum(session.cached_tokens for session in state.sessions.values())
-        model = state.model
-        return Statistics(
-            sessions=dict(lives),
+        return figures(
+            self._sequencer,
+            self._writer,
+            self._engine,
             queued=sum(not ticket.accepted for ticket in self._tickets.values()),
-            running=len(state.requests),
-            slabs=state.pool.slabs,
-            slabs_total=model.pool_slabs if model else 0,
-            slab_bytes=state.pool.slab_bytes,
-            slab_bytes_total=model.pool_bytes if model else 0,
-            blocks=state.pool.blocks,
-            block_bytes=state.pool.block_bytes,
-            block_bytes_total=model.blocks_bytes if model else 0,
-            disk_blocks=state.pool.disk_blocks,
-            disk_bytes=state.pool.disk_bytes,
-            disk_bytes_total=state.disk_budget,
-            kv_live_bytes=held * self._model.kv_token_bytes,
-            journal_position=self._writer.committed,
-            bugs=len(state.faults),
-            admission_bug=state.admission_bug,
-            journal_full=self._writer.stalled,
+            token_bytes=self._model.kv_token_bytes,
+            encoder=self._reader.encoder,
         )
+
+    def contexts(self, most: int, tenant: str = LOCAL) -> tuple[ContextUse, ...]:
+        """
+        How much of the context a tenant's conversations have filled, the last used one first; those
+        that the journal has no texts of any more are not among them.
+
+        Args:
+            most: at most so many.
+        """
+        return contexts(self._sequencer.state, self._agents, most, tenant)
 
     def generate(self, command: Generate) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
         """
@@ -198,26 +286,113 @@ class Server:
         """
         return self._generate(command)
 
+    async def count(self, command: Generate) -> int:
+        """
+        The tokens of a prompt, however long it is. Nothing is on record of it.
+
+        Raises:
+            RefusalError: it cannot be rendered or tokenised, or too many wait for that already.
+        """
+        deadline = trio.current_time() + self._limits.request_s
+        self._check_queue(command, None)
+        with self._under_way():
+            return await self._in_time(deadline, self._reader.count(command), command, None)
+
+    async def turn(self, request: str, tenant: str = LOCAL) -> KeptTurn | None:
+        """
+        The kept turn of a request, if there is one of the tenant's.
+
+        Raises:
+            RefusalError: the journal cannot be read now.
+        """
+        return await self._kept.turn(request, tenant)
+
+    async def history(self, request: str, tenant: str = LOCAL) -> tuple[KeptTurn, ...] | None:
+        """
+        The kept turns up to that of a request and with it, the oldest first; None where one of them
+        is not there. Raises as ``turn``.
+        """
+        return await self._kept.history(request, tenant)
+
+    async def forget(self, request: str, tenant: str = LOCAL) -> bool:
+        """
+        Keep the turn of a request no longer. False where there is none of the tenant's.
+
+        Raises:
+            RefusalError: that cannot be put on record now.
+        """
+        return await self._kept.forget(request, tenant)
+
     @contextlib.asynccontextmanager
     async def _generate(self, command: Generate) -> AsyncIterator[AsyncIterator[Reply]]:
-        request_id = new_id()
-        ticket = None
+        arrival = self.arrival()
+        tickets: Sequence[Ticket] = ()
         try:
-            await self._admit(command, request_id)
-            prepared = await self._prepare(command)
-            await self._admit(command, request_id)
-            ticket = Ticket(request_id, prepared, wall_clock_us() // 1_000_000)
-            assert self._nursery is not None
-            self._tickets[ticket.id] = ticket
-            self._nursery.start_soon(self._dispatch, ticket)
-            yield _Replies(ticket, self._writer, self._limits.heartbeat_s)
+            tickets = await self.take(command, arrival)
+            yield self.replies(tickets, arrival)
         except RefusalError as refusal:
-            refusal.request = request_id
-            refusal.session = command.session_name
+            arrival.name(refusal, command)
             raise
         finally:
-            if ticket is not None:
+            for ticket in tickets:
                 ticket.leave("client")
+
+    def _ticketed(self, request_id: str, prepared: Sequence[Prepared]) -> list[Ticket]:
+        """
+        A ticket for each answer of a request. The first one has the request's own id.
+        """
+        created_s = wall_clock_us() // 1_000_000
+        tickets = [Ticket(request_id, prepared[0], created_s)]
+        for choice, other in enumerate(prepared[1:], start=1):
+            tickets.append(Ticket(new_id(), other, created_s, choice=choice, first=tickets[0]))
+        self._tickets.update((ticket.id, ticket) for ticket in tickets)
+        self._came += len(tickets)
+        return tickets
+
+    def arrival(self) -> Arrival:
+        """
+        A request that comes now.
+        """
+        return Arrival(new_id(), trio.current_time() + self._limits.request_s)
+
+    async def take(self, command: Generate, arrival: Arrival) -> Sequence[Ticket]:
+        """
+        Take a request, and begin to serve it. Who asked is to leave the tickets in the end: one for
+        each answer.
+
+        Raises:
+            RefusalError: it is not taken.
+        """
+        command = self._named(command)
+        await self._admit(command)
+        self._check_queue(command, arrival.request)
+        self._agents.begin(command, arrival.request)
+        try:
+            with self._under_way(command.choices):
+                prepared = await self._in_time(
+                    arrival.deadline, self._reader.choices(command), command, arrival.request
+                )
+                await self._admit(command)
+                tickets = self._ticketed(arrival.request, prepared)
+        except BaseException:
+            self._agents.leave(arrival.request)
+            raise
+        assert self._nursery is not None
+        for ticket in tickets:
+            self._nursery.start_soon(self._dispatch, ticket)
+        return tickets
+
+    def replies(self, tickets: Sequence[Ticket], arrival: Arrival) -> AsyncIterator[Reply]:
+        """
+        What a request that was taken is told.
+        """
+        return Replies(
+            tickets,
+            self._writer,
+            heartbeat_s=self._limits.heartbeat_s,
+            request_s=self._limits.request_s,
+            deadline=arrival.deadline,
+        )
 
     # --- life ------------------------------------------------------------------------------
 
@@ -250,12 +425,22 @@ class Server:
         """
         Serve until ``drain`` has ended the last request.
         """
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            await self._idle.wait()
-            for actor in self._actors.values():
-                actor.close()
+        with contextlib.ExitStack() as told:
+            told.enter_context(self._stalls.heard_by(self._stalled))
+            if self._shadow is not None:
+                told.enter_context(self._writer.observed_by(self._shadow))
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                if self._shadow is not None:
+                    nursery.start_soon(self._shadow.run)
+                nursery.start_soon(self._lives.run)
+                task_status.started()
+                await self._idle.wait()
+                self._lives.close()
+                if self._shadow is not None:
+                    self._shadow.close()
+                for actor in self._actors.values():
+                    actor.close()
 
     async def drain(self) -> None:
         """
@@ -283,112 +468,108 @@ class Server:
         """
         Nothing can be put on record: what is under way ends, at its next step.
         """
-        self._refused_for_room = 0
         self._end_all("journal_full", JournalFull())
-
-    def _has_room(self, stall: Stall) -> None:
-        self._sequencer.append(
-            ev.JournalStalled(
-                fact=stall.fact,
-                rows_waiting=stall.rows_waiting,
-                requests_refused=self._refused_for_room,
-                duration_us=stall.duration_us,
-            )
-        )
 
     async def _no_tickets(self) -> None:
         while self._tickets:
             await self._ticket_gone.park()
 
+    def _quiet(self) -> bool:
+        """
+        Whether no request is under way. Asked on any thread.
+        """
+        return not self._tickets and not self._preparing
+
+    async def _calm(self) -> None:
+        while not self._quiet():
+            await self._ticket_gone.park()
+
+    @contextlib.contextmanager
+    def _under_way(self, choices: int = 1) -> Iterator[None]:
+        """
+        A request that has no ticket yet is under way, too, with as many places as it asks for
+        answers.
+        """
+        self._preparing += choices
+        try:
+            yield
+        finally:
+            self._preparing -= choices
+            self._ticket_gone.unpark_all()
+            self._stirred()
+
     # --- a request's way -------------------------------------------------------------------------
 
-    async def _admit(self, command: Generate, request_id: str) -> None:
+    def _named(self, command: Generate) -> Generate:
         """
-        Turn a request away where it cannot be taken now.
+        The command with the journal's id in the place of its client's name for a session.
+        """
+        if command.session_name is None:
+            return command
+        named = session_id(command.tenant, command.session_name)
+        held = self._sequencer.state.sessions.get(SessionId(named))
+        if held is not None and held.tenant != command.tenant:
+            # Nobody would ever serve it. Ids say whose they are, so only a journal in which they
+            # once did not leads here.
+            raise LookupError(f"session {named} is of the tenant {held.tenant}")
+        return attrs.evolve(command, session_name=named)
+
+    async def _admit(self, command: Generate) -> None:
+        """
+        Turn a request away where none is taken now.
         """
         state = self._sequencer.state
         if self._stopping:
             raise Stopping("the server is stopping; try again in a moment")
         if self._writer.stalled:
-            # Counted only: what waits for room in memory is bounded by the requests under way.
-            self._refused_for_room += 1
-            raise JournalFull()
+            raise self._stalls.refusal()
         bug_id = state.admission_bug or self._quarantine_of(command.session_name)
         if bug_id is not None:
             # Who hears of a bug can look it up.
-            await _unless_dead(self._writer.wait_all_committed())
+            await unless_dead(self._writer.wait_all_committed())
             raise Broken(bug_id)
+
+    def _check_queue(self, command: Generate, request_id: str | None) -> None:
+        """
+        Turn a request away where too many wait: for a row, or to be read at all.
+
+        Args:
+            request_id: for the journal; None for what is not on record.
+        """
         # The limiter counts a row as taken a step before its ticket is seated, so it is not asked.
         seated = sum(ticket.seated for ticket in self._tickets.values())
-        waiting = len(self._tickets) - seated
-        if waiting >= self._limits.queue + self._model.decode_rows - seated:
-            self._sequencer.append(
-                ev.RequestRejected(request=request_id, status=429, code="queue_full")
-            )
+        waiting = len(self._tickets) - seated + self._preparing
+        room = self._limits.queue + self._model.decode_rows - seated
+        if waiting + command.choices > room:
+            self._rejected(command, request_id, 429, "queue_full")
             raise QueueFull(
                 f"no row is free and {waiting} requests wait already; try again in a few seconds",
                 retry_after_s=5,
             )
 
-    async def _prepare(self, command: Generate) -> Prepared:
-        """
-        Everything that follows from a request alone: token ids, chain, keys, limits.
-        """
-        try:
-            return await trio.to_thread.run_sync(
-                self._prepared, command, limiter=self._tokenizing, abandon_on_cancel=False
+    def _rejected(self, command: Generate, request_id: str | None, status: int, code: str) -> None:
+        if request_id is not None:
+            self._sequencer.append(
+                ev.RequestRejected(
+                    request=request_id, tenant=command.tenant, status=status, code=code
+                )
             )
-        except prompts.TemplateError as error:
-            raise PromptRefused(str(error)) from error
 
-    def _prepared(self, command: Generate) -> Prepared:
-        ids, parts = self._read(command)
-        if not ids:
-            raise PromptRefused("the prompt is empty; there is nothing to answer")
-        context = self._model.context_tokens
-        if len(ids) >= context:
-            raise PromptTooLong(len(ids), context)
-        chain = prompts.chain_of(parts, secret=self._secret, tenant=command.tenant)
-        keys = block_keys(
-            secret=self._secret,
-            fingerprint=self._model.fingerprint,
-            tenant=command.tenant,
-            ids=ids,
-            chunk_tokens=self._model.chunk_tokens,
-        )
-        asked = command.max_tokens or self._limits.max_tokens
-        max_tokens = min(asked, context - len(ids))
-        return Prepared(
-            command=command,
-            ask=Ask(
-                tenant=command.tenant,
-                fingerprint=self._model.fingerprint,
-                chain=chain,
-                session_name=command.session_name,
-                group=command.group,
-                cache_prompt=command.cache_prompt,
-            ),
-            prompt_ids=ids,
-            chain=chain,
-            keys=keys,
-            seed=secrets.randbits(63) if command.seed is None else command.seed,
-            max_tokens=max_tokens,
-            capacity_tokens=slab_capacity(len(ids) + max_tokens, self._model.chunk_tokens, context),
-        )
+    async def _in_time(
+        self, deadline: float, reading: Awaitable[T], command: Generate, request_id: str | None
+    ) -> T:
+        """
+        What is made of a request before it has a ticket, where that is done in time. What a thread
+        has in hand is brought to its end; what waits for one is not.
 
-    def _read(self, command: Generate) -> tuple[tuple[int, ...], tuple[tuple[str, bytes], ...]]:
+        Args:
+            deadline: on trio's clock.
+            request_id: as for ``_check_queue``.
         """
-        Token ids and parts of a request.
-        """
-        if command.conversation is not None:
-            text = prompts.render(self._tokenizer, command.conversation)
-            ids = prompts.encode(self._tokenizer, text, special=False)
-            return ids, prompts.conversation_parts(command.conversation)
-        if isinstance(command.prompt, str):
-            ids = prompts.encode(self._tokenizer, command.prompt, special=True)
-            return ids, (("prompt", command.prompt.encode()),)
-        ids = tuple(command.prompt or ())
-        return ids, (("prompt", repr(ids).encode()),)
+        with trio.move_on_at(deadline):
+            return await reading
+        self._rejected(command, request_id, *REJECTED["time_over"])
+        raise TimeOver(self._limits.request_s)
 
     async def _dispatch(self, ticket: Ticket) -> None:
         """
@@ -396,6 +577,8 @@ class Server:
         """
         try:
             with ticket.waiting:
+                if ticket.first is not None:
+                    await ticket.first.prefilled.wait()  # its blocks are shared
                 name = ticket.prepared.command.session_name
                 if name is not None:
                     async with self._actor(name, ticket, named=True).line:
@@ -403,13 +586,18 @@ class Server:
                 else:
                     await self._in_turn(ticket)
         finally:
+            ticket.prefilled.set()
             del self._tickets[ticket.id]
+            if not ticket.finished:
+                self._agents.leave(ticket.id)
             self._ticket_gone.unpark_all()
+            self._stirred()
             self._dismiss_unopened(ticket.prepared.command.session_name)
             if not ticket.accepted and ticket.gone is not None:
-                status, code = _REJECTED[ticket.gone]
+                status, code = REJECTED[ticket.gone]
+                tenant = ticket.prepared.command.tenant
                 self._sequencer.append(
-                    ev.RequestRejected(request=ticket.id, status=status, code=code)
+                    ev.RequestRejected(request=ticket.id, tenant=tenant, status=status, code=code)
                 )
 
     async def _in_turn(self, ticket: Ticket) -> None:
@@ -417,13 +605,15 @@ class Server:
             ticket.seated = True
             while True:
                 ticket.rerouted = False
-                name = ticket.prepared.command.session_name
+                command = ticket.prepared.command
+                name = command.session_name
                 bug_id = self._quarantine_of(name)
                 if bug_id is not None:
                     ticket.fail(Broken(bug_id))
                     break
                 chosen = self._sequencer.choose(ticket.prepared.ask)
-                actor = self._actor(chosen or name or new_id(), ticket, named=name is not None)
+                found = chosen or name or session_id(command.tenant, new_id())
+                actor = self._actor(found, ticket, named=name is not None)
                 # A session that has the ticket looks itself whether somebody still waits.
                 with trio.CancelScope(shield=True):
                     await actor.serve(ticket)
@@ -434,6 +624,38 @@ class Server:
                 # Serving was shielded: who left since, or ends with the server, goes no further.
                 await trio.lowlevel.checkpoint_if_cancelled()
         self._forget_sessions()
+
+    # --- the shadow check -------------------------------------------------------------------------
+
+    def _wanted(self) -> bool:
+        """
+        Whether somebody wants something, or nothing may be done. Asked on the engine's thread too.
+        """
+        state = self._sequencer.state
+        closed = self._stopping or self._writer.stalled or state.admission_bug is not None
+        return closed or not self._quiet() or bool(state.requests)
+
+    def _at_rest(self) -> bool:
+        """
+        Whether nobody wants anything and no session has anything to do.
+        """
+        return not self._wanted() and not any(actor.busy for actor in self._actors.values())
+
+    def _taken_out(self, session_id: str) -> None:
+        """
+        Tell a session that a check took it out of service, where it is still there.
+        """
+        actor = self._actors.get(session_id)
+        if actor is not None:
+            actor.leave_service()
+
+    def _stirred(self) -> None:
+        self.on_stir()
+        self._lives.look()
+        if self._shadow is not None:
+            self._shadow.look()
+
+    # --- sessions ---------------------------------------------------------------------------------
 
     def _quarantine_of(self, name: str | None) -> str | None:
         """
@@ -480,62 +702,53 @@ class Server:
             if self._actors.get(actor.id) is actor:
                 del self._actors[actor.id]
 
-    async def _give_up_slab(self, session_id: str) -> None:
+    async def _give_up_slab(self, session_id: str, reason: str) -> None:
         actor = self._actors.get(session_id)
         if actor is None:
             raise LookupError(f"session {session_id} holds a slab and has no actor")
-        await actor.give_up_slab()
+        await actor.give_up_slab(reason)
+
+    async def _close_over(self, session_id: str) -> None:
+        """
+        Close a session whose life is over, unless somebody wants something meanwhile.
+        """
+        reason = "its life is over"
+        held = self._sequencer.state.sessions.get(SessionId(session_id))
+        if held is not None and held.slab is not None:
+            await self._give_up_slab(session_id, reason)
+        now = self._sequencer.state.sessions.get(SessionId(session_id))
+        if now is not None and now.slab is None and self._at_rest():
+            self._close(session_id, reason)
+
+    def _close(self, session_id: str, reason: str) -> None:
+        actor = self._actors.pop(session_id, None)
+        if actor is not None:
+            actor.close()
+        self._sequencer.append(ev.SessionClosed(session=session_id, reason=reason))
 
     def _forget_sessions(self) -> None:
         """
         Keep the number of remembered sessions bounded.
         """
         while session := eviction.session_to_forget(self._sequencer.state, self._limits.sessions):
-            actor = self._actors.pop(session.id, None)
-            if actor is not None:
-                actor.close()
-            self._sequencer.append(
-                ev.SessionClosed(session=session.id, reason="least recently used")
-            )
+            self._close(session.id, "least recently used")
+
+    async def close_session(self, session_id: str, reason: str) -> None:
+        """
+        End a session that nobody is at work in and that nobody will name meanwhile, also one that a
+        bug took out of service: the bug stays on record.
+        """
+        actor = self._actors.get(session_id)
+        if actor is not None and not actor.ended:
+            await actor.give_up_slab("it is to be closed")
+        held = self._sequencer.state.sessions.get(SessionId(session_id))
+        if held is None or held.slab is not None:
+            return
+        if held.life in (Life.IDLE, Life.COLD, Life.QUARANTINED):
+            self._close(session_id, reason)
 
 
-class _Replies:
+def _nobody_minds() -> None:
     """
-    What a session says to one request, each reply once it is committed.
+    There is no other model that waits for the requests to end.
     """
-
-    def __init__(self, ticket: Ticket, writer: JournalWriter, heartbeat_s: float) -> None:
-        self._ticket = ticket
-        self._writer = writer
-        self._heartbeat_s = heartbeat_s
-        self._finished = False
-
-    def __aiter__(self) -> _Replies:
-        return self
-
-    async def __anext__(self) -> Reply:
-        if self._finished:
-            raise StopAsyncIteration
-        ticket = self._ticket
-        with trio.move_on_after(self._heartbeat_s) as waited:
-            item = await ticket.replies.receive()
-        if waited.cancelled_caught:
-            return Waiting(queued=not ticket.accepted, prefilled_tokens=ticket.prefilled_tokens)
-        self._finished = True
-        if isinstance(item, RefusalError):
-            if isinstance(item, Broken):
-                await _unless_dead(self._writer.wait_all_committed())
-            raise item
-        await _unless_dead(self._writer.wait_committed(item.receipt))
-        self._finished = isinstance(item.reply, Finished)
-        return item.reply
-
-
-async def _unless_dead(committed: Awaitable[None]) -> None:
-    """
-    Wait for a commit. Where the writer has died the server stops, and so do its answers.
-    """
-    try:
-        await committed
-    except WriterDied as died:
-        raise Stopping("the server stops, since its journal cannot be written") from died

@@ -4,10 +4,14 @@ A request on its way: what a session needs of it, and the way back to its client
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import trio
 
-from cairn.actors.messages import Generate, RefusalError, Reply
+from cairn.actors.messages import Generate, RefusalError, Reply, Waiting
+from cairn.engine.answer_parts import AnswerForm
+from cairn.engine.reports import Guide
 from cairn.journal.paths import Ask
 from cairn.journal.state import Part
 
@@ -31,7 +35,11 @@ class Prepared:
         keys: of the prompt's full chunks.
         seed: the one in use.
         max_tokens: clamped to the context.
+        context_tokens: what prompt and answer may have together.
         capacity_tokens: of the slab that prompt and answer need.
+        form: of the answer.
+        grammar: what the answer is held to, or None.
+        guide: follows it.
     """
 
     command: Generate
@@ -41,7 +49,17 @@ class Prepared:
     keys: tuple[str, ...]
     seed: int
     max_tokens: int
+    context_tokens: int
     capacity_tokens: int
+    form: AnswerForm
+    grammar: str | None = None
+    guide: Guide | None = None
+
+
+Replies = trio.MemoryReceiveChannel[Committed | RefusalError]
+"""
+What sessions say to a client.
+"""
 
 
 class Ticket:
@@ -55,9 +73,26 @@ class Ticket:
         seated: one of the rows that decode is its own, so it does not count as one that waits.
         rerouted: the session found, in its turn, that the rules choose another one by now.
         prefilled_tokens: how far the prompt has come, for keep-alives.
+        prefilled: set once its prompt has its KV, or never will.
+        sealed_tokens: of the prompt, those whose KV was computed for it and became blocks.
+        finished: the answer is complete, if not committed yet.
     """
 
-    def __init__(self, request_id: str, prepared: Prepared, created_s: int) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        prepared: Prepared,
+        created_s: int,
+        *,
+        choice: int = 0,
+        first: Ticket | None = None,
+    ) -> None:
+        """
+        Args:
+            choice: which of several answers that are asked for at once.
+            first: the ticket of the first of them, whose client hears of this one in the same
+                place; None for that one itself.
+        """
         self.id = request_id
         self.prepared = prepared
         self.created_s = created_s
@@ -67,14 +102,25 @@ class Ticket:
         self.accepted = False
         self._failed = False
         self.prefilled_tokens = 0
+        self.sealed_tokens = 0
+        self.finished = False
         self.left_turn = trio.Event()
         self.waiting = trio.CancelScope()
-        self._send, self.replies = trio.open_memory_channel[Committed | RefusalError](float("inf"))
+        self.prefilled = trio.Event()
+        self.choice = choice
+        self.first = first
+        self.replies: Replies
+        if first is None:
+            self._send, self.replies = trio.open_memory_channel[Committed | RefusalError](math.inf)
+        else:
+            self._send, self.replies = first._send, first.replies
 
     def reply(self, receipt: int, reply: Reply) -> None:
         """
         Hand a reply over, to leave once it is committed. Never waits: an answer is bounded.
         """
+        if self.choice and not isinstance(reply, Waiting):
+            reply = attrs.evolve(reply, choice=self.choice)
         self._send.send_nowait(Committed(receipt, reply))
 
     def fail(self, error: RefusalError) -> None:

@@ -12,10 +12,11 @@ record then.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import structlog
@@ -37,6 +38,19 @@ _PROBE_S = 1.0
 class _Batch:
     rows: tuple[Row, ...]
     recorded: tuple[Recorded, ...]
+
+
+@attrs.define
+class _Look:
+    """
+    Rows that somebody waits for.
+
+    Attributes:
+        rows: that were found; None as long as it was not looked, and what failed where it did.
+    """
+
+    positions: tuple[int, ...]
+    rows: list[Row | None] | StoreError | None = None
 
 
 class WriterDied(Exception):
@@ -73,7 +87,7 @@ class JournalWriter:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._inbox: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Batch | _Look | None] = queue.SimpleQueue()
         self._committed = store.head()[0]
         self._submitted = self._committed
         self._moved = trio.lowlevel.ParkingLot()
@@ -104,6 +118,17 @@ class JournalWriter:
         Have every event passed on once it is committed, in order.
         """
         self._observers.append(observer)
+
+    @contextlib.contextmanager
+    def observed_by(self, observer: Callable[[Recorded], None]) -> Iterator[None]:
+        """
+        As ``observe``, while the context lasts.
+        """
+        self._observers.append(observer)
+        try:
+            yield
+        finally:
+            self._observers.remove(observer)
 
     def submit(self, rows: Sequence[Row], recorded: Sequence[Recorded]) -> int:
         """
@@ -142,6 +167,30 @@ class JournalWriter:
                 raise JournalFull()
             await self._moved.park()
 
+    async def rows(self, positions: Sequence[int]) -> list[Row | None]:
+        """
+        Rows that are committed; None for one that was cut off. They are read on the thread that
+        writes, since nothing else uses its connection.
+
+        Raises:
+            JournalFull: there is no room for the journal now, which comes first.
+            StoreError: they cannot be read.
+            WriterDied: it reads nothing any more.
+        """
+        if self._closing.is_set():
+            raise WriterDied("the journal is closed")
+        look = _Look(tuple(positions))
+        self._inbox.put(look)
+        while look.rows is None:
+            if self._failure is not None:
+                raise WriterDied("the journal cannot be read") from self._failure
+            if self._stalled:
+                raise JournalFull()
+            await self._moved.park()
+        if isinstance(look.rows, StoreError):
+            raise look.rows
+        return look.rows
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """
         Run the thread until ``close``. Raises what killed the writer, if something did.
@@ -161,11 +210,14 @@ class JournalWriter:
     def _loop(self, token: trio.lowlevel.TrioToken) -> None:
         try:
             while True:
-                batches, last = self._gathered()
+                batches, looks, last = self._gathered()
                 rows = [row for batch in batches for row in batch.rows]
                 if rows:
                     self._store_rows(rows, token)
                     token.run_sync_soon(self._announce, batches)
+                for look in looks:
+                    look.rows = self._found(look.positions)
+                    token.run_sync_soon(self._moved.unpark_all)
                 if last:
                     break
         except StoreError as error:
@@ -198,26 +250,39 @@ class JournalWriter:
             stall = Stall(fact=fact, rows_waiting=len(rows), duration_us=duration_us)
             token.run_sync_soon(self._room, stall)
 
-    def _gathered(self) -> tuple[list[_Batch], bool]:
+    def _found(self, positions: Sequence[int]) -> list[Row | None] | StoreError:
         """
-        All batches that wait, at least one; and whether the end was among them.
+        Look rows up. That it fails is for who asked: what is written is not worse for it.
+        """
+        try:
+            return [self._store.row(position) for position in positions]
+        except StoreError as error:
+            return error
+
+    def _gathered(self) -> tuple[list[_Batch], list[_Look], bool]:
+        """
+        All that waits, at least one: what to write, what to look up, and whether that is the end.
         """
         batches: list[_Batch] = []
+        looks: list[_Look] = []
         item = self._inbox.get()
         while item is not None:
-            batches.append(item)
+            if isinstance(item, _Batch):
+                batches.append(item)
+            else:
+                looks.append(item)
             try:
                 item = self._inbox.get_nowait()
             except queue.Empty:
-                return batches, False
-        return batches, True
+                return batches, looks, False
+        return batches, looks, True
 
     def _announce(self, batches: list[_Batch]) -> None:
         self._committed = batches[-1].rows[-1].position
         self._moved.unpark_all()
         for batch in batches:
             for recorded in batch.recorded:
-                for observer in self._observers:
+                for observer in tuple(self._observers):
                     observer(recorded)
 
     def _stall(self, fact: str) -> None:

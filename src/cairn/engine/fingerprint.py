@@ -12,7 +12,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from cairn.engine.blas import loaded_blas
 from cairn.engine.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from cairn.journal.windows import SinkWindow
 
 ENGINE_VERSION = 1
 """
@@ -53,9 +54,15 @@ _TEXT = (
     "merges.txt",
     "chat_template*",
     "*.model",
+    "*.tiktoken",
     "*.py",
 )
 _encoder = msgspec.json.Encoder(order="deterministic")
+
+Seen = frozenset[tuple[str, tuple[int, ...]]]
+"""
+See ``seen``.
+"""
 
 
 def collect(
@@ -67,6 +74,8 @@ def collect(
     decode_rows: int,
     kv_cache: str,
     context_tokens: int,
+    windows: Sequence[int | None] = (),
+    policy: SinkWindow | None = None,
     adapter: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -78,17 +87,23 @@ def collect(
         device: what MLX says of the device.
         dtypes: how many parameters have which dtype.
         context_tokens: the longest sequence that is served.
+        windows: of the layers that have one in Cairn's cache; None for those that have none.
+        policy: what a token attends to; None for what the model's layers say.
         adapter: the directory of an adapter over the weights.
         progress: called with (bytes hashed, bytes in all).
     """
     blas = loaded_blas()
-    over = {"adapter": hash_files(adapter, _ADAPTER)} if adapter is not None else {}
+    over: dict[str, Any] = {"adapter": hash_files(adapter, _ADAPTER)} if adapter is not None else {}
+    if any(windows):
+        over["kv_windows"] = list(windows)
     return over | {
         "weights": hash_files(directory, _WEIGHTS, progress),
         "tokenizer": hash_files(directory, _TEXT),
         "dtypes": dict(sorted(dtypes.items())),
         "mlx": importlib.metadata.version("mlx"),
         "mlx_lm": importlib.metadata.version("mlx-lm"),
+        # It says which tokens may come next in an answer that is held to a grammar.
+        "llguidance": importlib.metadata.version("llguidance"),
         "cairn_engine": ENGINE_VERSION,
         "device": dict(sorted(device.items())),
         "system": f"{platform.system()} {platform.machine()}",
@@ -99,7 +114,7 @@ def collect(
         "chunk_tokens": chunk_tokens,
         "tail_rule": TAIL_RULE,
         "decode_rows": decode_rows,
-        "kv_policy": "full",
+        "kv_policy": "full" if policy is None else f"sink_window {policy.sinks}+{policy.window}",
         "kv_cache": kv_cache,
         "shards": 1,
         # Where an answer must end; on a small machine sooner than the model would have it.
@@ -122,7 +137,7 @@ def hash_files(
     """
     One hash over the names and contents of a directory's files.
     """
-    paths = sorted({path for pattern in patterns for path in directory.glob(pattern)})
+    paths = _files(directory, patterns)
     total = sum(path.stat().st_size for path in paths)
     found = blake3(max_threads=blake3.AUTO)
     done = 0
@@ -135,6 +150,33 @@ def hash_files(
                 if progress is not None:
                     progress(done, total)
     return found.hexdigest()
+
+
+def seen(directory: Path, adapter: Path | None = None) -> Seen:
+    """
+    The files that a fingerprint reads, each with what the system knows it by, read from no file.
+    Two looks that are equal had the same bytes before them, and whoever read in between, too. The
+    time of the last change is asked for beside that of the last writing, which tools set back.
+    """
+    paths = _files(directory, _WEIGHTS + _TEXT)
+    if adapter is not None:
+        paths += _files(adapter, _ADAPTER)
+    return frozenset((str(path), _known_by(path)) for path in paths)
+
+
+def _files(directory: Path, patterns: tuple[str, ...]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in directory.glob(pattern)})
+
+
+def _known_by(path: Path) -> tuple[int, ...]:
+    """
+    Nothing of a file that went since it was found.
+    """
+    try:
+        of = path.stat()
+    except OSError:
+        return ()
+    return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns
 
 
 def _processor() -> str:

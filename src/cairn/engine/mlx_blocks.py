@@ -11,7 +11,7 @@ import attrs
 import mlx.core as mx
 from blake3 import blake3
 
-from cairn.engine.mlx_cache import HeldSlab
+from cairn.engine.mlx_cache import HeldSlab, SinkCache
 from cairn.engine.reports import EngineFault
 
 
@@ -39,12 +39,32 @@ def cut(slab: HeldSlab, start: int, end: int) -> SealedBlock:
     The copies are evaluated before this returns: a slice that is still pending would make the
     slab's next update copy the whole slab.
     """
+    rows = [_rows(cache, start, end) for cache in slab.caches]
     block = SealedBlock(
-        keys=tuple(mx.contiguous(c.keys[0, :, start:end, :]) for c in slab.caches),
-        values=tuple(mx.contiguous(c.values[0, :, start:end, :]) for c in slab.caches),
+        keys=tuple(
+            mx.contiguous(c.keys[0, :, kept, :]) for c, kept in zip(slab.caches, rows, strict=True)
+        ),
+        values=tuple(
+            mx.contiguous(c.values[0, :, kept, :])
+            for c, kept in zip(slab.caches, rows, strict=True)
+        ),
     )
     mx.eval(block.keys, block.values)
     return block
+
+
+def _rows(cache: Any, start: int, end: int) -> slice:
+    """
+    Where tokens lie in the arrays of a layer.
+
+    Raises:
+        EngineFault: they were let go.
+    """
+    if not isinstance(cache, SinkCache):
+        return slice(start, end)
+    if start < cache.start:
+        raise EngineFault(f"tokens from {start} on of a slab that begins at {cache.start}")
+    return slice(cache.row_of(start), cache.row_of(end))
 
 
 def digest(block: SealedBlock) -> str:
@@ -72,6 +92,11 @@ def paste(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:
     for layer, cache in enumerate(slab.caches):
         if cache.offset != start:
             raise EngineFault(f"blocks at {start} on a layer that ends at {cache.offset}")
+        if isinstance(cache, SinkCache):
+            for block in blocks:
+                cache.update_and_fetch(block.keys[layer][None], block.values[layer][None])
+            end = cache.offset
+            continue
         keys = mx.concatenate([block.keys[layer] for block in blocks], axis=1)
         values = mx.concatenate([block.values[layer] for block in blocks], axis=1)
         end = start + keys.shape[1]

@@ -4,6 +4,10 @@ The KV cache of a session: a slab of arrays that are the model's own cache.
 ``SlabCache`` is mlx-lm's ``KVCache`` over arrays of a fixed capacity that are there before the
 first token. It knows the first token that it holds, and it refuses to grow: mlx-lm would enlarge
 the arrays and nobody would have counted them.
+
+``WindowCache`` is one for a layer that attends to a window. It too holds all tokens, and shows the
+model the window alone. So what a pass sees follows from its place, whatever was held before, and a
+layer with a window can be cut back, shared and sealed like any other.
 """
 
 from __future__ import annotations
@@ -13,10 +17,13 @@ from typing import Any
 
 import attrs
 import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import CacheList, KVCache
 
-from cairn.engine.reports import EngineFault
+from cairn.engine.reports import EngineFault, Forgotten
 from cairn.journal.events import Coverage
+from cairn.journal.windows import SinkWindow
 
 
 class SlabCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
@@ -50,16 +57,190 @@ class SlabCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
         return added
 
 
+class WindowCache(SlabCache):
+    """
+    One layer's keys and values, where a token attends to itself and so many less one before it.
+
+    Attributes:
+        window: the tokens that a token attends to.
+    """
+
+    def __init__(self, keys: mx.array, values: mx.array, window: int) -> None:
+        super().__init__(keys, values)
+        self.window = window
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """
+        Add rows and give those that any of them attends to, the oldest first. Changes the arrays in
+        place.
+
+        Raises:
+            EngineFault: the rows do not fit.
+        """
+        first = self.offset - self._before()
+        all_keys, all_values = super().update_and_fetch(keys, values)
+        return all_keys[..., first:, :], all_values[..., first:, :]
+
+    def make_mask(
+        self, rows: int, window_size: int | None = None, return_array: bool = False
+    ) -> mx.array | str | None:
+        """
+        Which of these each of the next rows attends to; None for all.
+
+        Args:
+            window_size: where the model wants another window than it told before.
+
+        Raises:
+            EngineFault: it wants a longer one: its layers contradict each other.
+        """
+        before, window = self._before(), window_size or self.window
+        if window > self.window:
+            raise EngineFault(f"a mask over {window} tokens for a window of {self.window}")
+        if before + rows > window or (return_array and rows > 1):
+            mask: mx.array = create_causal_mask(rows, before, window_size=window)
+            return mask
+        return "causal" if rows > 1 else None
+
+    def _before(self) -> int:
+        """
+        How many tokens before the next one it may attend to.
+        """
+        offset: int = self.offset
+        return min(offset, self.window - 1)
+
+
+class SinkCache(SlabCache):
+    """
+    One layer's keys and values under ``SinkWindow``: the sinks, and behind them a window of the
+    last tokens with what else there is room for. A pass is shown sinks and window by its place.
+
+    Attributes:
+        start: the first token past the sinks that is held; 0 while none was let go.
+    """
+
+    def __init__(
+        self, keys: mx.array, values: mx.array, policy: SinkWindow, capacity_tokens: int
+    ) -> None:
+        """
+        Args:
+            keys: (1, kv_heads, rows, head_dim), the rows being those of the policy, or of the
+                capacity where that is less.
+            capacity_tokens: the longest sequence.
+        """
+        super().__init__(keys, values)
+        self.offset: int = 0
+        self._policy = policy
+        self._capacity = capacity_tokens
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """
+        Add rows and give those that any of them attends to, the oldest first. Lets go what there is
+        no room for. Changes the arrays in place.
+
+        Raises:
+            EngineFault: the rows do not fit.
+        """
+        place = self.offset
+        end = place + keys.shape[2]
+        if end > self._capacity:
+            raise EngineFault(
+                f"{keys.shape[2]} rows at {place} do not fit a slab of {self._capacity} tokens"
+            )
+        self._let_go(self._policy.start_after(self.start, place, end, self._capacity))
+        if self.row_of(end) > self.keys.shape[2]:
+            raise EngineFault(f"{keys.shape[2]} rows at {place} do not fit behind their window")
+        self.keys[..., self.row_of(place) : self.row_of(end), :] = keys
+        self.values[..., self.row_of(place) : self.row_of(end), :] = values
+        self.offset = end
+        return self._shown(self.keys, place), self._shown(self.values, place)
+
+    def make_mask(
+        self, rows: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """
+        Which of these each of the next rows attends to; None for all.
+
+        Raises:
+            EngineFault: the model has a window of its own.
+        """
+        if window_size is not None:
+            raise EngineFault(f"a model's own window of {window_size} under a window by choice")
+        if rows == 1:
+            return None
+        policy, place = self._policy, self.offset
+        if place + rows <= policy.sinks + policy.window and not return_array:
+            return "causal"
+        query = mx.arange(place, place + rows)[:, None]
+        first = policy.first(place)
+        shown = mx.arange(first, place + rows)
+        if first > policy.sinks:
+            shown = mx.concatenate([mx.arange(policy.sinks), shown])
+        else:
+            shown = mx.arange(place + rows)
+        near = (shown > query - policy.window) | (shown < policy.sinks)
+        return (shown <= query) & near
+
+    def trim(self, n: int) -> int:
+        """
+        Cut the last tokens off.
+
+        Raises:
+            Forgotten: what the next pass would attend to was let go. Nothing has changed.
+        """
+        end = self.offset - n
+        if end and not self._policy.reaches(self.start, end):
+            raise Forgotten(f"a slab that begins at {self.start} cannot be cut back to {end}")
+        self.offset = end
+        self.start = self.start if end else 0
+        return n
+
+    def row_of(self, token: int) -> int:
+        """
+        The row of the arrays that a token has, or would have.
+        """
+        return token - self.start + self._policy.sinks if self.start else token
+
+    def _let_go(self, start: int) -> None:
+        """
+        Have the window begin later: what it holds then moves up to the sinks.
+        """
+        if start == self.start:
+            return
+        kept = slice(self.row_of(start), self.row_of(self.offset))
+        sinks = self._policy.sinks
+        rows = slice(sinks, sinks + kept.stop - kept.start)
+        self.keys[..., rows, :] = mx.contiguous(self.keys[..., kept, :])
+        self.values[..., rows, :] = mx.contiguous(self.values[..., kept, :])
+        self.start = start
+
+    def _shown(self, array: mx.array, place: int) -> mx.array:
+        """
+        The rows that a pass at ``place`` attends to, in an array of a form that follows from the
+        place alone.
+        """
+        first, end = self._policy.first(place), self.row_of(self.offset)
+        if first == self._policy.sinks:  # nothing lies between
+            return array[..., :end, :]
+        window = array[..., self.row_of(first) : end, :]
+        if not self._policy.sinks:
+            return window
+        return mx.concatenate([array[..., : self._policy.sinks, :], window], axis=2)
+
+
 @attrs.frozen(kw_only=True)
 class LayerShape:
     """
     What one layer keeps for a token.
+
+    Attributes:
+        window: the tokens that a token attends to; None for all.
     """
 
     kv_heads: int
     key_dim: int
     value_dim: int
     dtype: mx.Dtype
+    window: int | None = None
 
     @property
     def token_bytes(self) -> int:
@@ -95,6 +276,16 @@ class HeldSlab:
         if not self.fixed:
             return 0
         return sum(cache.keys.nbytes + cache.values.nbytes for cache in self.caches)
+
+    @property
+    def live_bytes(self) -> int:
+        """
+        The size of its arrays at this moment, also of those that grow.
+        """
+        if self.fixed:
+            return self.nbytes
+        held: Any = tree_flatten([vars(layer) for layer in flat(self.caches)])
+        return sum(array.nbytes for _, array in held if isinstance(array, mx.array))
 
     @property
     def end(self) -> int:
@@ -164,13 +355,17 @@ class SlabPool:
         *,
         own_classes: bool,
         growing: Callable[[], list[Any]],
+        policy: SinkWindow | None = None,
     ) -> None:
         """
         Args:
             shapes: of each layer; empty where the model's caches grow as they will.
-            own_classes: False to use mlx-lm's ``KVCache`` over the same arrays.
+            own_classes: False to use mlx-lm's ``KVCache`` over the same arrays; for layers without
+                a window only.
             growing: makes the model's own caches.
+            policy: what a token attends to; None for what the layers say.
         """
+        self._policy = policy
         self._shapes = tuple(shapes)
         self._growing = growing
         self._own = own_classes
@@ -181,7 +376,7 @@ class SlabPool:
         """
         The size of a slab of that capacity.
         """
-        return capacity_tokens * sum(shape.token_bytes for shape in self._shapes)
+        return self._rows(capacity_tokens) * sum(shape.token_bytes for shape in self._shapes)
 
     def open(self, capacity_tokens: int) -> HeldSlab:
         """
@@ -233,9 +428,23 @@ class SlabPool:
         """
         return len(self._held), sum(slab.nbytes for slab in self._held.values())
 
+    def live_bytes(self) -> int:
+        """
+        Bytes of the arrays of all slabs at this moment, counted anew.
+        """
+        return sum(slab.live_bytes for slab in self._held.values())
+
+    def _rows(self, capacity: int) -> int:
+        return capacity if self._policy is None else min(capacity, self._policy.rows)
+
     def _layer(self, shape: LayerShape, capacity: int) -> Any:
-        keys = mx.zeros((1, shape.kv_heads, capacity, shape.key_dim), shape.dtype)
-        values = mx.zeros((1, shape.kv_heads, capacity, shape.value_dim), shape.dtype)
+        rows = self._rows(capacity)
+        keys = mx.zeros((1, shape.kv_heads, rows, shape.key_dim), shape.dtype)
+        values = mx.zeros((1, shape.kv_heads, rows, shape.value_dim), shape.dtype)
+        if self._policy is not None:
+            return SinkCache(keys, values, self._policy, capacity)
+        if shape.window is not None:
+            return WindowCache(keys, values, shape.window)
         if self._own:
             return SlabCache(keys, values)
         cache = KVCache()

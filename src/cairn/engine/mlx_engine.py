@@ -21,15 +21,18 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from cairn.engine import mlx_blocks
+from cairn.engine.heap import give_back_free_memory
 from cairn.engine.mlx_blocks import BlockStore
 from cairn.engine.mlx_cache import HeldSlab, SlabPool
 from cairn.engine.mlx_files import BlockFiles, NoRoom, Rejected
 from cairn.engine.mlx_model import LoadedModel
 from cairn.engine.mlx_rows import row_caches
-from cairn.engine.mlx_sampling import adjusted, draw, likeliest, log_probabilities
+from cairn.engine.mlx_sampling import adjusted, draw, likeliest, log_probabilities, only
 from cairn.engine.reports import (
     DecodeRow,
     Drawn,
@@ -37,6 +40,9 @@ from cairn.engine.reports import (
     EvictReport,
     FileReport,
     LoadReport,
+    MemoryReport,
+    NotFinite,
+    NotHeld,
     PassReport,
     RejectReport,
     ScanReport,
@@ -49,6 +55,7 @@ from cairn.engine.reports import (
     Wanted,
 )
 from cairn.engine.sampling import token_key
+from cairn.journal.windows import SinkWindow
 
 _TAKES_NOTHING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -61,14 +68,26 @@ class MlxEngine:
         files: the block files, once ``open_files`` has looked for them.
     """
 
-    def __init__(self, loaded: LoadedModel, *, decode_rows: int, own_classes: bool = True) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        decode_rows: int,
+        own_classes: bool = True,
+        policy: SinkWindow | None = None,
+    ) -> None:
         self._model = loaded.model
         self._rows = decode_rows
+        parameters: Any = tree_flatten(loaded.model.parameters())
+        self._weights_bytes = sum(array.nbytes for _, array in parameters)
         self.pool = SlabPool(
             loaded.shapes,
             own_classes=own_classes,
             growing=lambda: make_prompt_cache(loaded.model),
+            policy=policy,
         )
+        # Where a slab lets tokens go, each block is hashed while all of it is there.
+        self._at_once = 1 if policy is not None else None
         self.blocks = BlockStore()
         self.files: BlockFiles | None = None
 
@@ -87,12 +106,32 @@ class MlxEngine:
 
     def close_slab(self, slab: int) -> SlabReport:
         """
-        Give a slab back.
+        Give a slab back. Its memory stays in the process, for what is allocated next.
 
         Raises:
             EngineFault: it is not held.
         """
         return self._slab_report(self.pool.close(slab))
+
+    def give_back_memory(self) -> None:
+        """
+        Have what was freed leave the process. Changes no cache.
+        """
+        mx.clear_cache()
+        give_back_free_memory()
+
+    def memory(self) -> MemoryReport:
+        """
+        What is held now: by the arrays of slabs and blocks, and by MLX's own count. Changes
+        nothing.
+        """
+        return MemoryReport(
+            slab_bytes=self.pool.live_bytes(),
+            block_bytes=self.blocks.measure()[1],
+            weights_bytes=self._weights_bytes,
+            active_bytes=mx.get_active_memory(),
+            cache_bytes=mx.get_cache_memory(),
+        )
 
     def held_tokens(self, slab: int) -> int:
         """
@@ -103,6 +142,9 @@ class MlxEngine:
     def trim(self, slab: int, end: int) -> TrimReport:
         """
         Cut a slab back to ``[0, end)``. The arrays keep the old rows behind the end.
+
+        Raises:
+            Forgotten: what would be needed behind the end was let go.
         """
         held = self.pool.get(slab)
         before = held.end
@@ -121,13 +163,20 @@ class MlxEngine:
         began = time.perf_counter_ns()
         held = self.pool.get(slab)
         blocks = [self.blocks.get(key) for key in keys]
-        end = mlx_blocks.paste(held, blocks, start)
-        rows = (end - start) // len(blocks)
-        digests = tuple(
-            mlx_blocks.digest(mlx_blocks.cut(held, first, first + rows))
-            for first in range(start, end, rows)
+        size = self._at_once or len(blocks)
+        digests: list[str] = []
+        for place in range(0, len(blocks), size):
+            pasted = blocks[place : place + size]
+            end = mlx_blocks.paste(held, pasted, start)
+            rows = (end - start) // len(pasted)
+            digests.extend(
+                mlx_blocks.digest(mlx_blocks.cut(held, first, first + rows))
+                for first in range(start, end, rows)
+            )
+            start = end
+        return ShareReport(
+            digests=tuple(digests), coverage=held.coverage(), duration_us=_since_us(began)
         )
-        return ShareReport(digests=digests, coverage=held.coverage(), duration_us=_since_us(began))
 
     def run_chunk(self, slab: int, ids: Sequence[int], wanted: Wanted | None) -> PassReport:
         """
@@ -139,9 +188,11 @@ class MlxEngine:
 
         Raises:
             EngineFault: the rows do not fit, or a log-probability is not finite.
+            NotHeld: it cannot be told which tokens may be drawn. Then nothing was run.
         """
         began = time.perf_counter_ns()
         held = self.pool.get(slab)
+        allowed = _allowed(wanted) if wanted is not None else None
         start = held.end
         tokens = mx.array(list(ids))
         logits = self._model(tokens[None], cache=held.caches)
@@ -150,7 +201,7 @@ class MlxEngine:
             mx.eval(held.arrays())
         else:
             position = start + len(ids)
-            drawn = self._drawn(logits[0, -1], wanted, position, held.arrays())
+            drawn = self._drawn(logits[0, -1], wanted, allowed, position, held.arrays())
         held.ran += len(ids)
         return PassReport(
             start=start,
@@ -161,11 +212,11 @@ class MlxEngine:
             duration_us=_since_us(began),
         )
 
-    def decode(self, rows: Sequence[DecodeRow | None]) -> list[PassReport | EngineFault | None]:
+    def decode(self, rows: Sequence[DecodeRow | None]) -> list[RowReport]:
         """
         One decode pass of W rows. Adds one token's KV to each session's slab. A row that has no
-        slab, no room in it, or no finite log-probability gets the fault as its report; the others
-        go on.
+        slab, no room in it, no token that may be drawn, or no finite log-probability gets the fault
+        as its report; the others go on.
 
         Args:
             rows: W rows; None for a dummy. At least one is a session's.
@@ -176,13 +227,15 @@ class MlxEngine:
         if len(rows) != self._rows:
             raise EngineFault(f"a decode pass has {self._rows} rows, not {len(rows)}")
         began = time.perf_counter_ns()
-        reports: list[PassReport | EngineFault | None] = [None] * len(rows)
+        reports: list[RowReport] = [None] * len(rows)
         held: list[HeldSlab | None] = [None] * len(rows)
+        allowed: list[Allowed] = [None] * len(rows)
         for place, row in enumerate(rows):
             if row is not None:
                 try:
+                    allowed[place] = _allowed(row.wanted)
                     held[place] = self._room_for_one(row.slab)
-                except EngineFault as fault:
+                except (EngineFault, NotHeld) as fault:
                     reports[place] = fault
         if not any(held):
             return reports
@@ -196,7 +249,7 @@ class MlxEngine:
             caches = row_caches([slab.caches if slab is not None else None for slab in held])
         logits = self._model(tokens, cache=caches)
         pending = [
-            _pending(logits[place, -1], row.wanted, starts[place] + 1)
+            _pending(logits[place, -1], row.wanted, allowed[place], starts[place] + 1)
             for place, row in enumerate(rows)
             if row is not None and held[place] is not None
         ]
@@ -243,6 +296,12 @@ class MlxEngine:
             store_blocks=blocks,
             store_bytes=size,
         )
+
+    def digest_of(self, key: str) -> str:
+        """
+        The digest of a block as it lies in memory now; empty where it does not. Changes nothing.
+        """
+        return mlx_blocks.digest(self.blocks.get(key)) if key in self.blocks else ""
 
     def evict(self, key: str) -> EvictReport:
         """
@@ -374,25 +433,42 @@ class MlxEngine:
         )
 
     def _drawn(
-        self, logits: mx.array, wanted: Wanted, position: int, arrays: list[mx.array]
+        self,
+        logits: mx.array,
+        wanted: Wanted,
+        allowed: Allowed,
+        position: int,
+        arrays: list[mx.array],
     ) -> Drawn:
-        pending = _pending(logits, wanted, position)
+        pending = _pending(logits, wanted, allowed, position)
         mx.eval(pending, arrays)
         return _read(pending, wanted.top)
 
 
+RowReport = PassReport | EngineFault | NotHeld | None
+Allowed = npt.NDArray[np.bool_] | None
 Pending = tuple[mx.array, mx.array, mx.array | None]
 """
 (token, its log-probability, all log-probabilities where they are asked for), not evaluated.
 """
 
 
-def _pending(logits: mx.array, wanted: Wanted, position: int) -> Pending:
-    # What is reported is what the model says; penalties have a say in the choice alone.
+def _allowed(wanted: Wanted) -> Allowed:
+    """
+    The tokens that may be drawn, where not all may. They follow from the tokens before, so they are
+    known before the pass.
+    """
+    return wanted.guide.allowed(wanted.answer) if wanted.guide is not None else None
+
+
+def _pending(logits: mx.array, wanted: Wanted, allowed: Allowed, position: int) -> Pending:
+    # What is reported is what the model says; penalties and grammars have a say in the choice
+    # alone.
     logprobs = log_probabilities(logits)
     chosen_from = logprobs
-    if wanted.sampling.changes_logits:
-        chosen_from = log_probabilities(adjusted(logits, wanted))
+    if wanted.sampling.changes_logits or allowed is not None:
+        row = adjusted(logits, wanted) if wanted.sampling.changes_logits else logits
+        chosen_from = log_probabilities(row if allowed is None else only(row, allowed))
     token = draw(chosen_from, wanted.sampling, token_key(wanted.seed, wanted.choice, position))
     return token, logprobs[token], logprobs if wanted.top else None
 
@@ -401,7 +477,7 @@ def _read(pending: Pending, top: int) -> Drawn:
     token, logprob, logprobs = pending
     value, drawn = _number(logprob), int(_number(token))
     if not math.isfinite(value):
-        raise EngineFault(f"the log-probability of token {drawn} is {value}")
+        raise NotFinite(f"the log-probability of token {drawn} is {value}")
     likely = likeliest(logprobs, top) if logprobs is not None else ()
     return Drawn(token=drawn, logprob=value, top=likely)
 

@@ -227,6 +227,8 @@ class BlockFiles:
         """
         path, _ = self._files[key]
         try:
+            if not is_file(path):  # MLX would follow a link, and wait for who writes into a pipe
+                raise OSError(errno.EINVAL, "no file")
             # MLX reads when it evaluates: what is wrong with the bytes may show only then.
             loaded: Any = mx.load(str(path), return_metadata=True)
             arrays, metadata = loaded

@@ -13,12 +13,13 @@ import mlx.core as mx
 import mlx_lm
 import mlx_lm.utils
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
-from cairn.engine import mlx_rows
+from cairn.engine import fingerprint, mlx_rows
 from cairn.engine.generation_config import read_defaults, read_template_settings
 from cairn.engine.hub import Progress, download
 from cairn.engine.mlx_cache import LayerShape
+from cairn.engine.mlx_dtype import CannotWiden, own_dtypes
 from cairn.engine.model_files import (
     ADAPTER_WEIGHTS,
     adapter_fault,
@@ -49,18 +50,21 @@ class LoadedModel:
         tokenizer: mlx-lm's wrapper.
         directory: where it was loaded from.
         adapter: where the adapter over its weights was loaded from, if there is one.
+        files: its files, as they were before the first of them was read.
         name: the name that clients see.
-        shapes: what each layer keeps for a token; empty where the layers keep other things than the
-            keys and values of all tokens, of which no sealed block can be made yet.
+        shapes: what each layer keeps for a token; empty where the layers keep other things than
+            keys and values, of which no sealed block can be made yet.
         vocabulary_tokens: the length of a row of logits.
         defaults: the sampling that the model's makers recommend.
         template: settings of the chat template that they recommend.
+        dtype: in which dtype it computes, and why, for people.
     """
 
     model: Any
     tokenizer: Any
     directory: Path
     adapter: Path | None
+    files: fingerprint.Seen
     name: str
     config: Mapping[str, Any]
     shapes: tuple[LayerShape, ...]
@@ -69,6 +73,17 @@ class LoadedModel:
     eos_ids: frozenset[int]
     defaults: Sampling
     template: Mapping[str, Any]
+    dtype: str
+
+    def refuse_changed(self) -> None:
+        """
+        To be called when all has been read that there is to read: weights, tokenizer and what is
+        hashed of them belong together only if no file changed in the meantime.
+
+        Raises:
+            ModelRefused: one did.
+        """
+        _refuse_changed(self.directory, self.adapter, self.files)
 
 
 def _no_progress(what: str, done: int, total: int) -> None:
@@ -83,6 +98,13 @@ def _any_size(size: int) -> None:
     """
 
 
+def _as_it_is(model: Any) -> str:
+    """
+    Nobody wants it in another dtype.
+    """
+    return " and ".join(own_dtypes(model))
+
+
 def load_model(
     where: str,
     *,
@@ -90,6 +112,7 @@ def load_model(
     adapter: str | None = None,
     progress: Progress = _no_progress,
     fits: Callable[[int], None] = _any_size,
+    settle_dtype: Callable[[Any], str] = _as_it_is,
 ) -> LoadedModel:
     """
     Load a model directory, or a hub's model where the hub can be reached.
@@ -100,24 +123,61 @@ def load_model(
         adapter: the directory of an adapter of mlx-lm's that goes over the weights.
         progress: called with (what, done, total).
         fits: given the bytes of the weights before they are loaded; raises where there is no room.
+        settle_dtype: given the model before its weights are read; may change their dtype, and says
+            which it is and why.
 
     Raises:
         ModelRefused: it is no model that can be served.
     """
     over = _adapter_directory(adapter)
     directory = _directory(where, progress)
+    files = fingerprint.seen(directory, over)
+    try:
+        return _loaded(where, directory, over, files, name, progress, fits, settle_dtype)
+    except Exception:
+        # What fails then may be sound before and after.
+        _refuse_changed(directory, over, files)
+        raise
+
+
+def _loaded(
+    where: str,
+    directory: Path,
+    over: Path | None,
+    files: fingerprint.Seen,
+    name: str | None,
+    progress: Progress,
+    fits: Callable[[int], None],
+    settle_dtype: Callable[[Any], str],
+) -> LoadedModel:
+    """
+    As ``load_model``.
+    """
     fits(weights_bytes(directory, over))
     progress(_LOADING, 0, 1)
     try:
         model, tokenizer, config = mlx_lm.load(str(directory), lazy=True, return_config=True)
-    except Exception as error:  # a model can be broken in any way, and mlx-lm says how
+    except (Exception, SystemExit) as error:  # it can be broken in any way, and mlx-lm says how
         raise ModelRefused(
             f"{where} cannot be loaded as a model: {_fact(error)}. A model directory of mlx-lm "
             "holds config.json, *.safetensors and a tokenizer."
         ) from error
     if over is not None:
         _adapt(model, over, where)
-    _read_weights(model, progress)
+    try:
+        dtype = settle_dtype(model)
+    except CannotWiden as error:
+        raise ModelRefused(
+            f"{where} cannot be had in float32: {error}. Start with --dtype model to serve it as "
+            "it is."
+        ) from error
+    fits(sum(array.nbytes for _, array in _parameters(model)))
+    try:
+        _read_weights(model, progress)
+    except Exception as error:
+        raise ModelRefused(
+            f"The weights of {where} cannot be read: {_fact(error)}. Is their disk sound?"
+        ) from error
     try:
         hello = (Message(role="user", content="Hello"),)
         settings = read_template_settings(directory)
@@ -142,6 +202,7 @@ def load_model(
         tokenizer=tokenizer,
         directory=directory,
         adapter=over,
+        files=files,
         name=name or (directory.resolve().name if is_path(where) else where),
         config=config,
         shapes=shapes,
@@ -149,8 +210,18 @@ def load_model(
         context_tokens=_context_tokens(config),
         eos_ids=frozenset(int(token) for token in tokenizer.eos_token_ids),
         defaults=read_defaults(directory),
-        template=read_template_settings(directory),
+        template=settings,
+        dtype=dtype,
     )
+
+
+def _refuse_changed(directory: Path, adapter: Path | None, before: fingerprint.Seen) -> None:
+    changed = sorted(path for path, _ in before ^ fingerprint.seen(directory, adapter))
+    if changed:
+        raise ModelRefused(
+            f"{changed[0]} changed while the model was read, so that nobody can say what is in "
+            "memory now. Start again when nothing writes to its directory any more."
+        )
 
 
 def _directory(where: str, progress: Progress) -> Path:
@@ -198,12 +269,16 @@ def _adapt(model: Any, adapter: Path, where: str) -> None:
         ) from error
 
 
+def _parameters(model: Any) -> list[tuple[str, Any]]:
+    found: Any = tree_flatten(model.parameters())
+    return list(found)
+
+
 def _read_weights(model: Any, progress: Progress) -> None:
     """
     Bring the weights from their files into memory, so many bytes at a time, since that can last.
     """
-    parameters: Any = tree_flatten(model.parameters())
-    arrays = [array for _, array in parameters]
+    arrays = [array for _, array in _parameters(model)]
     total, done = sum(array.nbytes for array in arrays), 0
     batch: list[Any] = []
     for place, array in enumerate(arrays, start=1):
@@ -215,10 +290,24 @@ def _read_weights(model: Any, progress: Progress) -> None:
             progress(_LOADING, done, total)
 
 
-def _fact(error: Exception) -> str:
+def cannot_run(loaded: LoadedModel, error: Exception) -> ModelRefused:
+    """
+    Why a model is not served whose code failed on Cairn's passes.
+    """
+    family = loaded.config.get("model_type", "unknown")
+    return ModelRefused(
+        f"{loaded.name} (model_type {family}) cannot be served: its code in mlx-lm failed on a "
+        f"canonical pass ({_fact(error)}). Which families are served, and how, is in "
+        "docs/models.md; choose a model of one of them."
+    )
+
+
+def _fact(error: BaseException) -> str:
     """
     What an error says, on one line.
     """
+    if isinstance(error, SystemExit):  # a family of mlx-lm's ends the process for what it misses
+        return "mlx-lm's class for it wants a package that is not installed, as it says above"
     said = " ".join(str(error).split()).rstrip(".")
     return said[:300] or type(error).__name__
 
@@ -226,13 +315,12 @@ def _fact(error: Exception) -> str:
 def _measured(model: Any) -> tuple[tuple[LayerShape, ...], int]:
     """
     What each layer keeps and how many logits there are, found by running one token. The shapes are
-    empty where a layer keeps something else than the keys and values of all tokens (a window, a
-    recurrent state).
+    empty where a layer keeps something else than keys and values (a recurrent state).
     """
     caches = make_prompt_cache(model)
     logits = model(mx.array([[0]]), cache=caches)
     mx.eval(logits)
-    if any(type(cache) is not KVCache for cache in caches):
+    if not all(type(cache) is KVCache or _is_window(cache) for cache in caches):
         return (), logits.shape[-1]
     shapes = tuple(
         LayerShape(
@@ -240,10 +328,18 @@ def _measured(model: Any) -> tuple[tuple[LayerShape, ...], int]:
             key_dim=cache.keys.shape[3],
             value_dim=cache.values.shape[3],
             dtype=cache.keys.dtype,
+            window=cache.max_size if _is_window(cache) else None,
         )
         for cache in caches
     )
     return shapes, logits.shape[-1]
+
+
+def _is_window(cache: Any) -> bool:
+    """
+    Whether a layer attends to the last tokens alone: nothing at the front is kept beside them.
+    """
+    return type(cache) is RotatingKVCache and cache.keep == 0
 
 
 def _context_tokens(config: Mapping[str, Any]) -> int:

@@ -14,6 +14,7 @@ import math
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 from mlx_lm.sample_utils import make_logits_processors
 
 from cairn.engine.reports import Wanted
@@ -58,6 +59,17 @@ def adjusted(logits: mx.array, wanted: Wanted) -> mx.array:
     for process in over_answer:
         row = process(answer, row)
     return row[0]
+
+
+def only(logits: mx.array, allowed: npt.NDArray[np.bool_]) -> mx.array:
+    """
+    The logits in float32, with all that may not be drawn at minus infinity.
+
+    Args:
+        logits: ``(vocabulary,)``; not changed.
+        allowed: likewise.
+    """
+    return mx.where(mx.array(allowed), logits.astype(mx.float32), -math.inf)
 
 
 def _unless(value: float, off: float) -> float | None:

@@ -5,6 +5,8 @@ From a model directory to an engine that has shown what it promises.
 from __future__ import annotations
 
 import collections
+import gc
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,12 +16,16 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from cairn.engine import fingerprint
+from cairn.engine.blas import loaded_blas
+from cairn.engine.heap import give_back_free_memory
 from cairn.engine.mlx_cache import counts_tokens, flat
+from cairn.engine.mlx_dtype import Asked, settle_dtype
 from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.mlx_model import LoadedModel, ModelRefused, load_model
 from cairn.engine.mlx_selftest import SelfTest, run_self_test
 from cairn.engine.reports import ModelFacts
 from cairn.engine.room import Budgets, budgets, device_memory, machine_memory, memory_fault
+from cairn.journal.windows import LEAST_CHUNKS, SinkWindow
 
 _TESTING = "self-test: same bits on this device? (once a fingerprint)"
 
@@ -58,7 +64,9 @@ def start_engine(
     remembered: Callable[[str], bool],
     progress: Callable[[str, int, int], None],
     adapter: str | None = None,
+    dtype: Asked = "auto",
     accept_tight: bool = False,
+    window: tuple[int, int] | None = None,
 ) -> Started:
     """
     Load a model, name its fingerprint and test it. For the engine's thread.
@@ -73,23 +81,36 @@ def start_engine(
         remembered: whether a fingerprint passed its self-test at an earlier start.
         progress: called with (what, done, total).
         adapter: the directory of an adapter over the model.
+        dtype: whether to have the weights in float32.
         accept_tight: load it even where it may not fit in memory.
+        window: (sinks, tokens of the window) that a token attends to; None for what the model's
+            layers say.
 
     Raises:
         ModelRefused: it cannot be served.
     """
     held = tight = None
+    memory = _memory()
 
-    def fits(size: int) -> None:
-        nonlocal held, tight
-        memory = _memory()
-        held = budgets(
+    def beside(size: int) -> Budgets:
+        return budgets(
             weights_bytes=size,
             memory_bytes=memory,
             pool_bytes=pool_bytes,
             blocks_bytes=blocks_bytes,
         )
-        tight = memory_fault(weights_bytes=size, memory_bytes=memory, held=held)
+
+    def fault(size: int) -> str | None:
+        return memory_fault(weights_bytes=size, memory_bytes=memory, held=beside(size))
+
+    def settle(model: Any) -> str:
+        on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        real_blas = sys.platform != "linux" or loaded_blas() is not None
+        return settle_dtype(model, dtype, on_cpu=on_cpu, real_blas=real_blas, fault=fault)
+
+    def fits(size: int) -> None:
+        nonlocal held, tight
+        held, tight = beside(size), fault(size)
         if tight is not None and not accept_tight:
             raise ModelRefused(
                 f"{where} does not fit in memory: {tight}. Serve a smaller or quantised model, "
@@ -97,19 +118,36 @@ def start_engine(
                 "all the same."
             )
 
-    loaded = load_model(where, name=name, adapter=adapter, progress=progress, fits=fits)
+    loaded = load_model(
+        where, name=name, adapter=adapter, progress=progress, fits=fits, settle_dtype=settle
+    )
     assert held is not None
+    if kv_cache == "mlx-lm" and any(shape.window for shape in loaded.shapes):
+        # Its class for windows forgets what a cut back would need, so that nothing can be reused.
+        loaded = attrs.evolve(loaded, shapes=())
     chunk = chunk_tokens or default_chunk_tokens()
+    policy = _policy(loaded, window, chunk, kv_cache) if window is not None else None
     # Rows need caches that can be looked at one token at a time.
     rows = (decode_rows or default_decode_rows()) if loaded.shapes else 1
-    started = _with_rows(loaded, chunk, rows, kv_cache, held, remembered, progress)
+    started = _with_rows(loaded, chunk, rows, kv_cache, policy, held, remembered, progress)
     started = attrs.evolve(started, tight=tight)
     if started.tested is None or started.tested.passed or rows == 1:
         return started
     # Where a model or a device does not keep rows apart, W is 1 there, and the fingerprint says so.
-    single = _with_rows(loaded, chunk, 1, kv_cache, held, remembered, progress)
+    single = _with_rows(loaded, chunk, 1, kv_cache, policy, held, remembered, progress)
     narrowed = (started.facts.fingerprint, started.tested)
     return attrs.evolve(single, narrowed=narrowed, tight=tight)
+
+
+def freed_memory() -> int:
+    """
+    Have what nobody holds any more leave the process, and give the bytes that MLX still has in
+    arrays. For the engine's thread.
+    """
+    gc.collect()  # modules of a model hold each other
+    mx.clear_cache()
+    give_back_free_memory()
+    return mx.get_active_memory()
 
 
 def default_chunk_tokens() -> int:
@@ -151,24 +189,32 @@ def _with_rows(
     chunk: int,
     rows: int,
     kv_cache: str,
+    policy: SinkWindow | None,
     held: Budgets,
     remembered: Callable[[str], bool],
     progress: Callable[[str, int, int], None],
 ) -> Started:
-    context = _context(loaded, held.pool_bytes, chunk)
-    fields = fingerprint.collect(
-        directory=loaded.directory,
-        adapter=loaded.adapter,
-        device=device_facts(),
-        dtypes=_dtypes(loaded.model),
-        chunk_tokens=chunk,
-        decode_rows=rows,
-        kv_cache=kv_cache,
-        context_tokens=context,
-        progress=lambda done, total: progress(
-            "reading the weights for the fingerprint", done, total
-        ),
-    )
+    context = _context(loaded, policy, held.pool_bytes, chunk)
+    try:
+        fields = fingerprint.collect(
+            directory=loaded.directory,
+            adapter=loaded.adapter,
+            device=device_facts(),
+            dtypes=_dtypes(loaded.model),
+            chunk_tokens=chunk,
+            decode_rows=rows,
+            kv_cache=kv_cache,
+            windows=[shape.window for shape in loaded.shapes],
+            policy=policy,
+            context_tokens=context,
+            progress=lambda done, total: progress(
+                "reading the weights for the fingerprint", done, total
+            ),
+        )
+    except OSError:
+        loaded.refuse_changed()  # a file that went meanwhile, most likely
+        raise
+    loaded.refuse_changed()
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
     facts = ModelFacts(
         name=loaded.name,
@@ -184,13 +230,16 @@ def _with_rows(
         vocabulary_tokens=loaded.vocabulary_tokens,
         defaults=loaded.defaults,
         template=loaded.template,
+        dtype=loaded.dtype,
+        policy=policy,
     )
-    engine = MlxEngine(loaded, decode_rows=rows, own_classes=kv_cache == "slab")
+    engine = MlxEngine(loaded, decode_rows=rows, own_classes=kv_cache == "slab", policy=policy)
     tested = None
     if not remembered(facts.fingerprint):
         progress(_TESTING, 0, 1)
         tested = run_self_test(loaded, engine, chunk)
         progress(_TESTING, 1, 1)
+        engine.give_back_memory()
     return Started(
         engine=engine,
         loaded=loaded,
@@ -202,12 +251,43 @@ def _with_rows(
     )
 
 
-def _context(loaded: LoadedModel, pool_bytes: int, chunk: int) -> int:
+def _policy(loaded: LoadedModel, window: tuple[int, int], chunk: int, kv_cache: str) -> SinkWindow:
+    """
+    The policy that was asked for.
+
+    Raises:
+        ModelRefused: the model, or its settings, do not go with it.
+    """
+    sinks, tokens = window
+    why = None
+    if not loaded.shapes:
+        why = "it has layers that keep other things than keys and values"
+    elif any(shape.window for shape in loaded.shapes):
+        why = "layers of it have windows of their own"
+    elif kv_cache != "slab":
+        why = "mlx-lm's cache classes do not keep sinks and a window apart"
+    if why is not None:
+        raise ModelRefused(
+            f"{loaded.name} cannot be served under --kv-policy sink_window: {why}. Start with "
+            "--kv-policy full."
+        )
+    if tokens < LEAST_CHUNKS * chunk:
+        raise ModelRefused(
+            f"A window of {tokens} tokens is too short for chunks of {chunk}: it takes "
+            f"{LEAST_CHUNKS * chunk}. Start with a larger --window-tokens, or a smaller "
+            "--chunk-tokens."
+        )
+    return SinkWindow.of(sinks, tokens, chunk)
+
+
+def _context(loaded: LoadedModel, policy: SinkWindow | None, pool_bytes: int, chunk: int) -> int:
     """
     The longest sequence: what the model takes, and what a slab within the budget holds.
     """
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
     if not token_bytes:
+        return loaded.context_tokens
+    if policy is not None and policy.rows * token_bytes <= pool_bytes:
         return loaded.context_tokens
     return min(loaded.context_tokens, pool_bytes // token_bytes // chunk * chunk)
 

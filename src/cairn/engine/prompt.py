@@ -3,7 +3,8 @@ From a conversation to token ids, and to the chain of parts by which conversatio
 
 A conversation is in canonical form here: adapters have brought their wire form into it, so that
 what clients move about (string or block list, cache hints) is gone. A prompt's token ids are a
-function of the request alone: the template renders the whole, the tokenizer takes it as a whole.
+function of the request alone: the template renders the whole, and the ids are those of the whole
+text (`encoding` does not tokenise again what it knows).
 
 The tokenizer comes in from outside; nothing here knows MLX.
 """
@@ -16,6 +17,9 @@ from typing import Any, Protocol
 import attrs
 import msgspec
 
+from cairn.engine.answer_parts import AnswerPart, Called, Said, Thought
+from cairn.engine.json_text import fault_of
+from cairn.journal.events import NextRole
 from cairn.journal.keys import part_hash
 from cairn.journal.state import Part
 
@@ -43,7 +47,22 @@ Arguments of a template that the server gives, or that change how it renders: no
 client's or a model's. With ``chat_template`` a client would bring a template of its own.
 """
 
+#: Grades of thinking, for templates that tell the model of them.
+GRADES = ("low", "medium", "high")
+
+SWITCHES: Mapping[str, tuple[Any, ...]] = {
+    "enable_thinking": (True, False),
+    "reasoning_effort": GRADES,
+}
+"""
+Settings of thinking, and values of each with which a template that heeds it gives other prompts.
+"""
+
 _encoder = msgspec.json.Encoder(order="deterministic")
+
+# Two messages that share no beginning, not even behind a template that strips them. One begins with
+# an end of line, with which a tokenizer may join the one before it.
+_NEXT_TEXTS = ("\nAnd then?", "7 more")
 
 
 @attrs.frozen(kw_only=True)
@@ -76,11 +95,14 @@ class Conversation:
 
     Attributes:
         tools: as the template takes them.
+        loaded_tools: those that are on offer from a message on. They stand there as text, so they
+            are no part of their own, and the template is not given them.
         template: further arguments of the template, such as ``enable_thinking``.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    loaded_tools: tuple[Mapping[str, Any], ...] = ()
     template: Mapping[str, Any] = attrs.field(factory=dict)
 
 
@@ -134,6 +156,28 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
     return str(text)
 
 
+def switches(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> frozenset[str]:
+    """
+    The settings of thinking that the template heeds: with which a prompt is another one.
+
+    Args:
+        settings: those that the server gives in any case.
+    """
+    hello = Conversation(messages=(Message(role="user", content="Hello"),))
+
+    def rendered(name: str, value: Any) -> str:
+        return render(tokenizer, attrs.evolve(hello, template={**settings, name: value}))
+
+    found = set()
+    for name, values in SWITCHES.items():
+        try:
+            if len({rendered(name, value) for value in values}) > 1:
+                found.add(name)
+        except TemplateError:  # it does not take the setting
+            continue
+    return frozenset(found)
+
+
 def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> tuple[int, ...]:
     """
     The token ids of a prompt.
@@ -142,6 +186,76 @@ def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> tuple[int, ...]
         special: whether the tokenizer adds its special tokens; a rendered template has them.
     """
     return tuple(tokenizer.encode(text, add_special_tokens=special))
+
+
+def prompt_ids(tokenizer: Tokenizer, conversation: Conversation) -> tuple[int, ...]:
+    """
+    The token ids of a conversation's prompt. Changes nothing.
+
+    Raises:
+        TemplateError: the template raised, or the model has none.
+    """
+    return encode(tokenizer, render(tokenizer, conversation), special=False)
+
+
+def call_arguments(text: str) -> str | dict[str, Any]:
+    """
+    The arguments of a call as a template renders them: an object. What is none (a model may write
+    anything) stays as it is.
+    """
+    try:
+        found = msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return text
+    return found if isinstance(found, dict) and fault_of(found) is None else text
+
+
+def message_of(parts: Sequence[AnswerPart]) -> Message:
+    """
+    An answer as its client will send it back: words, thoughts and calls apart.
+    """
+
+    def text(kind: type[Said | Thought]) -> str:
+        return "".join(part.text for part in parts if isinstance(part, kind))
+
+    return Message(
+        role="assistant",
+        content=text(Said),
+        reasoning=text(Thought) or None,
+        tool_calls=tuple(
+            {
+                "id": part.id,
+                "type": "function",
+                "function": {"name": part.name, "arguments": call_arguments(part.arguments)},
+            }
+            for part in parts
+            if isinstance(part, Called)
+        ),
+    )
+
+
+def next_role(said: Message) -> NextRole:
+    """
+    Who speaks after an answer: a tool, where it calls one.
+    """
+    return "tool" if said.tool_calls else "user"
+
+
+def next_turns(conversation: Conversation, said: Message) -> tuple[Conversation, Conversation]:
+    """
+    The conversation as a client will send it after an answer, with one and another text next.
+
+    A client answers all calls, and some templates refuse one that is not answered.
+    """
+    called = [call["id"] for call in said.tool_calls]
+
+    def going_on(text: str) -> Conversation:
+        results = [Message(role="tool", content=text, tool_call_id=one) for one in called]
+        follows = results or [Message(role="user", content=text)]
+        return attrs.evolve(conversation, messages=(*conversation.messages, said, *follows))
+
+    one, other = _NEXT_TEXTS
+    return going_on(one), going_on(other)
 
 
 def conversation_parts(conversation: Conversation) -> tuple[tuple[str, bytes], ...]:

@@ -5,13 +5,19 @@ invariants compare them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from cairn.engine.sampling import Sampling
+from cairn.engine.schedule import slab_capacity
 from cairn.journal.events import Coverage, FileFault
+from cairn.journal.windows import SinkWindow
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class EngineFault(Exception):
@@ -19,6 +25,39 @@ class EngineFault(Exception):
     A pass gave something that cannot be: no finite log-probability, a slab overrun. A bug of ours
     or of the model; the session that asked for the pass ends with a bug id.
     """
+
+
+class Forgotten(EngineFault):
+    """
+    A slab cannot be cut back so far: what its window has let go would be needed.
+    """
+
+
+class NotFinite(EngineFault):
+    """
+    A token was drawn whose log-probability is no finite number.
+    """
+
+
+class NotHeld(Exception):
+    """
+    The grammar of an answer can be followed no further: it takes more steps than a token may, or no
+    token fits. The client's, or the vocabulary's; no cache has changed.
+    """
+
+
+class Guide(Protocol):
+    """
+    Holds an answer to a grammar. ``guidance.Guide`` does.
+    """
+
+    def allowed(self, answer: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """
+        Whether each token may come behind these.
+
+        Raises:
+            NotHeld: it cannot be told.
+        """
 
 
 @attrs.frozen(kw_only=True)
@@ -29,7 +68,8 @@ class Wanted:
     Attributes:
         top: how many of the likeliest tokens to report.
         prompt: the tokens of the prompt, where the sampling counts them.
-        answer: those of the answer up to this pass, in order, likewise.
+        answer: those of the answer up to this pass, in order, likewise, and where there is a guide.
+        guide: says which tokens may be drawn; None for all.
     """
 
     sampling: Sampling
@@ -38,22 +78,29 @@ class Wanted:
     top: int = 0
     prompt: frozenset[int] = frozenset()
     answer: tuple[int, ...] = ()
+    guide: Guide | None = None
 
     @classmethod
     def first(
-        cls, sampling: Sampling, *, seed: int, prompt_ids: Iterable[int], top: int = 0
+        cls,
+        sampling: Sampling,
+        *,
+        seed: int,
+        prompt_ids: Iterable[int],
+        top: int = 0,
+        guide: Guide | None = None,
     ) -> Wanted:
         """
         What is wanted from the pass that ends a prompt.
         """
         prompt = frozenset(prompt_ids) if sampling.repetition_penalty != 1.0 else frozenset()
-        return cls(sampling=sampling, seed=seed, top=top, prompt=prompt)
+        return cls(sampling=sampling, seed=seed, top=top, prompt=prompt, guide=guide)
 
     def after(self, *tokens: int) -> Wanted:
         """
         What is wanted once these tokens have joined the answer.
         """
-        if not self.sampling.counts_tokens:
+        if not self.sampling.counts_tokens and self.guide is None:
             return self
         return attrs.evolve(self, answer=(*self.answer, *tokens))
 
@@ -83,6 +130,8 @@ class ModelFacts:
         vocabulary_tokens: the length of a row of logits.
         defaults: the sampling of a request that says nothing of it.
         template: settings of the chat template, likewise.
+        dtype: in which dtype it computes, and why, for people.
+        policy: what a token attends to; None for what the model's layers say.
     """
 
     name: str
@@ -98,6 +147,17 @@ class ModelFacts:
     vocabulary_tokens: int
     defaults: Sampling = attrs.field(factory=Sampling)
     template: Mapping[str, Any] = attrs.field(factory=dict)
+    dtype: str = ""
+    policy: SinkWindow | None = None
+
+    def capacity_for(self, tokens: int) -> int:
+        """
+        The capacity of a slab for a sequence of ``tokens``. Where no more is held than a window,
+        one for all that may come of it is no larger.
+        """
+        if self.policy is not None and tokens > self.policy.rows:
+            tokens = self.context_tokens
+        return slab_capacity(tokens, self.chunk_tokens, self.context_tokens)
 
 
 @attrs.frozen(kw_only=True)
@@ -111,6 +171,25 @@ class SlabReport:
     bytes: int
     pool_slabs: int
     pool_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class MemoryReport:
+    """
+    What the engine held when it was measured.
+
+    Attributes:
+        slab_bytes, block_bytes: the size of their arrays, also of those that grow.
+        weights_bytes: the size of the model's arrays.
+        active_bytes: of all arrays there are, by MLX's count.
+        cache_bytes: of freed arrays that MLX keeps for new ones.
+    """
+
+    slab_bytes: int = 0
+    block_bytes: int = 0
+    weights_bytes: int = 0
+    active_bytes: int = 0
+    cache_bytes: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -98,6 +98,18 @@ def _between(name: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"{name} must be between {low} and {high}, not {value}")
 
 
+def seed_of_choice(seed: int, choice: int) -> int:
+    """
+    The seed of one of several answers to a request: asked for alone with it, it is the same answer.
+
+    Args:
+        seed: of the request, of 64 bits with or without a sign.
+        choice: from 0.
+    """
+    found = seed + choice
+    return found if found < 2**64 else found - 2**64
+
+
 def token_key(seed: int, choice: int, position: int) -> int:
     """
     The 64-bit random key of the token at ``position`` of the sequence.

@@ -8,7 +8,7 @@ it, and text that may be the beginning of a stop text waits until it is not.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -23,12 +23,19 @@ class Piece:
         text: may be empty.
         tokens: how many tokens go with it: those taken in since the last text was released. What
             of their text must wait still comes with a later piece.
-        stopped: whether a stop text was met; the answer ends before it.
+        stop: the stop text that was met; the answer ends before it.
     """
 
     text: str
     tokens: int
-    stopped: bool = False
+    stop: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """
+        Whether a stop text was met.
+        """
+        return self.stop is not None
 
 
 class AnswerText:
@@ -72,34 +79,42 @@ class AnswerText:
         self._waiting += text[self._taken :]
         self._taken = len(text)
         self._tokens += tokens
-        cut, stopped = self._cut(last)
+        cut, stop = self._cut(last)
         released, self._waiting = self._waiting[:cut], self._waiting[cut:]
-        if stopped:
+        if stop is not None:
             self._stopped, self._waiting = True, ""
-        if not released and not stopped and not last:
+        if not released and stop is None and not last:
             return Piece(text="", tokens=0)
         done, self._tokens = self._tokens, 0
-        return Piece(text=released, tokens=done, stopped=stopped)
+        return Piece(text=released, tokens=done, stop=stop)
 
-    def _cut(self, last: bool) -> tuple[int, bool]:
+    def _cut(self, last: bool) -> tuple[int, str | None]:
         """
-        How much of the waiting text is certain, and whether a stop text begins there.
+        How much of the waiting text is certain, and the stop text that begins there: of several the
+        shortest, which is complete first.
         """
-        found = [self._waiting.find(text) for text in self._stop]
-        met = [place for place in found if place >= 0]
+        found = [(self._waiting.find(text), len(text), text) for text in self._stop]
+        met = [one for one in found if one[0] >= 0]
         if met:
-            return min(met), True
+            place, _, text = min(met)
+            return place, text
         if last:
-            return len(self._waiting), False
-        held = max((_overlap(self._waiting, text) for text in self._stop), default=0)
-        return len(self._waiting) - held, False
+            return len(self._waiting), None
+        return len(self._waiting) - held(self._waiting, self._stop), None
 
 
-def _overlap(text: str, stop: str) -> int:
+def held(text: str, wanted: Iterable[str]) -> int:
     """
-    The length of the longest end of ``text`` that is a beginning of ``stop``.
+    The length of the longest end of ``text`` that may become one of ``wanted``.
     """
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
+    return max((_overlap(text, each) for each in wanted), default=0)
+
+
+def _overlap(text: str, wanted: str) -> int:
+    """
+    The length of the longest end of ``text`` that is a beginning of ``wanted``, and not all of it.
+    """
+    for length in range(min(len(wanted) - 1, len(text)), 0, -1):
+        if text.endswith(wanted[:length]):
             return length
     return 0

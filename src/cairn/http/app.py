@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection
-from typing import cast
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import structlog
@@ -18,22 +18,52 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import BadHost
 from werkzeug.routing import MapAdapter
 
-from .chat import streamed_answer, whole_answer
+from cairn.actors.messages import Generate, ServerFacts
+from cairn.journal.tenants import LOCAL
+
+from . import anthropic_errors, openai_texts, openapi, responses_errors
+from .access import CallersService, Keys, tenant_of
+from .agent_routes import add_agent_routes
+from .anthropic import read_count_request, read_messages_request
+from .anthropic_answers import counted
+from .chat import Asked, streamed_answer, whole_answer
 from .connection import OwningConnection, OwningRequest, with_readable_path
-from .errors import ClientError, describe
+from .cors import Cors
+from .errors import ClientError, ErrorAnswer, describe
+from .limits import BODY_BYTES_MAX
 from .metrics import Metrics
-from .openai import Ignored, read_chat_request
-from .openai_answers import model_object
+from .models import listed, model_object, named_model
+from .openai import read_chat_request
 from .pages import front_page
+from .parameters import Ignored
+from .responses import completed, delete, look_up, look_up_input, read_responses_request
 from .service import Service
 from .wire import encode
 
 log = structlog.get_logger(__name__)
 
-BODY_BYTES_MAX = 32 * 1024 * 1024
-
 #: A name or an address, or an IPv6 address in brackets; then a port.
 _HOST = re.compile(r"(?:\[(?P<bracketed>[^\[\]]*)\]|(?P<name>[^\[\]:]+))(?::[0-9]*)?")
+
+#: Balancers ask without a key; they are told no more than they need.
+_OPEN = ("health",)
+
+
+class _Read(Protocol):
+    """
+    What an adapter has read of a request, complete or not.
+    """
+
+    @property
+    def command(self) -> Generate:
+        """
+        What is asked of the service.
+        """
+
+
+_R = TypeVar("_R", bound=_Read)
+
+_CONTEXTS_TOLD = 10
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -71,7 +101,12 @@ class CairnApp(QuartTrio):
 
 
 def create_app(
-    service: Service, *, hosts_allowed: Collection[str] = (), strict_model_names: bool = False
+    service: Service,
+    *,
+    hosts_allowed: Collection[str] = (),
+    strict_model_names: bool = False,
+    keys: Keys | None = None,
+    cors: Collection[str] = (),
 ) -> CairnApp:
     """
     The application over a service.
@@ -81,56 +116,122 @@ def create_app(
             the server; ``"*"`` for any. A page on the web can give a name of its own the address
             of this machine, and its visitors' browsers would then talk to the server. Pages of
             these names may call the server as well.
-        strict_model_names: refuse a request for another model than the one that is served.
+        strict_model_names: refuse a request for another model than those that are served.
             Otherwise any name will do: clients often cannot be told another one.
+        keys: who may ask; without them everybody may who reaches the server.
+        cors: origins whose pages may call the server and read what it answers.
     """
+    service = CallersService(service)
     app = CairnApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
     app.url_map.strict_slashes = False
     metrics = Metrics(service)
     ignored = Ignored()
     hosts = frozenset(host.lower() for host in hosts_allowed)
+    readers = Cors(cors)
 
     @app.before_request
-    async def check_names() -> None:
+    async def check_caller() -> Response | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         _check_host(host, hosts)
-        _check_origin(origin, host, hosts)
+        if not readers.admits(origin):
+            _check_origin(origin, host, hosts)
+        elif _is_preflight():
+            wanted = request.headers.get("access-control-request-headers")
+            return Response(b"", status=204, headers=readers.preflight(wanted))
+        try:
+            g.tenant = tenant_of(request.headers, keys)
+        except ClientError:
+            if request.endpoint not in _OPEN:
+                raise
+            g.tenant = None
+        return None
 
-    @app.post("/v1/chat/completions")
-    async def chat_completions() -> Response:
+    async def body_of() -> tuple[bytes, Mapping[str, str]]:
         _check_encoding(request.headers.get("content-encoding", ""))
         body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
         g.body_is_read = True
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        asked = read_chat_request(body, headers, ignored, service.facts)
-        if strict_model_names and asked.command.asked_model:
-            _check_model(asked.command.asked_model, service)
+        return body, {name.lower(): value for name, value in request.headers.items()}
+
+    def check_model(name: str) -> None:
+        if strict_model_names and name:
+            listed(name, service)
+
+    async def asked_of(read: Callable[[bytes, Mapping[str, str], Ignored, ServerFacts], _R]) -> _R:
+        body, headers = await body_of()
+        facts = service.facts_of(named_model(body, service))
+        asked = read(body, headers, ignored, facts)
+        check_model(asked.command.asked_model)
+        return asked
+
+    async def answered(asked: Asked) -> Response:
         if not asked.stream:
             return await whole_answer(service, asked)
         resources = cast(OwningRequest, request).resources
         return await streamed_answer(service, asked, resources)
 
+    @app.post("/v1/chat/completions")
+    async def chat_completions() -> Response:
+        return await answered(await asked_of(read_chat_request))
+
+    @app.post(openai_texts.ADDRESS)
+    async def completions() -> Response:
+        return await answered(await asked_of(openai_texts.read_text_request))
+
+    @app.post(responses_errors.ADDRESS)
+    async def responses() -> Response:
+        draft = await asked_of(read_responses_request)
+        return await answered(await completed(draft, service))
+
+    @app.get(f"{responses_errors.ADDRESS}/<name>")
+    async def response(name: str) -> Response:
+        return _json(await look_up(name, service))
+
+    @app.delete(f"{responses_errors.ADDRESS}/<name>")
+    async def delete_response(name: str) -> Response:
+        return _json(await delete(name, service))
+
+    @app.get(f"{responses_errors.ADDRESS}/<name>/input_items")
+    async def response_input(name: str) -> Response:
+        return _json(await look_up_input(name, service, request.args))
+
+    @app.post(anthropic_errors.ADDRESS)
+    async def messages() -> Response:
+        return await answered(await asked_of(read_messages_request))
+
+    @app.post(f"{anthropic_errors.ADDRESS}/count_tokens")
+    async def count_tokens() -> Response:
+        asked = await asked_of(read_count_request)
+        return _json(counted(await service.count(asked.command)))
+
+    add_agent_routes(
+        app, service, ignored, body_of=body_of, check_model=check_model, answered=answered
+    )
+
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [model_object(service.facts)]})
+        return _json({"object": "list", "data": list(map(model_object, service.models))})
 
     @app.get("/v1/models/<path:name>")
     async def model(name: str) -> Response:
-        _check_model(name, service)
-        return _json(model_object(service.facts))
+        return _json(model_object(listed(name, service)))
 
     @app.get("/health")
     async def health() -> Response:
-        return _health(service)
+        return _health(service, known=g.tenant is not None)
 
     @app.get("/metrics")
     async def scrape() -> Response:
         return Response(metrics.text(), content_type=metrics.content_type)
 
+    @app.get(openapi.ADDRESS)
+    async def describe_all() -> Response:
+        return _json(openapi.description(with_keys=keys is not None))
+
     @app.get("/")
     async def page() -> Response:
-        text = front_page(service.facts, service.statistics(), request.host_url.rstrip("/"))
+        base = request.host_url.rstrip("/")
+        text = front_page(service.facts, service.statistics(), base, with_keys=keys is not None)
         response = Response(text, content_type="text/html; charset=utf-8")
         response.headers["content-security-policy"] = _PAGE_POLICY
         return response
@@ -143,6 +244,11 @@ def create_app(
             response.headers["connection"] = "close"
         return response
 
+    @app.after_request
+    async def tell_readers(response: Response) -> Response:
+        response.headers.update(readers.headers(request.headers.get("origin")))
+        return response
+
     @app.errorhandler(Exception)
     async def failed(error: Exception) -> Response:
         metrics.count_refusal()
@@ -151,18 +257,34 @@ def create_app(
     return app
 
 
-def _health(service: Service) -> Response:
+def _health(service: Service, *, known: bool) -> Response:
+    """
+    Args:
+        known: whether who asks may know more than whether the server is well.
+    """
     facts, now = service.facts, service.statistics()
     status = "ok"
     if now.admission_bug is not None:
         status = "admission_closed"
     elif now.journal_full:
         status = "journal_full"
+    # A balancer looks at the status alone.
+    code = 200 if status == "ok" else 503
+    if not known:
+        return _json({"status": status, "api_key": "required"}, status=code)
     body = {
         "status": status,
         "model": facts.model,
         "fingerprint": facts.fingerprint,
         "context_tokens": facts.context_tokens,
+        "contexts": [
+            {"session": one.session, "tokens": one.tokens, "left": one.left}
+            for one in service.contexts(_CONTEXTS_TOLD)
+        ],
+        "models": [
+            {"name": model.facts.model, "state": model.state, "waiting": model.waiting}
+            for model in service.models
+        ],
         "started": facts.started_s,
         "sessions": now.sessions,
         "queue": {"queued": now.queued, "running": now.running},
@@ -171,7 +293,6 @@ def _health(service: Service) -> Response:
             "slabs_total": now.slabs_total,
             "bytes": now.slab_bytes,
             "bytes_total": now.slab_bytes_total,
-            "kv_live_bytes": now.kv_live_bytes,
         },
         "blocks": {
             "count": now.blocks,
@@ -181,23 +302,22 @@ def _health(service: Service) -> Response:
             "disk_bytes": now.disk_bytes,
             "disk_bytes_total": now.disk_bytes_total,
         },
+        "memory": {
+            "kv_live_bytes": now.kv_live_bytes,
+            "kv_due_bytes": now.kv_due_bytes,
+            "weights_bytes": now.weights_bytes,
+            "active_bytes": now.active_bytes,
+            "cache_bytes": now.cache_bytes,
+        },
         "journal_position": now.journal_position,
         "bugs": now.bugs,
         "admission_bug": now.admission_bug,
     }
-    # A balancer looks at the status alone.
-    return _json(body, status=200 if status == "ok" else 503)
+    return _json(body, status=code)
 
 
-def _check_model(name: str, service: Service) -> None:
-    if name != service.facts.model:
-        raise ClientError(
-            f"the model {name[:200]!r} is not served here; {service.facts.model!r} is: send that "
-            "name, or none",
-            param="model",
-            code="model_not_found",
-            status=404,
-        )
+def _is_preflight() -> bool:
+    return request.method == "OPTIONS" and "access-control-request-method" in request.headers
 
 
 def _has_body() -> bool:
@@ -272,12 +392,32 @@ def _json(body: object, status: int = 200) -> Response:
     return Response(encode(body), status=status, content_type="application/json")
 
 
+def _whose() -> dict[str, str]:
+    """
+    The tenant for the log, where it is of any news.
+    """
+    tenant = g.get("tenant")
+    return {} if tenant in (None, LOCAL) else {"tenant": tenant}
+
+
+def _teller(path: str) -> Callable[[Exception], ErrorAnswer]:
+    """
+    What tells an error at an address.
+    """
+    if anthropic_errors.is_ours(path):
+        return anthropic_errors.messages_error
+    if responses_errors.is_ours(path):
+        return responses_errors.responses_error
+    return openai_texts.texts_error if path.rstrip("/") == openai_texts.ADDRESS else describe
+
+
 def _error(error: Exception) -> Response:
-    answer = describe(error)
     asked = request if has_request_context() else websocket
+    answer = _teller(asked.path)(error)
     log.info(
         "request refused",
         **answer.ids,
+        **_whose(),
         status=answer.status,
         code=answer.code,
         param=answer.param,

@@ -1,5 +1,5 @@
 """
-One chat completion, from request to response.
+One answer, from request to response, in whatever protocol it was asked for.
 
 A stream's headers wait for its first reply, so that a refusal has a status of its own and the
 session stands in the headers. Thus the service's context is entered before the response exists and
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any, Protocol
 
 from quart import Response
 
-from cairn.actors.messages import Reply
+from cairn.actors.messages import Generate, Reply
 
-from .errors import describe
-from .openai import ChatRequest
-from .openai_answers import Chunks, Completion, UnfinishedAnswer, accepted_headers, event
+from .answers import UnfinishedAnswer
 from .service import Service
 from .wire import encode
 
@@ -29,27 +28,103 @@ _STREAM_HEADERS = {
 }
 
 
-async def whole_answer(service: Service, request: ChatRequest) -> Response:
+class Whole(Protocol):
+    """
+    An adapter's answer that is sent as a whole; takes each reply once and in order.
+    """
+
+    def take(self, reply: Reply) -> None:
+        """
+        Add a reply.
+        """
+
+    def headers(self) -> dict[str, str]:
+        """
+        What is known of the request, for the response's headers.
+        """
+
+    def body(self) -> dict[str, Any]:
+        """
+        The answer.
+
+        Raises:
+            UnfinishedAnswer: the replies were not complete.
+        """
+
+
+class Streamed(Protocol):
+    """
+    An adapter's answer that is sent as server-sent events; takes each reply once and in order.
+    """
+
+    def take(self, reply: Reply) -> bytes:
+        """
+        What to send for a reply; may be nothing.
+        """
+
+    def headers(self, first: Reply) -> dict[str, str]:
+        """
+        What is known of the request with its first reply, for the response's headers.
+        """
+
+    def done(self) -> bytes:
+        """
+        The end of a complete stream.
+
+        Raises:
+            UnfinishedAnswer: it is not complete.
+        """
+
+    def failed(self, error: Exception) -> bytes:
+        """
+        The end of a stream that broke off.
+        """
+
+
+class Asked(Protocol):
+    """
+    What an adapter has read: a command, and how its answer is to be sent.
+    """
+
+    @property
+    def command(self) -> Generate:
+        """
+        What is asked of the service.
+        """
+
+    @property
+    def stream(self) -> bool:
+        """
+        Whether the client wants a stream.
+        """
+
+    def whole(self) -> Whole:
+        """
+        What builds the answer as one object.
+        """
+
+    def streamed(self) -> Streamed:
+        """
+        What builds the answer as a stream.
+        """
+
+
+async def whole_answer(service: Service, asked: Asked) -> Response:
     """
     Answer with one JSON object.
 
     Raises:
         RefusalError: the request is not served, or its answer ended early.
     """
-    command = request.command
-    completion = Completion(
-        service.facts, logprobs=command.top_logprobs is not None, ignored=request.ignored
-    )
-    async with service.generate(command) as replies:
+    whole = asked.whole()
+    async with service.generate(asked.command) as replies:
         async for reply in replies:
-            completion.take(reply)
-    body = encode(completion.body())
-    return Response(body, headers=completion.headers(), content_type="application/json")
+            whole.take(reply)
+    body = encode(whole.body())
+    return Response(body, headers=whole.headers(), content_type="application/json")
 
 
-async def streamed_answer(
-    service: Service, request: ChatRequest, resources: AsyncExitStack
-) -> Response:
+async def streamed_answer(service: Service, asked: Asked, resources: AsyncExitStack) -> Response:
     """
     Answer with server-sent events, beginning with the first reply.
 
@@ -59,38 +134,32 @@ async def streamed_answer(
     Raises:
         RefusalError: the request is not served, or ended before there was a reply.
     """
-    command = request.command
-    replies = aiter(await resources.enter_async_context(service.generate(command)))
+    replies = aiter(await resources.enter_async_context(service.generate(asked.command)))
     first = await anext(replies, None)
     if first is None:
         raise UnfinishedAnswer("there was no reply at all")
-    chunks = Chunks(
-        service.facts,
-        logprobs=command.top_logprobs is not None,
-        include_usage=request.include_usage,
-        ignored=request.ignored,
-    )
-    headers = {**_STREAM_HEADERS, **accepted_headers(first)}
-    response = Response(_events(first, replies, chunks, resources), headers=headers)
+    stream = asked.streamed()
+    headers = {**_STREAM_HEADERS, **stream.headers(first)}
+    response = Response(_events(first, replies, stream, resources), headers=headers)
     # Quart would cut the stream after a minute, and the client would not know.
     response.timeout = None
     return response
 
 
 async def _events(
-    first: Reply, replies: AsyncIterator[Reply], chunks: Chunks, resources: AsyncExitStack
+    first: Reply, replies: AsyncIterator[Reply], stream: Streamed, resources: AsyncExitStack
 ) -> AsyncIterator[bytes]:
     # Yields only what is to be sent. Holds no scope: it may be closed from outside at any yield.
     try:
-        yield chunks.take(first)
+        yield stream.take(first)
         async for reply in replies:
-            if piece := chunks.take(reply):
+            if piece := stream.take(reply):
                 yield piece
-        done = chunks.done()
+        done = stream.done()
         # Before the last piece is sent, so that a failure here is still told to the client.
         await resources.aclose()
     except Exception as error:
         # The status is long sent; without this event the client would take the rest for complete.
-        yield event(describe(error).envelope())
+        yield stream.failed(error)
     else:
         yield done

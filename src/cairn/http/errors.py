@@ -3,13 +3,13 @@ The one border at which an error becomes an answer.
 
 By whose fault it is::
 
-    ClientError            the client's: a body or a parameter cannot be used; 400
+    ClientError            the client's: a body, a parameter or a key cannot be used; 400, 401, ...
     HTTPException          the client's: no such page, method or size; its own status
     messages.RefusalError  the tree in ``messages.py``; statuses in ``describe``
     anything else          ours: 500 with a fresh id, and a traceback in the log
 
-The envelope is OpenAI's, ``{"error": {"message", "type", "param", "code"}}``. Nothing of a
-traceback goes to a client.
+The envelope is OpenAI's, ``{"error": {"message", "type", "param", "code"}}``; the module
+``anthropic_errors`` makes another of the same answer. Nothing of a traceback goes to a client.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ import structlog
 from werkzeug.exceptions import HTTPException
 
 from cairn.actors.messages import (
+    AgentBusy,
+    AgentExists,
     Broken,
+    FormatRefused,
     JournalFull,
+    ModelNotLoaded,
     NoMemory,
     PromptRefused,
     PromptTooLong,
     QueueFull,
     RefusalError,
     Stopping,
+    TimeOver,
+    TooManyAgents,
 )
 
 log = structlog.get_logger(__name__)
@@ -47,6 +53,7 @@ class ClientError(Exception):
     Attributes:
         message: what, where, and what to do instead.
         param: the parameter, as a path into the body.
+        headers: further ones of the answer.
     """
 
     def __init__(
@@ -56,12 +63,26 @@ class ClientError(Exception):
         param: str | None = None,
         code: str = "invalid_value",
         status: int = 400,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code
         self.status = status
+        self.headers = headers
+
+
+def missing(where: str) -> ClientError:
+    """
+    What to raise where a field is missing that has to be there.
+
+    Args:
+        where: it, as a path into the body.
+    """
+    return ClientError(
+        f"{where} is missing; it is required", param=where, code="missing_required_parameter"
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -94,9 +115,30 @@ class ErrorAnswer:
         return {"error": error}
 
 
-def describe(error: BaseException) -> ErrorAnswer:
+@attrs.frozen(kw_only=True)
+class FormatPlaces:
+    """
+    Where in a body the conversation, and what an answer is held to, stand, as paths.
+
+    Attributes:
+        prompt: the conversation.
+        answer: what is asked of the answer's words.
+        schema: the schema of them.
+        parameters: that of a tool, of its ``{place}`` and ``{name}``.
+    """
+
+    prompt: str = "messages"
+    answer: str = "response_format"
+    schema: str = "response_format.json_schema.schema"
+    parameters: str = "tools[{place}].function.parameters"
+
+
+def describe(error: BaseException, places: FormatPlaces = FormatPlaces()) -> ErrorAnswer:
     """
     What to tell the client. Writes to the log where the error is not foreseen.
+
+    Args:
+        places: in the bodies of its protocol.
     """
     error = cause_of(error)
     match error:
@@ -107,11 +149,12 @@ def describe(error: BaseException) -> ErrorAnswer:
                 type="invalid_request_error",
                 code=error.code,
                 param=error.param,
+                headers=error.headers,
             )
         case RefusalError():
             named = ("request", "session", "bug_id")
             ids = {name: value for name in named if (value := getattr(error, name, None))}
-            answer = _refusal(error)
+            answer = _refusal(error, places)
             headers = {**answer.headers, **request_header(error.request)}
             return attrs.evolve(answer, ids=ids, headers=headers)
         case HTTPException():
@@ -129,7 +172,7 @@ def cause_of(error: BaseException) -> BaseException:
     return error
 
 
-def _refusal(error: RefusalError) -> ErrorAnswer:
+def _refusal(error: RefusalError, places: FormatPlaces) -> ErrorAnswer:
     message = error.message
     match error:
         case PromptTooLong():
@@ -138,7 +181,7 @@ def _refusal(error: RefusalError) -> ErrorAnswer:
                 message=message,
                 type="invalid_request_error",
                 code="context_length_exceeded",
-                param="messages",
+                param=places.prompt,
             )
         case PromptRefused():
             return ErrorAnswer(
@@ -146,7 +189,34 @@ def _refusal(error: RefusalError) -> ErrorAnswer:
                 message=message,
                 type="invalid_request_error",
                 code="prompt_refused",
-                param="messages",
+                param=places.prompt,
+            )
+        case FormatRefused():
+            return _format(error, places)
+        case AgentBusy():
+            return ErrorAnswer(
+                status=409,
+                message=message,
+                type="invalid_request_error",
+                code="agent_busy",
+                headers=_retry_after(error.retry_after_s),
+            )
+        case AgentExists():
+            return ErrorAnswer(
+                status=409,
+                message=message,
+                type="invalid_request_error",
+                code="agent_exists",
+                param="agent_id",
+                headers=_NO_RETRY,
+            )
+        case TooManyAgents():
+            return ErrorAnswer(
+                status=409,
+                message=message,
+                type="invalid_request_error",
+                code="too_many_agents",
+                headers=_NO_RETRY,
             )
         case QueueFull():
             return ErrorAnswer(
@@ -154,6 +224,23 @@ def _refusal(error: RefusalError) -> ErrorAnswer:
                 message=message,
                 type="rate_limit_error",
                 code="queue_full",
+                headers=_retry_after(error.retry_after_s),
+            )
+        case TimeOver():
+            return ErrorAnswer(
+                status=504,
+                message=message,
+                type="timeout_error",
+                code="time_over",
+                headers=_NO_RETRY,
+            )
+        case ModelNotLoaded():
+            return ErrorAnswer(
+                status=503,
+                message=message,
+                type="overloaded_error",
+                code="model_not_loaded",
+                param="model",
                 headers=_retry_after(error.retry_after_s),
             )
         case NoMemory():
@@ -190,6 +277,28 @@ def _refusal(error: RefusalError) -> ErrorAnswer:
             )
         case _:  # a refusal that was added to the tree and not to this border
             return _unforeseen(error)
+
+
+def _format(error: FormatRefused, places: FormatPlaces) -> ErrorAnswer:
+    where, hint = places.answer, f"leave {places.answer} and tool_choice out"
+    match error.about:
+        case "schema" if error.tool is not None:
+            place, name = error.tool
+            where = places.parameters.format(place=place, name=name[:200])
+            hint = "change the schema"
+        case "schema":
+            where, hint = places.schema, "change the schema"
+        case "calls":
+            where, hint = "tool_choice", "send auto, or leave it out"
+        case "calls_beside":
+            hint = f"send {places.answer} without tools, or tools without it"
+    return ErrorAnswer(
+        status=400,
+        message=f"{where}: no answer can be held to this: {error.fact}; {hint}",
+        type="invalid_request_error",
+        code="format_refused",
+        param=where,
+    )
 
 
 def request_header(request: str | None) -> dict[str, str]:

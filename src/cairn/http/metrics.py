@@ -3,8 +3,9 @@ Prometheus metrics: a projection of the committed events, and the server's figur
 a scrape.
 
 Counters follow from events, so what they say is what the journal says of this run of the server.
-One does not: most requests that are refused come to no event, and are counted as they are answered.
-Gauges are asked for when somebody looks.
+Two do not: most requests that are refused come to no event, and are counted as they are answered;
+and what tokenising a prompt took is no event either. That, and gauges, are asked for when somebody
+looks.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from cairn.journal.events import (
+    AnticipationBegun,
+    AnticipationGivenUp,
+    AnticipationSettled,
     BlockDropped,
     BlockEvicted,
     BlockLoaded,
@@ -35,6 +40,7 @@ from cairn.journal.events import (
     CacheExtended,
     FileFault,
     FinishReason,
+    GivenUp,
     InvariantViolated,
     Path,
     PathSelected,
@@ -43,11 +49,15 @@ from cairn.journal.events import (
     RequestFinished,
     RequestReceived,
     RequestRejected,
+    SessionQuarantined,
+    ShadowEnded,
+    ShadowSkipped,
     TokensEmitted,
 )
 from cairn.journal.lifecycle import Life
 from cairn.journal.paths import Reason
 
+from .reuse_metrics import ReuseMetrics
 from .service import Service
 
 # A second sample for each series, of when it was made: the time of the first event is in the
@@ -78,7 +88,8 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
         self._running: dict[str, _Prefill] = {}
-        self._define()
+        self._anticipating: set[str] = set()
+        self._define(service)
         self.registry.register(_Figures(service))
         service.observe(self.observe)
 
@@ -93,6 +104,7 @@ class Metrics:
         Count a committed event.
         """
         event = recorded.event
+        self._reuse.observe(event)
         match event:
             case RequestReceived():
                 # Known as running before its path is: a violation may come in between.
@@ -103,6 +115,9 @@ class Metrics:
                 self._add_prefill(event.request, event.duration_us)
             case CacheExtended() if event.step == "prefill":
                 self._add_prefill(event.request, event.duration_us)
+            case CacheExtended() if event.session in self._anticipating:
+                # With each pass, and not at the end: that may be long in coming, or never come.
+                self._anticipated.inc(event.end - event.start)
             case TokensEmitted():
                 self._tokens_emitted.inc(len(event.ids))
                 self._observe_prefill(event.request)
@@ -120,18 +135,33 @@ class Metrics:
                 # One broken request may break several invariants, and be cancelled after it.
                 if event.request in self._running:
                     self._end(event.request, "broken")
+            case AnticipationBegun():
+                self._anticipating.add(event.session)
+            case AnticipationSettled() | SessionQuarantined():
+                self._anticipating.discard(event.session)
+            case AnticipationGivenUp():
+                self._anticipating.discard(event.session)
+                self._given_up.labels(event.reason).inc()
             case BlockSealed():
                 self._blocks_sealed.inc()
+            case BlockEvicted() if event.reason == "life_over":
+                self._lives_over.labels("memory").inc()
             case BlockEvicted():
                 self._blocks_evicted.inc()
             case BlockSpilled():
                 self._blocks_spilled.inc()
             case BlockLoaded():
                 self._blocks_loaded.inc()
+            case BlockDropped() if event.reason == "life_over":
+                self._lives_over.labels("file").inc()
             case BlockDropped():
                 self._blocks_dropped.inc()
             case BlockRejected():
                 self._blocks_rejected.labels(event.reason).inc()
+            case ShadowEnded() if event.result in ("same", "differs"):
+                self._shadow_checks.labels(event.result).inc()
+            case ShadowSkipped():
+                self._shadow_checks.labels("skipped").inc()
             case _:
                 pass
 
@@ -141,8 +171,9 @@ class Metrics:
         """
         self._requests.labels("refused").inc()
 
-    def _define(self) -> None:
+    def _define(self, service: Service) -> None:
         registry = self.registry
+        self._reuse = ReuseMetrics(registry, service.facts.min_cache_tokens)
         self._paths = Counter(
             "cairn_path_selection_total",
             "Paths selected",
@@ -158,6 +189,22 @@ class Metrics:
         self._skipped = Counter(
             "cairn_continuation_tokens_skipped_total",
             "Prompt tokens whose KV was reused on the path continuation",
+            registry=registry,
+        )
+        self._anticipated = Counter(
+            "cairn_anticipated_tokens_total",
+            "Tokens whose KV was computed before the request that they are of",
+            registry=registry,
+        )
+        self._anticipated_used = Counter(
+            "cairn_anticipated_tokens_used_total",
+            "Tokens computed so, in this run or before, that a decision reused, each once",
+            registry=registry,
+        )
+        self._given_up = Counter(
+            "cairn_anticipation_given_up_total",
+            "Anticipations that began and did not come to their end, or could not begin",
+            ["reason"],
             registry=registry,
         )
         self._prefill = Histogram(
@@ -205,14 +252,30 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self._lives_over = Counter(
+            "cairn_lives_over_total",
+            "Blocks in memory and block files that were removed since their lives were over",
+            ["what"],
+            registry=registry,
+        )
         self._blocks_reused = Counter(
             "cairn_blocks_reused_total",
             "Blocks that requests reused, from the session's slab or copied from memory",
             ["tier"],
             registry=registry,
         )
+        self._shadow_checks = Counter(
+            "cairn_shadow_checks_total",
+            "Answers that were chosen to be computed once more, by what came of it",
+            ["result"],
+            registry=registry,
+        )
+        for result in ("same", "differs", "skipped"):
+            self._shadow_checks.labels(result)
         for fault in get_args(FileFault):
             self._blocks_rejected.labels(fault)
+        for what in ("memory", "file"):
+            self._lives_over.labels(what)
         for tier in ("slab", "memory"):
             self._blocks_reused.labels(tier)
         for path in get_args(Path):
@@ -220,6 +283,8 @@ class Metrics:
             self._prefill.labels(path)
         for reason in get_args(Reason):
             self._reasons.labels(reason)
+        for given_up in get_args(GivenUp):
+            self._given_up.labels(given_up)
         for kind in VIOLATIONS:
             self._violations.labels(kind)
         for outcome in OUTCOMES:
@@ -233,6 +298,7 @@ class Metrics:
         self._blocks_reused.labels("memory").inc(event.shared_blocks)
         if event.path == "continuation":
             self._skipped.inc(event.reused_tokens)
+        self._anticipated_used.inc(event.anticipated_tokens)
         self._running[event.request] = _Prefill(path=event.path)
 
     def _add_prefill(self, request: str | None, duration_us: int) -> None:
@@ -250,23 +316,24 @@ class Metrics:
     def _end(self, request: str | None, outcome: str) -> None:
         self._requests.labels(outcome).inc()
         self._running.pop(request or "", None)
+        self._reuse.forget(request or "")
 
 
 class _Figures(Collector):
     """
-    The gauges, read at a scrape.
+    The gauges and what else is read at a scrape.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
+    def describe(self) -> Iterator[Metric]:
         """
         Nothing: the names are known at the first scrape, and registering must not ask the service.
         """
         return iter(())
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """
         One family a figure.
         """
@@ -279,17 +346,52 @@ class _Figures(Collector):
             "state",
             {"in_use": now.slab_bytes, "free": max(0, now.slab_bytes_total - now.slab_bytes)},
         )
-        yield _gauge("cairn_kv_live_bytes", "KV in slabs up to the token counts", now.kv_live_bytes)
+        yield _gauge(
+            "cairn_kv_live_bytes", "Arrays of slabs and blocks, as measured", now.kv_live_bytes
+        )
+        yield _gauge(
+            "cairn_kv_due_bytes",
+            "What the tokens in slabs and blocks take by the model's shapes, each counted once",
+            now.kv_due_bytes,
+        )
+        yield _labelled(
+            "cairn_device_memory_bytes",
+            "By MLX's count all its arrays, and freed ones that it keeps; and the model's arrays",
+            "what",
+            {
+                "active": now.active_bytes,
+                "cache": now.cache_bytes,
+                "weights": now.weights_bytes,
+            },
+        )
         lives = {str(life): now.sessions.get(life, 0) for life in Life}
         yield _labelled("cairn_sessions", "Sessions by where they stand", "life", lives)
         yield _gauge("cairn_queue_depth", "Requests that wait for a session", now.queued)
         yield _gauge("cairn_blocks", "Sealed blocks in memory", now.blocks)
         yield _gauge("cairn_block_bytes", "Bytes of the sealed blocks in memory", now.block_bytes)
+        yield _gauge(
+            "cairn_prefix_index_blocks",
+            "Sealed blocks in memory or in files, each counted once",
+            now.index_blocks,
+        )
         yield _gauge("cairn_disk_blocks", "Sealed blocks in files", now.disk_blocks)
         yield _gauge("cairn_disk_block_bytes", "Bytes of the block files", now.disk_bytes)
         yield _gauge("cairn_journal_position", "Events in the journal", now.journal_position)
         yield _gauge(
             "cairn_journal_full", "Whether there is no room for the journal", int(now.journal_full)
+        )
+        characters = CounterMetricFamily(
+            "cairn_prompt_characters",
+            "Characters of prompts, by where their token ids came from",
+            labels=["source"],
+        )
+        characters.add_metric(["tokenizer"], now.encoded_characters)
+        characters.add_metric(["memory"], now.remembered_characters)
+        yield characters
+        yield _gauge(
+            "cairn_prompt_memory_bytes",
+            "Texts of prompts and their token ids that are remembered",
+            now.remembered_bytes,
         )
 
 

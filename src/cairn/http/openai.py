@@ -16,37 +16,36 @@ from typing import Any
 
 import attrs
 import msgspec
-import structlog
 
 from cairn.actors.messages import Generate, ServerFacts
 from cairn.engine.prompt import Conversation
 from cairn.engine.sampling import Sampling
 
+from . import parameters
 from .errors import ClientError
+from .formats import ignored_strict
+from .openai_answers import Chunks, Completion
 from .openai_conversation import WireMessage, read_messages, read_template, read_tools
+from .openai_formats import read_constraint
+from .parameters import INT64_MAX, NAME_MAX, Ignored, integer
 from .wire import decode_object, to_struct
 
-log = structlog.get_logger(__name__)
-
 PROTOCOL = "openai.chat"
-#: Until there are keys, all clients are one tenant.
-TENANT = "local"
 
-#: Clients that send one of these name a group of conversations, not one conversation.
-GROUP_HEADERS = ("x-claude-code-session-id", "x-session-id", "session-id")
+#: Each answer has a slab while it is written, and the pool has 16 if nobody says otherwise.
+CHOICES_MAX = 16
 
 _STOPS_MAX = 4
 _TOP_LOGPROBS_MAX = 20
-_NAME_MAX = 200
-_INT64_MAX = 2**63 - 1
-#: A client may make up any number of names; the answer has so many, cut to so many characters.
-_IGNORED_MAX = 64
-_IGNORED_NAME_MAX = 100
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
-class _StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct):
+    """
+    How a stream is to be sent.
+    """
+
     include_usage: bool | None = None
 
 
@@ -54,7 +53,7 @@ class _Request(msgspec.Struct):
     messages: list[WireMessage]
     model: str | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -72,11 +71,14 @@ class _Request(msgspec.Struct):
     n: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
     cache_prompt: bool | None = None
     session_id: str | None = None
+    ttl: int | str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -93,25 +95,30 @@ class ChatRequest:
     include_usage: bool
     ignored: tuple[str, ...] = ()
 
-
-class Ignored:
-    """
-    What was asked for and ignored, each name told to the log once.
-    """
-
-    def __init__(self, names_max: int = 256) -> None:
-        self._names: set[str] = set()
-        self._names_max = names_max
-
-    def add(self, name: str) -> None:
+    def whole(self) -> Completion:
         """
-        Log the name, if it is new.
+        What builds the answer as one object.
         """
-        # A client that makes up names must not fill the memory or the log.
-        if name in self._names or len(self._names) >= self._names_max:
-            return
-        self._names.add(name)
-        log.warning("parameter ignored", parameter=name)
+        return Completion(
+            logprobs=self._wants_logprobs,
+            choices=self.command.choices,
+            ignored=self.ignored,
+        )
+
+    def streamed(self) -> Chunks:
+        """
+        What builds the answer as a stream.
+        """
+        return Chunks(
+            logprobs=self._wants_logprobs,
+            include_usage=self.include_usage,
+            choices=self.command.choices,
+            ignored=self.ignored,
+        )
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        return self.command.top_logprobs is not None
 
 
 def read_chat_request(
@@ -127,79 +134,84 @@ def read_chat_request(
     Raises:
         ClientError: they cannot be used.
     """
-    fields = decode_object(body)
+    return chat_request(decode_object(body), headers, ignored, facts)
+
+
+def chat_request(
+    fields: dict[str, Any], headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+) -> ChatRequest:
+    """
+    The command that the fields of a body ask for. As ``read_chat_request``.
+    """
     wire = to_struct(fields, _Request)
-    if wire.n not in (None, 1):
-        raise ClientError(
-            f"n is {wire.n}: this server gives one choice a request; leave n out or send 1",
-            param="n",
-            code="unsupported_value",
-        )
-    if (wire.response_format or {}).get("type", "text") != "text":
-        # To answer in free text what was promised as JSON would break the client later on.
-        raise ClientError(
-            "response_format: this server cannot hold an answer to a format yet; leave it out",
-            param="response_format",
-            code="unsupported_value",
-        )
-    model = wire.model or ""
-    if len(model) > _NAME_MAX:
-        raise ClientError(f"model is longer than {_NAME_MAX} characters", param="model")
     options = wire.stream_options
+    tools = read_tools(wire.tools or (), wire.tool_choice)
+    effort, ignored_effort = parameters.thinking(wire.reasoning_effort, "reasoning_effort", facts)
+    constraint = read_constraint(
+        wire.response_format,
+        wire.tool_choice,
+        tools,
+        one_call=wire.parallel_tool_calls is False,
+    )
     command = Generate(
         protocol=PROTOCOL,
-        tenant=TENANT,
         conversation=Conversation(
             messages=read_messages(wire.messages),
-            tools=read_tools(wire.tools or (), wire.tool_choice),
+            tools=tools,
             template=read_template(
-                wire.chat_template_kwargs or {}, wire.enable_thinking, facts.template
+                wire.chat_template_kwargs or {}, wire.enable_thinking, effort, facts.template
             ),
         ),
         prompt=None,
-        sampling=_sampling(wire, facts),
-        seed=_integer("seed", wire.seed, -(2**63), 2**64 - 1),
+        sampling=sampling(wire, facts),
+        seed=parameters.seed(wire.seed),
         max_tokens=_max_tokens(wire),
-        stop=_stop(wire.stop),
+        stop=stop_texts(wire.stop),
         top_logprobs=_top_logprobs(wire),
-        session_name=_session_name(wire.session_id),
-        group=_group(headers),
+        session_name=parameters.session_name(wire.session_id),
+        group=parameters.group(headers),
         cache_prompt=wire.cache_prompt is not False,
-        asked_model=model,
+        ttl_s=parameters.lifetime(wire.ttl),
+        asked_model=parameters.model_name(wire.model),
+        constraint=constraint,
+        choices=choices(wire.n),
     )
-    names = _ignored(fields)
-    for name in names:
-        ignored.add(name)
+    names = parameters.unknown(fields, _Request.__struct_fields__) | ignored_effort
+    names |= ignored_strict(tools, constraint)
+    if wire.parallel_tool_calls is False and tools and constraint is None:
+        names.add("parallel_tool_calls")
     return ChatRequest(
         command=command,
         stream=wire.stream is True,
         include_usage=options is not None and options.include_usage is True,
-        ignored=names,
+        ignored=ignored.told(names),
     )
+
+
+def choices(count: int | None) -> int:
+    """
+    How many answers are asked for.
+
+    Raises:
+        ClientError: there are none, or too many.
+    """
+    return integer("n", count, 1, CHOICES_MAX) or 1
 
 
 # --- parameters --------------------------------------------------------------------------------
 
 
-def _ignored(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    names = sorted(
-        name[:_IGNORED_NAME_MAX]
-        for name in fields.keys() - set(_Request.__struct_fields__)
-        if fields[name] is not None
-    )
-    return tuple(names[:_IGNORED_MAX])
+def sampling(wire: msgspec.Struct, facts: ServerFacts) -> Sampling:
+    """
+    How tokens are drawn, by the fields of a body that have the names of ``Sampling``.
 
-
-def _sampling(wire: _Request, facts: ServerFacts) -> Sampling:
-    names = (field.name for field in attrs.fields(Sampling))
-    given = {name: value for name in names if (value := getattr(wire, name)) is not None}
-    _integer("top_k", wire.top_k, 0, _INT64_MAX)
-    if wire.logit_bias is not None:
-        given["logit_bias"] = _biases(wire.logit_bias, facts.vocabulary_tokens)
-    try:
-        return attrs.evolve(facts.defaults, **given)
-    except ValueError as error:  # its message begins with the parameter's name
-        raise ClientError(str(error), param=str(error).split()[0]) from error
+    Raises:
+        ClientError: a value cannot be used.
+    """
+    given = {field.name: getattr(wire, field.name) for field in attrs.fields(Sampling)}
+    if given["logit_bias"] is not None:
+        given["logit_bias"] = _biases(given["logit_bias"], facts.vocabulary_tokens)
+    return parameters.sampling(facts, given)
 
 
 def _biases(wire: Mapping[str, float], vocabulary_tokens: int) -> dict[int, float]:
@@ -207,7 +219,7 @@ def _biases(wire: Mapping[str, float], vocabulary_tokens: int) -> dict[int, floa
         # A row of logits has no place for another one, and the device would not ask.
         if not _TOKEN_ID.fullmatch(token) or int(token) >= vocabulary_tokens:
             raise ClientError(
-                f"logit_bias names {token[:_NAME_MAX]!r}, which is no token of this model: its ids "
+                f"logit_bias names {token[:NAME_MAX]!r}, which is no token of this model: its ids "
                 f"are 0 to {vocabulary_tokens - 1}",
                 param="logit_bias",
             )
@@ -215,52 +227,26 @@ def _biases(wire: Mapping[str, float], vocabulary_tokens: int) -> dict[int, floa
 
 
 def _max_tokens(wire: _Request) -> int | None:
-    older = _integer("max_tokens", wire.max_tokens, 1, _INT64_MAX)
-    newer = _integer("max_completion_tokens", wire.max_completion_tokens, 1, _INT64_MAX)
+    older = integer("max_tokens", wire.max_tokens, 1, INT64_MAX)
+    newer = integer("max_completion_tokens", wire.max_completion_tokens, 1, INT64_MAX)
     return newer if newer is not None else older
 
 
-def _integer(name: str, value: int | None, low: int, high: int) -> int | None:
-    if value is None or low <= value <= high:
-        return value
-    limits = f"between {low} and {high}"
-    if high == _INT64_MAX:  # nobody comes near it, and it would hide the limit that counts
-        limits = f"at least {low}" if value < low else f"at most {high}"
-    raise ClientError(f"{name} must be {limits}", param=name)
+def stop_texts(wire: str | list[str] | None) -> tuple[str, ...]:
+    """
+    The texts that end an answer.
 
-
-def _stop(wire: str | list[str] | None) -> tuple[str, ...]:
+    Raises:
+        ClientError: there are too many, or one of them is empty or too long.
+    """
     texts = (wire,) if isinstance(wire, str) else tuple(wire or ())
-    if len(texts) > _STOPS_MAX:
-        raise ClientError(f"stop has {len(texts)} texts; at most {_STOPS_MAX}", param="stop")
-    if "" in texts:
-        raise ClientError(
-            "stop has an empty text, which ends any answer; leave it out", param="stop"
-        )
-    return texts
+    return parameters.stop_texts("stop", texts, _STOPS_MAX)
 
 
 def _top_logprobs(wire: _Request) -> int | None:
-    count = _integer("top_logprobs", wire.top_logprobs, 0, _TOP_LOGPROBS_MAX)
+    count = integer("top_logprobs", wire.top_logprobs, 0, _TOP_LOGPROBS_MAX)
     if wire.logprobs is True:
         return count or 0
     if count:
         raise ClientError("top_logprobs needs logprobs: true beside it", param="top_logprobs")
-    return None
-
-
-def _session_name(wire: str | None) -> str | None:
-    if wire is not None and not (1 <= len(wire) <= _NAME_MAX and wire.isprintable()):
-        raise ClientError(
-            f"session_id must be 1 to {_NAME_MAX} printable characters", param="session_id"
-        )
-    return wire
-
-
-def _group(headers: Mapping[str, str]) -> str | None:
-    for name in GROUP_HEADERS:
-        value = headers.get(name, "").strip()
-        # A hint about where to look first: one that cannot be a name is no reason to refuse.
-        if 1 <= len(value) <= _NAME_MAX and value.isprintable():
-            return value
     return None

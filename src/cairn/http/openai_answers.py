@@ -3,27 +3,20 @@ OpenAI's chat completions: from replies to the wire. The way there is ``openai.p
 
 An answer as a whole and an answer as a stream are built from the same replies by ``Completion``
 and ``Chunks``; both take each reply once and in order.
+
+Thoughts go under both names that are in use, ``reasoning_content`` and ``reasoning``.
 """
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
-from cairn.actors.messages import Accepted, Delta, Finished, Reply, ServerFacts, TokenInfo, Waiting
+from cairn.actors.messages import Accepted, Delta, Finished, Reply, TokenInfo, Waiting
+from cairn.engine.answer_parts import AnswerPart, Called, Said, Thought
 
-from .wire import encode
-
-DONE = b"data: [DONE]\n\n"
-
-#: What OpenAI gives for "very unlikely"; JSON has no infinity.
-_LOGPROB_MIN = -9999.0
-
-
-class UnfinishedAnswer(Exception):
-    """
-    The replies ended before ``Finished``, or began without ``Accepted``. Ours, never a client's.
-    """
+from .answers import UnfinishedAnswer, accepted_headers, cairn_object
+from .errors import describe
+from .openai_choices import DONE, LOGPROB_MIN, Choice, Choices, choice_object, event
 
 
 class Completion:
@@ -32,37 +25,27 @@ class Completion:
     """
 
     def __init__(
-        self, facts: ServerFacts, *, logprobs: bool, ignored: tuple[str, ...] = ()
+        self,
+        *,
+        logprobs: bool,
+        choices: int = 1,
+        ignored: tuple[str, ...] = (),
     ) -> None:
-        self._facts = facts
         self._ignored = ignored
         self._logprobs = logprobs
-        self._texts: list[str] = []
-        self._tokens: list[TokenInfo] = []
-        self._accepted: Accepted | None = None
-        self._finished: Finished | None = None
+        self._choices = Choices(choices)
 
     def take(self, reply: Reply) -> None:
         """
         Add a reply.
         """
-        match reply:
-            case Accepted():
-                self._accepted = reply
-            case Delta():
-                self._texts.append(reply.text)
-                if self._logprobs:
-                    self._tokens.extend(reply.tokens)
-            case Finished():
-                self._finished = reply
-            case Waiting():
-                pass
+        self._choices.take(reply)
 
     def headers(self) -> dict[str, str]:
         """
         What is known of the request, for the response's headers.
         """
-        return accepted_headers(self._accepted)
+        return self._choices.headers()
 
     def body(self) -> dict[str, Any]:
         """
@@ -71,20 +54,20 @@ class Completion:
         Raises:
             UnfinishedAnswer: the replies were not complete.
         """
-        accepted, finished = self._accepted, self._finished
-        if accepted is None or finished is None:
-            raise UnfinishedAnswer("the replies ended before the answer did")
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": "".join(self._texts), "refusal": None},
-            "logprobs": _logprobs(self._tokens) if self._logprobs else None,
-            "finish_reason": finished.finish_reason,
-        }
+        usage = self._choices.usage()
         return {
-            **_head("chat.completion", accepted, self._facts),
-            "choices": [choice],
-            "usage": _usage(finished),
-            "cairn": _cairn(accepted, self._ignored),
+            **_head("chat.completion", self._choices.accepted()),
+            "choices": [self._choice(*found) for found in enumerate(self._choices.all)],
+            "usage": usage,
+            "cairn": self._choices.cairn(self._ignored),
+        }
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": _message(choice.parts),
+            "logprobs": _logprobs(choice.tokens) if self._logprobs else None,
+            "finish_reason": _finish_reason(choice.end(), choice.has_calls),
         }
 
 
@@ -95,41 +78,37 @@ class Chunks:
 
     def __init__(
         self,
-        facts: ServerFacts,
         *,
         logprobs: bool,
         include_usage: bool,
+        choices: int = 1,
         ignored: tuple[str, ...] = (),
     ) -> None:
-        self._facts = facts
         self._ignored = ignored
         self._logprobs = logprobs
         self._include_usage = include_usage
-        self._accepted: Accepted | None = None
-        self._head: dict[str, Any] = {}
-        self._is_finished = False
+        self._choices = Choices(choices)
+        self._with_calls: set[int] = set()
+        self._left = choices
 
     def take(self, reply: Reply) -> bytes:
         """
         What to send for a reply; may be nothing.
         """
+        self._choices.take(reply, keep=False)
         match reply:
             case Waiting():
-                return self._comment(reply)
+                return self._choices.comment(reply)
             case Accepted():
-                self._accepted = reply
-                self._head = _head("chat.completion.chunk", reply, self._facts)
-                role = {"role": "assistant", "content": ""}
-                return self._chunk(role, cairn=_cairn(reply, self._ignored))
+                told = choice_object(reply) if reply.choice else cairn_object(reply, self._ignored)
+                return self._chunk(reply.choice, {"role": "assistant", "content": ""}, cairn=told)
             case Delta():
-                # What a stop text or half a character holds back comes with a later token.
-                if not reply.text and not (self._logprobs and reply.tokens):
-                    return b""
-                return self._chunk({"content": reply.text}, tokens=reply.tokens)
+                return self._delta(reply)
             case Finished():
-                self._is_finished = True
-                last = self._chunk({}, finish_reason=reply.finish_reason)
-                return last + self._usage_chunk(reply)
+                self._left -= 1
+                reason = _finish_reason(reply, reply.choice in self._with_calls)
+                last = self._chunk(reply.choice, {}, finish_reason=reason)
+                return last if self._left else last + self._usage_chunk()
 
     def done(self) -> bytes:
         """
@@ -138,107 +117,119 @@ class Chunks:
         Raises:
             UnfinishedAnswer: it is not complete.
         """
-        if not self._is_finished:
+        if self._left:
             raise UnfinishedAnswer("the replies ended before the answer did")
         return DONE
 
+    def headers(self, first: Reply) -> dict[str, str]:
+        """
+        What is known of the request with its first reply, for the response's headers.
+        """
+        return accepted_headers(first)
+
+    def failed(self, error: Exception) -> bytes:
+        """
+        The end of a stream that broke off. Without it the client would take the rest for complete.
+        """
+        return event(describe(error).envelope())
+
+    def _delta(self, reply: Delta) -> bytes:
+        if any(isinstance(part, Called) for part in reply.parts):
+            self._with_calls.add(reply.choice)
+        deltas = [delta for part in reply.parts for delta in _deltas(part)]
+        if not deltas and self._logprobs and reply.tokens:
+            # What holds their text back (a stop text, half a character, a marker) is not known yet.
+            deltas = [{"content": ""}]
+        tokens = [reply.tokens] + [()] * len(deltas)
+        return b"".join(
+            self._chunk(reply.choice, delta, tokens=known)
+            for delta, known in zip(deltas, tokens, strict=False)
+        )
+
     def _chunk(
         self,
+        index: int,
         delta: dict[str, Any],
         *,
         tokens: tuple[TokenInfo, ...] = (),
         finish_reason: str | None = None,
         cairn: dict[str, Any] | None = None,
     ) -> bytes:
-        if self._accepted is None:
-            raise UnfinishedAnswer("the replies began without being accepted")
         choice = {
-            "index": 0,
+            "index": index,
             "delta": delta,
             "logprobs": _logprobs(tokens) if self._logprobs and tokens else None,
             "finish_reason": finish_reason,
         }
-        chunk = {**self._head, "choices": [choice]}
+        chunk = {**self._head(), "choices": [choice]}
         if self._include_usage:
             chunk["usage"] = None
         if cairn is not None:
             chunk["cairn"] = cairn
         return event(chunk)
 
-    def _usage_chunk(self, finished: Finished) -> bytes:
+    def _usage_chunk(self) -> bytes:
         if not self._include_usage:
             return b""
-        return event({**self._head, "choices": [], "usage": _usage(finished)})
+        return event({**self._head(), "choices": [], "usage": self._choices.usage()})
 
-    def _comment(self, waiting: Waiting) -> bytes:
-        if waiting.queued:
-            return b": waiting\n\n"
-        if self._accepted is None:
-            return b": prefill %d\n\n" % waiting.prefilled_tokens
-        return b": prefill %d/%d\n\n" % (waiting.prefilled_tokens, self._accepted.prompt_tokens)
+    def _head(self) -> dict[str, Any]:
+        return _head("chat.completion.chunk", self._choices.accepted())
 
 
-def event(value: dict[str, Any]) -> bytes:
-    """
-    A value as a server-sent event.
-    """
-    return b"data: " + encode(value) + b"\n\n"
-
-
-def accepted_headers(accepted: Reply | None) -> dict[str, str]:
-    """
-    What is known of a request, for the headers of its response; nothing before it is accepted.
-    """
-    if not isinstance(accepted, Accepted):
-        return {}
-    return {
-        "x-request-id": accepted.request,
-        # A session has the name that its client gave it, in any script.
-        "x-cairn-session": quote(accepted.session, safe="/:@+=,"),
-        "x-cairn-path": accepted.path,
-    }
-
-
-def model_object(facts: ServerFacts) -> dict[str, Any]:
-    """
-    The model, as the list of models has it.
-    """
-    return {
-        "id": facts.model,
-        "object": "model",
-        "created": facts.started_s,
-        "owned_by": "cairn",
-    }
-
-
-def _head(kind: str, accepted: Accepted, facts: ServerFacts) -> dict[str, Any]:
+def _head(kind: str, accepted: Accepted) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{accepted.request}",
         "object": kind,
         "created": accepted.created_s,
-        "model": facts.model,
-        "system_fingerprint": facts.fingerprint,
+        "model": accepted.model,
+        "system_fingerprint": accepted.fingerprint,
     }
 
 
-def _usage(finished: Finished) -> dict[str, Any]:
-    return {
-        "prompt_tokens": finished.prompt_tokens,
-        "completion_tokens": finished.completion_tokens,
-        "total_tokens": finished.prompt_tokens + finished.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": finished.cached_tokens},
+def _message(parts: list[AnswerPart]) -> dict[str, Any]:
+    said = "".join(part.text for part in parts if isinstance(part, Said))
+    thought = "".join(part.text for part in parts if isinstance(part, Thought))
+    calls = [part for part in parts if isinstance(part, Called)]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if calls and not said else said,
+        "refusal": None,
     }
+    if thought:
+        message |= _reasoning(thought)
+    if calls:
+        message["tool_calls"] = [_call(call, call.arguments) for call in calls]
+    return message
 
 
-def _cairn(accepted: Accepted, ignored: tuple[str, ...]) -> dict[str, Any]:
-    told = {
-        "session": accepted.session,
-        "path": accepted.path,
-        "reason": accepted.reason,
-        "reused_tokens": accepted.cached_tokens,
-        "seed": accepted.seed,
-    }
-    return {**told, "ignored": list(ignored)} if ignored else told
+def _deltas(part: AnswerPart) -> list[dict[str, Any]]:
+    match part:
+        case Said():
+            return [{"content": part.text}]
+        case Thought():
+            return [_reasoning(part.text)]
+        case Called():
+            # Clients take id and name from the first piece, and add up arguments.
+            head = {"index": part.index, **_call(part, "")}
+            rest = {"index": part.index, "function": {"arguments": part.arguments}}
+            return [{"tool_calls": [head]}, {"tool_calls": [rest]}]
+
+
+def _call(call: Called, arguments: str) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _finish_reason(finished: Finished, has_calls: bool) -> str:
+    # An answer that was cut off behind a call was cut off all the same; and one in the midst of a
+    # call says only half of what shall be done.
+    is_call = has_calls and finished.finish_reason == "stop" and not finished.ended_in_call
+    return "tool_calls" if is_call else finished.finish_reason
 
 
 def _logprobs(tokens: list[TokenInfo] | tuple[TokenInfo, ...]) -> dict[str, Any]:
@@ -253,4 +244,4 @@ def _logprobs(tokens: list[TokenInfo] | tuple[TokenInfo, ...]) -> dict[str, Any]
 
 
 def _token(text: str, raw: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": text, "bytes": list(raw), "logprob": max(logprob, _LOGPROB_MIN)}
+    return {"token": text, "bytes": list(raw), "logprob": max(logprob, LOGPROB_MIN)}

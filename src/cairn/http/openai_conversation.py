@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 
-from cairn.engine.prompt import RENDERED, Message
+from cairn.engine.json_text import fault_of
+from cairn.engine.prompt import RENDERED, Message, call_arguments
 
 from .errors import ClientError
-from .wire import fault_of
+from .limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
+from .parameters import check_name
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -72,6 +74,7 @@ def read_messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
     """
     if not wire:
         raise ClientError("messages is empty; send at least one", param="messages")
+    check_count(wire, "messages", MESSAGES_MAX)
     return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(wire))
 
 
@@ -79,33 +82,26 @@ def read_tools(
     wire: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None
 ) -> tuple[Mapping[str, Any], ...]:
     """
-    The tools as the template takes them; none where the choice is ``none``.
+    The tools as the template takes them; none where the choice is ``none``. One that is named by
+    the choice stands among the others all the same, so that the prompt begins as it did before.
 
     Raises:
-        ClientError: one of them is no function, or the choice is unknown or asks for a call.
+        ClientError: one of them is no function.
     """
-    if choice == "required" or isinstance(choice, dict):
-        # A client that counts on a call would take the text for one, or fail on it later.
-        raise ClientError(
-            "tool_choice: this server does not enforce tool calls yet; send auto or none, or leave "
-            "it out",
-            param="tool_choice",
-            code="unsupported_value",
-        )
-    if choice not in (None, "none", "auto"):
-        raise ClientError(
-            f"tool_choice is {choice[:40]!r}; it must be none or auto", param="tool_choice"
-        )
+    check_count(wire, "tools", TOOLS_MAX)
     tools = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(wire))
     return () if choice == "none" else tools
 
 
 def read_template(
-    given: Mapping[str, Any], enable_thinking: bool | None, defaults: Mapping[str, Any]
+    given: Mapping[str, Any],
+    enable_thinking: bool | None,
+    effort: Mapping[str, Any],
+    defaults: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """
-    The settings of the template. What stands in ``given`` goes before the shorthand, and that
-    before the model's ``defaults``.
+    The settings of the template. What stands in ``given`` goes before the shorthand, that before
+    what an ``effort`` of thinking sets, and that before the model's ``defaults``.
 
     Raises:
         ClientError: a setting is not the client's to make.
@@ -119,7 +115,28 @@ def read_template(
         raise ClientError(f"chat_template_kwargs {fault}", param="chat_template_kwargs")
     if enable_thinking is not None:
         template.setdefault("enable_thinking", enable_thinking)
-    return {**defaults, **template}
+    return {**defaults, **effort, **template}
+
+
+def message_object(message: Message) -> dict[str, Any]:
+    """
+    A message as it would be sent.
+    """
+    told: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        told["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        told["tool_calls"] = [_call_object(call) for call in message.tool_calls]
+    more = {"tool_call_id": message.tool_call_id, "name": message.name}
+    return {**told, **{name: value for name, value in more.items() if value}}
+
+
+def _call_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments).decode()
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _message(wire: WireMessage, where: str) -> Message:
@@ -136,6 +153,7 @@ def _message(wire: WireMessage, where: str) -> Message:
             code="missing_required_parameter",
         )
     calls = wire.tool_calls or () if is_assistant else ()
+    check_count(calls, f"{where}.tool_calls", CALLS_MAX)
     return Message(
         role="system" if wire.role == "developer" else wire.role,
         content=_text(wire.content, f"{where}.content"),
@@ -174,13 +192,7 @@ def _part(part: WirePart, where: str) -> str:
 def _tool_call(wire: WireToolCall, where: str) -> Mapping[str, Any]:
     arguments: str | dict[str, Any] = wire.function.arguments or ""
     if isinstance(arguments, str):
-        # Templates render an object; what is none (a model may write anything) stays as it is.
-        try:
-            parsed = msgspec.json.decode(arguments)
-        except (ValueError, RecursionError):
-            parsed = None
-        if isinstance(parsed, dict) and fault_of(parsed) is None:
-            arguments = parsed
+        arguments = call_arguments(arguments)
     elif (fault := fault_of(arguments)) is not None:
         param = f"{where}.function.arguments"
         raise ClientError(f"{param} {fault}", param=param)
@@ -196,9 +208,10 @@ def _tool(tool: dict[str, Any], where: str) -> Mapping[str, Any]:
             param=where,
             code="unsupported_value",
         )
+    param = f"{where}.function.name"
     if not isinstance(function.get("name"), str):
-        param = f"{where}.function.name"
         raise ClientError(f"{param} must be a string", param=param, code="invalid_type")
+    check_name(function["name"], param)
     if (fault := fault_of(tool)) is not None:
         raise ClientError(f"{where} {fault}", param=where)
     return {

@@ -27,7 +27,8 @@ _PAGE = """<!doctype html>
   }}
 </style>
 <h1>Cairn</h1>
-<p>A session server for local language models. It speaks OpenAI's chat completions.</p>
+<p>A session server for local language models. It speaks OpenAI's chat completions,
+completions and responses and Anthropic's messages, and keeps conversations as agents.</p>
 <table>
   <tr><th>model</th><td>{model}</td></tr>
   <tr><th>context</th><td>{context:,} tokens</td></tr>
@@ -37,23 +38,30 @@ _PAGE = """<!doctype html>
 </table>
 <h2>Call it</h2>
 <pre>curl -N {base}/v1/chat/completions \\
-  -H 'content-type: application/json' \\
+  -H 'content-type: application/json' \\{header}
   -d '{{"messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'</pre>
-<p>With a client of OpenAI's: base URL <code>{base}/v1</code>, any API key.</p>
-<p><a href="/v1/models">/v1/models</a> · <a href="/health">/health</a> ·
-   <a href="/metrics">/metrics</a></p>
-<p>Every field, header and error code is in <code>docs/reference/http.md</code> of Cairn's
+<p>With a client of OpenAI's: base URL <code>{base}/v1</code>, {key}.</p>
+<p>With a client of Anthropic's: base URL <code>{base}</code>, likewise.</p>
+<p><a href="/v1/models">/v1/models</a> · <a href="/v1/agents">/v1/agents</a> ·
+   <a href="/health">/health</a> · <a href="/metrics">/metrics</a></p>
+<p>All addresses stand in <a href="/openapi.json">/openapi.json</a>, the description for programs.
+   Every field, header and error code is in <code>docs/reference/http.md</code> of Cairn's
    repository.</p>
 </html>
 """
 
 
-def front_page(facts: ServerFacts, statistics: Statistics, base: str) -> str:
+_HEADER = """
+  -H "authorization: Bearer $CAIRN_API_KEY" \\"""
+
+
+def front_page(facts: ServerFacts, statistics: Statistics, base: str, *, with_keys: bool) -> str:
     """
     The page as HTML.
 
     Args:
         base: the address that the reader came by, without a slash at its end.
+        with_keys: whether the server wants API keys.
     """
     state = "serving"
     if statistics.admission_bug is not None:
@@ -67,4 +75,6 @@ def front_page(facts: ServerFacts, statistics: Statistics, base: str) -> str:
         sessions=sum(statistics.sessions.values()),
         state=state,
         base=escape(base),
+        header=_HEADER if with_keys else "",
+        key="your API key" if with_keys else "any API key",
     )

@@ -7,6 +7,7 @@ loaded, and port 0 has a number by the time that somebody asks for it.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 from collections.abc import Callable
@@ -238,6 +239,16 @@ def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """
+    Whether a bound socket is reached from this machine alone.
+    """
+    named: str = listener.getsockname()[0]
+    address = ipaddress.ip_address(named.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 async def serve_http(

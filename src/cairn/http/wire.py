@@ -11,13 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .errors import ClientError
+from .errors import ClientError, missing
 
 T = TypeVar("T")
-
-#: Values that go on as they came (tool schemas, template settings) are walked again by recursion
-#: further in, so they are kept far from the interpreter's limit.
-DEPTH_MAX = 64
 
 _encoder = msgspec.json.Encoder()
 
@@ -54,7 +50,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
     except msgspec.ValidationError as error:
         raise _invalid(error) from error
     except RecursionError as error:
-        raise ClientError("the body is nested too deep to be read", code="invalid_json") from error
+        raise _too_deep() from error
     except UnicodeDecodeError as error:
         raise ClientError("the body is not UTF-8", code="invalid_json") from error
     except ValueError as error:
@@ -73,26 +69,12 @@ def to_struct(fields: dict[str, Any], kind: type[T]) -> T:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise _invalid(error) from error
+    except RecursionError as error:
+        raise _too_deep() from error
 
 
-def fault_of(value: Any) -> str | None:
-    """
-    Why a value cannot go on as it came, in words; None where it can. Changes nothing.
-    """
-    level = [value]
-    for _ in range(DEPTH_MAX):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-            elif isinstance(item, int) and not -(2**63) <= item < 2**64:
-                return "has an integer of more than 64 bits; send it as a string"
-        if not below:
-            return None
-        level = below
-    return f"is nested deeper than {DEPTH_MAX} levels; make it flatter"
+def _too_deep() -> ClientError:
+    return ClientError("the body is nested too deep to be read", code="invalid_json")
 
 
 def _invalid(error: msgspec.ValidationError) -> ClientError:
@@ -101,11 +83,8 @@ def _invalid(error: msgspec.ValidationError) -> ClientError:
     param = place[1] if place else ""
     if "..." in param:  # somewhere below: the decoder does not say where
         param = param.split("...")[0].rstrip("[.")
-    if missing := _MISSING.search(text):
-        param = f"{param}.{missing[1]}".lstrip(".")
-        return ClientError(
-            f"{param} is missing; it is required", param=param, code="missing_required_parameter"
-        )
+    if absent := _MISSING.search(text):
+        return missing(f"{param}.{absent[1]}".lstrip("."))
     if expected := _EXPECTED.search(text):
         wanted = [_WORDS.get(kind, kind) for kind in expected[1].split(" | ") if kind != "null"]
         got = _WORDS.get(expected[2], expected[2])

@@ -29,15 +29,94 @@ from cairn.journal import events as ev
 from cairn.journal.errors import UnknownEvent
 from cairn.journal.state import Fault, State
 
-VERSION = 1
+VERSION = 7
 """
 Of what ``Base.state`` holds.
 """
 
 Contents = dict[str, Any]
+
+
+def _with_a_dtype(contents: Contents) -> Contents:
+    """
+    Version 2 tells why the weights of the last model have their dtype. Before it, nobody chose.
+    """
+    loaded = contents["loaded"]
+    told = None if loaded is None else {**loaded, "dtype": ""}
+    return {**contents, "version": 2, "loaded": told}
+
+
+def _with_nothing_ahead(contents: Contents) -> Contents:
+    """
+    Version 3 tells what is computed ahead. Before it, nothing was.
+    """
+    state = contents["state"]
+    for session in state["sessions"].values():
+        session["ahead"] = None
+        if session["request"] is not None and session["request"]["path"] is not None:
+            session["request"]["path"]["anticipated_tokens"] = 0
+    for block in state["blocks"].values():
+        block["foreseen"] = False
+    return {**contents, "version": 3}
+
+
+def _without_a_check(contents: Contents) -> Contents:
+    """
+    Version 4 has the shadow check in hand. Before it, there were none.
+    """
+    return {**contents, "version": 4, "state": {**contents["state"], "shadow": None}}
+
+
+def _without_a_grammar(contents: Contents) -> Contents:
+    """
+    Version 5 has the grammar that an open request's answer is held to. Before it, none was.
+    """
+    for session in contents["state"]["sessions"].values():
+        if session["request"] is not None:
+            session["request"]["ask"]["grammar"] = None
+    return {**contents, "version": 5}
+
+
+def _without_a_window(contents: Contents) -> Contents:
+    """
+    Version 6 has the policy of a model's KV. Before it, nothing was ever let go.
+    """
+    full = {"kv_sinks": 0, "kv_window": 0, "kv_rows": 0}
+    if contents["loaded"] is not None:
+        contents["loaded"].update(full)
+    if contents["state"]["model"] is not None:
+        contents["state"]["model"].update(full)
+    return {**contents, "version": 6}
+
+
+def _without_an_end(contents: Contents) -> Contents:
+    """
+    Version 7 tells of how short a prompt no blocks are sealed, and when lives are over. Before it,
+    they were sealed of any, and no life had an end.
+    """
+    state = contents["state"]
+    state["time_us"] = 0
+    for session in state["sessions"].values():
+        session["ttl_s"] = session["due_us"] = None
+        if session["request"] is not None:
+            session["request"]["ask"]["ttl_s"] = None
+    for block in state["blocks"].values():
+        block["due_us"] = None
+    for model in (contents["state"]["model"], contents["loaded"]):
+        if model is not None:
+            model["min_cache_tokens"] = 0
+    return {**contents, "version": 7}
+
+
 UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {
     # Before version 1 none was written.
     0: lambda contents: {**contents, "version": 1},
+    1: _with_a_dtype,
+    2: _with_nothing_ahead,
+    3: _without_a_check,
+    4: _without_a_grammar,
+    5: _without_a_window,
+    6: _without_an_end,
 }
 """
 Version to the function that makes contents of version + 1 of it.
@@ -185,12 +264,14 @@ def forgotten(state: State, kept: Collection[str] = ()) -> State:
             # A cut leaves none open. Should one be, its texts are no less private.
             request = attrs.evolve(
                 request,
-                ask=attrs.evolve(request.ask, new_ids=()),
+                ask=attrs.evolve(request.ask, new_ids=(), grammar=None),
                 prompt_ids=(),
                 sampled=(),
                 path=attrs.evolve(request.path, diverged_text=None) if request.path else None,
             )
-        sessions = sessions.set(name, attrs.evolve(session, last=last, request=request))
+        # Nor is anything computed ahead at a cut; a part of it would say what the answer was.
+        forgot = attrs.evolve(session, last=last, request=request, ahead=None)
+        sessions = sessions.set(name, forgot)
     return attrs.evolve(
         state, sessions=sessions, faults=forgotten_faults(state.faults, state.position)
     )
@@ -204,7 +285,7 @@ def with_ids(state: State) -> set[str]:
     for name, session in state.sessions.items():
         last, request = session.last, session.request
         open_ids = request is not None and (request.sequence or request.ask.new_ids)
-        if open_ids or (last is not None and last.sequence):
+        if open_ids or session.ahead is not None or (last is not None and last.sequence):
             found.add(str(name))
     return found
 

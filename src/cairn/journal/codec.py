@@ -20,6 +20,8 @@ import msgspec
 
 from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, UnknownEvent
+from cairn.journal.tenants import LOCAL
+from cairn.journal.token_ids import shared
 
 GENESIS = "0" * 64
 """
@@ -30,8 +32,32 @@ Payload = dict[str, Any]
 UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
     # Version 2 may name an adapter.
     ("model_loaded", 1): lambda payload: payload,
+    # Version 3 tells why the weights have their dtype.
+    ("model_loaded", 2): lambda payload: payload,
+    # Version 4 may have a window.
+    ("model_loaded", 3): lambda payload: payload,
+    # Version 2 tells why it left, and what was measured then. Before it, no server swapped models.
+    ("model_unloaded", 1): lambda payload: payload,
+    # Before version 5 blocks were sealed of the shortest prompt.
+    ("model_loaded", 4): lambda payload: {**payload, "min_cache_tokens": 0},
+    # Version 2 may have a grammar.
+    ("request_received", 1): lambda payload: payload,
+    # Before version 3 nothing had a life that ends.
+    ("request_received", 2): lambda payload: {**payload, "ttl_s": None},
+    # Before version 2 blocks left for no other reason.
+    ("block_evicted", 1): lambda payload: {**payload, "reason": "room"},
+    ("block_dropped", 1): lambda payload: {**payload, "reason": "room"},
     # Version 2 may leave the session out.
     ("blocks_quarantined", 1): lambda payload: payload,
+    # Before version 2 nothing was computed ahead. The version of the rules stayed: on a journal of
+    # then they give 0, and decide everything else as before.
+    ("path_selected", 1): lambda payload: {**payload, "anticipated_tokens": 0},
+    # Before version 2 there was one tenant.
+    ("request_rejected", 1): lambda payload: {**payload, "tenant": LOCAL},
+    # Before version 2 there were no agents.
+    ("turn_kept", 1): lambda payload: payload,
+    # Version 2 may leave the request out.
+    ("blocks_shared", 1): lambda payload: payload,
 }
 """
 (kind, version) to the function that makes a payload of version + 1 of it.
@@ -179,6 +205,8 @@ def decode(row: Row) -> ev.Recorded:
         for version in range(row.version, event_type.version):
             payload = UPCASTS[row.kind, version](payload)
         event = msgspec.convert(payload, event_type)
+        if isinstance(event, ev.RequestReceived | ev.AnticipationBegun):
+            event = attrs.evolve(event, new_ids=shared(event.new_ids))
     except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
         raise DamagedRow(row.position, f"{row.kind} cannot be decoded: {error}") from error
     return ev.Recorded(

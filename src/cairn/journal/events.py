@@ -29,8 +29,23 @@ Coverage = tuple[tuple[int, int, int], ...]
 Step = Literal["prefill", "decode", "settle"]
 Path = Literal["continuation", "new_session"]
 FinishReason = Literal["stop", "length"]
-CancelStage = Literal["prefill", "decode", "no_memory", "server_stopped", "journal_full", "bug"]
+CancelStage = Literal[
+    "prefill",
+    "decode",
+    "no_memory",
+    "not_held",
+    "time_over",
+    "server_stopped",
+    "journal_full",
+    "bug",
+]
+Left = Literal["room", "life_over"]
 FileFault = Literal["missing", "unreadable", "foreign", "digest"]
+NextRole = Literal["user", "tool"]
+GivenUp = Literal["request", "slab_wanted", "closing", "busy", "doubt", "bug", "unrendered"]
+ShadowResult = Literal["same", "differs", "disturbed", "failed"]
+ShadowSkip = Literal["no_memory", "disturbed", "too_many", "gone_on", "failed"]
+CallFault = Literal["cut", "unparsable", "no_name", "no_arguments"]
 
 
 def private(**kwargs: Any) -> Any:
@@ -123,6 +138,7 @@ class ModelLoaded(Event):
         adapter: where the adapter over its weights was loaded from; empty where there is none.
         fingerprint: the hash that names ``fields``.
         fields: the fingerprint as a whole.
+        dtype: in which dtype it computes, and why, for people; what counts is in ``fields``.
         layers: the number of layers that keep KV.
         chunk_tokens: C, the rows of a canonical pass.
         decode_rows: W, the rows of a decode pass.
@@ -131,15 +147,19 @@ class ModelLoaded(Event):
         pool_slabs: the number of slabs that may be held.
         pool_bytes: the budget of all slabs.
         blocks_bytes: the budget of the sealed blocks in memory.
+        kv_sinks, kv_window, kv_rows: of the policy ``sink_window``, see ``windows.SinkWindow``; 0
+            where a token attends to all before it, or to what the model's own layers say.
+        min_cache_tokens: of a shorter prompt no blocks are sealed.
     """
 
     kind: ClassVar[str] = "model_loaded"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 5
     name: str
     directory: str = private(default="")
     adapter: str = private(default="")
     fingerprint: str
     fields: Mapping[str, Any]
+    dtype: str = ""
     layers: int = natural()
     chunk_tokens: int = natural()
     decode_rows: int = natural()
@@ -148,6 +168,10 @@ class ModelLoaded(Event):
     pool_slabs: int = natural()
     pool_bytes: int = natural()
     blocks_bytes: int = natural()
+    kv_sinks: int = natural(default=0)
+    kv_window: int = natural(default=0)
+    kv_rows: int = natural(default=0)
+    min_cache_tokens: int = natural(default=0)
 
 
 @attrs.frozen(kw_only=True)
@@ -175,11 +199,34 @@ class SelfTestFinished(Event):
 @attrs.frozen(kw_only=True)
 class ModelUnloaded(Event):
     """
-    The model left memory, and with it every slab and every block in memory.
+    The model left memory, and with it every slab and every block in memory. No request was under
+    way.
+
+    Attributes:
+        reason: why it left.
+        active_bytes: measured: what MLX still has in arrays.
     """
 
     kind: ClassVar[str] = "model_unloaded"
+    version: ClassVar[int] = 2
     fingerprint: str
+    reason: str = ""
+    active_bytes: int = natural(default=0)
+
+
+@attrs.frozen(kw_only=True)
+class ModelNotLoaded(Event):
+    """
+    A model was asked for and could not be loaded. What was served before goes on.
+
+    Attributes:
+        name: the name that clients see.
+        reason: what stood in the way, in a sentence, with places on this machine.
+    """
+
+    kind: ClassVar[str] = "model_not_loaded"
+    name: str
+    reason: str = private()
 
 
 @attrs.frozen(kw_only=True)
@@ -245,10 +292,15 @@ class JournalPruned(Event):
 class RequestRejected(Event):
     """
     A request was turned away before a session took it.
+
+    Attributes:
+        tenant: whose it was.
     """
 
     kind: ClassVar[str] = "request_rejected"
+    version: ClassVar[int] = 2
     request: str
+    tenant: str
     status: int
     code: str
 
@@ -283,9 +335,14 @@ class RequestReceived(Event):
             the session's last request had at the same place are only counted, in ``kept_parts``.
         sampling: the sampling parameters as they are used, defaults filled in.
         seed: the seed in use; ``seed_given`` says whether the client chose it.
+        ttl_s: the life of what the request uses and leaves, from its last use on, in seconds; None
+            where it has no end.
+        grammar: what the answer is held to, as the library llguidance reads it; None where it is
+            held to nothing.
     """
 
     kind: ClassVar[str] = "request_received"
+    version: ClassVar[int] = 3
     session: str
     request: str
     protocol: str
@@ -307,6 +364,8 @@ class RequestReceived(Event):
     seed: int
     seed_given: bool
     asked_model: str
+    grammar: str | None = private(default=None)
+    ttl_s: int | None = attrs.field(default=None, validator=attrs.validators.optional(_natural))
 
 
 @attrs.frozen(kw_only=True)
@@ -320,6 +379,8 @@ class PathSelected(Event):
         kept_blocks: sealed blocks that lie in the session's own slab already.
         shared_blocks: sealed blocks that are copied in from the store.
         reused_tokens: (kept_blocks + shared_blocks) * C.
+        anticipated_tokens: how many of the reused tokens were computed ahead of any request, and
+            are reused for the first time.
         rerendered_tokens: tokens that the session held and the template now renders differently.
         nearest: the session that the request was compared with, if any.
         diverged_part: for ``diverged``: which part changed, by Anthropic's names.
@@ -328,6 +389,7 @@ class PathSelected(Event):
     """
 
     kind: ClassVar[str] = "path_selected"
+    version: ClassVar[int] = 2
     session: str
     request: str
     rules_version: int
@@ -337,6 +399,7 @@ class PathSelected(Event):
     kept_blocks: int = natural()
     shared_blocks: int = natural()
     reused_tokens: int = natural()
+    anticipated_tokens: int = natural()
     rerendered_tokens: int = natural()
     nearest: str | None
     diverged_part: str | None
@@ -385,14 +448,16 @@ class BlocksShared(Event):
     Sealed blocks were copied into a session's slab, which now covers ``[0, end)``.
 
     Attributes:
+        request: whose prompt they are of; None where they are of what is anticipated.
         keys: the blocks, in order of their tokens.
         digests: measured: of the bytes that the slab holds of each after the copy.
         coverage: measured: what each layer holds after it.
     """
 
     kind: ClassVar[str] = "blocks_shared"
+    version: ClassVar[int] = 2
     session: str
-    request: str
+    request: str | None
     start: int = natural()
     end: int = attrs.field(validator=_range)
     keys: tuple[str, ...]
@@ -474,14 +539,19 @@ class BlockSealed(Event):
 @attrs.frozen(kw_only=True)
 class BlockEvicted(Event):
     """
-    A block left memory to make room. Figures as in ``BlockSealed``.
+    A block left memory. Figures as in ``BlockSealed``.
+
+    Attributes:
+        reason: ``room`` for another one, or ``life_over``.
     """
 
     kind: ClassVar[str] = "block_evicted"
+    version: ClassVar[int] = 2
     key: str
     bytes: int = natural()
     store_blocks: int = natural()
     store_bytes: int = natural()
+    reason: Left = "room"
 
 
 @attrs.frozen(kw_only=True)
@@ -579,24 +649,30 @@ class BlockRejected(Event):
 @attrs.frozen(kw_only=True)
 class BlockDropped(Event):
     """
-    A block's file was removed to keep the budget, or by a prune. Figures as in ``BlockSpilled``.
+    A block's file was removed. Figures as in ``BlockSpilled``.
+
+    Attributes:
+        reason: ``room`` to keep the budget, or by a prune; or ``life_over``.
     """
 
     kind: ClassVar[str] = "block_dropped"
+    version: ClassVar[int] = 2
     key: str
     bytes: int = natural()
     disk_blocks: int = natural()
     disk_bytes: int = natural()
+    reason: Left = "room"
 
 
 @attrs.frozen(kw_only=True)
 class TokensEmitted(Event):
     """
-    Tokens were released for delivery. Whether they arrive is not known.
+    Tokens were released for delivery. Whether they arrive is not known; what may still become a
+    marker or a call waits until that is settled, and is delivered then.
 
     Attributes:
         first: how many tokens of the answer were released before.
-        text: what the client sees of them.
+        text: their text as the model wrote it, with the markers of thoughts and calls.
     """
 
     kind: ClassVar[str] = "tokens_emitted"
@@ -605,6 +681,116 @@ class TokensEmitted(Event):
     first: int = natural()
     ids: tuple[int, ...] = private()
     text: str = private()
+
+
+@attrs.frozen(kw_only=True)
+class CallRejected(Event):
+    """
+    What began as a call of a tool is none; the client is given it as text.
+
+    Attributes:
+        reason: ``cut`` where the answer ended in it, or was cut off, ``unparsable`` where its
+            format is not kept, ``no_name`` and ``no_arguments`` where it names no function, or its
+            arguments are no JSON object.
+        text: as the model wrote it, with its markers, up to where another call begins in it.
+        detail: what is wrong with it.
+    """
+
+    kind: ClassVar[str] = "call_rejected"
+    session: str
+    request: str
+    reason: CallFault
+    text: str = private()
+    detail: str = private()
+
+
+@attrs.frozen(kw_only=True)
+class TurnKept(Event):
+    """
+    What a request brought and what it was answered is kept: its tenant may look it up by the
+    request's id, and another request may go on from there by naming it. It is kept once the request
+    has finished.
+
+    Attributes:
+        agent: whose turn it is, by the agent's name; None for one that is looked up by its request.
+        previous: the request whose turn comes before this one, and is kept for itself.
+        created_s: when the request came: seconds since 1970.
+        asked: what it brought that no turn before had, as ``engine.turns`` writes messages.
+        answer: what its client was told, as ``engine.turns`` writes the parts of an answer.
+        note: the protocol's own, for who looks the turn up; nothing else reads it.
+    """
+
+    kind: ClassVar[str] = "turn_kept"
+    version: ClassVar[int] = 2
+    session: str
+    request: str
+    tenant: str
+    agent: str | None = None
+    previous: str | None
+    created_s: int
+    asked: str = private()
+    answer: str = private()
+    note: str = private()
+
+
+@attrs.frozen(kw_only=True)
+class TurnForgotten(Event):
+    """
+    A client wants a turn to be kept no longer. Nobody finds it from here on; its text goes when the
+    journal is pruned.
+
+    Attributes:
+        of_request: the request that it was the turn of.
+        tenant: whose it was.
+    """
+
+    kind: ClassVar[str] = "turn_forgotten"
+    of_request: str
+    tenant: str
+
+
+@attrs.frozen(kw_only=True)
+class AgentCreated(Event):
+    """
+    An agent is there: a conversation that its tenant goes on with by name, and whose history the
+    server keeps. Its turns are ``turn_kept`` with its name.
+
+    Attributes:
+        agent: its name, one of its kind among those of its tenant.
+        model: the model that it asks for; empty for the one that is served.
+        max_context: the tokens that a prompt of its and the answer may have together; None for as
+            many as the model takes.
+        persist: whether it is there after this run of the server.
+        created_s: seconds since 1970.
+        forked_from: the agent whose history it begins with, if any.
+        head: the request whose turn is the last one of that.
+        system: its system prompt; None where it has none.
+        tools: those on offer to it, as JSON.
+    """
+
+    kind: ClassVar[str] = "agent_created"
+    agent: str
+    tenant: str
+    model: str
+    max_context: int | None
+    persist: bool
+    created_s: int
+    forked_from: str | None
+    head: str | None
+    system: str | None = private()
+    tools: str = private()
+
+
+@attrs.frozen(kw_only=True)
+class AgentDeleted(Event):
+    """
+    An agent is there no more. Nobody finds its turns from here on, but for those with which another
+    agent begins; their text goes when the journal is pruned.
+    """
+
+    kind: ClassVar[str] = "agent_deleted"
+    agent: str
+    tenant: str
 
 
 @attrs.frozen(kw_only=True)
@@ -634,8 +820,10 @@ class RequestCancelled(Event):
 
     Attributes:
         stage: where it was when its client went away; ``no_memory`` where no slab could be had,
-            ``server_stopped`` where the server drained no longer, ``journal_full`` where there was
-            no room to put it on record, ``bug`` where a fault of somebody else's took it along.
+            ``not_held`` where its grammar could be followed no further, ``time_over`` where it took
+            longer than a request may, ``server_stopped`` where the server drained no longer,
+            ``journal_full`` where there was no room to put it on record, ``bug`` where a fault of
+            somebody else's took it along.
     """
 
     kind: ClassVar[str] = "request_cancelled"
@@ -645,12 +833,78 @@ class RequestCancelled(Event):
 
 
 @attrs.frozen(kw_only=True)
+class AnticipationBegun(Event):
+    """
+    What the next prompt will begin with is to be computed: the conversation with its answer, as a
+    client would send it back, as far as it is the same whatever is said next.
+
+    Its full chunks are told by what is new: they are the first ``kept_tokens`` of prompt and answer
+    and then ``new_ids``; their keys the first ``kept_keys`` of the prompt's and then ``new_keys``.
+
+    Attributes:
+        next_role: who is expected to speak.
+        rules_version: the rules by which ``kept_blocks`` and ``shared_blocks`` were decided.
+        tokens: of its full chunks.
+        kept_blocks: sealed blocks of it that lie in the session's slab already.
+        shared_blocks: sealed blocks of it that are copied in from the store. What is left is run.
+    """
+
+    kind: ClassVar[str] = "anticipation_begun"
+    session: str
+    next_role: NextRole
+    rules_version: int = natural()
+    tokens: int = natural()
+    kept_tokens: int = natural()
+    new_ids: tuple[int, ...] = private()
+    kept_keys: int = natural()
+    new_keys: tuple[str, ...]
+    kept_blocks: int = natural()
+    shared_blocks: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class AnticipationSettled(Event):
+    """
+    All of what was anticipated lies in the session's slab, canonical.
+
+    Attributes:
+        computed_tokens: how many of its tokens passes were run over for it.
+    """
+
+    kind: ClassVar[str] = "anticipation_settled"
+    session: str
+    tokens: int = natural()
+    computed_tokens: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class AnticipationGivenUp(Event):
+    """
+    What was anticipated is not computed to its end; or nothing was, as it cannot be known.
+
+    Attributes:
+        reason: ``request`` where one came for the session, ``slab_wanted`` where another session
+            needs its slab, ``closing`` where it ends, ``busy`` where requests of others were under
+            way for too long, ``doubt`` where a block of it is quarantined, ``bug`` where a fault
+            came to light. ``unrendered`` where the conversation could not be brought to tokens:
+            then nothing had begun, and else something had.
+        computed_tokens: how many tokens passes were run over until then.
+    """
+
+    kind: ClassVar[str] = "anticipation_given_up"
+    session: str
+    reason: GivenUp
+    computed_tokens: int = natural()
+
+
+@attrs.frozen(kw_only=True)
 class SessionSettled(Event):
     """
     The session is at rest: its KV is canonical up to its last sealed block.
 
     Attributes:
-        complete: false where a request came before settling was done.
+        complete: false where somebody wanted something before settling was done, or requests of
+            others were under way for too long.
     """
 
     kind: ClassVar[str] = "session_settled"
@@ -668,6 +922,107 @@ class SessionClosed(Event):
     kind: ClassVar[str] = "session_closed"
     session: str
     reason: str
+
+
+# --- the shadow check ---------------------------------------------------------------------------
+# What it does is no step of the session's, so these stand on the server's stream and name the
+# session in a field of another name.
+
+
+@attrs.frozen(kw_only=True)
+class ShadowBegan(Event):
+    """
+    An answer is computed once more from its tokens alone, in a slab of the check's own. Figures as
+    in ``SlabAcquired``.
+
+    Attributes:
+        of_session: the session that gave the answer.
+        request: the request that it answered.
+    """
+
+    kind: ClassVar[str] = "shadow_began"
+    of_session: str
+    request: str
+    slab: int
+    capacity_tokens: int = natural()
+    bytes: int = natural()
+    pool_slabs: int = natural()
+    pool_bytes: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class ShadowChecked(Event):
+    """
+    An answer was computed once more to its end. What came out, beside what is on record of it.
+
+    Attributes:
+        prompt_tokens: the tokens that were prefilled.
+        answer_tokens: the tokens that were drawn again, and compared.
+        keys: the blocks on record that prompt and answer make, in order of their tokens.
+        digests: measured: of the KV of each as it was computed now.
+        held: measured: of each as it lies in memory; empty where it does not.
+        ids_due: ``keys.ids_hash`` of the tokens that were compared with.
+        drawn_due: ``shadow.drawn_hash`` of the same tokens and their log-probabilities, as the
+            events told them when they were committed.
+        drawn: measured: that of those drawn now.
+        first_other: the place in the answer of the first that differs, or for which no
+            log-probability came out.
+        duration_us: of the passes.
+    """
+
+    kind: ClassVar[str] = "shadow_checked"
+    of_session: str
+    request: str
+    prompt_tokens: int = natural()
+    answer_tokens: int = natural()
+    keys: tuple[str, ...]
+    digests: tuple[str, ...]
+    held: tuple[str, ...]
+    # A hash of few token ids can be guessed back.
+    ids_due: str = private()
+    drawn_due: str = private()
+    drawn: str = private()
+    first_other: int | None
+    duration_us: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class ShadowEnded(Event):
+    """
+    The check gave its slab back, and with it all KV that it had computed. Figures as in
+    ``SlabReleased``.
+
+    Attributes:
+        result: what came of it. ``disturbed`` where a request came, which goes first, or where the
+            server stopped, lets nobody in or has no room for its journal; ``failed`` where a pass
+            or the check itself did.
+    """
+
+    kind: ClassVar[str] = "shadow_ended"
+    of_session: str
+    request: str
+    slab: int
+    bytes: int = natural()
+    pool_slabs: int = natural()
+    pool_bytes: int = natural()
+    result: ShadowResult
+
+
+@attrs.frozen(kw_only=True)
+class ShadowSkipped(Event):
+    """
+    An answer that was chosen is not checked.
+
+    Attributes:
+        reason: ``no_memory`` where no slab was free and none could be spared; ``disturbed`` where
+            requests came each time that it was tried; ``too_many`` where younger answers waited;
+            ``gone_on`` where the session had other tokens by then; ``failed`` where the check did.
+    """
+
+    kind: ClassVar[str] = "shadow_skipped"
+    of_session: str
+    request: str
+    reason: ShadowSkip
 
 
 # --- faults -----------------------------------------------------------------------------------
@@ -745,6 +1100,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     ModelLoaded,
     SelfTestFinished,
     ModelUnloaded,
+    ModelNotLoaded,
     OperatorActed,
     JournalStalled,
     JournalPruned,
@@ -766,10 +1122,22 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     BlockRejected,
     BlockDropped,
     TokensEmitted,
+    CallRejected,
+    TurnKept,
+    TurnForgotten,
+    AgentCreated,
+    AgentDeleted,
     RequestFinished,
     RequestCancelled,
+    AnticipationBegun,
+    AnticipationSettled,
+    AnticipationGivenUp,
     SessionSettled,
     SessionClosed,
+    ShadowBegan,
+    ShadowChecked,
+    ShadowEnded,
+    ShadowSkipped,
     InvariantViolated,
     SessionQuarantined,
     BlocksQuarantined,

@@ -1,42 +1,68 @@
 """
 What leaves memory when something must: pure decisions over the fold of the journal.
 
-The order of least recent use is the journal's order, so a replay sees the same order.
+The order of least recent use is the journal's order, so a replay sees the same order. Who asks
+often has an ``Order`` at hand that followed the events; without one it is made from the state, and
+the more blocks there are the longer that takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterator
+from itertools import islice, takewhile
 
+from cairn.journal.eviction_order import Order
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import Block, Session, State
 
 
-def room_for_block(state: State, size: int, keep: Collection[str] = ()) -> tuple[str, ...] | None:
+def room_for_block(
+    state: State, size: int, keep: Collection[str] = (), *, order: Order | None = None
+) -> tuple[str, ...] | None:
     """
     The blocks to evict so that one of ``size`` bytes fits, or None where nothing could make room.
 
-    A tenth of the budget is freed at once, so that a full store does not look for room at every
-    block. No block goes before those that are built on it, see ``_ends_first``.
+    Some more are freed with it, see ``_ample``, so that a full store does not make room at every
+    block. No block goes before those that are built on it.
 
     Args:
         keep: blocks that stay, beside those that are pinned.
+        order: that of this state.
     """
     if state.model is None or size > state.model.blocks_bytes:
         return None
     if state.pool.block_bytes + size <= state.model.blocks_bytes:
         return ()
-    there = [block for block in state.blocks.values() if block.present]
     wanted = state.pool.block_bytes + size - state.model.blocks_bytes
-    ample = wanted + state.model.blocks_bytes // 10
+    ample = wanted + _ample(size, state.model.blocks_bytes)
     freed, chosen = 0, []
-    for block, _ in _ends_first(state, there):
+    for block, _ in (order or Order(state)).memory.in_order():
         if freed >= ample:
             break
         if block.pins == 0 and block.key not in keep:
             chosen.append(block.key)
             freed += block.bytes
     return tuple(chosen) if freed >= wanted else None
+
+
+def room_for_foreseen(
+    state: State, size: int, *, order: Order | None = None
+) -> tuple[str, ...] | None:
+    """
+    As ``room_for_block``, for a block that no request asks for: none leaves for it that is held
+    ready in a slab.
+    """
+    if state.model is None or state.pool.block_bytes + size <= state.model.blocks_bytes:
+        return room_for_block(state, size)
+    return room_for_block(state, size, held_ready(state), order=order)
+
+
+def held_ready(state: State) -> frozenset[str]:
+    """
+    The blocks of the sessions whose KV is held ready in a slab. What is computed ahead of a request
+    takes no room from them.
+    """
+    return frozenset(key for session in state.sessions.values() for key in session.slab_keys)
 
 
 def file_bytes_at_most(state: State, size: int) -> int:
@@ -49,41 +75,47 @@ def file_bytes_at_most(state: State, size: int) -> int:
 
 
 def room_for_file(
-    state: State, block: Block, size: int, keep: Collection[str] = ()
+    state: State,
+    block: Block,
+    size: int,
+    keep: Collection[str] = (),
+    *,
+    order: Order | None = None,
 ) -> tuple[str, ...] | None:
     """
     The blocks whose files are to be removed so that one of ``size`` bytes for ``block`` fits, or
     None where nothing that was used before it could make room. What it is built on stays: without
-    that it could not be found. In the order in which blocks leave memory, and likewise a tenth of
-    the budget at once.
+    that it could not be found. In the order in which blocks leave memory, and likewise some more
+    at once.
 
     Args:
         keep: blocks whose files stay.
+        order: that of this state.
     """
     over = state.pool.disk_bytes + size - state.disk_budget
     if over <= 0:
         return ()
     if size > state.disk_budget:
         return None
-    filed = [other for other in state.blocks.values() if other.file_bytes is not None]
+    ample = over + _ample(size, state.disk_budget)
+    built_on = _built_on(state, block)
     freed, chosen = 0, []
-    for other, last_used in _ends_first(state, [*filed, block]):
-        if freed >= over + state.disk_budget // 10 or last_used >= block.last_used:
+    for other, last_used in (order or Order(state)).files.in_order():
+        if freed >= ample or last_used >= block.last_used:
             break
-        if other.key not in keep:
+        if other.key not in keep and other.key not in built_on:
             chosen.append(other.key)
             freed += other.file_bytes or 0
     return tuple(chosen) if freed >= over else None
 
 
-def files_over_budget(state: State) -> tuple[str, ...]:
+def files_over_budget(state: State, order: Order | None = None) -> tuple[str, ...]:
     """
     The blocks whose files are to be removed so that the others keep the budget, in that order.
     """
     over = state.pool.disk_bytes - state.disk_budget
     chosen = []
-    filed = [block for block in state.blocks.values() if block.file_bytes is not None]
-    for block, _ in _ends_first(state, filed):
+    for block, _ in (order or Order(state)).files.in_order():
         if over <= 0:
             break
         chosen.append(block.key)
@@ -134,6 +166,36 @@ def slab_to_release(state: State) -> Session | None:
     return min(resting, key=lambda session: session.last_used, default=None)
 
 
+def can_spare_slab(state: State, session: Session) -> bool:
+    """
+    Whether a session rests with a slab that it can do without: all KV that the slab holds lies in
+    blocks in memory too, so that it costs a copy and no pass.
+    """
+    return (
+        session.slab is not None
+        and session.life is Life.IDLE
+        and all(state.blocks[key].usable for key in session.slab_keys)
+    )
+
+
+def slab_to_spare(state: State, size: int) -> Session | None:
+    """
+    The session at rest whose slab alone makes room for one of ``size`` bytes, and which can do
+    without it. The least recently used; None where no other can.
+    """
+    if state.model is None:
+        return None
+    over = state.pool.slab_bytes + size - state.model.pool_bytes
+    spare = [
+        session
+        for session in state.sessions.values()
+        if session.slab is not None
+        and session.slab.bytes >= over
+        and can_spare_slab(state, session)
+    ]
+    return min(spare, key=lambda session: session.last_used, default=None)
+
+
 def session_to_forget(state: State, most: int) -> Session | None:
     """
     The session to close where more than ``most`` are open: the least recently used at rest. A
@@ -149,19 +211,58 @@ def session_to_forget(state: State, most: int) -> Session | None:
     return min(resting, key=lambda session: session.last_used, default=None)
 
 
-def _ends_first(state: State, blocks: Iterable[Block]) -> list[tuple[Block, int]]:
+def _ample(size: int, budget: int) -> int:
     """
-    Blocks in the order in which they can be done without, each with when it was last of use: the
-    least recently used first, but each behind those that are built on it. A block without the one
-    before it cannot be found, so the front of a chain is of use as long as its end is.
+    How many bytes are freed besides those that a block needs: sixteen times as many. Who seals it
+    waits for all of them to leave, so it is no share of the budget, but never more than a tenth.
     """
-    found = {block.key: block for block in blocks}
-    used = {key: block.last_used for key, block in found.items()}
-    for block in sorted(found.values(), key=lambda block: -block.start):
-        before = state.blocks.get(block.parent or "")
-        while before is not None and before.key not in used:  # it is not among these itself
-            before = state.blocks.get(before.parent or "")
-        if before is not None:
-            used[before.key] = max(used[before.key], used[block.key])
-    order = sorted(found.values(), key=lambda block: (used[block.key], -block.start))
-    return [(block, used[block.key]) for block in order]
+    return min(16 * size, budget // 10)
+
+
+def lives_over(order: Order, now_us: int, most: int) -> tuple[str, ...]:
+    """
+    The blocks whose lives are over, the ends of chains first, ``most`` of them at most. None of
+    those that a session works with, nor one before another whose life is not over.
+
+    Args:
+        order: that of the state.
+        now_us: microseconds since 1970.
+    """
+    over = takewhile(lambda one: one[1] <= now_us, order.lives.in_order())
+    loose = (block.key for block, _ in over if block.pins == 0)
+    return tuple(islice(loose, most))
+
+
+def next_due(state: State, order: Order) -> int | None:
+    """
+    When the next life is over, in microseconds since 1970; None where none has an end.
+    """
+    dues = [due_us for _, due_us in islice(order.lives.in_order(), 1)]
+    dues += [session.due_us for session in _resting(state) if session.due_us is not None]
+    return min(dues, default=None)
+
+
+def sessions_over(state: State, now_us: int) -> tuple[Session, ...]:
+    """
+    The sessions at rest whose lives are over, the least recently used first.
+    """
+    over = (s for s in _resting(state) if s.due_us is not None and s.due_us <= now_us)
+    return tuple(sorted(over, key=lambda session: session.last_used))
+
+
+def _resting(state: State) -> Iterator[Session]:
+    for session in state.sessions.values():
+        if session.life in (Life.IDLE, Life.COLD):
+            yield session
+
+
+def _built_on(state: State, block: Block) -> frozenset[str]:
+    """
+    The blocks of the chain before this one.
+    """
+    found = []
+    parent = block.parent
+    while parent is not None and parent in state.blocks:
+        found.append(parent)
+        parent = state.blocks[parent].parent
+    return frozenset(found)

@@ -23,7 +23,17 @@ from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.keys import ids_hash
 from cairn.journal.lifecycle import Life, next_life
-from cairn.journal.state import Block, Session, SessionId, State, opened_request, trigger
+from cairn.journal.shadow import answer_hash, others
+from cairn.journal.state import (
+    Block,
+    Session,
+    SessionId,
+    Slab,
+    State,
+    anticipated,
+    opened_request,
+    trigger,
+)
 
 Scope = Literal["session", "blocks", "admission", "server"]
 
@@ -40,7 +50,13 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
         "the start of the cached window is what the policy gives, and it never moves back",
         "session",
     ),
-    "INV-3": ("a block key has one digest, for ever", "blocks"),
+    "INV-3": (
+        (
+            "a block key has one digest, for ever, and an answer that is computed once more is the "
+            "same"
+        ),
+        "blocks",
+    ),
     "INV-4": (
         "the decision recorded is what the rules give on the state that replay has reached",
         "session",
@@ -168,10 +184,42 @@ def _server_legal(state: State, event: ev.Event) -> Iterator[Violation]:
             yield _broken("INV-6", "a model loaded beside another", None, state.model.name)
         if event.chunk_tokens < 1:
             yield _broken("INV-6", "a model without chunks", ">= 1", event.chunk_tokens)
+    if isinstance(event, ev.ModelUnloaded):
+        loaded = state.model.fingerprint if state.model is not None else None
+        if loaded != event.fingerprint:
+            yield _broken("INV-6", "a model left that was not there", loaded, event.fingerprint)
+        if state.requests:
+            yield _broken("INV-6", "a model left under a request", None, min(state.requests))
     if isinstance(event, _OF_A_BLOCK) and event.key not in state.blocks:
         yield _broken("INV-6", f"{event.kind} of a block never sealed", "a key", event.key)
+    if isinstance(event, ev.ShadowChecked):
+        for key in event.keys:
+            if key not in state.blocks:
+                yield _broken("INV-6", f"{event.kind} of a block never sealed", "a key", key)
+    if isinstance(event, ev.ShadowBegan) and state.model is None:
+        yield _broken("INV-6", "a shadow check began without a model", "a model", None)
+    if isinstance(event, ev.ShadowBegan) and state.shadow is not None:
+        yield _broken("INV-6", "a shadow check began beside another", None, state.shadow)
+    if isinstance(event, ev.ShadowChecked | ev.ShadowEnded):
+        yield from _of_the_check(state, event)
     if isinstance(event, ev.BlocksFound) and state.model is None:
         yield _broken("INV-6", "blocks were looked for without a model", "a model", None)
+
+
+def _of_the_check(state: State, event: ev.ShadowChecked | ev.ShadowEnded) -> Iterator[Violation]:
+    """
+    Events of a shadow check belong to the one in hand, and tell its story in order.
+    """
+    shadow = state.shadow
+    held = (shadow.of_session, shadow.request) if shadow is not None else None
+    named = (event.of_session, event.request)
+    if shadow is None or held != named:
+        yield _broken("INV-6", f"{event.kind} of a check that is not in hand", held, named)
+    elif isinstance(event, ev.ShadowChecked) and shadow.checked:
+        yield _broken("INV-6", "an answer checked twice at a time", "one result", event.kind)
+    elif isinstance(event, ev.ShadowEnded) and shadow.checked != (event.result == "same"):
+        was = "same" if shadow.checked else "another result"
+        yield _broken("INV-6", "a shadow check ended otherwise than it went", was, event.result)
 
 
 def _one_command(session: Session, event: ev.Event) -> Iterator[Violation]:
@@ -183,6 +231,7 @@ def _one_command(session: Session, event: ev.Event) -> Iterator[Violation]:
     named = getattr(event, "request", None)
     held = session.request.ask.request if session.request is not None else None
     needs = isinstance(event, ev.CacheExtended) and event.step != "settle"
+    needs = needs or (isinstance(event, ev.BlocksShared) and session.ahead is None)
     if (named is not None or needs) and named != held:
         yield _broken("INV-6", f"{event.kind} for another request", held, named)
         return
@@ -199,7 +248,7 @@ def _one_command(session: Session, event: ev.Event) -> Iterator[Violation]:
 
 
 def _coverage(
-    state: State, session: Session, coverage: ev.Coverage, end: int
+    state: State, session: Session, coverage: ev.Coverage, end: int, start_due: int
 ) -> Iterator[Violation]:
     layers = state.model.layers if state.model else 0
     counted = sum(run[0] for run in coverage)
@@ -210,21 +259,43 @@ def _coverage(
             yield _broken("INV-1", "a layer's KV does not end where it should", end, coverage)
             break
     for _, start, _stop in coverage:
-        if start != 0:
-            yield _broken("INV-2", "the cached window does not start where it should", 0, coverage)
+        if start != start_due:
+            yield _broken(
+                "INV-2", "the cached window does not start where it should", start_due, coverage
+            )
             break
-    if coverage and coverage[0][1] < session.window_start:
+    if end and coverage and coverage[0][1] < session.window_start:
         yield _broken("INV-2", "the window moved back", session.window_start, coverage[0][1])
     capacity = session.slab.capacity_tokens if session.slab else 0
     if end > capacity:
         yield _broken("INV-5", "KV past the end of the slab", capacity, end)
 
 
+def _window_after(state: State, session: Session, event: ev.CacheExtended | ev.BlocksShared) -> int:
+    """
+    Where the policy has the window begin behind passes, or blocks, over ``[start, end)``.
+    """
+    policy = state.model.policy if state.model else None
+    start, capacity = session.window_start, session.slab.capacity_tokens if session.slab else 0
+    if policy is None:
+        return 0
+    decodes = isinstance(event, ev.CacheExtended) and event.step == "decode"
+    rows = 1 if decodes else _chunk_tokens(state)
+    for place in range(event.start, event.end, max(1, rows)):
+        start = policy.start_after(start, place, min(place + rows, event.end), capacity)
+    return start
+
+
+def _chunk_tokens(state: State) -> int:
+    return state.model.chunk_tokens if state.model else 0
+
+
 def _extended(state: State, event: ev.CacheExtended) -> Iterator[Violation]:
     session = state.session(event.session)
     if event.start != session.cached_tokens:
         yield _broken("INV-1", "a pass left a gap", session.cached_tokens, event.start)
-    yield from _coverage(state, session, event.coverage, event.end)
+    start_due = _window_after(state, session, event)
+    yield from _coverage(state, session, event.coverage, event.end, start_due)
     due = _tokens(session, event)
     ran = ids_hash(due)
     if len(due) != event.end - event.start:
@@ -238,15 +309,12 @@ def _extended(state: State, event: ev.CacheExtended) -> Iterator[Violation]:
 
 def _tokens(session: Session, event: ev.CacheExtended) -> tuple[int, ...]:
     """
-    The tokens that the passes of an event had to run over. Cut out of prompt and answer, and not
-    of the two put together: a step costs no more for a long prompt.
+    The tokens that the passes of an event had to run over. Cut out of the parts, and not of all put
+    together: a step costs no more for a long prompt.
     """
+    parts = session.work_ids
     if session.request is not None:
-        parts = (session.request.prompt_ids, session.request.sampled, event.sampled)
-    elif session.last is not None:
-        parts = (session.last.prompt_ids, session.last.answer_ids, ())
-    else:
-        return ()
+        parts = (*parts, event.sampled)
     found: tuple[int, ...] = ()
     offset = 0
     for part in parts:
@@ -282,6 +350,7 @@ def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterat
             drawn = 1 if event.end == prompt else 0
         case "settle":
             due, drawn = chunk, 0
+            yield from _on_what_is_ahead(session)
         case "decode":
             due, drawn = rows, rows
             if event.start < prompt:
@@ -294,18 +363,34 @@ def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterat
         yield _broken("INV-1", "tokens drawn from other passes", drawn, len(event.sampled))
 
 
+def _on_what_is_ahead(session: Session) -> Iterator[Violation]:
+    """
+    The KV before a pass over what is anticipated must be of the same tokens. A key covers all that
+    came before it, so the last one tells.
+    """
+    held = session.slab_keys
+    if session.ahead is None or not held:
+        return
+    due = session.ahead.keys[len(held) - 1 : len(held)]
+    if due != held[-1:]:
+        yield _broken("INV-1", "a pass over what is anticipated on other KV", due, held[-1:])
+
+
 def _shared(state: State, event: ev.BlocksShared) -> Iterator[Violation]:
     session = state.session(event.session)
     if event.start != session.cached_tokens:
         yield _broken("INV-1", "blocks left a gap", session.cached_tokens, event.start)
-    yield from _coverage(state, session, event.coverage, event.end)
-    assert session.request is not None and session.request.path is not None
-    path = session.request.path
-    due = session.request.prompt_keys[path.kept_blocks :][: path.shared_blocks]
+    start_due = _window_after(state, session, event)
+    yield from _coverage(state, session, event.coverage, event.end, start_due)
+    if session.request is None and session.ahead is None:
+        yield _broken("INV-6", "blocks were shared for nothing", "a request", None)
+        return
+    kept, shared = _to_share(session)
+    due = session.work_keys[kept:][:shared]
     if event.keys != due:
         yield _broken("INV-4", "other blocks were shared than decided", due, event.keys)
     chunk = state.model.chunk_tokens if state.model else 0
-    place = (path.kept_blocks * chunk, path.reused_tokens)
+    place = (kept * chunk, (kept + shared) * chunk)
     if (event.start, event.end) != place:
         yield _broken("INV-4", "blocks were shared elsewhere", place, (event.start, event.end))
     if len(event.digests) != len(event.keys):
@@ -318,15 +403,31 @@ def _shared(state: State, event: ev.BlocksShared) -> Iterator[Violation]:
             return
 
 
+def _to_share(session: Session) -> tuple[int, int]:
+    """
+    What was decided to be shared: (blocks before it, how many).
+    """
+    if session.ahead is not None:
+        return session.ahead.kept_blocks, session.ahead.shared_blocks
+    assert session.request is not None and session.request.path is not None
+    return session.request.path.kept_blocks, session.request.path.shared_blocks
+
+
 def _trimmed(state: State, event: ev.CacheTrimmed) -> Iterator[Violation]:
     session = state.session(event.session)
     if event.held_tokens != session.cached_tokens or event.end > event.held_tokens:
         yield _broken("INV-1", "a trim of something else", session.cached_tokens, event.held_tokens)
-    yield from _coverage(state, session, event.coverage, event.end)
+    policy, start = state.model.policy if state.model else None, session.window_start
+    if policy is not None and event.end and not policy.reaches(start, event.end):
+        told = policy.first(event.end)
+        yield _broken("INV-2", "cut back to where tokens are missing", told, start)
+    yield from _coverage(state, session, event.coverage, event.end, start if event.end else 0)
 
 
 def _settled(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
     session = state.session(event.session)
+    if session.ahead is not None:
+        yield _broken("INV-6", "at rest before what is anticipated has its end", "an end", None)
     if event.canonical_tokens != session.cached_tokens:
         yield _broken("INV-1", "settled elsewhere", session.cached_tokens, event.canonical_tokens)
     chunk = state.model.chunk_tokens if state.model else 1
@@ -357,12 +458,11 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     if event.parent != parent or event.start != len(session.slab_keys) * chunk:
         yield _broken("INV-3", "a block sealed on another one", parent, event.parent)
     # The keys of an answer's chunks are the engine's alone to know: they need the tenant's secret.
-    turn = session.request or session.last
-    keys = turn.prompt_keys if turn is not None else ()
+    keys = session.work_keys
     place = event.start // chunk if chunk else 0
     if place < len(keys) and keys[place] != event.key:
         yield _broken("INV-3", "a block under another key", keys[place], event.key)
-    if place >= len(keys) and session.request is not None:
+    if place >= len(keys) and (session.request is not None or session.ahead is not None):
         yield _broken("INV-3", "a block past the prompt", len(keys), place)
     known = state.blocks.get(event.key)
     if event.again != (known is not None):
@@ -414,6 +514,40 @@ def _loaded(state: State, event: ev.BlockLoaded) -> Iterator[Violation]:
     yield from _store_measured(
         state, blocks=pool.blocks + 1, size=pool.block_bytes + event.bytes, event=event
     )
+
+
+def _shadowed(state: State, event: ev.ShadowChecked) -> Iterator[Violation]:
+    measured = (len(event.digests), len(event.held))
+    if measured != (len(event.keys), len(event.keys)):
+        yield _broken("INV-3", "not two digests a block", len(event.keys), measured)
+    ids_on_record = answer_hash(state, event)
+    if ids_on_record not in (None, event.ids_due):
+        yield _broken(
+            "INV-3",
+            f"the answer to request {event.request} of session {event.of_session} was compared "
+            "with other tokens than are on record",
+            ids_on_record,
+            event.ids_due,
+        )
+        return
+    for other in others(state, event):
+        if other.known:
+            continue  # what is wrong with it is on record
+        how = "computed again is another" if other.computed else "changed in memory"
+        yield _broken(
+            "INV-3",
+            f"block {other.key}, met in the check of session {event.of_session}, {how}",
+            other.due,
+            other.found,
+        )
+    if event.drawn != event.drawn_due:
+        yield _broken(
+            "INV-3",
+            f"the answer to request {event.request} of session {event.of_session} computed again "
+            f"is another from its token {event.first_other} on",
+            event.drawn_due,
+            event.drawn,
+        )
 
 
 def _same_digest(block: Block, digest: str) -> Iterator[Violation]:
@@ -476,6 +610,53 @@ def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
         yield _broken("INV-4", "another decision", attrs.asdict(decided), recorded)
 
 
+def _begun(state: State, event: ev.AnticipationBegun) -> Iterator[Violation]:
+    session = state.session(event.session)
+    last, chunk = session.last, state.model.chunk_tokens if state.model else 1
+    if session.ahead is not None:
+        yield _broken("INV-6", "two anticipations at once", None, event.tokens)
+        return
+    if last is None or not last.answered or session.slab is None or session.request is not None:
+        yield _broken("INV-4", "an anticipation after no answer", "answer and slab", session.life)
+        return
+    if event.rules_version != paths.RULES_VERSION:
+        yield _broken("INV-4", "rules unknown", paths.RULES_VERSION, event.rules_version)
+        return
+    ahead = anticipated(last, event)
+    if len(ahead.ids) != event.tokens or len(ahead.keys) * chunk != event.tokens:
+        told = (len(ahead.ids), len(ahead.keys) * chunk)
+        yield _broken("INV-4", "other tokens are anticipated than told", event.tokens, told)
+    # A key is kept for tokens that are kept, all of them the prompt's.
+    keepable = min(event.kept_tokens, len(last.prompt_ids)) // chunk
+    if event.kept_keys > keepable:
+        yield _broken("INV-4", "keys kept of tokens that were not", keepable, event.kept_keys)
+    if event.tokens > session.slab.capacity_tokens:
+        room = session.slab.capacity_tokens
+        yield _broken("INV-4", "more is anticipated than the slab holds", room, event.tokens)
+    decided = paths.reusable_ahead(state, session, ahead.keys)
+    if decided != (event.kept_blocks, event.shared_blocks):
+        told = (event.kept_blocks, event.shared_blocks)
+        yield _broken("INV-4", "other reuse for what is anticipated", decided, told)
+
+
+def _ahead_ended(
+    state: State, event: ev.AnticipationSettled | ev.AnticipationGivenUp
+) -> Iterator[Violation]:
+    session = state.session(event.session)
+    ahead, cached = session.ahead, session.cached_tokens
+    begun = ahead is not None
+    if begun is (isinstance(event, ev.AnticipationGivenUp) and event.reason == "unrendered"):
+        yield _broken("INV-6", "the end of an anticipation that never began, or none", begun, event)
+        return
+    computed = ahead.computed_tokens if ahead is not None else 0
+    if event.computed_tokens != computed:
+        yield _broken("INV-1", "other passes ran ahead than told", computed, event.computed_tokens)
+    if isinstance(event, ev.AnticipationSettled) and ahead is not None:
+        due, found = len(ahead.ids), (event.tokens, cached)
+        if found != (due, due):
+            yield _broken("INV-1", "not all that was anticipated is there", due, found)
+
+
 # --- INV-5 ---------------------------------------------------------------------------------------
 
 
@@ -483,6 +664,10 @@ def _acquired(state: State, event: ev.SlabAcquired) -> Iterator[Violation]:
     session = state.session(event.session)
     if session.slab is not None:
         yield _broken("INV-5", "a second slab for one session", session.slab.id, event.slab)
+    yield from _opened(state, event)
+
+
+def _opened(state: State, event: ev.SlabAcquired | ev.ShadowBegan) -> Iterator[Violation]:
     yield from _pool_measured(event, state.pool.slabs + 1, state.pool.slab_bytes + event.bytes)
     model = state.model
     if model is not None and event.pool_slabs > model.pool_slabs:
@@ -492,7 +677,12 @@ def _acquired(state: State, event: ev.SlabAcquired) -> Iterator[Violation]:
 
 
 def _released(state: State, event: ev.SlabReleased) -> Iterator[Violation]:
-    slab = state.session(event.session).slab
+    yield from _given_back(state, event, state.session(event.session).slab)
+
+
+def _given_back(
+    state: State, event: ev.SlabReleased | ev.ShadowEnded, slab: Slab | None
+) -> Iterator[Violation]:
     if slab is None or slab.id != event.slab:
         yield _broken("INV-5", "a slab released that is not held", slab, event.slab)
         return
@@ -501,8 +691,14 @@ def _released(state: State, event: ev.SlabReleased) -> Iterator[Violation]:
     yield from _pool_measured(event, state.pool.slabs - 1, state.pool.slab_bytes - slab.bytes)
 
 
+def _gave_back(state: State, event: ev.ShadowEnded) -> Iterator[Violation]:
+    yield from _given_back(state, event, state.shadow.slab if state.shadow is not None else None)
+
+
 def _pool_measured(
-    event: ev.SlabAcquired | ev.SlabReleased, slabs: int, size: int
+    event: ev.SlabAcquired | ev.SlabReleased | ev.ShadowBegan | ev.ShadowEnded,
+    slabs: int,
+    size: int,
 ) -> Iterator[Violation]:
     if event.pool_slabs != slabs:
         yield _broken("INV-5", "slabs held do not add up", slabs, event.pool_slabs)
@@ -644,6 +840,12 @@ _CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation
     ev.BlockDropped: (_dropped,),  # type: ignore[dict-item]
     ev.TokensEmitted: (_emitted,),  # type: ignore[dict-item]
     ev.RequestFinished: (_finished,),  # type: ignore[dict-item]
+    ev.AnticipationBegun: (_begun,),  # type: ignore[dict-item]
+    ev.AnticipationSettled: (_ahead_ended,),  # type: ignore[dict-item]
+    ev.AnticipationGivenUp: (_ahead_ended,),  # type: ignore[dict-item]
     ev.SessionSettled: (_settled, _unpinned),  # type: ignore[dict-item]
     ev.SessionClosed: (_closed,),  # type: ignore[dict-item]
+    ev.ShadowBegan: (_opened,),  # type: ignore[dict-item]
+    ev.ShadowChecked: (_shadowed,),  # type: ignore[dict-item]
+    ev.ShadowEnded: (_gave_back,),  # type: ignore[dict-item]
 }

@@ -14,7 +14,10 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 
-def _frame(fields: Iterable[bytes]) -> bytes:
+def framed(fields: Iterable[bytes]) -> bytes:
+    """
+    Fields as one text of bytes, each with its length.
+    """
     return b"".join(len(field).to_bytes(8, "little") + field for field in fields)
 
 
@@ -51,17 +54,20 @@ def block_keys(
         secret: the tenant's secret.
         ids: the token ids from position 0 on.
         chunk_tokens: C.
-        known: keys of the first ``len(known)`` chunks, taken as they are.
+        known: keys that chunks of these tokens had before, from the first one on; they are not
+            computed again. Under another secret they were other ones, which the first one shows:
+            then none is taken.
     """
-    keys = list(known)
-    parent = keys[-1] if keys else ""
-    head = _frame((b"cairn block", fingerprint.encode(), tenant.encode()))
-    for start in range(len(keys) * chunk_tokens, len(ids) - chunk_tokens + 1, chunk_tokens):
+    head = framed((b"cairn block", fingerprint.encode(), tenant.encode()))
+
+    def key_at(start: int, parent: str) -> str:
         chunk = ids_bytes(ids[start : start + chunk_tokens])
-        parent = hmac.new(
-            secret, head + _frame((parent.encode(), chunk)), hashlib.sha256
-        ).hexdigest()
-        keys.append(parent)
+        fields = head + framed((parent.encode(), chunk))
+        return hmac.new(secret, fields, hashlib.sha256).hexdigest()
+
+    keys = list(known) if known and known[0] == key_at(0, "") else []
+    for start in range(len(keys) * chunk_tokens, len(ids) - chunk_tokens + 1, chunk_tokens):
+        keys.append(key_at(start, keys[-1] if keys else ""))
     return tuple(keys)
 
 
@@ -74,4 +80,4 @@ def part_hash(*, secret: bytes, tenant: str, parent: str, label: str, content: b
         content: the part in its canonical form.
     """
     fields = (b"cairn part", tenant.encode(), parent.encode(), label.encode(), content)
-    return hmac.new(secret, _frame(fields), hashlib.sha256).hexdigest()[:32]
+    return hmac.new(secret, framed(fields), hashlib.sha256).hexdigest()[:32]

@@ -18,8 +18,10 @@ import attrs
 from cairn.journal import events as ev
 from cairn.journal.codec import GENESIS, Row, encode
 from cairn.journal.errors import BugError
+from cairn.journal.eviction_order import Order
 from cairn.journal.invariants import Violation, check
 from cairn.journal.lifecycle import Life
+from cairn.journal.shadow import others, session_in_doubt
 from cairn.journal.state import EMPTY, Session, SessionId, State, apply, lengthened
 
 
@@ -64,6 +66,7 @@ class Ledger:
         self._outside = outside
         self._state = state
         self._head = head
+        self._order: Order | None = None
 
     @property
     def state(self) -> State:
@@ -78,6 +81,16 @@ class Ledger:
         The hash of the last row.
         """
         return self._head
+
+    @property
+    def order(self) -> Order:
+        """
+        The order in which the blocks of that can be done without. It is made when it is first asked
+        for, and follows from then on: who only reads a journal does not pay for it.
+        """
+        if self._order is None:
+            self._order = Order(self._state)
+        return self._order
 
     def propose(self, events: Sequence[ev.Event], *, expected_seq: int | None = None) -> Outcome:
         """
@@ -96,6 +109,7 @@ class Ledger:
             return self._propose(events, expected_seq)
         except BaseException:
             self._state, self._head = before
+            self._order = None  # it may have followed some of them
             raise
 
     def _propose(self, events: Sequence[ev.Event], expected_seq: int | None) -> Outcome:
@@ -123,7 +137,7 @@ class Ledger:
                 self._state = lengthened(self._state, place)
                 bug = self._violated(place.position, event, violations[0], recorded, rows)
                 return Outcome(rows=tuple(rows), recorded=tuple(recorded), bug=bug)
-            self._state = apply(self._state, place)
+            self._fold(place)
         return Outcome(rows=tuple(rows), recorded=tuple(recorded), bug=None)
 
     def record_crash(self, *, session: str, message: str, trace: str) -> Outcome:
@@ -139,6 +153,11 @@ class Ledger:
             broken, self._state.position, session, "session", trace, recorded, rows
         )
         return Outcome(rows=tuple(rows), recorded=tuple(recorded), bug=bug)
+
+    def _fold(self, place: ev.Recorded) -> None:
+        before, self._state = self._state, apply(self._state, place)
+        if self._order is not None:
+            self._order.follow(before, self._state, place.event)
 
     def _place(self, event: ev.Event, seq: int | None) -> ev.Recorded:
         stream = event.stream
@@ -200,7 +219,7 @@ class Ledger:
             place = self._place(event, None)
             recorded.append(place)
             rows.append(self._chained(place))
-            self._state = apply(self._state, place)
+            self._fold(place)
         return BugError(bug_id, broken.invariant, broken.message)
 
     def _taken_out(
@@ -218,6 +237,8 @@ class Ledger:
             return ()
         if scope == "blocks":
             broken = next((r.event for r in recorded if r.position == at_position), None)
+            if isinstance(broken, ev.ShadowChecked):
+                return self._taken_out_by_check(broken, bug_id)
             keys = broken_keys(self._state, broken)
             whose = held.id if held is not None else None
             return (ev.BlocksQuarantined(session=whose, bug_id=bug_id, keys=keys),)
@@ -229,6 +250,18 @@ class Ledger:
         if scope == "admission":
             return (ev.AdmissionClosed(session=session, bug_id=bug_id),)
         return ()
+
+    def _taken_out_by_check(self, broken: ev.ShadowChecked, bug_id: str) -> tuple[ev.Event, ...]:
+        """
+        A shadow check is no step of a session's, whatever that does at the moment: the blocks go by
+        the server's stream. A session goes where nothing else can be told to be wrong.
+        """
+        found: list[ev.Event] = []
+        if keys := broken_keys(self._state, broken):
+            found.append(ev.BlocksQuarantined(session=None, bug_id=bug_id, keys=keys))
+        if (session := session_in_doubt(self._state, broken)) is not None:
+            found.append(ev.SessionQuarantined(session=session, bug_id=bug_id))
+        return tuple(found)
 
 
 def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
@@ -244,6 +277,8 @@ def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
             if key in state.blocks and state.blocks[key].digest != digest
         )
         roots = set(wrong)
+    elif isinstance(event, ev.ShadowChecked):
+        roots = {other.key for other in others(state, event) if not other.known}
     else:
         roots = set()
     doubted = set(roots)

@@ -31,6 +31,7 @@ Reason = Literal[
     "shorter_history",
     "diverged",
     "evicted",
+    "too_short",
     "session_busy",
     "quarantined",
     "fingerprint_changed",
@@ -65,6 +66,7 @@ class Decision:
     kept_blocks: int
     shared_blocks: int
     reused_tokens: int
+    anticipated_tokens: int
     rerendered_tokens: int
     nearest: str | None
     diverged_part: str | None
@@ -119,8 +121,8 @@ def select(state: State, session: Session, request: OpenRequest) -> Decision:
     reason = _reason(state, nearest, ask, goes_on, kept + shared)
     chunk = state.model.chunk_tokens if state.model else 0
     last = nearest.last if nearest is not None else None
-    differs = common_length(last.sequence, request.prompt_ids) if last else None
-    rerendered = len(last.sequence) - differs if last and differs is not None else 0
+    held = last.sequence if last else ()
+    differs = common_length(held, request.prompt_ids)
     diverged = reason == "diverged" and last is not None
     return Decision(
         path="new_session" if reason else "continuation",
@@ -128,7 +130,8 @@ def select(state: State, session: Session, request: OpenRequest) -> Decision:
         kept_blocks=kept,
         shared_blocks=shared,
         reused_tokens=(kept + shared) * chunk,
-        rerendered_tokens=0 if reason else rerendered,
+        anticipated_tokens=_first_used(state, request.prompt_keys[: kept + shared]) * chunk,
+        rerendered_tokens=0 if reason else len(held) - differs,
         nearest=nearest.id if nearest is not None else None,
         diverged_part=_diverged_part(last.chain, ask.chain) if last and diverged else None,
         diverged_token=differs if diverged else None,
@@ -206,7 +209,11 @@ def _reason(
             return "fingerprint_changed"
         if not goes_on:
             return "session_busy"
-        return "evicted" if blocks == 0 and _all_gone(state, nearest.last) else None
+        if blocks:
+            return None
+        if _too_short(state, nearest.last):
+            return "too_short"
+        return "evicted" if _all_gone(state, nearest.last) else None
     if nearest.last.chain[: len(ask.chain)] == ask.chain:
         return "shorter_history"
     return "diverged"
@@ -218,6 +225,19 @@ def _all_gone(state: State, last: Turn) -> bool:
     """
     sealed = [state.blocks[key] for key in last.prompt_keys if key in state.blocks]
     return bool(sealed) and not any(block.usable for block in sealed)
+
+
+def _too_short(state: State, last: Turn) -> bool:
+    """
+    Whether this conversation fills a chunk and none of it was sealed since its prompt was shorter
+    than the least one.
+    """
+    if state.model is None or not last.prompt_keys:
+        return False
+    tokens = len(last.prompt_keys) * state.model.chunk_tokens
+    return tokens < state.model.min_cache_tokens and not any(
+        key in state.blocks for key in last.prompt_keys
+    )
 
 
 def _reusable(state: State, session: Session, request: OpenRequest) -> tuple[int, int]:
@@ -233,18 +253,42 @@ def _reusable(state: State, session: Session, request: OpenRequest) -> tuple[int
     keys = request.prompt_keys[:most]
     fits = request.ask.prompt_tokens + request.ask.max_tokens
     kept = _in_slab(state, session, keys, fits)
+    return kept, _in_store(state, keys[kept:])
+
+
+def reusable_ahead(state: State, session: Session, keys: tuple[str, ...]) -> tuple[int, int]:
+    """
+    How many blocks from the front of what is anticipated are there already: (in the session's slab,
+    from the store). Changes nothing. A decision under ``RULES_VERSION`` like that of a path.
+    """
+    kept = _in_slab(state, session, keys, 0)
+    return kept, _in_store(state, keys[kept:])
+
+
+def _in_store(state: State, keys: tuple[str, ...]) -> int:
+    """
+    How many of these blocks, from the first on, can be shared from memory.
+    """
     shared = 0
-    for key in keys[kept:]:
+    for key in keys:
         stone = state.blocks.get(key)
         if stone is None or not stone.usable:
             break
         shared += 1
-    return kept, shared
+    return shared
+
+
+def _first_used(state: State, keys: tuple[str, ...]) -> int:
+    """
+    How many of these blocks were computed ahead and have not been reused yet.
+    """
+    return sum(state.blocks[key].foreseen for key in keys)
 
 
 def _in_slab(state: State, session: Session | None, keys: tuple[str, ...], fits: int) -> int:
     """
-    How many of these blocks lie at the front of a session's slab, if prompt and answer fit it.
+    How many of these blocks lie at the front of a session's slab, if prompt and answer fit it. None
+    where their window has moved on, so that it could not be cut back to them.
     """
     kept = 0
     if session is None or session.slab is None or session.slab.capacity_tokens < fits:
@@ -253,7 +297,44 @@ def _in_slab(state: State, session: Session | None, keys: tuple[str, ...], fits:
         if mine != wanted or state.blocks[mine].bug_id is not None:
             break
         kept += 1
+    policy = state.model.policy if state.model is not None else None
+    if policy is not None and not policy.reaches(session.window_start, kept * _chunk(state)):
+        return 0
     return kept
+
+
+def _chunk(state: State) -> int:
+    assert state.model is not None
+    return state.model.chunk_tokens
+
+
+def keys_on_record(state: State, ask: Ask, ids: tuple[int, ...]) -> tuple[str, ...]:
+    """
+    The keys of the first chunks of a prompt, as far as the conversation has them that shares the
+    longest beginning with it, so that only what is new has to be hashed. A matter of speed alone:
+    they are the keys that these tokens have. Changes nothing.
+    """
+    last = _same_beginning(state, ask)
+    if last is None or state.model is None:
+        return ()
+    return last.prompt_keys[: common_length(last.prompt_ids, ids) // state.model.chunk_tokens]
+
+
+def _same_beginning(state: State, ask: Ask) -> Turn | None:
+    """
+    The last turn of the session that a request names, else of one that has its first parts.
+    """
+    if ask.session_name is not None:
+        names: Iterator[SessionId] = iter((SessionId(ask.session_name),))
+    else:
+        deepest_first = (name for _, name in reversed(ask.chain))
+        names = (known for part in deepest_first for known in reversed(state.parts.get(part, ())))
+    for name in names:
+        held = state.sessions.get(name)
+        last = held.last if held is not None and held.tenant == ask.tenant else None
+        if last is not None and last.fingerprint == ask.fingerprint:
+            return last
+    return None
 
 
 def chain_to_load(
@@ -274,13 +355,14 @@ def chain_to_load(
     if state.model is None or not state.model.reusable or not state.disk_budget:
         return ()
     keys = keys[: (prompt_tokens - 1) // state.model.chunk_tokens]
-    chain = []
+    chain, any_to_load = [], False
     for key in keys[_in_slab(state, session, keys, fits) :]:
         block = state.blocks.get(key)
         if block is None or not (block.usable or block.loadable):
             break
         chain.append(key)
-    return () if all(state.blocks[key].present for key in chain) else tuple(chain)
+        any_to_load = any_to_load or not block.present
+    return tuple(chain) if any_to_load else ()
 
 
 def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:
@@ -305,9 +387,9 @@ def common_length(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     if one[:length] == other[:length]:
         return length
     low, high = 0, length
-    while low < high:  # one slice compare is C; so is each of these
+    while low < high:  # one slice compare is C; so is each of these, and none looks twice
         middle = (low + high + 1) // 2
-        if one[:middle] == other[:middle]:
+        if one[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1

@@ -32,6 +32,8 @@ class Finding:
 
     Attributes:
         position: the row that broke it.
+        session: the one whose step it was.
+        of_session: the one whose answer a shadow check was of, which is no step of a session's.
         recorded: whether the journal has it as a violation already.
         reproduced: whether the check broke again on replay; false for a recorded violation that
             does not come out again, or for a crash, which no check can repeat.
@@ -46,6 +48,14 @@ class Finding:
     actual: str
     recorded: bool
     reproduced: bool
+    of_session: str | None = None
+
+    @property
+    def concerns(self) -> str | None:
+        """
+        The session to look at.
+        """
+        return self.session or self.of_session
 
 
 @attrs.frozen(kw_only=True)
@@ -174,6 +184,7 @@ class Replay:
                 actual=event.actual,
                 recorded=True,
                 reproduced=same,
+                of_session=_checked_session(broken[0].event) if same and broken else None,
             )
         )
 
@@ -187,12 +198,23 @@ class Replay:
         session = getattr(recorded.event, "session", None)
         if session is not None:
             self._passed_over.add(session)
-        self._found(recorded.position, session, violation, self._broken_hash)
+        of_session = _checked_session(recorded.event)
+        self._found(recorded.position, session, violation, self._broken_hash, of_session)
 
     def _found(
-        self, position: int, session: str | None, violation: Violation, row_hash: str
+        self,
+        position: int,
+        session: str | None,
+        violation: Violation,
+        row_hash: str,
+        of_session: str | None = None,
     ) -> None:
-        self._findings.append(_news(position, session, violation, row_hash))
+        found = _news(position, session, violation, row_hash)
+        self._findings.append(attrs.evolve(found, of_session=of_session))
+
+
+def _checked_session(event: ev.Event) -> str | None:
+    return event.of_session if isinstance(event, ev.ShadowChecked) else None
 
 
 def _begun(base: Base) -> State:

@@ -9,7 +9,10 @@ A cut at row P removes rows 1 to P and leaves a base in their place. It is made 
    until that was found, and
 3. at least one session goes: a base is not made for the rows of a server that started and stopped,
    and
-4. no violation is cut from the row that broke: they tell its story together.
+4. no violation is cut from the row that broke: they tell its story together. Where that row is of
+   a shadow check, nor is it cut from the session whose answer was checked, and
+5. no agent that is there loses a row of its history, or the one that made it: a client that knows
+   its name alone could not send them again.
 
 A closing row may stand above P because sessions overlap: in a journal in daily use there is never a
 moment at which none is open. The base has the session at rest, and the closing row ends it there.
@@ -28,8 +31,10 @@ from collections.abc import Collection, Iterable
 import attrs
 
 from cairn.journal import events as ev
+from cairn.journal.agents import Agent, Agents
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import EMPTY, SessionId, State
+from cairn.journal.turns import Turns
 
 _NEVER = 2**63
 """
@@ -69,6 +74,7 @@ class Plan:
         limit: the last row that is old enough, with all before it.
         held_by: the session because of which the cut is lower than that.
         violation: where no session is: the row that broke, and the younger one that says so.
+        agent: the agent that needs a row, for which the cut is lower than that, before all else.
     """
 
     cut: int
@@ -76,6 +82,7 @@ class Plan:
     limit: int
     held_by: Span | None
     violation: tuple[int, int] | None = None
+    agent: Agent | None = None
 
 
 class Survey:
@@ -98,8 +105,10 @@ class Survey:
         self._older = True
         self._spans: list[Span] = []
         self._open: dict[str, Span] = {}
-        self._violated: list[tuple[int, int]] = []  # (the row that broke, the row that says so)
+        self._violated: list[tuple[int, int]] = []  # (where its story begins, the row that says so)
+        self._checked = (0, "")  # the last shadow check: its row, the session of the answer
         self._before = begins
+        self._agents = Agents(Turns())
 
     def feed(self, recorded: ev.Recorded, state: State) -> None:
         """
@@ -110,6 +119,8 @@ class Survey:
         """
         event, before = recorded.event, self._before
         self._before = state
+        self._agents.turns.see(recorded)
+        self._agents.see(recorded)
         self._older = self._older and recorded.time_us < self._before_us
         if self._older:
             self.limit = recorded.position
@@ -117,7 +128,9 @@ class Survey:
             for name in set(before.requests.values()) - set(state.requests.values()):
                 self._seen(name, recorded)
         if isinstance(event, ev.InvariantViolated):
-            self._violated.append((event.at_position, recorded.position))
+            self._violated.append((self._began(event.at_position), recorded.position))
+        if isinstance(event, ev.ShadowChecked):
+            self._checked = recorded.position, event.of_session
         session = getattr(event, "session", None)
         if session is None:
             return
@@ -139,6 +152,17 @@ class Survey:
             self._seen(session, recorded)
             if isinstance(event, ev.RequestReceived) and session in self._open:
                 self._open[session].used_us = recorded.time_us
+
+    def _began(self, broken: int) -> int:
+        """
+        The row with which the story of a violation begins.
+        """
+        checked, session = self._checked
+        if broken == checked:
+            for span in reversed(self._spans):
+                if span.session == session:
+                    return min(broken, span.first)
+        return broken
 
     def _seen(self, session: str, recorded: ev.Recorded) -> None:
         if (span := self._open.get(session)) is not None:
@@ -170,7 +194,9 @@ class Survey:
             closing: open sessions that are going to be closed.
         """
         closing_rows = {span.first for span in closing}
-        cut, held_by, violation = self.limit, None, None
+        cut, held_by, violation, agent = self.limit, None, None, None
+        if (needed := self._agents.first_row()) is not None and needed[0] <= cut:
+            cut, agent = needed[0] - 1, needed[1]
         # (the first row, the last one that it needs, the session that is open)
         wholes: list[tuple[int, int, Span | None]] = [
             (first, last, None) for first, last in self._violated
@@ -191,6 +217,7 @@ class Survey:
             limit=self.limit,
             held_by=held_by,
             violation=violation if held_by is None else None,
+            agent=agent,
         )
 
     @property

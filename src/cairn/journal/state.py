@@ -22,6 +22,7 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal.lifecycle import Life, next_life
+from cairn.journal.windows import SinkWindow
 
 SessionId = NewType("SessionId", str)
 Part = tuple[str, str]
@@ -46,6 +47,19 @@ class Model:
     pool_slabs: int
     pool_bytes: int
     blocks_bytes: int
+    kv_sinks: int = 0
+    kv_window: int = 0
+    kv_rows: int = 0
+    min_cache_tokens: int = 0
+
+    @property
+    def policy(self) -> SinkWindow | None:
+        """
+        What a token attends to; None for what the model's layers say.
+        """
+        if not self.kv_window:
+            return None
+        return SinkWindow(sinks=self.kv_sinks, window=self.kv_window, rows=self.kv_rows)
 
 
 @attrs.frozen(kw_only=True)
@@ -122,6 +136,28 @@ class OpenRequest:
 
 
 @attrs.frozen(kw_only=True)
+class Ahead:
+    """
+    What the next prompt will begin with, as far as it makes full chunks, from
+    ``anticipation_begun`` to the event that ends it. The passes of settling are over this then, and
+    not over prompt and answer.
+
+    Attributes:
+        ids: the token ids of the chunks, from the first one of the prompt on.
+        keys: the key of each chunk.
+        kept_blocks: those that lay in the slab when it began.
+        shared_blocks: those that were to be copied in from the store.
+        computed_tokens: what passes have run over since.
+    """
+
+    ids: tuple[int, ...]
+    keys: tuple[str, ...]
+    kept_blocks: int
+    shared_blocks: int
+    computed_tokens: int = 0
+
+
+@attrs.frozen(kw_only=True)
 class Session:
     """
     A conversation and the KV that is held for it.
@@ -133,9 +169,12 @@ class Session:
             adds none.
         window_start: the first token that the layers still hold; 0 where nothing is dropped.
         slab_keys: the keys of the canonical chunks at the beginning of the slab.
+        ahead: what is computed ahead of the next request, while it is.
         pins: the blocks that may not leave memory while the session works with them.
         bug_id: why it is quarantined.
         last_used: position of its last request.
+        ttl_s: the life that this gave it, in seconds; None where it has no end.
+        due_us: when that is over, in microseconds since 1970; None likewise.
     """
 
     id: SessionId
@@ -146,6 +185,7 @@ class Session:
     life: Life = Life.COLD
     request: OpenRequest | None = None
     last: Turn | None = None
+    ahead: Ahead | None = None
     slab: Slab | None = None
     cached_tokens: int = 0
     canonical_tokens: int = 0
@@ -154,6 +194,8 @@ class Session:
     pins: tuple[str, ...] = ()
     bug_id: str | None = None
     last_used: int = 0
+    ttl_s: int | None = None
+    due_us: int | None = None
 
     @property
     def free(self) -> bool:
@@ -161,6 +203,29 @@ class Session:
         Whether it could take a request: a settling session stops settling for one.
         """
         return self.life in (Life.IDLE, Life.COLD, Life.SETTLING)
+
+    @property
+    def work_ids(self) -> tuple[tuple[int, ...], ...]:
+        """
+        The tokens that its passes are over, in parts that follow each other: of prompt and answer,
+        or of what is anticipated. Not put together, as a prompt may be long.
+        """
+        if self.request is not None:
+            return self.request.prompt_ids, self.request.sampled
+        if self.ahead is not None:
+            return (self.ahead.ids,)
+        return (self.last.prompt_ids, self.last.answer_ids) if self.last is not None else ()
+
+    @property
+    def work_keys(self) -> tuple[str, ...]:
+        """
+        The keys of the chunks of these tokens, as far as the journal knows them.
+        """
+        if self.request is not None:
+            return self.request.prompt_keys
+        if self.ahead is not None:
+            return self.ahead.keys
+        return self.last.prompt_keys if self.last is not None else ()
 
 
 @attrs.frozen(kw_only=True)
@@ -171,7 +236,10 @@ class Block:
     Attributes:
         bytes: of its KV in memory.
         present: whether it is in memory.
+        foreseen: whether it was computed ahead of any request, and none has reused it yet.
         file_bytes: the size of its file, or None where there is none.
+        due_us: when its life is over, in microseconds since 1970: the last of what those who used
+            it gave it. None where it has no end.
     """
 
     key: str
@@ -180,9 +248,11 @@ class Block:
     start: int
     bytes: int
     present: bool
+    foreseen: bool = False
     file_bytes: int | None = None
     pins: int = 0
     last_used: int = 0
+    due_us: int | None = None
     bug_id: str | None = None
 
     @property
@@ -229,11 +299,28 @@ class Pool:
 
 
 @attrs.frozen(kw_only=True)
+class Shadow:
+    """
+    The shadow check in hand.
+
+    Attributes:
+        checked: whether it has come to its end, and found all as it is on record.
+    """
+
+    of_session: str
+    request: str
+    slab: Slab
+    checked: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class State:
     """
     All that the journal implies up to ``position``.
 
     Attributes:
+        time_us: the latest time on a row, in microseconds since 1970. It never goes back, whatever
+            a clock did. Lives are counted from it, and nothing is decided by it.
         boot: the run of the server that holds the journal, or None between runs.
         streams: last sequence number of each stream.
         model: what is loaded in this run of the server.
@@ -244,10 +331,12 @@ class State:
         blocks: every block ever sealed under its key, since a key has one digest for ever.
         requests: open requests to their session.
         self_tests: fingerprint to what its self-test found.
+        shadow: the check that holds a slab, or None.
         disk_budget: what block files may take in this run; 0 where none may be written.
     """
 
     position: int = 0
+    time_us: int = 0
     boot: str | None = None
     model: Model | None = None
     streams: Map[str, int] = Map()
@@ -259,6 +348,7 @@ class State:
     faults: Map[str, Fault] = Map()
     self_tests: Map[str, ev.SelfTestFinished] = Map()
     pool: Pool = Pool()
+    shadow: Shadow | None = None
     disk_budget: int = 0
     admission_bug: str | None = None
 
@@ -282,6 +372,7 @@ def lengthened(state: State, recorded: ev.Recorded) -> State:
     return attrs.evolve(
         state,
         position=recorded.position,
+        time_us=max(state.time_us, recorded.time_us),
         streams=state.streams.set(recorded.stream, recorded.seq),
     )
 
@@ -304,7 +395,16 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.SelfTestFinished():
             tests = state.self_tests.set(event.fingerprint, event)
             return attrs.evolve(state, self_tests=tests)
-        case ev.OperatorActed() | ev.JournalStalled() | ev.JournalPruned() | ev.RequestRejected():
+        case (
+            ev.ModelNotLoaded()
+            | ev.OperatorActed()
+            | ev.JournalStalled()
+            | ev.JournalPruned()
+            | ev.RequestRejected()
+            | ev.TurnForgotten()
+            | ev.AgentCreated()
+            | ev.AgentDeleted()
+        ):
             return state  # on record; nothing follows from it
         case ev.SessionOpened():
             return _session_opened(state, event)
@@ -338,16 +438,33 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return _with_file(state, event.key, None)
         case ev.TokensEmitted():
             return _tokens_emitted(state, event)
+        case ev.CallRejected() | ev.TurnKept():
+            return _stepped(state, state.session(event.session), event)
         case ev.RequestFinished():
             session = state.session(event.session)
             return _request_ended(_stepped(state, session, event), event.session, event)
         case ev.RequestCancelled():
             session = state.session(event.session)
             return _request_ended(_stepped(state, session, event), event.session, None)
+        case ev.AnticipationBegun():
+            return _anticipation_begun(state, event)
+        case ev.AnticipationSettled() | ev.AnticipationGivenUp():
+            return _stepped(state, state.session(event.session), event, ahead=None)
         case ev.SessionSettled():
             return _session_settled(state, event)
         case ev.SessionClosed():
             return _session_closed(state, event)
+        case ev.ShadowBegan():
+            return _shadow_began(state, event)
+        case ev.ShadowChecked():
+            assert state.shadow is not None
+            return attrs.evolve(state, shadow=attrs.evolve(state.shadow, checked=True))
+        case ev.ShadowEnded():
+            assert state.shadow is not None
+            state = _slabs_changed(state, -1, -state.shadow.slab.bytes)
+            return attrs.evolve(state, shadow=None)
+        case ev.ShadowSkipped():
+            return state  # on record; nothing follows from it
         case ev.InvariantViolated():
             return _invariant_violated(state, event)
         case ev.SessionQuarantined():
@@ -388,12 +505,49 @@ def _stepped(state: State, session: Session, event: ev.Event, **changes: Any) ->
     return _put(state, attrs.evolve(session, life=life, **changes))
 
 
-def _pinned(state: State, keys: tuple[str, ...], by: int) -> State:
+def _pinned(state: State, keys: tuple[str, ...], ttl_s: int | None) -> State:
+    """
+    Blocks that a session works with from now on, which gives them this life.
+    """
     blocks = state.blocks
     for key in keys:
         if (block := blocks.get(key)) is not None:
-            used = state.position if by > 0 else block.last_used
-            blocks = blocks.set(key, attrs.evolve(block, pins=block.pins + by, last_used=used))
+            held = attrs.evolve(
+                block,
+                pins=block.pins + 1,
+                last_used=state.position,
+                due_us=_renewed(state, block.due_us, ttl_s),
+            )
+            blocks = blocks.set(key, held)
+    return attrs.evolve(state, blocks=blocks)
+
+
+def _unpinned(state: State, keys: tuple[str, ...]) -> State:
+    blocks = state.blocks
+    for key in keys:
+        if (block := blocks.get(key)) is not None:
+            blocks = blocks.set(key, attrs.evolve(block, pins=block.pins - 1))
+    return attrs.evolve(state, blocks=blocks)
+
+
+def _renewed(state: State, due_us: int | None, ttl_s: int | None) -> int | None:
+    """
+    When the life of a block is over that is used now. No use shortens what another one gave it;
+    what had no end has the one of its next use.
+    """
+    if ttl_s is None:
+        return due_us
+    return max(due_us or 0, state.time_us + 1_000_000 * ttl_s)
+
+
+def _used(state: State, keys: tuple[str, ...]) -> State:
+    """
+    Blocks that a request reuses were not computed ahead for nothing.
+    """
+    blocks = state.blocks
+    for key in keys:
+        if blocks[key].foreseen:
+            blocks = blocks.set(key, attrs.evolve(blocks[key], foreseen=False))
     return attrs.evolve(state, blocks=blocks)
 
 
@@ -452,6 +606,7 @@ def _memory_gone(state: State) -> State:
             attrs.evolve(
                 session,
                 life=session.life if keeps else asleep,
+                ahead=None,
                 slab=None,
                 cached_tokens=0,
                 canonical_tokens=0,
@@ -466,7 +621,13 @@ def _memory_gone(state: State) -> State:
             blocks = blocks.set(block.key, attrs.evolve(block, present=False, pins=0))
     pool = Pool(disk_blocks=state.pool.disk_blocks, disk_bytes=state.pool.disk_bytes)
     return attrs.evolve(
-        state, model=None, sessions=sessions, blocks=blocks, pool=pool, disk_budget=0
+        state,
+        model=None,
+        sessions=sessions,
+        blocks=blocks,
+        pool=pool,
+        shadow=None,
+        disk_budget=0,
     )
 
 
@@ -490,7 +651,8 @@ def _request_ended(state: State, session_id: str, finished: ev.RequestFinished |
     )
     state = _with_tip(state, session, turn)
     state = attrs.evolve(state, requests=state.requests.delete(request.ask.request))
-    return _put(state, attrs.evolve(session, request=None, last=turn))
+    due_us = _renewed(state, None, session.ttl_s)
+    return _put(state, attrs.evolve(session, request=None, last=turn, due_us=due_us))
 
 
 def _model(event: ev.ModelLoaded) -> Model:
@@ -532,6 +694,8 @@ def _request_received(state: State, event: ev.RequestReceived) -> State:
         request=request,
         fingerprint=event.fingerprint,
         last_used=state.position,
+        ttl_s=event.ttl_s,
+        due_us=_renewed(state, None, event.ttl_s),
     )
     return attrs.evolve(state, requests=state.requests.set(event.request, session.id))
 
@@ -556,7 +720,7 @@ def _path_selected(state: State, event: ev.PathSelected) -> State:
     session = state.session(event.session)
     assert session.request is not None
     keys = session.request.prompt_keys[: event.kept_blocks + event.shared_blocks]
-    state = _pinned(state, keys, +1)
+    state = _pinned(_used(state, keys), keys, session.ttl_s)
     request = attrs.evolve(session.request, path=event)
     return _stepped(state, session, event, request=request, pins=session.pins + keys)
 
@@ -564,18 +728,30 @@ def _path_selected(state: State, event: ev.PathSelected) -> State:
 def _slab_acquired(state: State, event: ev.SlabAcquired) -> State:
     session = state.session(event.session)
     slab = Slab(id=event.slab, capacity_tokens=event.capacity_tokens, bytes=event.bytes)
-    pool = attrs.evolve(
-        state.pool, slabs=state.pool.slabs + 1, slab_bytes=state.pool.slab_bytes + event.bytes
-    )
-    return attrs.evolve(_stepped(state, session, event, slab=slab, **_NO_KV), pool=pool)
+    state = _slabs_changed(state, +1, event.bytes)
+    return _stepped(state, session, event, slab=slab, **_NO_KV)
 
 
 def _slab_released(state: State, event: ev.SlabReleased) -> State:
     session = state.session(event.session)
-    pool = attrs.evolve(
-        state.pool, slabs=state.pool.slabs - 1, slab_bytes=state.pool.slab_bytes - event.bytes
-    )
-    return attrs.evolve(_stepped(state, session, event, slab=None, **_NO_KV), pool=pool)
+    state = _slabs_changed(state, -1, -event.bytes)
+    return _stepped(state, session, event, slab=None, **_NO_KV)
+
+
+def _shadow_began(state: State, event: ev.ShadowBegan) -> State:
+    slab = Slab(id=event.slab, capacity_tokens=event.capacity_tokens, bytes=event.bytes)
+    state = _slabs_changed(state, +1, event.bytes)
+    shadow = Shadow(of_session=event.of_session, request=event.request, slab=slab)
+    return attrs.evolve(state, shadow=shadow)
+
+
+def _slabs_changed(state: State, slabs: int, size: int) -> State:
+    """
+    So many slabs and bytes of slabs more.
+    """
+    held = state.pool
+    pool = attrs.evolve(held, slabs=held.slabs + slabs, slab_bytes=held.slab_bytes + size)
+    return attrs.evolve(state, pool=pool)
 
 
 def _blocks_shared(state: State, event: ev.BlocksShared) -> State:
@@ -586,6 +762,7 @@ def _blocks_shared(state: State, event: ev.BlocksShared) -> State:
         event,
         cached_tokens=event.end,
         canonical_tokens=event.end,
+        window_start=event.coverage[0][1] if event.coverage else 0,
         slab_keys=session.slab_keys + event.keys,
     )
 
@@ -595,6 +772,10 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
     request = session.request
     if request is not None and event.sampled:
         request = attrs.evolve(request, sampled=request.sampled + event.sampled)
+    ahead = session.ahead
+    if ahead is not None:
+        computed = ahead.computed_tokens + event.end - event.start
+        ahead = attrs.evolve(ahead, computed_tokens=computed)
     return _stepped(
         state,
         session,
@@ -603,6 +784,7 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
         canonical_tokens=session.canonical_tokens if event.step == "decode" else event.end,
         window_start=event.coverage[0][1] if event.coverage else 0,
         request=request,
+        ahead=ahead,
     )
 
 
@@ -615,6 +797,7 @@ def _cache_trimmed(state: State, event: ev.CacheTrimmed) -> State:
         event,
         cached_tokens=event.end,
         canonical_tokens=min(session.canonical_tokens, event.end),
+        window_start=event.coverage[0][1] if event.coverage else 0,
         slab_keys=session.slab_keys[: event.end // chunk],
     )
 
@@ -622,7 +805,8 @@ def _cache_trimmed(state: State, event: ev.CacheTrimmed) -> State:
 def _block_sealed(state: State, event: ev.BlockSealed) -> State:
     session = state.session(event.session)
     known = state.blocks.get(event.key)
-    added = event.stored and not (known is not None and known.present)
+    present = known if known is not None and known.present else None
+    added = event.stored and present is None
     block = Block(
         key=event.key,
         parent=event.parent,
@@ -630,9 +814,12 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
         start=event.start,
         bytes=event.bytes,
         present=event.stored,
+        # Who computed it again changes nothing about whom the one in memory was computed for.
+        foreseen=present.foreseen if present is not None else session.ahead is not None,
         file_bytes=known.file_bytes if known else None,
         pins=(known.pins if known else 0) + 1,
         last_used=state.position,
+        due_us=_renewed(state, known.due_us if known else None, session.ttl_s),
         bug_id=known.bug_id if known else None,
     )
     pool = state.pool
@@ -693,9 +880,30 @@ def _tokens_emitted(state: State, event: ev.TokensEmitted) -> State:
     return _stepped(state, session, event, request=request)
 
 
+def _anticipation_begun(state: State, event: ev.AnticipationBegun) -> State:
+    session = state.session(event.session)
+    assert session.last is not None
+    ahead = anticipated(session.last, event)
+    keys = ahead.keys[: event.kept_blocks + event.shared_blocks]
+    state = _pinned(state, keys, session.ttl_s)
+    return _stepped(state, session, event, ahead=ahead, pins=session.pins + keys)
+
+
+def anticipated(last: Turn, event: ev.AnticipationBegun) -> Ahead:
+    """
+    What is computed ahead, put together from the session's last turn and what is new.
+    """
+    return Ahead(
+        ids=last.sequence[: event.kept_tokens] + event.new_ids,
+        keys=last.prompt_keys[: event.kept_keys] + event.new_keys,
+        kept_blocks=event.kept_blocks,
+        shared_blocks=event.shared_blocks,
+    )
+
+
 def _session_settled(state: State, event: ev.SessionSettled) -> State:
     session = state.session(event.session)
-    state = _pinned(state, session.pins, -1)
+    state = _unpinned(state, session.pins)
     return _stepped(state, session, event, pins=())
 
 
@@ -719,8 +927,8 @@ def _invariant_violated(state: State, event: ev.InvariantViolated) -> State:
 
 def _session_quarantined(state: State, event: ev.SessionQuarantined) -> State:
     session = state.session(event.session)
-    state = _pinned(state, session.pins, -1)
-    state = _stepped(state, session, event, pins=(), bug_id=event.bug_id)
+    state = _unpinned(state, session.pins)
+    state = _stepped(state, session, event, pins=(), ahead=None, bug_id=event.bug_id)
     return _request_ended(state, event.session, None)
 
 

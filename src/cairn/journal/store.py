@@ -54,6 +54,11 @@ class Store(Protocol):
         Rows with a position above ``after`` in order, of one stream if one is named.
         """
 
+    def row(self, position: int) -> Row | None:
+        """
+        The row at a position; None where it was cut off, or is yet to come.
+        """
+
     def close(self) -> None:
         """
         Let go of the store. Rows that were appended stay.
@@ -112,6 +117,13 @@ class MemoryStore:
         for row in self.rows:
             if row.position > after and stream in (None, row.stream):
                 yield row
+
+    def row(self, position: int) -> Row | None:
+        """
+        See ``Store.row``.
+        """
+        place = position - self.rows[0].position if self.rows else -1
+        return self.rows[place] if 0 <= place < len(self.rows) else None
 
     def close(self) -> None:
         """

@@ -125,10 +125,14 @@ class SqlStore:
     It may be used by another thread than the one that opened it, by one at a time.
     """
 
-    def __init__(self, connection: sa.Connection, place: str, revision: str) -> None:
+    def __init__(
+        self, connection: sa.Connection, place: str, revision: str, file: Path | None
+    ) -> None:
         self._connection = connection
         self._place = place
         self._revision: str | None = revision
+        self._file = file
+        self._known_by = _known_by(file)
 
     @classmethod
     def open(cls, url: str, *, read_only: bool = False) -> SqlStore:
@@ -154,7 +158,8 @@ class SqlStore:
         revision = schema_revision(url)
         if revision != REVISION and not (read_only and revision in _READ_AS_WELL):
             raise StoreError(_other_revision(place, revision))
-        return cls(_connected(parsed, mode="ro" if read_only else "rw"), place, revision)
+        connection = _connected(parsed, mode="ro" if read_only else "rw")
+        return cls(connection, place, revision, path)
 
     def append(self, rows: Sequence[Row]) -> None:
         """
@@ -164,6 +169,12 @@ class SqlStore:
             return
         with _errors(self._place, "write to"), self._connection.begin():
             self._append(rows)
+        # An open file goes on without its name, and SQLite with it: rows would be lost in the end.
+        if _known_by(self._file) != self._known_by:
+            raise StoreError(
+                f"{self._place} was removed, moved or replaced while it was in use, so that rows "
+                "would be lost. Put it back as it was, or a copy of it, and start again."
+            )
 
     def _append(self, rows: Sequence[Row]) -> None:
         position, head = self._head()
@@ -317,6 +328,15 @@ class SqlStore:
                 return
             after = batch[-1][0]
 
+    def row(self, position: int) -> Row | None:
+        """
+        See ``Store.row``.
+        """
+        query = sa.select(*_columns).where(_events.c.position == position)
+        with _errors(self._place, "read"), self._connection.begin():
+            found = self._connection.execute(query).one_or_none()
+        return _row(found) if found is not None else None
+
     def last(self, count: int, *, stream: str | None = None) -> list[Row]:
         """
         The last ``count`` rows in order, of one stream if one is named.
@@ -455,6 +475,19 @@ def _parsed(url: str) -> sa.URL:
 
 def _file(url: sa.URL) -> Path | None:
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def _known_by(path: Path | None) -> tuple[int, int] | None:
+    """
+    What the system knows a file by, whatever it is called; None where there is none.
+    """
+    if path is None:
+        return None
+    try:
+        of = path.stat()
+    except OSError:
+        return None
+    return of.st_dev, of.st_ino
 
 
 def _place(url: sa.URL) -> str:

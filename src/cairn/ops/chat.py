@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from cairn.ops.api_keys import api_key_option
 from cairn.ops.chat_client import ServerGone, Stream, TurnFailed, read_url
 from cairn.ops.chat_server import (
     DEFAULT_URL,
@@ -34,7 +35,7 @@ from cairn.ops.chat_shown import (
     COMMANDS,
     Answer,
     Conversation,
-    Thoughts,
+    Shown,
     harmless,
     help_text,
     read_line,
@@ -68,6 +69,7 @@ def _url(_: click.Context, __: click.Parameter, value: str | None) -> str | None
     callback=_url,
     help=f"The server to talk to, if not the one at {DEFAULT_URL} or one started for the chat.",
 )
+@api_key_option
 @data_dir_option
 @click.option("--model", metavar="DIR", help="Start a server with this model, as `ops serve` does.")
 @click.option("--system", metavar="TEXT", help="A system message at the beginning.")
@@ -85,6 +87,7 @@ def chat(
     context: click.Context,
     /,
     url: str | None,
+    api_key: str | None,
     data_dir: Path,
     model: str | None,
     system: str | None,
@@ -108,10 +111,10 @@ def chat(
     screen = Screen()
     with _signals_that_leave():
         if url is not None:
-            server = server_named(url)
+            server = server_named(url, api_key)
         else:
-            at_hand = None if over or model is not None else server_at_hand()
-            server = at_hand or server_over(data_dir, model)
+            at_hand = None if over or model is not None else server_at_hand(api_key)
+            server = at_hand or server_over(data_dir, model, api_key)
         settings = {name: value for name, value in sampling.items() if value is not None}
         talk = Chat(server, screen, Conversation(system), settings, think=think)
         try:
@@ -241,7 +244,8 @@ class Chat:
         Ask for an answer, and show it as it comes. Without one the conversation stays as it was.
         """
         self._start_server()
-        stream = Stream(self._server.url, self._body(asked), self._server.options)
+        server = self._server
+        stream = Stream(server.url, self._body(asked), server.options, server.key)
         try:
             answer = self._screen.answer(stream)
         except TurnFailed as failed:
@@ -253,7 +257,7 @@ class Chat:
         if stream.stopped and not answer.text:
             self._screen.note("Stopped before the first word; the conversation is as it was.")
         else:
-            self._conversation = asked.answered(answer.text)
+            self._conversation = asked.answered(answer.text, answer.thoughts)
             stopped = "stopped · " if stream.stopped else ""
             self._screen.note(f"{stopped}{summary(answer)}")
         if stream.stopped and not self._screen.interactive:
@@ -376,7 +380,8 @@ class Screen:
         Raises:
             TurnFailed: there is none, or no complete one.
         """
-        answer, thoughts = Answer(), Thoughts()
+        answer, shown = Answer(), Shown(styled=self._styles_answers)
+        last = ""
         try:
             with (
                 _on_interrupt(stream.stop),
@@ -387,26 +392,19 @@ class Screen:
                 for event in stream:
                     if isinstance(event, str):
                         waiting.update(waiting_words(event))
-                    elif new := answer.take(event, time.monotonic() - begun_s):
+                        continue
+                    for piece, is_thought in answer.take(event, time.monotonic() - begun_s):
                         waiting.stop()
-                        self._show(harmless(new), thoughts)
+                        last = shown.take(harmless(piece), is_thought)
+                        self._write(last, is_thought)
         finally:
-            if self._styles_answers:
-                self._write(*thoughts.end())
-            if answer.text and not answer.text.endswith("\n"):
+            if last and not last.endswith("\n"):
                 click.echo()
         return answer
 
-    def _show(self, text: str, thoughts: Thoughts) -> None:
-        if not self._styles_answers:
-            self._write(text, False)
-            return
-        for piece, is_thought in thoughts.take(text):
-            self._write(piece, is_thought)
-
     def _write(self, text: str, is_thought: bool) -> None:
-        if text:
-            click.echo(click.style(text, dim=True) if is_thought else text, nl=False)
+        styled = is_thought and self._styles_answers
+        click.echo(click.style(text, dim=True) if styled else text, nl=False)
 
 
 @contextlib.contextmanager

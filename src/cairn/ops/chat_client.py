@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from cairn.ops.chat_shown import Chunk, Error, Health, refusal
+from cairn.ops.api_keys import KEY_VARIABLE
+from cairn.ops.chat_shown import Chunk, Error, Health, KeyWanted, refusal
+from cairn.ops.cli import Unreadable
 from cairn.ops.output import printable
 
 _CONNECT_S = 5.0
@@ -68,16 +70,20 @@ def read_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def look(url: str) -> Health | None:
+def look(url: str, key: str | None = None) -> Health | None:
     """
     What a server of Cairn's says of itself; None where nobody answers.
 
+    Args:
+        key: the user's API key.
+
     Raises:
         NotCairn: something else answers.
+        Unreadable: the server wants an API key, or another one.
     """
     connection, path = _connection(url)
     try:
-        connection.request("GET", f"{path}/health")
+        connection.request("GET", f"{path}/health", headers=_key_header(key))
         response = connection.getresponse()
         status, body = response.status, response.read()
     except http.client.HTTPException as error:
@@ -86,12 +92,18 @@ def look(url: str) -> Health | None:
         return None
     finally:
         connection.close()
-    try:
+    with contextlib.suppress(*_NO_JSON):
         return msgspec.json.decode(body, type=Health)
-    except _NO_JSON:
-        refused = _error_in(body)
-        said = f", {printable(refused.message)}" if refused is not None else ""
-        raise NotCairn(f"GET /health gives {status}{said}") from None
+    with contextlib.suppress(*_NO_JSON):
+        msgspec.json.decode(body, type=KeyWanted)
+        known = "wants an API key" if key is None else "does not know this API key"
+        raise Unreadable(
+            f"The server at {url} {known}. Put the one that its operator gave you into "
+            f"${KEY_VARIABLE}, or name it with --api-key."
+        )
+    refused = _error_in(body)
+    said = f", {printable(refused.message)}" if refused is not None else ""
+    raise NotCairn(f"GET /health gives {status}{said}")
 
 
 class Stream:
@@ -100,13 +112,17 @@ class Stream:
 
     Args:
         options: what a command of `ops` needs to look at this server, with a space before it.
+        key: the user's API key.
 
     Attributes:
         stopped: whether ``stop`` was called.
     """
 
-    def __init__(self, url: str, body: dict[str, Any], options: str = "") -> None:
+    def __init__(
+        self, url: str, body: dict[str, Any], options: str = "", key: str | None = None
+    ) -> None:
         self._url = url
+        self._key = key
         self._body = json.dumps(body).encode()
         self._options = options
         self._socket: socket.socket | None = None
@@ -136,7 +152,7 @@ class Stream:
             self._socket.settimeout(None)
             if self.stopped:
                 return
-            headers = {"content-type": "application/json"}
+            headers = {"content-type": "application/json", **_key_header(self._key)}
             connection.request("POST", f"{path}/v1/chat/completions", self._body, headers)
             response = connection.getresponse()
             if response.status != http.client.OK:
@@ -183,6 +199,10 @@ class Stream:
         error = _error_in(response.read()) or Error(message=response.reason)
         retry_after = response.headers["retry-after"]
         return TurnFailed(refusal(error, response.status, retry_after, self._options))
+
+
+def _key_header(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
 def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:

@@ -4,6 +4,7 @@ The server that ``ops chat`` talks to: one that runs, or one of its own.
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import shlex
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from cairn.ops.api_keys import KEYS_VARIABLE
 from cairn.ops.chat_client import NotCairn, look
 from cairn.ops.cli import Unreadable
 from cairn.ops.home import Holder, make_home, server_at
@@ -33,12 +35,14 @@ class Server:
 
     Attributes:
         options: what a command of `ops` needs to look at it, with a space before it.
+        key: the user's API key for it, if it wants one.
     """
 
-    def __init__(self, url: str, model: str, options: str = "") -> None:
+    def __init__(self, url: str, model: str, options: str = "", key: str | None = None) -> None:
         self.url = url
         self.model = model
         self.options = options
+        self.key = key
 
     def end_words(self) -> str | None:
         """
@@ -50,7 +54,7 @@ class Server:
 class OwnServer(Server):
     """
     A server in a process of its own, which lasts as long as the chat. What it has to say goes to a
-    file beside its log.
+    file beside its log. It wants no API key, whatever keys there are for other servers.
     """
 
     def __init__(self, data_dir: Path, model: str | None) -> None:
@@ -86,6 +90,7 @@ class OwnServer(Server):
                     stdout=subprocess.PIPE,
                     stderr=said,
                     text=True,
+                    env={name: os.environ[name] for name in os.environ if name != KEYS_VARIABLE},
                     # Ctrl-C stops an answer, and would stop the server with it.
                     process_group=0,
                 )
@@ -166,15 +171,15 @@ class OwnServer(Server):
         return self._said.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
-def server_named(url: str) -> Server:
+def server_named(url: str, key: str | None) -> Server:
     """
     The server that the user named.
 
     Raises:
-        Unreadable: there is none.
+        Unreadable: there is none, or it does not let this user in.
     """
     try:
-        found = look(url)
+        found = look(url, key)
     except NotCairn as error:
         raise Unreadable(
             f"What answers at {url} is no server of Cairn's: {error}. Name another address with "
@@ -185,26 +190,30 @@ def server_named(url: str) -> Server:
             f"Nobody answers at {url}. Start a server there with `ops serve`, name another address "
             "with --url, or leave it out: then a server is started for the chat."
         )
-    return Server(url, found.model)
+    return Server(url, found.model, key=key)
 
 
-def server_at_hand() -> Server | None:
+def server_at_hand(key: str | None) -> Server | None:
     """
     The server at the default address, if one of Cairn's is there.
+
+    Raises:
+        Unreadable: it does not let this user in.
     """
     try:
-        found = look(DEFAULT_URL)
+        found = look(DEFAULT_URL, key)
     except NotCairn:
         return None
-    return None if found is None else Server(DEFAULT_URL, found.model)
+    return None if found is None else Server(DEFAULT_URL, found.model, key=key)
 
 
-def server_over(data_dir: Path, model: str | None) -> Server:
+def server_over(data_dir: Path, model: str | None, key: str | None) -> Server:
     """
     The server that holds a data directory; where none does, one of the chat's own, not started yet.
 
     Args:
         model: what the server shall serve; one that runs serves what it was started with.
+        key: the user's API key.
 
     Raises:
         Unreadable: one holds it and cannot be talked to, or the directory cannot be used.
@@ -224,7 +233,7 @@ def server_over(data_dir: Path, model: str | None) -> Server:
             "printed: name it with --url. Or stop it, or name another directory with --data-dir."
         )
     try:
-        found = look(holder.address)
+        found = look(holder.address, key)
     except NotCairn:
         found = None
     if found is None:
@@ -232,7 +241,7 @@ def server_over(data_dir: Path, model: str | None) -> Server:
             f"{_held_words(holder, data_dir)}, and nobody answers there: it is about to start or "
             "to stop. Try again in a moment, stop it, or name another directory with --data-dir."
         )
-    return Server(holder.address, found.model, _options(data_dir))
+    return Server(holder.address, found.model, _options(data_dir), key)
 
 
 def _held_words(holder: Holder, data_dir: Path) -> str:

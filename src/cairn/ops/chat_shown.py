@@ -5,7 +5,6 @@ What ``ops chat`` keeps and shows of a conversation. Pure: no terminal, no socke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Literal
 
 import attrs
@@ -26,7 +25,7 @@ COMMANDS = {
 Name of a command of the chat: what it takes, and what it does.
 """
 
-_OPEN, _CLOSE = "<think>", "</think>"
+_OPEN, _CLOSE = "<think>\n", "\n</think>\n\n"
 _BROKEN = "kv_cache_inv_violation"
 _UNFORESEEN = "internal_error"
 _TOO_LONG = "context_length_exceeded"
@@ -56,6 +55,7 @@ class Delta(msgspec.Struct):
     """
 
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class Choice(msgspec.Struct):
@@ -116,6 +116,15 @@ class Health(msgspec.Struct):
     journal_position: int
 
 
+class KeyWanted(msgspec.Struct):
+    """
+    What a server with API keys says of itself to who has none.
+    """
+
+    status: str
+    api_key: Literal["required"]
+
+
 # --- a conversation ----------------------------------------------------------------------------
 
 
@@ -125,23 +134,23 @@ class Conversation:
     What was said so far.
 
     Attributes:
-        said: (role, text) of each message, the user's and the assistant's in turn.
+        said: (role, text, thoughts) of each message, the user's and the assistant's in turn.
     """
 
     system: str | None = None
-    said: tuple[tuple[str, str], ...] = ()
+    said: tuple[tuple[str, str, str], ...] = ()
 
     def asking(self, text: str) -> Conversation:
         """
         With a message of the user's.
         """
-        return attrs.evolve(self, said=(*self.said, ("user", text)))
+        return attrs.evolve(self, said=(*self.said, ("user", text, "")))
 
-    def answered(self, text: str) -> Conversation:
+    def answered(self, text: str, thoughts: str) -> Conversation:
         """
         With an answer.
         """
-        return attrs.evolve(self, said=(*self.said, ("assistant", text)))
+        return attrs.evolve(self, said=(*self.said, ("assistant", text, thoughts)))
 
     def unanswered(self) -> Conversation:
         """
@@ -157,10 +166,13 @@ class Conversation:
 
     def messages(self) -> list[dict[str, str]]:
         """
-        As a request has them.
+        As a request has them. Thoughts go back too: whether they stay is the template's to say.
         """
-        system = [("system", self.system)] if self.system else []
-        return [{"role": role, "content": text} for role, text in (*system, *self.said)]
+        system = [("system", self.system, "")] if self.system else []
+        return [
+            {"role": role, "content": text} | ({"reasoning_content": thoughts} if thoughts else {})
+            for role, text, thoughts in (*system, *self.said)
+        ]
 
 
 @attrs.define
@@ -169,7 +181,8 @@ class Answer:
     An answer as it comes.
 
     Attributes:
-        first_s: when its first text came, in seconds since it was asked for.
+        text: without the thoughts.
+        first_s: when its first word or thought came, in seconds since it was asked for.
     """
 
     text: str = ""
@@ -177,85 +190,52 @@ class Answer:
     usage: Usage | None = None
     finish_reason: str | None = None
     first_s: float | None = None
+    thoughts: str = ""
 
-    def take(self, chunk: Chunk, after_s: float) -> str:
+    def take(self, chunk: Chunk, after_s: float) -> list[tuple[str, bool]]:
         """
-        Add an event; gives the text that is new.
+        Add an event; gives the texts that are new, and whether each is a thought.
 
         Args:
             after_s: when it came, in seconds since it was asked for.
         """
         self.cairn = chunk.cairn or self.cairn
         self.usage = chunk.usage or self.usage
-        new = ""
+        new = []
         for choice in chunk.choices:
-            new += choice.delta.content or ""
+            new += [(choice.delta.reasoning_content, True), (choice.delta.content, False)]
             self.finish_reason = choice.finish_reason or self.finish_reason
-        if new and self.first_s is None:
+        pieces = [(text, is_thought) for text, is_thought in new if text]
+        if pieces and self.first_s is None:
             self.first_s = after_s
-        self.text += new
-        return new
-
-
-class Thoughts:
-    """
-    Tells the thoughts at the beginning of an answer from the answer itself, as both come in pieces.
-    The tags around them are left out.
-    """
-
-    def __init__(self) -> None:
-        self._kept = ""
-        self._in: Literal["nothing", "thought", "gap", "answer"] = "nothing"
-        self._shown = False
-
-    def take(self, text: str) -> Iterator[tuple[str, bool]]:
-        """
-        What can be shown now, and whether it is a thought. What may become a tag is kept back.
-        """
-        self._kept += text
-        if self._in == "nothing":
-            begin = self._kept.lstrip()
-            if begin.startswith(_OPEN):
-                self._in, self._kept = "thought", begin.removeprefix(_OPEN)
-            elif _OPEN.startswith(begin):
-                return
+        for text, is_thought in pieces:
+            if is_thought:
+                self.thoughts += text
             else:
-                self._in = "answer"
-        if self._in == "thought":
-            thought, tag, self._kept = self._kept.partition(_CLOSE)
-            if not tag:
-                thought, self._kept = _without_tag(thought)
-            thought = thought if self._shown else thought.lstrip()
-            self._shown = self._shown or bool(thought)
-            yield thought, True
-            if not tag:
-                return
-            self._in = "gap"
-            yield "\n" if self._shown else "", True
-        if self._in == "gap":
-            self._kept = self._kept.lstrip("\n")
-            if not self._kept:
-                return
-            self._in = "answer"
-        answer, self._kept = self._kept, ""
-        yield answer, False
-
-    def end(self) -> tuple[str, bool]:
-        """
-        What was kept back, when nothing more comes.
-        """
-        kept, self._kept = self._kept, ""
-        return kept, self._in == "thought"
+                self.text += text
+        return pieces
 
 
-def _without_tag(text: str) -> tuple[str, str]:
+class Shown:
     """
-    A thought, and what at its end may become the tag that ends it.
+    Puts between the thoughts and the words of an answer what shows where the ones end.
     """
-    for length in range(len(_CLOSE) - 1, 0, -1):
-        if text.endswith(_CLOSE[:length]):
-            return text[:-length], text[-length:]
-    return text, ""
+
+    def __init__(self, *, styled: bool) -> None:
+        """
+        Args:
+            styled: whether thoughts look different; otherwise tags stand around them.
+        """
+        self._before, self._behind = ("", "\n\n") if styled else (_OPEN, _CLOSE)
+        self._thinks = False
+
+    def take(self, text: str, is_thought: bool) -> str:
+        """
+        A piece of the answer, as it is shown.
+        """
+        begins, ends = is_thought and not self._thinks, self._thinks and not is_thought
+        self._thinks = is_thought
+        return (self._before if begins else self._behind if ends else "") + text
 
 
 # --- lines for people --------------------------------------------------------------------------
@@ -295,6 +275,8 @@ def waiting_words(comment: str) -> str:
     """
     What the server does while there is no answer yet, by its keep-alive.
     """
+    if comment == "writing":
+        return "the model writes"
     found = _PREFILL.search(comment)
     if found is None:
         return "waiting in the server's queue"

@@ -29,9 +29,11 @@ import click
 from cairn.engine import blas
 from cairn.engine.builtin import builtin_directory
 from cairn.engine.model_files import directory_fault, weights_bytes
+from cairn.engine.models_file import ModelsFault, read_models
 from cairn.journal.base import Base, state_of
 from cairn.journal.codec import GENESIS, Row, chain_fault
 from cairn.journal.errors import JournalError
+from cairn.ops.models_option import models_option
 from cairn.ops.output import size_text
 from cairn.ops.second_writer import WAL_FIXED, warning
 from cairn.ops.where import bytes_on_disk, example, journal_options, url_of
@@ -71,10 +73,13 @@ class Found:
     advice: str = ""
 
 
-@click.command(epilog=example("ops doctor", "ops doctor --data-dir /srv/cairn --port 9000"))
+@click.command(
+    epilog=example("ops doctor", "ops doctor --models models.toml", "ops doctor --port 9000")
+)
 @journal_options
+@models_option
 @click.option("--port", type=click.IntRange(1, 65535), default=_PORT, show_default=True)
-def doctor(data_dir: Path, journal: str | None, port: int) -> None:
+def doctor(data_dir: Path, journal: str | None, port: int, models: Path | None) -> None:
     """
     Check this machine, and say what to do.
 
@@ -87,7 +92,7 @@ def doctor(data_dir: Path, journal: str | None, port: int) -> None:
     """
     failed = False
     url = url_of(data_dir, journal)
-    for name, check in checks(data_dir, url, port):
+    for name, check in checks(data_dir, url, port, models):
         found = check()
         failed = failed or found.status == "fail"
         advice = f" - {found.advice}" if found.advice else ""
@@ -96,14 +101,21 @@ def doctor(data_dir: Path, journal: str | None, port: int) -> None:
     sys.exit(1 if failed else 0)
 
 
-def checks(data_dir: Path, url: str, port: int) -> Iterator[tuple[str, Callable[[], Found]]]:
+def checks(
+    data_dir: Path, url: str, port: int, models: Path | None = None
+) -> Iterator[tuple[str, Callable[[], Found]]]:
     """
     The checks by name, in the order in which they are made.
+
+    Args:
+        models: a file of models, if there is one.
     """
     yield "python", check_python
     yield "blas", check_blas
     yield "mlx", check_mlx
     yield "model", check_model
+    if models is not None:
+        yield "models", lambda: check_models(models)
     yield "sqlite", lambda: check_sqlite(url, sqlite3.sqlite_version_info)
     yield "journal", lambda: check_journal(url)
     yield "disk", lambda: check_disk(data_dir, url)
@@ -163,6 +175,25 @@ def check_model() -> Found:
     if fault := directory_fault(str(where)):
         return Found("fail", fault, "install Cairn again, or serve another with --model")
     return Found("ok", f"{where.name}, {size_text(weights_bytes(where))}")
+
+
+def check_models(path: Path) -> Found:
+    """
+    Whether a file of models can be used, and each of them may be served.
+    """
+    try:
+        found = read_models(path)
+    except ModelsFault as fault:
+        return Found("fail", str(fault), "correct the file, or what it names")
+    sizes = [
+        (one, weights_bytes(Path(one.directory), Path(one.adapter) if one.adapter else None))
+        for one in found.entries
+    ]
+    told = ", ".join(
+        f"{one.name} ({size_text(size)}{', the default' if one is found.default else ''})"
+        for one, size in sizes
+    )
+    return Found("ok", told)
 
 
 def check_sqlite(url: str, version: tuple[int, ...]) -> Found:
@@ -357,4 +388,8 @@ def _is_cairn(port: int) -> bool:
         return False
     finally:
         connection.close()
-    return isinstance(told, dict) and {"fingerprint", "journal_position"} <= told.keys()
+    if not isinstance(told, dict):
+        return False
+    # One with API keys says no more than that it wants one.
+    is_open = {"fingerprint", "journal_position"} <= told.keys()
+    return is_open or told.get("api_key") == "required"

@@ -130,10 +130,11 @@ def _tell(removal: _Removal, stuck: int, folder: Path) -> None:
 def _keys_in(event: ev.Event) -> Iterator[str]:
     """
     The blocks that a conversation has, as far as this event tells: those of its prompts, and those
-    of answers, whose keys no prompt may ever have had. What it shares is of its prompt.
+    of answers and of what it anticipates, whose keys no prompt may ever have had. What it shares is
+    of one of these.
     """
     match event:
-        case ev.RequestReceived():
+        case ev.RequestReceived() | ev.AnticipationBegun():
             yield from event.new_keys
         case ev.BlockSealed():
             yield event.key

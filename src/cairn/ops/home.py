@@ -230,9 +230,10 @@ def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
     return False
 
 
-def tenant_secret(data_dir: Path) -> bytes:
+def root_secret(data_dir: Path) -> bytes:
     """
-    The secret under which blocks and parts of conversations get their names; made at first use.
+    The secret of which the tenants' follow, under which blocks and parts of conversations get their
+    names; made at first use.
 
     Raises:
         Unreadable: the file is damaged.

@@ -17,7 +17,8 @@ Item = TypeVar("Item")
 _STEP_ROWS = 1000
 _GAP = 2
 _PROSE = 20  # the least width at which a sentence can be read
-_UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+# Before the id of a session may stand whose it is (``cairn.journal.tenants``).
+_UUID = re.compile(r"((?:@[\w.-]+/)?[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 @attrs.frozen

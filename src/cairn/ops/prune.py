@@ -38,6 +38,7 @@ from cairn.journal.replay import Replay
 from cairn.journal.retention import Plan, Span, Survey, compared_with
 from cairn.journal.runs import Runs
 from cairn.journal.state import State
+from cairn.journal.tenants import LOCAL
 from cairn.ops.forget import forget_files
 from cairn.ops.home import hold_journal
 from cairn.ops.moments import moment_of
@@ -447,7 +448,14 @@ def _told(prepared: _Prepared, chosen: _Chosen, *, dry_run: bool) -> None:
             f"{'would stay' if dry_run else 'stay'}"
         )
         click.echo(f"base: {prepared.base.digest}")
-    if plan.held_by is not None:
+    if plan.agent is not None:
+        whose = "" if plan.agent.tenant == LOCAL else f" of {plan.agent.tenant}"
+        click.echo(
+            f"The rows up to {plan.limit} are old enough; the history of agent {plan.agent.name}"
+            f"{whose} is in some of them, and holds those from its first one on back: they go when "
+            "it is deleted."
+        )
+    elif plan.held_by is not None:
         click.echo(_held_words(plan.held_by, plan, prepared.state, chosen))
     elif plan.violation is not None:
         broke, told = plan.violation

@@ -26,6 +26,7 @@ from cairn.journal.errors import DamagedRow, StoreError
 from cairn.journal.replay import Finding, Report
 from cairn.journal.replay import replay as fold
 from cairn.journal.state import Session, SessionId, State
+from cairn.journal.tenants import session_name
 from cairn.ops.output import facts, printable, table
 from cairn.ops.preload import preload_blas
 from cairn.ops.sessions import time_text
@@ -213,7 +214,12 @@ def _meant(report: Report, target: str, base: Base | None) -> tuple[Finding | No
     elif len(target) < PREFIX_MIN:
         names = []
     else:
-        names = sorted(name for name in known if name.startswith(target))
+        # Its client knows a session by a name without the tenant.
+        names = sorted(
+            name
+            for name in known
+            if name.startswith(target) or session_name(name).startswith(target)
+        )
     if not names:
         short = f" (name at least {PREFIX_MIN} characters)" if len(target) < PREFIX_MIN else ""
         raise StoreError(
@@ -228,7 +234,7 @@ def _meant(report: Report, target: str, base: Base | None) -> tuple[Finding | No
             "is left to tell. An export that was made before still has it."
         )
     finding = findings.get(names[0])
-    return finding, finding.session if finding is not None else names[0]
+    return finding, finding.concerns if finding is not None else names[0]
 
 
 def _gone(report: Report, base: Base | None) -> dict[str, str]:
@@ -279,7 +285,7 @@ def _tell_bug(source: Source, finding: Finding) -> int:
             ("bug", finding.bug_id),
             ("broken", f"{finding.invariant}: {finding.message}"),
             ("row", finding.position),
-            ("session", finding.session),
+            ("session", finding.concerns),
             ("request", violated.request if violated else None),
             ("fingerprint", violated.fingerprint if violated else model),
             ("version", violated.cairn_version if violated else None),
@@ -372,14 +378,15 @@ def _tell_session(source: Source, report: Report, session: str) -> int:
 
 def _broken(report: Report, session: str, last: int) -> list[Finding]:
     """
-    What is broken of a session whose last row is at ``last``: its own findings, and of those that
-    are nobody's (a changed row, an eviction) the unrecorded ones that it may rest on. No row before
-    its last one is beside the point, since the decisions are made on all of them.
+    What is broken of a session whose last row is at ``last``: its own findings, those of shadow
+    checks of its answers, and of those that are nobody's (a changed row, an eviction) the
+    unrecorded ones that it may rest on. No row before its last one is beside the point, since the
+    decisions are made on all of them.
     """
     return [
         finding
         for finding in report.findings
-        if finding.session == session
+        if finding.concerns == session
         or (finding.session is None and not finding.recorded and finding.position <= last)
     ]
 
@@ -500,6 +507,8 @@ def _of_session(session: Session) -> Iterator[tuple[str, object]]:
     if (last := session.last) is not None:
         yield "last request", f"{last.request}, {'answered' if last.answered else 'not answered'}"
         yield "parts", " ".join(label for label, _ in last.chain)
+    if (ahead := session.ahead) is not None:
+        yield "anticipated tokens", f"{len(ahead.ids)} ({ahead.computed_tokens} computed)"
     if session.slab is not None:
         yield "slab", f"{session.slab.id} ({session.slab.capacity_tokens} tokens)"
     yield "cached tokens", session.cached_tokens

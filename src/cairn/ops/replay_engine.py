@@ -1,10 +1,10 @@
 """
 ``ops replay --engine``: run a session's passes on the model again and compare what comes out.
 
-Every pass that the journal has of the session is run: the same rows, the same tokens. Blocks that
-were shared are computed from their tokens, so that a hit is compared with a miss. Tokens,
-log-probabilities, digests, coverage and the bytes of slabs and blocks must be those of the journal,
-and so must the text that the tokens of each answer make.
+Every pass that the journal has of the session is run, on the model that ran it: the same rows, the
+same tokens. Blocks that were shared are computed from their tokens, so that a hit is compared with
+a miss. Tokens, log-probabilities, digests, coverage and the bytes of slabs and blocks must be those
+of the journal, and so must the text that the tokens of each answer make.
 """
 
 from __future__ import annotations
@@ -17,11 +17,24 @@ from typing import Any
 import attrs
 import click
 
+from cairn.engine.answer_grammar import CannotHold
 from cairn.engine.builtin import still_at
+from cairn.engine.guidance import guidance_for
+from cairn.engine.markers import markers_of
+from cairn.engine.mlx_dtype import widened_on_record
 from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.mlx_model import ModelRefused
 from cairn.engine.mlx_start import start_engine
-from cairn.engine.reports import DecodeRow, EngineFault, PassReport, SealReport, Wanted
+from cairn.engine.reports import (
+    DecodeRow,
+    EngineFault,
+    Guide,
+    ModelFacts,
+    NotHeld,
+    PassReport,
+    SealReport,
+    Wanted,
+)
 from cairn.engine.sampling import Sampling
 from cairn.engine.text import AnswerText
 from cairn.journal import events as ev
@@ -39,6 +52,7 @@ DIFFERS = 3
 OTHER_FINGERPRINT = 4
 
 _RUN = (ev.CacheExtended, ev.BlocksShared)
+_ENDS = (ev.ModelUnloaded, ev.ServerStopped, ev.ServerLost)
 
 
 @attrs.frozen
@@ -49,6 +63,24 @@ class _Step:
 
     recorded: ev.Recorded
     session: Session | None
+
+
+@attrs.frozen
+class _Part:
+    """
+    What happened while one model was loaded, in all runs of the server: events of the session, and
+    those that took its slab.
+    """
+
+    model: ev.ModelLoaded
+    steps: list[_Step] = attrs.field(factory=list)
+
+    @property
+    def runs(self) -> bool:
+        """
+        Whether the session was served by it.
+        """
+        return any(isinstance(step.recorded.event, _RUN) for step in self.steps)
 
 
 class _Differs(Exception):
@@ -81,55 +113,72 @@ def rerun(
         another fingerprint.
 
     Raises:
-        StoreError: the model on record cannot be loaded.
+        StoreError: a model on record cannot be loaded.
     """
-    steps: list[_Step] = []
     before = loaded_of(base) if base is not None else None
-    models: list[ev.ModelLoaded] = [before] if before is not None else []
-    used: dict[str, ev.ModelLoaded] = {}
+    loaded: list[ev.ModelLoaded] = [before] if before is not None else []
+    parts: dict[str, _Part] = {}
 
     def watch(recorded: ev.Recorded, state: Any) -> None:
         event = recorded.event
         if isinstance(event, ev.ModelLoaded):
-            models.append(event)
+            loaded.append(event)
         mine = getattr(event, "session", None) == session_id
-        if mine and models:
-            used[models[-1].fingerprint] = models[-1]
-        if mine or isinstance(event, ev.ServerStopped | ev.ServerLost):
-            steps.append(_Step(recorded, state.sessions.get(SessionId(session_id))))
+        if loaded and (mine or isinstance(event, _ENDS)):
+            part = parts.setdefault(loaded[-1].fingerprint, _Part(loaded[-1]))
+            part.steps.append(_Step(recorded, state.sessions.get(SessionId(session_id))))
 
     replay(rows, base=base, watch=watch)
-    if not any(isinstance(step.recorded.event, _RUN) for step in steps):
-        # Said before the model is loaded, which may take a while.
+    used = [part for part in parts.values() if part.runs]
+    if not used:
+        # Said before a model is loaded, which may take a while.
         return _nothing(session_id)
-    if len(used) != 1:
-        click.echo(f"The session was served under {len(used)} fingerprints; one can be run.")
+    if len(used) > 1 and (model is not None or adapter is not None):
+        click.echo(
+            f"The session was served under {len(used)} fingerprints, and --model and --adapter "
+            "name the place of one. Leave them out to have each model where it was."
+        )
         return OTHER_FINGERPRINT
-    recorded_model = next(iter(used.values()))
-    started = _start(recorded_model, model, adapter)
-    if started.facts.fingerprint != recorded_model.fingerprint:
-        _tell_difference(recorded_model.fields, started.facts.fields)
+    passes = 0
+    for part in used:
+        found = _rerun(part, model, adapter)
+        if isinstance(found, int):
+            return found
+        passes += found.passes
+        if found.passes:
+            click.echo(
+                f"same: {found.passes} passes, {found.tokens} tokens drawn, {found.blocks} blocks "
+                f"under fingerprint {part.model.fingerprint}"
+            )
+    return SAME if passes else _nothing(session_id)
+
+
+def _rerun(part: _Part, model: str | None, adapter: str | None) -> _Again | int:
+    """
+    Run again what one model did. Prints what differs.
+
+    Returns:
+        What was run; the exit code where it is not the same.
+    """
+    started = _start(part.model, model, adapter)
+    if started.facts.fingerprint != part.model.fingerprint:
+        _tell_difference(part.model.fields, started.facts.fields)
         return OTHER_FINGERPRINT
     again = _Again(
         started.engine,
         started.facts.chunk_tokens,
         _Text(started.loaded.tokenizer.detokenizer, started.facts.eos_ids),
+        _Guides(started.loaded.tokenizer, started.facts),
     )
-    for step in progress(steps, "passes", len(steps)):
+    for step in progress(part.steps, "passes", len(part.steps)):
         try:
             again.run(step)
-        except (_Differs, EngineFault) as difference:
+        except (_Differs, EngineFault, NotHeld) as difference:
             event = step.recorded.event
             click.echo(f"differs at event {step.recorded.position} ({event.kind})")
             click.echo(f"  {difference}")
             return DIFFERS
-    if not again.passes:
-        return _nothing(session_id)
-    click.echo(
-        f"same: {again.passes} passes, {again.tokens} tokens drawn, {again.blocks} blocks "
-        f"under fingerprint {recorded_model.fingerprint}"
-    )
-    return SAME
+    return again
 
 
 def _nothing(session_id: str) -> int:
@@ -157,7 +206,9 @@ def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> 
             remembered=lambda fingerprint: True,  # what is run again is the test
             progress=lambda what, done, total: None,
             adapter=over,
+            dtype=widened_on_record(recorded.fields["dtypes"]),
             accept_tight=True,  # it was loaded once
+            window=(recorded.kv_sinks, recorded.kv_window) if recorded.kv_window else None,
         )
     except ModelRefused as error:
         raise StoreError(str(error)) from error
@@ -214,6 +265,20 @@ class _Text:
             if not whole.startswith(self._said):
                 raise self._other(whole)
 
+    def rejected(self, text: str) -> None:
+        """
+        A call was none.
+
+        Raises:
+            _Differs: the answer does not have its text.
+        """
+        if text not in self._said:
+            raise _Differs(
+                "the text of a rejected call",
+                f"{len(text)} characters",
+                "none of the answer's",
+            )
+
     def finished(self, event: ev.RequestFinished) -> None:
         """
         The answer is complete.
@@ -250,16 +315,43 @@ class _Text:
         )
 
 
+class _Guides:
+    """
+    What holds answers to the grammars that are on record, each made once.
+    """
+
+    def __init__(self, tokenizer: Any, facts: ModelFacts) -> None:
+        self._guidance = guidance_for(tokenizer, markers_of(tokenizer), facts)
+        self._made: tuple[str, Guide] | None = None
+
+    def guide(self, ask: ev.RequestReceived) -> Guide | None:
+        """
+        That of a request, if it has one.
+
+        Raises:
+            _Differs: no answer can be held to it.
+        """
+        if ask.grammar is None:
+            return None
+        if self._made is None or self._made[0] != ask.request:
+            try:
+                self._made = ask.request, self._guidance.guide(ask.grammar)
+            except CannotHold as error:
+                raise _Differs("the grammar", "an answer", f"none: {error.fact}") from error
+        return self._made[1]
+
+
 class _Again:
     """
     The session's passes on an engine of our own.
     """
 
-    def __init__(self, engine: MlxEngine, chunk_tokens: int, text: _Text) -> None:
+    def __init__(self, engine: MlxEngine, chunk_tokens: int, text: _Text, guides: _Guides) -> None:
         self.passes = self.tokens = self.blocks = 0
         self._engine = engine
         self._chunk = chunk_tokens
         self._text = text
+        self._guides = guides
         self._slab: int | None = None
 
     def run(self, step: _Step) -> None:
@@ -276,7 +368,7 @@ class _Again:
                 self._slab = slab.slab
                 _same("tokens of the slab", event.capacity_tokens, slab.capacity_tokens)
                 _same("bytes of the slab", event.bytes, slab.bytes)
-            case ev.SlabReleased() | ev.ServerStopped() | ev.ServerLost():
+            case ev.SlabReleased() | ev.ModelUnloaded() | ev.ServerStopped() | ev.ServerLost():
                 self._close()
             case ev.CacheTrimmed():
                 trimmed = self._engine.trim(self._held, event.end)
@@ -294,7 +386,7 @@ class _Again:
                 self._decode(event, session)
             case ev.CacheExtended():
                 assert session is not None
-                wanted = _wanted(session) if event.sampled else None
+                wanted = self._wanted(session) if event.sampled else None
                 ids = _sequence(session)[event.start : event.end]
                 report = self._pass(ids, wanted)
                 _same_pass(event, report, report.drawn.token if report.drawn else None)
@@ -303,6 +395,8 @@ class _Again:
                 self._text.begin()
             case ev.TokensEmitted():
                 self._text.emitted(event.text)
+            case ev.CallRejected():
+                self._text.rejected(event.text)
             case ev.RequestFinished():
                 self._text.finished(event)
             case _:
@@ -326,6 +420,20 @@ class _Again:
     def _seal(self, start: int, end: int) -> SealReport:
         return self._engine.seal(self._held, "again", start, end, store=False)
 
+    def _wanted(self, session: Session, before: Sequence[int] = ()) -> Wanted:
+        """
+        What the request wants, once the tokens ``before`` are there.
+        """
+        assert session.request is not None
+        ask, prompt = session.request.ask, session.request.prompt_ids
+        wanted = Wanted.first(
+            Sampling(**ask.sampling),
+            seed=ask.seed,
+            prompt_ids=prompt,
+            guide=self._guides.guide(ask),
+        )
+        return wanted.after(*before[len(prompt) :])
+
     def _share(self, event: ev.BlocksShared, session: Session) -> None:
         """
         The journal copied sealed blocks; here their tokens are run.
@@ -339,7 +447,7 @@ class _Again:
 
     def _decode(self, event: ev.CacheExtended, session: Session) -> None:
         sequence = _sequence(session)
-        wanted = _wanted(session, sequence[: event.start])
+        wanted = self._wanted(session, sequence[: event.start])
         dummies = [None] * (self._engine.decode_rows - 1)
         fed = []
         for place, start in enumerate(range(event.start, event.end)):
@@ -359,20 +467,8 @@ class _Again:
         self._text.drawn(event.sampled)
 
 
-def _wanted(session: Session, before: Sequence[int] = ()) -> Wanted:
-    """
-    What the request wants, once the tokens ``before`` are there.
-    """
-    assert session.request is not None
-    ask, prompt = session.request.ask, session.request.prompt_ids
-    wanted = Wanted.first(Sampling(**ask.sampling), seed=ask.seed, prompt_ids=prompt)
-    return wanted.after(*before[len(prompt) :])
-
-
 def _sequence(session: Session) -> tuple[int, ...]:
-    if session.request is not None:
-        return session.request.sequence
-    return session.last.sequence if session.last is not None else ()
+    return sum(session.work_ids, ())
 
 
 def _same_pass(event: ev.CacheExtended, report: PassReport, token: int | None) -> None:

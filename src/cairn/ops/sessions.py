@@ -13,13 +13,9 @@ from cairn.journal import events as ev
 from cairn.journal.lifecycle import Life
 from cairn.journal.replay import replay
 from cairn.journal.state import Session, State
+from cairn.journal.tenants import LOCAL
 from cairn.ops.output import Shown, table
 from cairn.ops.where import Source, example, file_argument, journal_options
-
-_TENANT = "local"
-"""
-What all clients are until there are keys. Of no news while there is no other.
-"""
 
 
 @click.command(epilog=example("ops sessions"))
@@ -66,7 +62,8 @@ def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
         )
         for session in found
     ]
-    one_tenant = all(session.tenant == _TENANT for session in found)
+    # Of no news while there is no other.
+    one_tenant = all(session.tenant == LOCAL for session in found)
     table(columns, rows, hidden=("tenant",) if one_tenant else (), spare=("tenant", "blocks"))
 
 

@@ -25,6 +25,7 @@ from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
 from cairn.journal.events import ALL_EVENTS
 from cairn.journal.export import to_line
+from cairn.journal.tenants import session_name
 from cairn.ops.moments import moment_of, time_of
 from cairn.ops.output import printable
 from cairn.ops.where import Source, data_dir_option, example, log_path
@@ -94,7 +95,8 @@ class Wanted:
         """
         if self.since is not None and (entry.moment is None or entry.moment < self.since):
             return False
-        if self.session is not None and not entry.session.startswith(self.session):
+        called = entry.session, session_name(entry.session)
+        if self.session is not None and not any(one.startswith(self.session) for one in called):
             return False
         if self.pattern is not None and not self.pattern.search(entry.text):
             return False
@@ -274,7 +276,11 @@ class Events:
             text=line.decode().rstrip("\n"),
             fields=fields | payload,
             moment=time_of(fields["time"]),
-            session=row.stream.removeprefix("session/") if row.stream != "server" else "",
+            session=(
+                row.stream.removeprefix("session/")
+                if row.stream != "server"
+                else str(payload.get("of_session", ""))
+            ),
             head=(f"{row.position:>8}", row.kind),
             rest=rest,
         )

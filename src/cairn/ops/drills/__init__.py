@@ -10,8 +10,8 @@ Rules of this package:
    `ops replay` over the journal that the server left.
 3. Everything that is to be seen is a named check, which can fail.
 
-Read ``outcome.py`` for the words, ``table.py`` for the drills, ``running.py``, ``stored.py`` and
-``files.py`` for how they go.
+Read ``outcome.py`` for the words, ``table.py`` for the drills, ``running.py``, ``stored.py``,
+``files.py`` and ``unseen.py`` for how they go.
 """
 
 from cairn.ops.drills.conversation import Reference, reference

@@ -14,13 +14,14 @@ import attrs
 import trio
 
 from cairn.actors.boot import Settings, booted
-from cairn.actors.server import Limits, Server
+from cairn.actors.limits import Limits
+from cairn.actors.server import Server
 from cairn.http.app import create_app
 from cairn.http.serving import bind_socket, serve_http
 from cairn.journal.codec import Row
 from cairn.journal.store_sql import SqlStore, journal_url, migrate
 from cairn.ops.drills.client import Client
-from cairn.ops.home import make_home, tenant_secret
+from cairn.ops.home import make_home, root_secret
 from cairn.ops.logs import logs_in
 from cairn.ops.where import log_path
 
@@ -62,12 +63,14 @@ async def private_server(
         BootRefused: its journal does not hold.
         WriterDied: its journal could not be written any more, so it stopped. In a group.
     """
-    settings = Settings(model=str(model), limits=Limits(drain_s=5.0), **{**_SMALL, **changes})
+    # What is damaged in a slab must be there still, however slow the model is.
+    limits = Limits(drain_s=5.0, slab_rest_s=3600.0)
+    settings = Settings(model=str(model), limits=limits, **{**_SMALL, **changes})
     make_home(directory)
     migrate(journal_url(directory))
     store = SqlStore.open(journal_url(directory))
     with logs_in(log_path(directory)), contextlib.closing(store):
-        async with booted(settings, store, tenant_secret(directory)) as server:
+        async with booted(settings, store, root_secret(directory)) as server:
             stop = trio.Event()
             async with trio.open_nursery() as nursery:
                 client = Client(await nursery.start(partial(_serve, server, stop)))

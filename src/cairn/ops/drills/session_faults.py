@@ -44,18 +44,18 @@ async def sequence_gap(damage: Damage) -> None:
     """
     A session loses count of its own events.
     """
-    actor = damage.actor
+    cache = damage.actor.cache
 
     def around(append: Method) -> Method:
         def appending(*events: ev.Event) -> Any:
             if isinstance(events[0], ev.CacheExtended):
                 damage.strike()
-                actor._seq += 1
+                cache.seq += 1
             return append(*events)
 
         return appending
 
-    wrap(actor, "_append", around)
+    wrap(cache, "append", around)
 
 
 async def event_out_of_order(damage: Damage) -> None:
@@ -94,7 +94,7 @@ def _told_late(damage: Damage, step: ev.Step) -> None:
 
         return appending
 
-    wrap(damage.actor, "_append", around)
+    wrap(damage.actor.cache, "append", around)
 
 
 async def session_dies(damage: Damage) -> None:
@@ -109,4 +109,4 @@ async def session_dies(damage: Damage) -> None:
 
         return dying
 
-    wrap(damage.actor, "_decoded", around)
+    wrap(damage.actor.cache, "decoded", around)

@@ -19,6 +19,7 @@ from cairn.ops.drills.outcome import Drill
 from cairn.ops.drills.running import on_a_server
 from cairn.ops.drills.running_checks import Fault
 from cairn.ops.drills.stored import at_rest, beneath_a_server
+from cairn.ops.drills.unseen import unseen
 
 
 def _running(
@@ -85,6 +86,13 @@ _ALL = (
         "KV comes out one bit otherwise when it is computed again.",
         memory_faults.block_recomputed,
         talk.asks_the_same_cold,
+    ),
+    Drill(
+        name="block-unseen",
+        invariant="INV-3",
+        scope="blocks",
+        damage="One bit of a sealed block flips in memory, and no request meets it.",
+        play=unseen(),
     ),
     _running(
         "stale-decision",

@@ -1,0 +1,127 @@
+"""
+Kept turns: looked up in the journal, and no longer kept where their client wants that.
+
+Which there are, and at which rows, is a fold of the journal; their texts are read from its rows
+when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import msgspec
+import structlog
+
+from cairn.actors.messages import Finished, KeptTurn, Stopping
+from cairn.actors.sequencer import Sequencer
+from cairn.actors.writer import JournalWriter, WriterDied
+from cairn.engine.turns import messages_of, parts_of
+from cairn.journal import events as ev
+from cairn.journal.codec import Row, decode
+from cairn.journal.errors import DamagedRow
+from cairn.journal.turns import Place, Turns
+
+log = structlog.get_logger("cairn")
+
+
+@attrs.frozen
+class KeptTurns:
+    """
+    The turns that clients may go on from. ``_turns`` has to see each event that is committed.
+    """
+
+    _turns: Turns
+    _writer: JournalWriter
+    _sequencer: Sequencer
+
+    async def turn(self, request: str, tenant: str) -> KeptTurn | None:
+        """
+        The turn of a request; None where it is not kept, or not the tenant's.
+
+        Raises:
+            RefusalError: the journal cannot be read now.
+        """
+        place = self._turns.place(request, tenant)
+        found = await self.read([place]) if place is not None else None
+        return found[0] if found is not None else None
+
+    async def history(self, request: str, tenant: str) -> tuple[KeptTurn, ...] | None:
+        """
+        The turns up to that of a request and with it, the oldest first; None where one of them is
+        not kept, or not the tenant's. Raises as ``turn``.
+        """
+        places = self._turns.history(request, tenant)
+        return await self.read(places) if places is not None else None
+
+    async def forget(self, request: str, tenant: str) -> bool:
+        """
+        Keep the turn of a request no longer. False where it was not kept, or not the tenant's.
+
+        Raises:
+            RefusalError: that cannot be put on record now.
+        """
+        if self._turns.place(request, tenant) is None:
+            return False
+        if self._writer.stalled:
+            await self._writer.wait_all_committed()
+        try:
+            forgotten = ev.TurnForgotten(of_request=request, tenant=tenant)
+            await self._writer.wait_committed(self._sequencer.append(forgotten))
+        except WriterDied as died:
+            raise stopping() from died
+        return True
+
+    async def read(self, places: Sequence[Place]) -> tuple[KeptTurn, ...] | None:
+        """
+        The turns that stand there; None where a text of one was forgotten. Raises as ``turn``.
+        """
+        try:
+            rows = await self._writer.rows(
+                [at for one in places for at in (one.kept, one.finished)]
+            )
+        except WriterDied as died:
+            raise stopping() from died
+        turns: list[KeptTurn] = []
+        for kept, finished in zip(rows[::2], rows[1::2], strict=True):
+            turn = _turn_of(kept, finished)
+            if turn is None:
+                return None
+            turns.append(turn)
+        return tuple(turns)
+
+
+def _turn_of(kept: Row | None, finished: Row | None) -> KeptTurn | None:
+    """
+    The turn that two rows tell of; None where they do not, since their text was forgotten.
+    """
+    if kept is None or finished is None:
+        return None
+    try:
+        turn, end = decode(kept).event, decode(finished).event
+        assert isinstance(turn, ev.TurnKept)
+        assert isinstance(end, ev.RequestFinished)
+        return KeptTurn(
+            request=turn.request,
+            previous=turn.previous,
+            created_s=turn.created_s,
+            asked=messages_of(turn.asked),
+            parts=parts_of(turn.answer),
+            note=turn.note,
+            finished=Finished(
+                finish_reason=end.finish_reason,
+                prompt_tokens=end.prompt_tokens,
+                cached_tokens=end.cached_tokens,
+                completion_tokens=end.completion_tokens,
+            ),
+        )
+    except (DamagedRow, msgspec.MsgspecError, KeyError) as error:
+        log.warning("a kept turn cannot be read", row=kept.position, fact=str(error))
+        return None
+
+
+def stopping() -> Stopping:
+    """
+    What who asks is told where the journal's writer has died.
+    """
+    return Stopping("the server stops, since its journal cannot be written")

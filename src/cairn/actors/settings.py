@@ -1,0 +1,81 @@
+"""
+What an operator chose of a server, and how it is told why it does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from cairn.actors.limits import Limits
+
+
+class BootRefused(Exception):
+    """
+    The server does not start; the message says what, where and what to do. The operator's.
+    """
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """
+    What an operator chose.
+
+    Attributes:
+        model: a model directory or a hub's name.
+        model_name: what clients see, by default the directory's name.
+        adapter: the directory of an adapter over the model.
+        dtype: whether to have the weights in float32; by default what is faster and fits.
+        chunk_tokens: C, or None for the device's.
+        decode_rows: W, or None for the device's.
+        kv_cache: Cairn's cache classes or mlx-lm's.
+        window: (sinks, tokens of the window) that a token attends to; None for what the model's
+            layers say.
+        pool_slabs: how many slabs there may be.
+        pool_bytes: the budget of slabs, or None for what goes with the model's size.
+        blocks_bytes: the budget of sealed blocks in memory, likewise.
+        blocks_folder: where block files lie, or None to have none.
+        disk_bytes: the budget of block files; with 0 those that are there are removed.
+        anticipate: compute what the next prompt begins with before it comes.
+        shadow_share: the share of answers that are computed once more in idle time, 0 to 1.
+        min_cache_tokens: of a shorter prompt no blocks are sealed.
+        accept_unstable: serve even if the self-test fails.
+        accept_tight: load a model even where it may not fit in memory.
+        on_record: what of this goes into the journal.
+    """
+
+    model: str
+    model_name: str | None = None
+    adapter: str | None = None
+    dtype: Literal["auto", "float32", "model"] = "auto"
+    chunk_tokens: int | None = None
+    decode_rows: int | None = None
+    kv_cache: Literal["slab", "mlx-lm"] = "slab"
+    window: tuple[int, int] | None = None
+    pool_slabs: int = 16
+    pool_bytes: int | None = None
+    blocks_bytes: int | None = None
+    blocks_folder: Path | None = None
+    disk_bytes: int = 0
+    anticipate: bool = True
+    shadow_share: float = 0.0
+    min_cache_tokens: int = 0
+    accept_unstable: bool = False
+    accept_tight: bool = False
+    limits: Limits = attrs.field(factory=Limits)
+    on_record: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+Progress = Callable[[str, int, int], None]
+"""
+Called with (what, done, total).
+"""
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """
+    Nobody watches.
+    """

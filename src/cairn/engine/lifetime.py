@@ -1,0 +1,28 @@
+"""
+How people and clients write for how long something is to be kept.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MOST_S: Final = 3650 * 86_400
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_WRITTEN: Final = re.compile(r"([0-9]{1,10})([smhd]?)")
+
+
+def seconds_of(written: int | str) -> int:
+    """
+    A time in seconds, of a number of them or a text such as ``5m``, ``1h`` or ``24h``.
+
+    Raises:
+        ValueError: it is none, or longer than ten years.
+    """
+    found = _WRITTEN.fullmatch(str(written))
+    if found is None:
+        raise ValueError("must be a number of seconds, or a text such as '5m', '1h', '24h' or '7d'")
+    seconds = int(found[1]) * _UNITS[found[2]]
+    if seconds > MOST_S:
+        raise ValueError(f"must be at most ten years ({MOST_S} seconds)")
+    return seconds

@@ -1,0 +1,169 @@
+"""
+From the words of a tool call to the call itself, by the parser that mlx-lm has for the model.
+
+A parser is the library's code over a model's words: whatever it gives or raises, what comes out of
+here is either calls that a client can act on, or ``NoCall``. Nothing here knows MLX.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cairn.journal.events import CallFault
+
+_DETAIL_MAX = 500
+
+#: Of these tags so many may stand open. Parsers look for the end of each through all that follows,
+#: some for each beginning again: a model that repeats itself would hold up the server.
+_OPEN_MAX = 64
+_TAG = re.compile(
+    r"<(/?)((?:longcat_)?arg_(?:key|value)|function|parameter|param|(?:atem:)?(?:invoke|parameter))\b"
+)
+
+Parser = Callable[[str, Any], Any]
+"""
+mlx-lm's ``parse_tool_call``: the text between the markers and the tools on offer, to a call or
+several, each with ``name``, ``arguments``, and an ``id`` in some formats.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """
+    A call of a tool.
+
+    Attributes:
+        arguments: a JSON object, as text.
+        id: where the model itself gave one.
+    """
+
+    name: str
+    arguments: str
+    id: str | None
+
+
+class NoCall(Exception):
+    """
+    What began as a call is none. ``AnswerParts`` gives it to the client as text.
+
+    Attributes:
+        reason: for the public part of the journal.
+        detail: what is wrong, in Unicode; may hold words of the answer.
+    """
+
+    def __init__(self, reason: CallFault, detail: str) -> None:
+        super().__init__(detail)
+        self.reason: CallFault = reason
+        self.detail = detail[:_DETAIL_MAX].encode(errors="replace").decode()
+
+
+def read_calls(parse: Parser, text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[Call, ...]:
+    """
+    The calls that a text makes, at least one. Changes nothing.
+
+    Raises:
+        NoCall: it makes none, or one of them is none.
+    """
+    if not is_json(text) and (tag := _running_away(text)) is not None:
+        raise NoCall("unparsable", f"<{tag}> stands open in it more than {_OPEN_MAX} times")
+    try:
+        found = parse(text, [_for_parser(tool) for tool in tools])
+    except Exception as error:
+        raise NoCall("unparsable", f"{type(error).__name__}: {error}") from error
+    calls = found if isinstance(found, list) else [found]
+    if not calls:
+        raise NoCall("unparsable", "there is no call in it")
+    offered = {tool["function"]["name"]: _properties(tool) for tool in tools}
+    return tuple(_call(one, text, offered) for one in calls)
+
+
+def is_json(text: str) -> bool:
+    """
+    Whether a text is a whole JSON value, so that nothing can be missing at its end.
+    """
+    try:
+        json.loads(text.strip())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _running_away(text: str) -> str | None:
+    """
+    A tag that stands open too often, at the end or on the whole.
+    """
+    balance, at_end = Counter[str](), Counter[str]()
+    for closes, tag in _TAG.findall(text):
+        balance[tag] += -1 if closes else 1
+        at_end[tag] = 0 if closes else at_end[tag] + 1
+    return next((tag for tag in balance if max(balance[tag], at_end[tag]) > _OPEN_MAX), None)
+
+
+def _for_parser(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    A tool as every parser takes it: with an object where clients may leave one out, and schemas
+    that are objects. Some parsers fail on others, which would be no fault of the model's.
+    """
+    function = tool["function"]
+    parameters = function.get("parameters")
+    plain = {
+        **(parameters if isinstance(parameters, Mapping) else {}),
+        "properties": {
+            name: schema if isinstance(schema, Mapping) else {}
+            for name, schema in _properties(tool).items()
+        },
+    }
+    return {**tool, "function": {**function, "parameters": plain}}
+
+
+def _properties(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = tool["function"].get("parameters")
+    found = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _call(found: Any, text: str, offered: Mapping[str, Mapping[str, Any]]) -> Call:
+    if not isinstance(found, dict):
+        raise NoCall("unparsable", "it is no object")
+    name, arguments, given_id = found.get("name"), found.get("arguments"), found.get("id")
+    if not isinstance(name, str) or not name or not _is_unicode(name):
+        raise NoCall("no_name", "it names no function")
+    if arguments is None and ("arguments" in found or found.keys() <= {"name", "id"}):
+        arguments = {}
+    # The parser of GLM's format makes a call of any words: of one, or of one and the rest as "raw".
+    is_raw = isinstance(arguments, dict) and arguments.keys() == {"raw"}
+    if is_raw and "raw" not in offered.get(name, ()):
+        raise NoCall("unparsable", "the parser found no arguments in it")
+    if name not in offered and name == text.strip():
+        raise NoCall("unparsable", "it is a word, and names no tool that is on offer")
+    is_id = isinstance(given_id, str) and bool(given_id) and _is_unicode(given_id)
+    return Call(name=name, arguments=_arguments(arguments), id=given_id if is_id else None)
+
+
+def _arguments(found: Any) -> str:
+    """
+    Arguments as JSON.
+    """
+    try:
+        value = json.loads(found) if isinstance(found, str) else found
+        if not isinstance(value, dict):
+            raise NoCall("no_arguments", f"its arguments are no JSON object: {found}")
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        # Half a pair of surrogates is JSON only as an escape.
+        return text if _is_unicode(text) else json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NoCall("no_arguments", f"its arguments are no JSON: {error}") from error
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

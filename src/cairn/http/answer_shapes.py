@@ -1,0 +1,384 @@
+"""
+The shapes of what the server answers, for its description (``openapi.py``).
+
+Answers are built as plain objects, piece by piece; these say what comes of that, and a test holds
+each answer against its shape. Most are closed: nothing may stand there besides. Of what protocols
+define at length, only what clients go by is told.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class _Closed(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class Cairn(_Closed):
+    """
+    How an answer came about.
+    """
+
+    session: str
+    path: Literal["continuation", "new_session"]
+    reason: str | None
+    reused_tokens: int
+    seed: int
+    request: str | UnsetType = UNSET
+    ignored: list[str] | UnsetType = UNSET
+    choices: list[Cairn] | UnsetType = UNSET
+
+
+class CachedTokens(_Closed):
+    """
+    What of a prompt was reused.
+    """
+
+    cached_tokens: int
+
+
+class Usage(_Closed):
+    """
+    Tokens of a prompt and of what was written.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class Alternative(_Closed):
+    """
+    A token that could have stood there.
+    """
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class Token(_Closed):
+    """
+    A token of an answer.
+    """
+
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(_Closed):
+    """
+    The tokens of an answer.
+    """
+
+    content: list[Token]
+    refusal: None
+
+
+class CalledFunction(_Closed):
+    """
+    What is called, with the text of its arguments.
+    """
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Closed):
+    """
+    A call that the model made.
+    """
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(_Closed):
+    """
+    What the model said, thought and called.
+    """
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(_Closed):
+    """
+    One of the answers.
+    """
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(_Closed):
+    """
+    An answer to a conversation.
+    """
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    cairn: Cairn
+
+
+class TextLogprobs(_Closed):
+    """
+    The tokens of a text.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(_Closed):
+    """
+    One of the texts.
+    """
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class TextCompletion(_Closed):
+    """
+    How a text went on.
+    """
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[TextChoice]
+    usage: Usage
+    cairn: Cairn
+
+
+class Response(msgspec.Struct):
+    """
+    OpenAI's response object.
+    """
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+    error: None
+    incomplete_details: dict[str, str] | None
+    cairn: Cairn | UnsetType = UNSET
+
+
+class ItemPage(_Closed):
+    """
+    A page of items.
+    """
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Deleted(_Closed):
+    """
+    What is kept no longer.
+    """
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class Message(msgspec.Struct):
+    """
+    Anthropic's message.
+    """
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str
+    stop_sequence: str | None
+    usage: dict[str, int]
+    cairn: Cairn
+
+
+class TokenCount(_Closed):
+    """
+    The tokens of a prompt.
+    """
+
+    input_tokens: int
+
+
+class ModelState(_Closed):
+    """
+    Whether a model is loaded, and what is known of it.
+    """
+
+    state: Literal["loaded", "loading", "not_loaded"]
+    waiting: int
+    aliases: list[str]
+    fingerprint: str | None
+    context_tokens: int | None
+
+
+class Model(msgspec.Struct):
+    """
+    A model that is served.
+    """
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    cairn: ModelState
+
+
+class Models(_Closed):
+    """
+    All models that are served.
+    """
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Agent(_Closed):
+    """
+    An agent at this moment; what it was created with only where it is asked for by name.
+    """
+
+    object: Literal["agent"]
+    agent_id: str
+    model: str
+    status: Literal["hot", "warm", "cold"]
+    turns: int
+    context_tokens: int
+    context_left: int
+    max_context: int | None
+    persist: bool
+    forked_from: str | None
+    created: str
+    last_accessed: str
+    system_prompt: str | UnsetType | None = UNSET
+    tools: list[dict[str, Any]] | UnsetType = UNSET
+    ignored: list[str] | UnsetType = UNSET
+
+
+class Agents(_Closed):
+    """
+    All agents of whoever asks.
+    """
+
+    object: Literal["list"]
+    agents: list[Agent]
+
+
+class DeletedAgent(_Closed):
+    """
+    An agent that is there no longer.
+    """
+
+    object: Literal["agent"]
+    agent_id: str
+    deleted: bool
+
+
+class AgentMessage(msgspec.Struct):
+    """
+    What was said to an agent, or by it, as OpenAI's messages are.
+    """
+
+    role: str
+    content: Any
+
+
+class AgentTurn(_Closed):
+    """
+    What was sent to an agent, and its answer.
+    """
+
+    turn: int
+    request: str
+    created: str
+    messages: list[AgentMessage]
+    answer: AgentMessage
+    finish_reason: str
+    context_tokens: int
+
+
+class AgentTurns(_Closed):
+    """
+    All that was said with an agent.
+    """
+
+    object: Literal["list"]
+    agent_id: str
+    data: list[AgentTurn]
+
+
+class Health(msgspec.Struct):
+    """
+    Whether the server is well; all besides is for who has a key.
+    """
+
+    status: Literal["ok", "admission_closed", "journal_full"]
+
+
+class Fault(_Closed):
+    """
+    What is wrong, and where in the body.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(_Closed):
+    """
+    What is wrong, for clients of OpenAI's and for all others.
+    """
+
+    error: Fault
+
+
+class MessagesError(_Closed):
+    """
+    What is wrong, for clients of Anthropic's.
+    """
+
+    type: Literal["error"]
+    error: Fault
+    request_id: str

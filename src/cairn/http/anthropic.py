@@ -1,0 +1,227 @@
+"""
+Anthropic's messages: from the wire to a command. ``anthropic_answers.py`` is the way back; no type
+of Anthropic's goes past the modules of this name.
+
+As tolerant and as strict as ``openai.py``: an unknown parameter is ignored and told, a value that
+is understood and cannot be used is a 400.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import msgspec
+
+from cairn.actors.messages import Generate, ServerFacts
+from cairn.engine.prompt import Conversation
+
+from . import parameters
+from .anthropic_answers import Chunks, Completion
+from .anthropic_conversation import (
+    WireBlock,
+    WireMessage,
+    WireTool,
+    ignored_tools,
+    lifetimes,
+    read_talk,
+    read_tools,
+)
+from .anthropic_formats import WireToolChoice, offers_tools, read_constraint
+from .errors import ClientError, missing
+from .parameters import INT64_MAX, Ignored, integer
+from .wire import decode_object, to_struct
+
+PROTOCOL = "anthropic.messages"
+
+#: None is known of Anthropic's; each is looked for in every piece of the answer.
+_STOPS_MAX = 64
+
+#: Whether the template shall let the model think, by ``thinking.type``. Who says nothing of it does
+#: not expect a thought in the place of the answer's first words.
+_THINKS = {"adaptive": True, "enabled": True, "disabled": False}
+
+
+#: The lives that a cache hint may ask for, in seconds.
+_HINTED = {"5m": 300, "1h": 3600}
+
+
+class _Thinking(msgspec.Struct):
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class _OutputConfig(msgspec.Struct):
+    format: dict[str, Any] | None = None
+
+
+class _Request(msgspec.Struct):
+    messages: list[WireMessage]
+    max_tokens: int | None = None
+    model: str | None = None
+    system: str | list[WireBlock] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    thinking: _Thinking | None = None
+    tools: list[WireTool] | None = None
+    tool_choice: WireToolChoice | None = None
+    output_config: _OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    seed: int | None = None
+    cache_prompt: bool | None = None
+    session_id: str | None = None
+    ttl: int | str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class MessagesRequest:
+    """
+    A command, and how its answer is to be sent.
+
+    Attributes:
+        ignored: parameters that were sent and not acted on, sorted.
+    """
+
+    command: Generate
+    stream: bool
+    ignored: tuple[str, ...] = ()
+
+    def whole(self) -> Completion:
+        """
+        What builds the answer as one object.
+        """
+        return Completion(max_tokens=self.command.max_tokens, ignored=self.ignored)
+
+    def streamed(self) -> Chunks:
+        """
+        What builds the answer as a stream.
+        """
+        return Chunks(max_tokens=self.command.max_tokens, ignored=self.ignored)
+
+
+def read_messages_request(
+    body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+) -> MessagesRequest:
+    """
+    The command that a request's body and headers ask for.
+
+    Args:
+        headers: looked up by names in lower case.
+        facts: of the server, which has defaults for what a client does not say.
+
+    Raises:
+        ClientError: they cannot be used.
+    """
+    asked = read_count_request(body, headers, ignored, facts)
+    if asked.command.max_tokens is None:
+        raise missing("max_tokens")
+    return asked
+
+
+def read_count_request(
+    body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+) -> MessagesRequest:
+    """
+    The same of a request whose tokens are to be counted only: it may leave out ``max_tokens``.
+    """
+    fields = decode_object(body)
+    wire = to_struct(fields, _Request)
+    offers = offers_tools(wire.tool_choice)
+    tools = read_tools(wire.tools or ())
+    talk = read_talk(wire.system, wire.messages, tools)
+    offered, loaded = (tools.offered, talk.loaded) if offers else ((), ())
+    constraint = read_constraint(
+        wire.output_config.format if wire.output_config is not None else None,
+        wire.output_format,
+        wire.tool_choice,
+        [tool for tool in (*offered, *loaded) if tool["function"]["name"] not in talk.withdrawn],
+    )
+    thinks = _thinks(wire.thinking)
+    given = {"temperature": wire.temperature, "top_p": wire.top_p, "top_k": wire.top_k}
+    command = Generate(
+        protocol=PROTOCOL,
+        conversation=Conversation(
+            messages=talk.messages,
+            tools=offered,
+            loaded_tools=loaded,
+            template={**facts.template, "enable_thinking": thinks},
+        ),
+        prompt=None,
+        sampling=parameters.sampling(facts, given),
+        seed=parameters.seed(wire.seed),
+        max_tokens=integer("max_tokens", wire.max_tokens, 1, INT64_MAX),
+        stop=parameters.stop_texts("stop_sequences", tuple(wire.stop_sequences or ()), _STOPS_MAX),
+        session_name=parameters.session_name(wire.session_id),
+        group=parameters.group(headers),
+        cache_prompt=wire.cache_prompt is not False,
+        ttl_s=parameters.lifetime(wire.ttl),
+        least_ttl_s=_least_life(wire),
+        asked_model=parameters.model_name(wire.model),
+        constraint=constraint,
+    )
+    return MessagesRequest(
+        command=command,
+        stream=wire.stream is True,
+        ignored=ignored.told(_ignored(wire, fields, is_held=constraint is not None)),
+    )
+
+
+# --- parameters --------------------------------------------------------------------------------
+
+
+def _ignored(wire: _Request, fields: Mapping[str, Any], *, is_held: bool) -> set[str]:
+    """
+    Args:
+        is_held: whether the answer is held to anything; then its calls can be.
+    """
+    names = parameters.unknown(fields, _Request.__struct_fields__)
+    tools = wire.tools or ()
+    names |= ignored_tools(tools)
+    if any(ttl is not None and _hinted(ttl) is None for ttl in _lifetimes(wire)):
+        names.add("cache_control.ttl")
+    if wire.thinking is not None and wire.thinking.budget_tokens is not None:
+        names.add("thinking.budget_tokens")
+    if wire.thinking is not None and wire.thinking.display == "omitted":
+        names.add("thinking.display")
+    choice = wire.tool_choice
+    if choice is not None and choice.disable_parallel_tool_use and not is_held:
+        names.add("tool_choice.disable_parallel_tool_use")
+    if isinstance(fields.get("output_config"), dict):
+        inner = parameters.unknown(fields["output_config"], ("format",))
+        names |= {f"output_config.{name}" for name in inner}
+    return names
+
+
+def _lifetimes(wire: _Request) -> tuple[Any, ...]:
+    return lifetimes(wire.cache_control, wire.system, wire.messages, wire.tools or ())
+
+
+def _hinted(ttl: Any) -> int | None:
+    """
+    The seconds of a hint's ``ttl``; None where it is none of Anthropic's two.
+    """
+    return _HINTED.get(ttl) if isinstance(ttl, str) else None
+
+
+def _least_life(wire: _Request) -> int:
+    """
+    For how long a client counts on what it marked: five minutes where it does not say.
+    """
+    return max((_hinted(ttl) or _HINTED["5m"] for ttl in _lifetimes(wire)), default=0)
+
+
+def _thinks(wire: _Thinking | None) -> bool:
+    if wire is None:
+        return False
+    if wire.type not in _THINKS:
+        raise ClientError(
+            f"thinking.type is {wire.type[:40]!r}; it must be one of {', '.join(_THINKS)}",
+            param="thinking.type",
+        )
+    return _THINKS[wire.type]

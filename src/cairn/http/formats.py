@@ -1,0 +1,115 @@
+"""
+What an answer is to be held to, as far as it is the same in every protocol. No protocol's types
+stand here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cairn.engine.answer_grammar import Constraint
+from cairn.engine.json_text import fault_of
+
+from .errors import ClientError, missing
+
+
+@attrs.frozen(kw_only=True)
+class Choice:
+    """
+    What a client says of calls.
+
+    Attributes:
+        required: whether there has to be one.
+        named: of which tool; None for any. Then there is exactly one.
+        named_at: where it is named, as a path into the body.
+        one_call: not several calls.
+    """
+
+    required: bool = False
+    named: str | None = None
+    named_at: str = ""
+    one_call: bool = False
+
+
+def constraint_of(
+    schema: Mapping[str, Any] | None,
+    choice: Choice,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    strict: bool,
+) -> Constraint | None:
+    """
+    What the answer is held to; None for nothing.
+
+    Args:
+        schema: of the answer's words; None for any.
+        tools: those on offer, in canonical form.
+        strict: refuse a schema of which something cannot be held.
+
+    Raises:
+        ClientError: there has to be a call, and there is no tool for it.
+    """
+    offered = tuple(tool["function"]["name"] for tool in tools)
+    if not choice.required:
+        if schema is None:
+            return None
+        return Constraint(schema=schema, strict=strict, calls=offered, one_call=choice.one_call)
+    if not offered:
+        raise ClientError(
+            "tool_choice asks for a call, and there are no tools; send some, or leave it out",
+            param="tool_choice",
+        )
+    if choice.named is None:
+        return Constraint(calls=offered, one_call=choice.one_call)
+    if choice.named not in offered:
+        raise ClientError(
+            f"tool_choice names {choice.named[:200]!r}, which is none of the tools on offer",
+            param=choice.named_at,
+        )
+    return Constraint(calls=(choice.named,), one_call=True)
+
+
+def ignored_strict(
+    tools: Sequence[Mapping[str, Any]], constraint: Constraint | None
+) -> frozenset[str]:
+    """
+    ``tools.strict``, where a tool on offer asks that its calls be held to its schema and they are
+    not: free calls are held to nothing.
+
+    Args:
+        tools: those on offer, in canonical form.
+    """
+    held = constraint.calls if constraint is not None else ()
+    functions = [tool["function"] for tool in tools]
+    asked = any(one.get("strict") is True and one["name"] not in held for one in functions)
+    return frozenset({"tools.strict"} if asked else ())
+
+
+def schema_at(found: Any, where: str) -> Mapping[str, Any]:
+    """
+    The schema that stands at a place of the body.
+
+    Raises:
+        ClientError: there is none, or it cannot be read.
+    """
+    schema = object_at(found, where)
+    if (fault := fault_of(dict(schema))) is not None:
+        raise ClientError(f"{where} {fault}", param=where)
+    return schema
+
+
+def object_at(found: Any, where: str) -> Mapping[str, Any]:
+    """
+    The object that stands at a place of the body.
+
+    Raises:
+        ClientError: there is none.
+    """
+    if found is None:
+        raise missing(where)
+    if not isinstance(found, Mapping):
+        raise ClientError(f"{where} must be an object", param=where, code="invalid_type")
+    return found

@@ -1,0 +1,359 @@
+"""
+OpenAI's older completions: a text that goes on, or token ids, without a conversation or a template.
+
+What only models of that time could do is refused, not passed over: to leave ``suffix`` or ``echo``
+out would be another answer than was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from cairn.actors.messages import (
+    Accepted,
+    Delta,
+    Finished,
+    Generate,
+    Reply,
+    ServerFacts,
+    TokenInfo,
+    Waiting,
+)
+from cairn.engine.answer_parts import AnswerPart, Said
+
+from . import parameters
+from .answers import UnfinishedAnswer, accepted_headers, cairn_object
+from .errors import ClientError, ErrorAnswer, FormatPlaces, describe, missing
+from .openai import StreamOptions, choices, sampling, stop_texts
+from .openai_choices import DONE, LOGPROB_MIN, Choice, Choices, choice_object, event
+from .parameters import INT64_MAX, Ignored, integer
+from .wire import decode_object, to_struct
+
+PROTOCOL = "openai.completions"
+ADDRESS = "/v1/completions"
+
+_PLACES = FormatPlaces(prompt="prompt")
+
+_LOGPROBS_MAX = 5
+
+
+class _Request(msgspec.Struct):
+    prompt: str | list[str | int | list[int]] | None = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    cache_prompt: bool | None = None
+    session_id: str | None = None
+    ttl: int | str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class TextRequest:
+    """
+    A command, and how its answer is to be sent.
+
+    Attributes:
+        ignored: parameters that were sent and not acted on, sorted.
+    """
+
+    command: Generate
+    stream: bool
+    include_usage: bool
+    ignored: tuple[str, ...] = ()
+
+    def whole(self) -> TextCompletion:
+        """
+        What builds the answer as one object.
+        """
+        return TextCompletion(self)
+
+    def streamed(self) -> TextChunks:
+        """
+        What builds the answer as a stream.
+        """
+        return TextChunks(self)
+
+
+def read_text_request(
+    body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+) -> TextRequest:
+    """
+    The command that a request's body and headers ask for.
+
+    Args:
+        headers: looked up by names in lower case.
+        facts: of the server, which has defaults for what a client does not say.
+
+    Raises:
+        ClientError: they cannot be used.
+    """
+    fields = decode_object(body)
+    wire = to_struct(fields, _Request)
+    _check_refused(wire)
+    options = wire.stream_options
+    command = Generate(
+        protocol=PROTOCOL,
+        conversation=None,
+        prompt=_prompt(wire.prompt, facts.vocabulary_tokens),
+        sampling=sampling(wire, facts),
+        seed=parameters.seed(wire.seed),
+        max_tokens=integer("max_tokens", wire.max_tokens, 1, INT64_MAX),
+        stop=stop_texts(wire.stop),
+        top_logprobs=integer("logprobs", wire.logprobs, 0, _LOGPROBS_MAX),
+        session_name=parameters.session_name(wire.session_id),
+        group=parameters.group(headers),
+        cache_prompt=wire.cache_prompt is not False,
+        ttl_s=parameters.lifetime(wire.ttl),
+        asked_model=parameters.model_name(wire.model),
+        choices=choices(wire.n),
+    )
+    return TextRequest(
+        command=command,
+        stream=wire.stream is True,
+        include_usage=options is not None and options.include_usage is True,
+        ignored=ignored.told(parameters.unknown(fields, _Request.__struct_fields__)),
+    )
+
+
+def _check_refused(wire: _Request) -> None:
+    refused = {
+        "echo": (wire.echo is True, "this server does not give the prompt back; put it in front"),
+        "suffix": (bool(wire.suffix), "this model goes on with a text, and fills in none"),
+        "best_of": (
+            wire.best_of not in (None, 1, wire.n),
+            "this server gives all answers that it writes; ask for them by n",
+        ),
+    }
+    for name, (is_refused, why) in refused.items():
+        if is_refused:
+            raise ClientError(f"{name}: {why}", param=name, code="unsupported_value")
+
+
+def _prompt(
+    wire: str | Sequence[str | int | list[int]] | None, vocabulary_tokens: int
+) -> str | tuple[int, ...]:
+    if wire is None:
+        raise missing("prompt")
+    if isinstance(wire, str):
+        return wire
+    if not wire:
+        raise ClientError("prompt is empty; there is nothing to go on with", param="prompt")
+    if all(isinstance(one, int) for one in wire):
+        return _token_ids(wire, vocabulary_tokens)
+    if len(wire) > 1:
+        raise ClientError(
+            f"prompt has {len(wire)} prompts; this server takes one a request: send a request for "
+            "each",
+            param="prompt",
+            code="unsupported_value",
+        )
+    (only,) = wire
+    return only if isinstance(only, str) else _token_ids(only, vocabulary_tokens)  # type: ignore[arg-type]
+
+
+def _token_ids(ids: Sequence[Any], vocabulary_tokens: int) -> tuple[int, ...]:
+    if not ids:
+        raise ClientError("prompt is empty; there is nothing to go on with", param="prompt")
+    for one in ids:
+        # A row of embeddings has no place for another one, and the device would not ask.
+        if not 0 <= one < vocabulary_tokens:
+            raise ClientError(
+                f"prompt names the token {one}; this model's are 0 to {vocabulary_tokens - 1}",
+                param="prompt",
+            )
+    return tuple(ids)
+
+
+def texts_error(error: Exception) -> ErrorAnswer:
+    """
+    What to tell a client of an error.
+    """
+    return describe(error, _PLACES)
+
+
+class TextCompletion:
+    """
+    An answer that is sent as a whole.
+    """
+
+    def __init__(self, asked: TextRequest) -> None:
+        self._asked = asked
+        self._choices = Choices(asked.command.choices)
+
+    def take(self, reply: Reply) -> None:
+        """
+        Add a reply.
+        """
+        self._choices.take(reply)
+
+    def headers(self) -> dict[str, str]:
+        """
+        What is known of the request, for the response's headers.
+        """
+        return self._choices.headers()
+
+    def body(self) -> dict[str, Any]:
+        """
+        The ``text_completion`` object.
+
+        Raises:
+            UnfinishedAnswer: the replies were not complete.
+        """
+        usage = self._choices.usage()
+        return {
+            **_head(self._choices.accepted()),
+            "choices": [self._choice(*found) for found in enumerate(self._choices.all)],
+            "usage": usage,
+            "cairn": self._choices.cairn(self._asked.ignored),
+        }
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        wants = self._asked.command.top_logprobs is not None
+        return {
+            "index": index,
+            "text": _text(choice.parts),
+            "logprobs": _logprobs(choice.tokens, 0) if wants else None,
+            "finish_reason": choice.end().finish_reason,
+        }
+
+
+class TextChunks:
+    """
+    An answer that is sent as server-sent events. The last one is sent by ``done``.
+    """
+
+    def __init__(self, asked: TextRequest) -> None:
+        self._asked = asked
+        self._choices = Choices(asked.command.choices)
+        self._left = asked.command.choices
+        self._offsets = [0] * self._left
+
+    def take(self, reply: Reply) -> bytes:
+        """
+        What to send for a reply; may be nothing.
+        """
+        self._choices.take(reply, keep=False)
+        match reply:
+            case Waiting():
+                return self._choices.comment(reply)
+            case Accepted():
+                told = (
+                    choice_object(reply)
+                    if reply.choice
+                    else cairn_object(reply, self._asked.ignored)
+                )
+                return self._chunk(reply.choice, "", cairn=told)
+            case Delta():
+                wants = self._asked.command.top_logprobs is not None
+                text, tokens = _text(reply.parts), reply.tokens if wants else ()
+                return self._chunk(reply.choice, text, tokens) if text or tokens else b""
+            case Finished():
+                self._left -= 1
+                last = self._chunk(reply.choice, "", finish_reason=reply.finish_reason)
+                return last if self._left else last + self._usage_chunk()
+
+    def done(self) -> bytes:
+        """
+        The end of a complete stream.
+
+        Raises:
+            UnfinishedAnswer: it is not complete.
+        """
+        if self._left:
+            raise UnfinishedAnswer("the replies ended before the answer did")
+        return DONE
+
+    def headers(self, first: Reply) -> dict[str, str]:
+        """
+        What is known of the request with its first reply, for the response's headers.
+        """
+        return accepted_headers(first)
+
+    def failed(self, error: Exception) -> bytes:
+        """
+        The end of a stream that broke off. Without it the client would take the rest for complete.
+        """
+        return event(texts_error(error).envelope())
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[TokenInfo] = (),
+        *,
+        finish_reason: str | None = None,
+        cairn: dict[str, Any] | None = None,
+    ) -> bytes:
+        logprobs = _logprobs(tokens, self._offsets[index]) if tokens else None
+        self._offsets[index] += sum(len(token.text) for token in tokens)
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        chunk = {**_head(self._choices.accepted()), "choices": [choice]}
+        if self._asked.include_usage:
+            chunk["usage"] = None
+        if cairn is not None:
+            chunk["cairn"] = cairn
+        return event(chunk)
+
+    def _usage_chunk(self) -> bytes:
+        if not self._asked.include_usage:
+            return b""
+        head = _head(self._choices.accepted())
+        return event({**head, "choices": [], "usage": self._choices.usage()})
+
+
+def _head(accepted: Accepted) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{accepted.request}",
+        "object": "text_completion",
+        "created": accepted.created_s,
+        "model": accepted.model,
+        "system_fingerprint": accepted.fingerprint,
+    }
+
+
+def _text(parts: Sequence[AnswerPart]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Said))
+
+
+def _logprobs(tokens: Sequence[TokenInfo], offset: int) -> dict[str, Any]:
+    """
+    Args:
+        offset: of the first token in the answer's text, in characters.
+    """
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [max(token.logprob, LOGPROB_MIN) for token in tokens],
+        "top_logprobs": [
+            {text: max(value, LOGPROB_MIN) for _, text, _, value in token.top} for token in tokens
+        ],
+        "text_offset": offsets,
+    }

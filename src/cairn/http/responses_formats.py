@@ -1,0 +1,137 @@
+"""
+What clients of OpenAI's responses want an answer held to: ``text.format`` and ``tool_choice``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cairn.engine.answer_grammar import ANY_OBJECT, Constraint
+
+from .errors import ClientError
+from .formats import Choice, constraint_of, ignored_strict, object_at, schema_at
+
+_CHOICES = ("none", "auto", "required")
+_FORMATS = ("text", "json_object", "json_schema")
+
+_NAMED = '{"type": "function", "name": ...}'
+
+Tool = Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Held:
+    """
+    What an answer is held to, and which wishes of that kind are not followed.
+
+    Attributes:
+        constraint: None for nothing.
+        ignored: by their paths into the body.
+    """
+
+    constraint: Constraint | None
+    ignored: frozenset[str]
+
+
+def read_held(
+    text_format: Mapping[str, Any] | None,
+    choice: str | Mapping[str, Any] | None,
+    parallel: bool | None,
+    tools: Sequence[Tool],
+) -> Held:
+    """
+    What the answer is held to.
+
+    Args:
+        parallel: whether there may be several calls; None where nothing is said.
+        tools: those on offer, in canonical form.
+
+    Raises:
+        ClientError: a format or a choice is unknown, or there is no tool for it.
+    """
+    ignored: set[str] = set()
+    wanted, among = _choice(choice, tools)
+    if among is not None and not wanted.required:
+        ignored.add("tool_choice.tools")  # free calls are held to nothing
+    schema, strict = _schema(text_format or {})
+    constraint = constraint_of(
+        schema,
+        attrs.evolve(wanted, one_call=parallel is False),
+        tools if among is None or not wanted.required else among,
+        strict=strict,
+    )
+    if parallel is False and constraint is None and tools:
+        ignored.add("parallel_tool_calls")
+    ignored |= ignored_strict(tools, constraint)
+    return Held(constraint=constraint, ignored=frozenset(ignored))
+
+
+def _choice(
+    choice: str | Mapping[str, Any] | None, tools: Sequence[Tool]
+) -> tuple[Choice, tuple[Tool, ...] | None]:
+    """
+    What is said of calls, and the tools among which a client wants them; None for all.
+    """
+    if choice is None or choice in _CHOICES:
+        return Choice(required=choice == "required"), None
+    if isinstance(choice, str):
+        raise ClientError(
+            f"tool_choice is {choice[:40]!r}; it must be one of {', '.join(_CHOICES)}, or name a "
+            f"function: {_NAMED}",
+            param="tool_choice",
+        )
+    if choice.get("type") == "allowed_tools":
+        return _allowed(choice, tools)
+    name = choice.get("name")
+    if choice.get("type") != "function" or not isinstance(name, str):
+        raise ClientError(
+            "tool_choice is an object that names no function, and other tools are not run here; "
+            f"send {_NAMED}",
+            param="tool_choice",
+            code="unsupported_value",
+        )
+    return Choice(required=True, named=name, named_at="tool_choice.name"), None
+
+
+def _allowed(
+    choice: Mapping[str, Any], tools: Sequence[Tool]
+) -> tuple[Choice, tuple[Tool, ...] | None]:
+    mode, allowed = choice.get("mode"), choice.get("tools")
+    if mode not in ("auto", "required"):
+        raise ClientError("tool_choice.mode must be auto or required", param="tool_choice.mode")
+    if not isinstance(allowed, list):
+        raise ClientError(
+            "tool_choice.tools must be a list", param="tool_choice.tools", code="invalid_type"
+        )
+    names = {one.get("name") for one in allowed if isinstance(one, dict)}
+    among = tuple(tool for tool in tools if tool["function"]["name"] in names)
+    return Choice(required=mode == "required"), among
+
+
+def _schema(given: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
+    """
+    The schema of the answer, None for any text, and whether it is strict.
+    """
+    kind = given.get("type", "text")
+    if kind not in _FORMATS:
+        raise ClientError(
+            f"text.format.type must be one of {', '.join(_FORMATS)}",
+            param="text.format.type",
+            code="unsupported_value",
+        )
+    if kind == "text":
+        return None, False
+    if kind == "json_object":
+        return ANY_OBJECT, False
+    schema = schema_at(object_at(given.get("schema"), "text.format.schema"), "text.format.schema")
+    strict = given.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise ClientError(
+            "text.format.strict must be true or false",
+            param="text.format.strict",
+            code="invalid_type",
+        )
+    return schema, strict is True

@@ -1,0 +1,252 @@
+"""
+Which agents there are, and where their histories stand: a fold of the journal beside that of the
+kept turns, of which an agent's are some. No decision of a path reads it.
+
+An agent is a name for a line of turns: its *head* is the last one, each turn names the one before.
+A fork is another head on the same line, so that the two share what came before without a copy. A
+turn becomes an agent's when its request has finished, and only where it goes on from the head.
+
+The rows of an agent that is there are not pruned (``first_row``): its history is in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import attrs
+
+from cairn.journal import events as ev
+from cairn.journal.state import SessionId, State
+from cairn.journal.tenants import session_id
+from cairn.journal.turns import Place, Turns
+
+NAME_MAX: Final = 64
+
+SESSIONS: Final = "agent/"
+"""
+What the names of agents' sessions begin with. No client may name another session so.
+"""
+
+Status = Literal["hot", "warm", "cold"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def is_agent_name(name: str) -> bool:
+    """
+    Whether an agent may be called so: it stands in addresses and in the name of a session.
+    """
+    return len(name) <= NAME_MAX and _NAME.fullmatch(name) is not None
+
+
+def session_of(agent: str) -> str:
+    """
+    What its tenant calls the session of an agent.
+    """
+    return f"{SESSIONS}{agent}"
+
+
+@attrs.frozen(kw_only=True)
+class Agent:
+    """
+    An agent, without its texts.
+
+    Attributes:
+        created: the row of ``agent_created``, which has its system prompt and its tools.
+        head: the request of its last turn; None before the first.
+        turns: how many it has, those that it began with included.
+        used_us: when the last one ended, or it was created: microseconds since 1970, for people.
+    """
+
+    name: str
+    tenant: str
+    model: str
+    max_context: int | None
+    persist: bool
+    created_s: int
+    forked_from: str | None
+    created: int
+    head: str | None
+    turns: int
+    used_us: int
+
+    @property
+    def session(self) -> str:
+        """
+        The id of its session.
+        """
+        return session_id(self.tenant, session_of(self.name))
+
+    def context(self, model_tokens: int) -> int:
+        """
+        The tokens that a prompt and its answer may have together.
+
+        Args:
+            model_tokens: the context of the model that is served.
+        """
+        return model_tokens if self.max_context is None else min(self.max_context, model_tokens)
+
+
+_Key = tuple[str, str]  # (tenant, name)
+
+
+class Agents:
+    """
+    The agents of a journal: ``see`` each of its events, behind ``turns.see``.
+
+    Attributes:
+        turns: the kept ones.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self._agents: dict[_Key, Agent] = {}
+        # The last turn that became an agent's: its end, its request; and the agent before it.
+        self._last: tuple[tuple[int, str], Agent] | None = None
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+    def see(self, recorded: ev.Recorded) -> None:
+        """
+        Take in the next event.
+        """
+        match recorded.event:
+            case ev.AgentCreated() as new:
+                self._agents[new.tenant, new.agent] = Agent(
+                    name=new.agent,
+                    tenant=new.tenant,
+                    model=new.model,
+                    max_context=new.max_context,
+                    persist=new.persist,
+                    created_s=new.created_s,
+                    forked_from=new.forked_from,
+                    created=recorded.position,
+                    head=new.head,
+                    turns=sum(1 for _ in self.turns.back_from(new.head)),
+                    used_us=recorded.time_us,
+                )
+            case ev.AgentDeleted(agent=name, tenant=tenant):
+                self._forget([(tenant, name)])
+            case ev.RequestFinished(request=request):
+                self._go_on(request, recorded)
+            case ev.InvariantViolated(at_position=at, request=named):
+                if self._last is not None and (at, named) == self._last[0]:
+                    before = self._last[1]
+                    self._agents[before.tenant, before.name] = before
+            case ev.ServerStopped() | ev.ServerLost():
+                self._forget([key for key, agent in self._agents.items() if not agent.persist])
+
+    def find(self, name: str, tenant: str) -> Agent | None:
+        """
+        The agent that a tenant calls so, if there is one.
+        """
+        return self._agents.get((tenant, name))
+
+    def of(self, tenant: str | None) -> tuple[Agent, ...]:
+        """
+        The agents of a tenant, or of all, the last used one first.
+        """
+        found = [agent for agent in self._agents.values() if tenant in (None, agent.tenant)]
+        return tuple(sorted(found, key=lambda agent: agent.used_us, reverse=True))
+
+    def history(self, agent: Agent) -> tuple[Place, ...]:
+        """
+        The turns of an agent, the oldest first.
+        """
+        return tuple(place for _, place in self.turns.back_from(agent.head))[::-1]
+
+    def head_after(self, agent: Agent, turn: int) -> str | None:
+        """
+        The request of an agent's turn, by its number from 1; None for 0, which is before the first.
+
+        Raises:
+            IndexError: it has no such turn.
+        """
+        if not 0 <= turn <= agent.turns:
+            raise IndexError(f"{agent.name} has {agent.turns} turns, none of them is {turn}")
+        heads = [request for request, _ in self.turns.back_from(agent.head)]
+        return heads[agent.turns - turn] if turn else None
+
+    def tokens(self, agent: Agent) -> int:
+        """
+        The tokens of an agent's history: of its last turn's prompt and answer; 0 before the first.
+        """
+        head = self.turns.held(agent.head)
+        return head.tokens if head is not None else 0
+
+    def status(self, agent: Agent, state: State) -> Status:
+        """
+        Where the KV of an agent's history is: ``hot`` where its session holds a slab, or the front
+        of it lies in memory; ``warm`` where it is in a file; ``cold`` where it would be computed
+        anew, as after another model was loaded. A fork without turns of its own is where the agent
+        that it was forked from was.
+        """
+        head = self.turns.held(agent.head)
+        named = (agent.session, head.session) if head is not None else (agent.session,)
+        for name in named:
+            session = state.sessions.get(SessionId(name))
+            if session is None:
+                continue
+            if session.slab is not None:
+                return "hot"
+            model, last = state.model, session.last
+            if last is None or model is None or last.fingerprint != model.fingerprint:
+                continue
+            front = state.blocks.get(last.prompt_keys[0]) if last.prompt_keys else None
+            if front is not None and front.usable:
+                return "hot"
+            if front is not None and front.loadable:
+                return "warm"
+        return "cold"
+
+    def first_row(self) -> tuple[int, Agent] | None:
+        """
+        The first row that an agent needs which is there, and that agent; None without one.
+        """
+        needed = (
+            (min([agent.created, *(place.kept for place in self.history(agent))]), agent)
+            for agent in self._agents.values()
+        )
+        return min(needed, key=lambda one: one[0], default=None)
+
+    def _go_on(self, request: str, recorded: ev.Recorded) -> None:
+        """
+        Make a turn that has come to be the head of its agent.
+        """
+        place = self.turns.held(request)
+        if place is None or place.agent is None:
+            return
+        agent = self._agents.get((place.tenant, place.agent))
+        if agent is None or agent.head != place.previous:
+            return
+        self._last = (recorded.position, request), agent
+        self._agents[place.tenant, place.agent] = attrs.evolve(
+            agent, head=request, turns=agent.turns + 1, used_us=recorded.time_us
+        )
+
+    def _forget(self, keys: Iterable[_Key]) -> None:
+        """
+        Forget agents, and of their turns those that no other agent goes back to. Other turns stay,
+        also where no agent has them: in a journal that was pruned one may come to be further on
+        that begins with a turn whose own agent is not told of any more.
+        """
+        gone = [agent for key in keys if (agent := self._agents.pop(key, None)) is not None]
+        if not gone:
+            return
+        wanted = self._reached(self._agents.values())
+        self.turns.drop(self._reached(gone) - wanted)
+
+    def _reached(self, agents: Iterable[Agent]) -> set[str]:
+        """
+        The requests whose turns are in the histories of agents.
+        """
+        found: set[str] = set()
+        for agent in agents:
+            for request, _ in self.turns.back_from(agent.head):
+                if request in found:
+                    break
+                found.add(request)
+        return found

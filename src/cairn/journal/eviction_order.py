@@ -1,0 +1,241 @@
+"""
+The order in which blocks can be done without, kept up to date event by event.
+
+The least recently used goes first, but no block before those that are built on it: a block without
+the one before it cannot be found, so the front of a chain is of use as long as its end is. To sort
+all blocks by that takes most of a second where there are a hundred thousand. Here the *ends* are
+kept alone, those blocks on which nothing else there is built, by when they were last used. The
+first of them is the first of all: whatever is built on a block was of use no later than the block
+itself. When it goes, the block before it may be an end.
+
+Rules of this module:
+
+1. What is kept follows from the fold alone. It can be made from a state at any time, and then is
+   the same as that which followed the events up to there.
+2. What is kept is changed by ``follow`` and by nothing else. To look is to change nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+
+from immutables import Map
+
+from cairn.journal import events as ev
+from cairn.journal.state import Block, State
+
+_Rank = tuple[int, int, str]
+"""
+Smaller goes first: when it was last used, or is over; how far it is from the front (negative); its
+key.
+"""
+_PARENT = -1
+"""
+In the place of a place in the heap: an end only once those before it are gone.
+"""
+
+
+class Ends:
+    """
+    Those of some blocks on which no other of them is built, by when they were last used.
+
+    Blocks that are not among these may stand between two that are: what is built on something is
+    built on all before it.
+    """
+
+    def __init__(
+        self,
+        belongs: Callable[[Block], bool],
+        since: Callable[[Block], int] = lambda block: block.last_used,
+    ) -> None:
+        """
+        Args:
+            belongs: whether a block is one of these.
+            since: by what they stand in order, the smallest first.
+        """
+        self._belongs = belongs
+        self._since = since
+        self._blocks: Map[str, Block] = Map()
+        self._members: set[str] = set()
+        # key to how many of the blocks right behind it are among these, or have such behind them
+        self._behind: dict[str, int] = {}
+        self._ends: dict[str, _Rank] = {}
+        # All of them, and some that are ends no more: to find those would take longer.
+        self._heap: list[_Rank] = []
+
+    def follow(self, blocks: Map[str, Block], keys: Iterable[str]) -> None:
+        """
+        Take in how these blocks are now. What they are built on is on record, and stays.
+        """
+        self._blocks = blocks
+        for key in keys:
+            block = blocks.get(key)
+            was = key in self._members
+            if block is not None and self._belongs(block):
+                if not was:
+                    self._members.add(key)
+                    if key not in self._behind:
+                        self._behind_grows(block.parent)
+                if key not in self._behind:
+                    self._ends_with(block)
+            elif was:
+                self._members.remove(key)
+                if self._ends.pop(key, None) is not None:
+                    self._behind_shrinks(self._blocks[key].parent)
+        self._tidy()
+
+    def used(self, blocks: Map[str, Block], keys: Iterable[str]) -> None:
+        """
+        Take in that these blocks were used, and nothing else happened to them. Of most there is
+        nothing to take in: the front of a chain is as long of use as its end is.
+        """
+        self._blocks = blocks
+        for key in keys:
+            if key in self._ends:
+                self._ends_with(blocks[key])
+        self._tidy()
+
+    def in_order(self) -> Iterator[tuple[Block, int]]:
+        """
+        All of them, the first to go first, each with when it was last of use (or will be over): it,
+        or anything that is built on it. Takes what is taken from it times the logarithm of how many
+        ends there are.
+        """
+        blocks, last = self._blocks, 0
+        behind: dict[str, int] = {}
+        seen: set[str] = set()
+        ahead = [(self._heap[0], 0)] if self._heap else []
+        while ahead:
+            rank, place = heapq.heappop(ahead)
+            if place != _PARENT:
+                for child in (2 * place + 1, 2 * place + 2):
+                    if child < len(self._heap):
+                        heapq.heappush(ahead, (self._heap[child], child))
+                if self._ends.get(rank[2]) != rank or rank[2] in seen:
+                    continue
+                seen.add(rank[2])
+            block = blocks[rank[2]]
+            last = max(last, rank[0])
+            yield block, last
+            parent = block.parent
+            while parent is not None and parent in self._behind:
+                behind[parent] = behind.get(parent, self._behind[parent]) - 1
+                if behind[parent]:
+                    break
+                before = blocks[parent]
+                if parent in self._members:
+                    heapq.heappush(ahead, (self._rank(before), _PARENT))
+                    break
+                parent = before.parent
+
+    def _tidy(self) -> None:
+        if len(self._heap) > 64 + 2 * len(self._ends):
+            self._heap = list(self._ends.values())
+            heapq.heapify(self._heap)
+
+    def _ends_with(self, block: Block) -> None:
+        rank = self._rank(block)
+        if self._ends.get(block.key) != rank:
+            self._ends[block.key] = rank
+            heapq.heappush(self._heap, rank)
+
+    def _behind_grows(self, key: str | None) -> None:
+        """
+        Something is behind this block that was not, and was all that there is behind its own.
+        """
+        while key is not None and key in self._blocks:
+            self._behind[key] = self._behind.get(key, 0) + 1
+            if self._behind[key] > 1:
+                return
+            if key in self._members:
+                self._ends.pop(key, None)
+                return
+            key = self._blocks[key].parent
+
+    def _behind_shrinks(self, key: str | None) -> None:
+        while key is not None and key in self._blocks:
+            self._behind[key] -= 1
+            if self._behind[key]:
+                return
+            del self._behind[key]
+            if key in self._members:
+                self._ends_with(self._blocks[key])
+                return
+            key = self._blocks[key].parent
+
+    def _rank(self, block: Block) -> _Rank:
+        return self._since(block), -block.start, block.key
+
+
+class Order:
+    """
+    The orders in which blocks leave memory, their files are removed, and their lives are over.
+
+    Attributes:
+        memory: of the blocks in memory.
+        files: of those that have files.
+        lives: of both, those whose lives have an end, by when that is.
+        found: the keys of all that are in memory or in a file.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._begin(state)
+
+    def _begin(self, state: State) -> None:
+        self.memory = Ends(lambda block: block.present)
+        self.files = Ends(lambda block: block.file_bytes is not None)
+        self.found: set[str] = set()
+        self.lives = Ends(
+            lambda block: (
+                (block.present or block.file_bytes is not None) and block.due_us is not None
+            ),
+            lambda block: block.due_us or 0,
+        )
+        of_any = (
+            key
+            for key, block in state.blocks.items()
+            if block.present or block.file_bytes is not None
+        )
+        self._follow(state, tuple(of_any))
+
+    def follow(self, before: State, after: State, event: ev.Event) -> None:
+        """
+        Take in an event.
+
+        Args:
+            before: the fold up to it.
+            after: the fold with it.
+        """
+        match event:
+            case ev.ServerStopped() | ev.ServerLost() | ev.ModelUnloaded():
+                self._begin(after)
+            case ev.PathSelected() | ev.AnticipationBegun():
+                pinned = len(before.session(event.session).pins)
+                keys = after.session(event.session).pins[pinned:]
+                self.memory.used(after.blocks, keys)
+                self.files.used(after.blocks, keys)
+                self.lives.follow(after.blocks, keys)
+            case (
+                ev.BlockSealed()
+                | ev.BlockEvicted()
+                | ev.BlockLoaded()
+                | ev.BlockSpilled()
+                | ev.BlockRejected()
+                | ev.BlockDropped()
+            ):
+                self._follow(after, (event.key,))
+            case _:
+                # Pins and bugs change no order, but who asks for it sees the blocks as they are.
+                self._follow(after, ())
+
+    def _follow(self, state: State, keys: tuple[str, ...]) -> None:
+        self.memory.follow(state.blocks, keys)
+        self.files.follow(state.blocks, keys)
+        self.lives.follow(state.blocks, keys)
+        for key in keys:
+            block = state.blocks[key]
+            if block.present or block.file_bytes is not None:
+                self.found.add(key)
+            else:
+                self.found.discard(key)

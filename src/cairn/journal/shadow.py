@@ -1,0 +1,132 @@
+"""
+The shadow check: which answers are computed once more, what names what an answer drew, and what
+follows where something differs. Pure.
+
+Nothing is drawn by chance: whether an answer is checked follows from the id of its request, so it
+can be told beforehand and explained afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+import attrs
+
+from cairn.journal import events as ev
+from cairn.journal.keys import ids_bytes, ids_hash
+from cairn.journal.lifecycle import Life
+from cairn.journal.state import SessionId, State
+
+_PLACES = 1 << 64
+
+
+def is_chosen(request: str, share: float) -> bool:
+    """
+    Whether the answer to a request is among the ``share`` that is checked. Who is chosen at one
+    share is chosen at every larger one.
+
+    Args:
+        request: its id.
+        share: from 0 (none) to 1 (all).
+    """
+    named = hashlib.sha256(f"cairn shadow check/{request}".encode()).digest()
+    return int.from_bytes(named[:8], "big") < int(share * _PLACES)
+
+
+def drawn_hash(ids: Sequence[int], logprobs: Sequence[float]) -> str:
+    """
+    A name of drawn tokens with their log-probabilities, to the last bit of both.
+    """
+    found = hashlib.sha256(len(ids).to_bytes(8, "little"))
+    found.update(ids_bytes(ids))
+    found.update(struct.pack(f"<{len(logprobs)}d", *logprobs))
+    return found.hexdigest()[:32]
+
+
+def first_other(due: Sequence[tuple[int, float]], found: Sequence[tuple[int, float]]) -> int | None:
+    """
+    The place of the first (token, log-probability) that differs, to the last bit; None where all
+    are the same.
+    """
+    for place, (one, other) in enumerate(zip(due, found, strict=False)):
+        if struct.pack("<qd", *one) != struct.pack("<qd", *other):
+            return place
+    return None if len(due) == len(found) else min(len(due), len(found))
+
+
+@attrs.frozen(kw_only=True)
+class Other:
+    """
+    A block that is another than on record.
+
+    Attributes:
+        place: which chunk of its sequence it is.
+        due: its digest on record.
+        found: the one that was measured.
+        computed: whether it came out so when it was computed again; else it lies so in memory.
+        known: whether the block is in doubt already.
+    """
+
+    key: str
+    place: int
+    due: str
+    found: str
+    computed: bool
+    known: bool
+
+
+def others(state: State, event: ev.ShadowChecked) -> tuple[Other, ...]:
+    """
+    The blocks of a check that are others than on record.
+    """
+    found = []
+    measured = zip(event.keys, event.digests, event.held, strict=False)
+    for place, (key, digest, held) in enumerate(measured):
+        block = state.blocks.get(key)
+        if block is None:
+            continue
+        for now, computed in ((digest, True), (held or block.digest, False)):
+            if now != block.digest:
+                found.append(
+                    Other(
+                        key=key,
+                        place=place,
+                        due=block.digest,
+                        found=now,
+                        computed=computed,
+                        known=block.bug_id is not None,
+                    )
+                )
+    return tuple(found)
+
+
+def answer_hash(state: State, event: ev.ShadowChecked) -> str | None:
+    """
+    The name of the tokens of an answer by the fold; None where it does not have them any more.
+    """
+    session = state.sessions.get(SessionId(event.of_session))
+    last = session.last if session is not None else None
+    if last is None or last.request != event.request or not last.answer_ids:
+        return None
+    return ids_hash(last.answer_ids)
+
+
+def session_in_doubt(state: State, event: ev.ShadowChecked) -> str | None:
+    """
+    The session whose slab cannot be trusted: its answer came out otherwise, and no block of the
+    prompt did. Where one did, that accounts for the answer: nobody reuses it any more, nor what
+    was built on it, not even the session whose slab has it.
+    """
+    session = state.sessions.get(SessionId(event.of_session))
+    if event.drawn == event.drawn_due or session is None or session.life is Life.QUARANTINED:
+        return None
+    if answer_hash(state, event) not in (None, event.ids_due):
+        return None  # other tokens were compared, so nothing is known of the answer
+    chunk = state.model.chunk_tokens if state.model is not None else 1
+    accounted = any(
+        other.computed and (other.place + 1) * chunk <= event.prompt_tokens
+        for other in others(state, event)
+    )
+    return None if accounted else session.id

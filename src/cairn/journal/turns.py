@@ -1,0 +1,128 @@
+"""
+Which turns are kept, and where in the journal: a fold of its events of its own, since no decision
+reads it. It holds places, not texts, and ends with the rows: what was pruned is kept no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from cairn.journal import events as ev
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """
+    Where a kept turn stands.
+
+    Attributes:
+        session: the one that served it.
+        agent: whose turn it is, by the agent's name; None for one that is looked up by its request.
+        previous: the request whose turn comes before it.
+        kept: the row of ``turn_kept``.
+        finished: the row of ``request_finished``; 0 while the request is under way.
+        tokens: of its prompt and its answer together.
+    """
+
+    tenant: str
+    session: str
+    agent: str | None = None
+    previous: str | None
+    kept: int
+    finished: int = 0
+    tokens: int = 0
+
+
+class Turns:
+    """
+    The kept turns of a journal: ``see`` each of its events.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}
+        self._under_way: dict[str, Place] = {}
+        self._last: tuple[int, str] = (0, "")  # the last turn that came to be: its end, its request
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def see(self, recorded: ev.Recorded) -> None:
+        """
+        Take in the next event. One without effect, which broke an invariant, is followed by no end
+        of its request; where it was the end itself, the violation takes the turn back. It names the
+        row and the request: other bugs are recorded at the last row, too, whosever that is.
+        """
+        match recorded.event:
+            case ev.TurnKept() as kept:
+                self._under_way[kept.request] = Place(
+                    tenant=kept.tenant,
+                    session=kept.session,
+                    agent=kept.agent,
+                    previous=kept.previous,
+                    kept=recorded.position,
+                )
+            case ev.RequestFinished(request=request) as end if request in self._under_way:
+                self._places[request] = attrs.evolve(
+                    self._under_way.pop(request),
+                    finished=recorded.position,
+                    tokens=end.prompt_tokens + end.answer_tokens,
+                )
+                self._last = recorded.position, request
+            case ev.InvariantViolated(at_position=at, request=named) if (at, named) == self._last:
+                self._places.pop(self._last[1], None)
+            case ev.RequestCancelled(request=request):
+                self._under_way.pop(request, None)
+            case ev.ServerLost():
+                self._under_way.clear()
+            case ev.TurnForgotten(of_request=request):
+                self._places.pop(request, None)
+
+    def place(self, request: str, tenant: str) -> Place | None:
+        """
+        Where the turn of a request stands, if it is kept, the tenant's, and no agent's.
+        """
+        found = self._places.get(request)
+        if found is None or found.tenant != tenant or found.agent is not None:
+            return None
+        return found
+
+    def history(self, request: str, tenant: str) -> tuple[Place, ...] | None:
+        """
+        The turns up to that of a request and with it, the oldest first; None where one of them is
+        not kept, not the tenant's, or an agent's.
+        """
+        places: list[Place] = []
+        named: str | None = request
+        while named is not None:
+            place = self.place(named, tenant)
+            if place is None:
+                return None
+            places.append(place)
+            named = place.previous
+        return tuple(reversed(places))
+
+    # --- for agents ----------------------------------------------------------------------------
+
+    def held(self, request: str | None) -> Place | None:
+        """
+        Where the turn of a request stands, whosever it is.
+        """
+        return self._places.get(request) if request is not None else None
+
+    def back_from(self, request: str | None) -> Iterator[tuple[str, Place]]:
+        """
+        The turns of an agent from that of a request back to its first, each with its request.
+        """
+        while (place := self.held(request)) is not None:
+            assert request is not None
+            yield request, place
+            request = place.previous
+
+    def drop(self, requests: Iterable[str]) -> None:
+        """
+        Keep the turns of these requests no longer.
+        """
+        for request in requests:
+            self._places.pop(request, None)

@@ -1,0 +1,44 @@
+"""
+How far ``ops serve`` is, for who started it.
+"""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class ShownProgress:
+    """
+    Bars on stderr for what lasts, where somebody looks.
+    """
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        console = Console(stderr=True)
+        self._bars = Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> ShownProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self._bars.start()  # again, where something lasts when the server stops
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total)
+            if self._bars.disable:
+                click.echo(f"{what} ...", err=True)
+        self._bars.update(self._tasks[what], completed=done, total=total)
+
+    def close(self) -> None:
+        """
+        Take the bars away. Again does no harm.
+        """
+        self._bars.stop()

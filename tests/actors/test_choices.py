@@ -1,0 +1,188 @@
+"""
+Several answers to one request: one prompt, one prefill, and each as if it had been asked for alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors.limits import Limits
+from cairn.actors.messages import Accepted, Delta, Finished, QueueFull, TimeOver
+from cairn.actors.server import Server
+from cairn.actors.settling import Settling
+from cairn.engine.prompt import Conversation, Message
+from cairn.engine.sampling import Sampling
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.store import MemoryStore
+from tests.running import ask, at_rest, generate, serving
+
+pytestmark = pytest.mark.trio
+
+WORDS = "Take the lower path, and count the cairns on the way. " * 8
+TALK = Conversation(messages=(Message(role="user", content=WORDS),))
+HOT = generate(TALK, sampling=Sampling(temperature=1.0), seed=7, max_tokens=8)
+
+
+def events(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
+    """
+    Those of a kind, in order.
+    """
+    found = (decode(row).event for row in store.rows)
+    return [event for event in found if isinstance(event, kind)]
+
+
+async def test_each_answer_is_that_of_its_seed_alone(model_directory: Path) -> None:
+    """
+    Three answers have the tokens and log-probabilities of three requests with the seeds that
+    follow; the prompt's full chunks are prefilled once, and each is a request on record.
+    """
+    store = MemoryStore()
+    tokens: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    accepted: dict[int, Accepted] = {}
+    ends: dict[int, Finished] = {}
+    async with serving(model_directory, store, anticipate=False) as server:
+        async with server.generate(attrs.evolve(HOT, choices=3, session_name="mine")) as replies:
+            async for reply in replies:
+                match reply:
+                    case Accepted():
+                        accepted[reply.choice] = reply
+                    case Delta():
+                        tokens[reply.choice] += reply.tokens
+                    case Finished():
+                        ends[reply.choice] = reply
+                    case _:
+                        pass
+        await at_rest(server)
+        asked = events(store, ev.RequestReceived)
+        prefilled = [
+            (one.start, one.end) for one in events(store, ev.CacheExtended) if one.step == "prefill"
+        ]
+        alone = [
+            await ask(server, attrs.evolve(HOT, seed=7 + choice, cache_prompt=False))
+            for choice in range(3)
+        ]
+
+    assert [7, 8, 9] == [accepted[choice].seed for choice in range(3)]
+    assert [tuple(tokens[choice]) for choice in range(3)] == [said.tokens for said in alone]
+    assert len({tuple(told) for told in map(str, tokens.values())}) == 3
+    assert [8, 8, 8] == [ends[choice].completion_tokens for choice in range(3)]
+    full = accepted[0].prompt_tokens // 64 * 64
+    assert full > 0
+    assert [0, full, full] == [accepted[choice].cached_tokens for choice in range(3)]
+    assert len(prefilled) == full // 64 + 3 == len(set(prefilled)) + 2
+    assert {one.request for one in accepted.values()} == {one.request for one in asked}
+    assert "mine" == accepted[0].session
+    assert 3 == len({one.session for one in asked})
+
+
+async def test_answers_take_as_many_places_and_leave_together(model_directory: Path) -> None:
+    """
+    More answers than there is room for are refused as a whole; a client that leaves ends them all.
+    """
+    limits = Limits(queue=1)
+    async with serving(model_directory, limits=limits, decode_rows=2) as server:
+        with pytest.raises(QueueFull):
+            await ask(server, attrs.evolve(HOT, choices=4))
+        async with server.generate(attrs.evolve(HOT, choices=3, max_tokens=400)) as replies:
+            async for reply in replies:
+                if isinstance(reply, Delta):
+                    break
+            with pytest.raises(QueueFull):
+                await ask(server, HOT)
+        await server._no_tickets()
+        await ask(server, HOT)
+
+
+async def test_what_breaks_behind_an_answer_ends_no_other(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The first answer is whole when its session breaks: the second one comes to its end, too.
+    """
+    settle = Settling.settle
+
+    async def breaks(self: Settling, ticket: Any, said: Any) -> None:
+        if not ticket.choice:
+            raise ArithmeticError("behind the answer")
+        await settle(self, ticket, said)
+
+    monkeypatch.setattr(Settling, "settle", breaks)
+    store = MemoryStore()
+    two = attrs.evolve(HOT, choices=2)
+    async with serving(model_directory, store) as server, server.generate(two) as replies:
+        ends = [reply.choice async for reply in replies if isinstance(reply, Finished)]
+    assert [0, 1] == sorted(ends)
+    (broken,) = events(store, ev.InvariantViolated)
+    assert ("CRASH", None) == (broken.invariant, broken.request)
+
+
+class Slow:
+    """
+    A tokenizer's thread that is kept busy until it is let go.
+    """
+
+    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self._read = server._reader.read
+        monkeypatch.setattr(server._reader, "read", self._wait)
+
+    def _wait(self, command: Any) -> Any:
+        self.go.wait(60)
+        return self._read(command)
+
+
+async def test_what_is_being_read_counts_as_waiting(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Requests and counts whose prompts are not read yet have places too; behind the last one there
+    is none, and what is refused of a count is not on record.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store, limits=Limits(queue=1), decode_rows=1) as server:
+        slow = Slow(server, monkeypatch)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, server, HOT)
+            nursery.start_soon(server.count, HOT)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.fail_after(60), pytest.raises(QueueFull):
+                await server.count(HOT)
+            with trio.fail_after(60), pytest.raises(QueueFull):
+                await ask(server, HOT)
+            slow.go.set()
+    assert [429] == [one.status for one in events(store, ev.RequestRejected)]
+
+
+async def test_what_waits_to_be_read_ends_with_its_time(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A request that is not read in its time is refused, and so is a count; what a thread has in hand
+    is brought to its end first.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store, limits=Limits(request_s=0.05)) as server:
+        slow = Slow(server, monkeypatch)
+        async with trio.open_nursery() as nursery:
+
+            async def first() -> None:
+                with pytest.raises(TimeOver):
+                    await ask(server, HOT)
+
+            nursery.start_soon(first)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(TimeOver):
+                await server.count(HOT)
+            with pytest.raises(TimeOver):
+                await ask(server, HOT)
+            slow.go.set()
+    rejected = events(store, ev.RequestRejected)
+    assert {(504, "time_over")} == {(one.status, one.code) for one in rejected}

@@ -1,0 +1,259 @@
+"""
+Tenants share no session and no block, and cannot tell what the others have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors import server as supervisor
+from cairn.actors.limits import Limits
+from cairn.actors.messages import Broken, Generate, QueueFull, TimeOver, Waiting
+from cairn.actors.replies import Replies
+from cairn.actors.ticket import Ticket
+from cairn.engine.prompt import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from tests.gate.conversation import words
+from tests.running import Said, ask, generate, serving
+
+pytestmark = pytest.mark.trio
+
+STORY = words(200)
+
+
+def command(tenant: str, *more: str, **changes: Any) -> Generate:
+    """
+    A request of a tenant's: the story, and what was said behind it.
+    """
+    roles = ("assistant", "user")
+    said = [Message(role=roles[at % 2], content=text) for at, text in enumerate(more)]
+    talk = Conversation(messages=(Message(role="user", content=STORY), *said))
+    return generate(talk, tenant=tenant, max_tokens=4, **changes)
+
+
+def events(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
+    """
+    The journal's events of one kind.
+    """
+    found = (decode(row).event for row in store.rows)
+    return [event for event in found if isinstance(event, kind)]
+
+
+def path(said: Said) -> tuple[str, str | None]:
+    """
+    The path of an answer.
+    """
+    return said.accepted.path, said.accepted.reason
+
+
+def assert_apart(store: MemoryStore) -> None:
+    """
+    The journal holds, and no key of a block and no part is in requests of two tenants.
+    """
+    assert () == replay(store.read()).findings
+    named: dict[str, str] = {}
+    for request in events(store, ev.RequestReceived):
+        for name in (*request.new_keys, *(name for _, name in request.new_parts)):
+            assert request.tenant == named.setdefault(name, request.tenant)
+
+
+async def test_another_tenants_words_are_unknown(model_directory: Any) -> None:
+    """
+    What one tenant said is not found for another, by block or by conversation: the same words begin
+    cold. Within a tenant they are found: the control.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store) as server:
+        first = await ask(server, command("alice"))
+        assert ("new_session", "cold_start") == path(first)
+        theirs = await ask(server, command("bob"))
+        assert ("new_session", "cold_start", 0) == (*path(theirs), theirs.accepted.cached_tokens)
+        open_one = await ask(server, command("local"))
+        assert (*path(open_one), open_one.accepted.cached_tokens) == (
+            "new_session",
+            "cold_start",
+            0,
+        )
+        turn = await ask(server, command("bob", first.text, "And then?"))
+        assert ("continuation", None) == path(turn)
+        assert theirs.accepted.session == turn.accepted.session
+        mine = await ask(server, command("alice", first.text, "And then?"))
+        assert ("continuation", None) == path(mine)
+        assert mine.accepted.cached_tokens > 0
+        again = await ask(server, command("alice"))
+        assert again.accepted.cached_tokens > 0
+        assert first.tokens == theirs.tokens == open_one.tokens == again.tokens
+
+    assert_apart(store)
+
+
+async def test_another_tenants_name_is_another_session(model_directory: Any) -> None:
+    """
+    Two tenants who call a session the same have one each. The second of them sees what anybody sees
+    who comes with a name that is new, and the first one's goes on as if nothing had been.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store) as server:
+        first = await ask(server, command("alice", session_name="mine"))
+        theirs = await ask(server, command("bob", session_name="mine"))
+        fresh = await ask(server, command("bob", session_name="new"))
+        for said in (theirs, fresh):
+            assert ("new_session", "cold_start") == path(said)
+        assert 0 == theirs.accepted.cached_tokens
+        assert ["mine", "mine", "new"] == [said.accepted.session for said in (first, theirs, fresh)]
+        goes_on = command("alice", first.text, "And then?", session_name="mine")
+        assert ("continuation", None) == path(await ask(server, goes_on))
+
+    opened = events(store, ev.SessionOpened)
+    assert [
+        ("@alice/mine", "alice", True),
+        ("@bob/mine", "bob", True),
+        ("@bob/new", "bob", True),
+    ] == [(one.session, one.tenant, one.named) for one in opened]
+    assert_apart(store)
+
+
+async def test_an_id_that_was_told_serves_its_tenant_alone(model_directory: Any) -> None:
+    """
+    The id of a session that got no name goes on with it, for its own tenant; for another it is a
+    name like any other.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store) as server:
+        first = await ask(server, command("alice"))
+        told = first.accepted.session
+        assert "alice" not in told
+        theirs = await ask(server, command("bob", first.text, "And then?", session_name=told))
+        assert ("new_session", "cold_start", 0) == (*path(theirs), theirs.accepted.cached_tokens)
+        stolen = await ask(server, command("bob", session_name=f"@alice/{told}"))
+        assert ("new_session", "cold_start") == path(stolen)
+        mine = await ask(server, command("alice", first.text, "And then?", session_name=told))
+        assert ("continuation", told) == (mine.accepted.path, mine.accepted.session)
+
+    assert_apart(store)
+
+
+async def test_a_bug_of_one_tenants_session_is_not_told_to_another(
+    model_directory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Where a tenant's session is out of service, another tenant's of the same name serves.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store) as server:
+
+        def fails(*args: object) -> None:
+            raise RuntimeError("the device gave up")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(server._engine._device, "run_chunk", fails)
+            with pytest.raises(Broken):
+                await ask(server, command("alice", session_name="mine"))
+        with pytest.raises(Broken) as caught:
+            await ask(server, command("alice", session_name="mine"))
+        assert "@alice/mine" == caught.value.session
+        assert (
+            "new_session" == (await ask(server, command("bob", session_name="mine"))).accepted.path
+        )
+
+
+async def test_an_id_that_lies_is_refused(
+    model_directory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    In a journal in which an id does not say whose it is, its session serves nobody else; the
+    request ends, and does not look for another one for ever.
+    """
+    async with serving(model_directory) as server:
+        with monkeypatch.context() as before:
+            before.setattr(supervisor, "session_id", lambda tenant, name: name)
+            await ask(server, command("local", session_name="@alice/mine"))
+        with trio.fail_after(60), pytest.raises(LookupError, match="is of the tenant local"):
+            await ask(server, command("alice", session_name="mine"))
+
+
+async def test_a_rejected_request_has_its_tenant(model_directory: Any) -> None:
+    """
+    The journal says whose request was turned away.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store, limits=Limits(queue=0), decode_rows=1) as server:
+        async with server.generate(attrs.evolve(command("alice"), max_tokens=400)) as replies:
+            await anext(aiter(replies))
+            with pytest.raises(QueueFull):
+                await ask(server, command("bob"))
+        await server._no_tickets()
+
+    (rejected,) = events(store, ev.RequestRejected)
+    assert ("bob", 429) == (rejected.tenant, rejected.status)
+
+
+class NoWriter:
+    """
+    A journal that has everything on disk at once.
+    """
+
+    async def wait_committed(self, receipt: int) -> None:
+        """
+        See ``JournalWriter.wait_committed``.
+        """
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_request_ends_with_its_time(autojump_clock: trio.testing.MockClock) -> None:
+    """
+    Who waits hears so at each beat until the time of a request is over; then it ends, and its
+    session learns why.
+    """
+    ticket = Ticket("r1", None, 0)  # type: ignore[arg-type]  # nothing is read of it here
+    deadline = trio.current_time() + 25.0
+    replies = Replies(
+        [ticket],
+        NoWriter(),  # type: ignore[arg-type]
+        heartbeat_s=10.0,
+        request_s=25.0,
+        deadline=deadline,
+    )
+    told = [await anext(replies), await anext(replies)]
+    assert [Waiting(queued=True, prefilled_tokens=0)] * 2 == told
+    with pytest.raises(TimeOver, match="after 25 seconds"):
+        await anext(replies)
+    assert deadline == trio.current_time()
+    assert "time_over" == ticket.gone
+    assert [] == [reply async for reply in replies]
+
+
+async def test_an_answer_that_keeps_coming_ends_with_its_time_too(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """
+    That there is always something to tell is no way round the limit; before it, all is told.
+    """
+    ticket = Ticket("r1", None, 0)  # type: ignore[arg-type]
+    beat = Waiting(queued=False, prefilled_tokens=1)
+    replies = Replies(
+        [ticket],
+        NoWriter(),  # type: ignore[arg-type]
+        heartbeat_s=10.0,
+        request_s=5.0,
+        deadline=trio.current_time() + 5.0,
+    )
+    heard: list[Any] = []
+
+    async def listen() -> None:
+        for _ in range(20):
+            ticket.reply(1, beat)
+            heard.append(await anext(replies))
+            await trio.sleep(1)
+
+    with pytest.raises(TimeOver):
+        await listen()
+    assert [beat] * 5 == heard

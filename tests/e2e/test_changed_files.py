@@ -1,0 +1,333 @@
+"""
+What lies on the disk is changed behind the server's back, between two runs and while it runs: the
+answers are those of a server to which nothing happened, or it says what is wrong and stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cairn.journal import events as ev
+from tests.e2e.conftest import Start
+from tests.e2e.test_startup import refusal, rows
+from tests.serving import Serving, ask, assistant, run_ops, user
+
+PATH = "The stone lies on the path, and the path goes over the hill. "
+
+
+def next_turn(talk: list[dict[str, str]], text: str) -> list[dict[str, str]]:
+    """The conversation with its answer, and something more to say."""
+    return [*talk, assistant(text), user("And then?")]
+
+
+def files_of(server: Serving) -> dict[Path, bytes]:
+    """The block files as they are."""
+    return {path: path.read_bytes() for path in (server.data_dir / "blocks").rglob("*.safetensors")}
+
+
+# --- the model ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(model_directory: Path, tmp_path: Path) -> Path:
+    """
+    A copy of the model, to be changed.
+    """
+    copy = tmp_path / "model"
+    shutil.copytree(model_directory, copy)
+    return copy
+
+
+def change_a_weight(model: Path) -> None:
+    """One number of the last tensor has another sign; done twice, it is what it was."""
+    with (model / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        (last,) = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 0x80]))
+
+
+def test_a_weight_that_changed_between_two_runs(start: Start, cold: Serving, model: Path):
+    """
+    The other model has another fingerprint and builds on nothing of before, whose files stay; when
+    the weight is back, so is all that was computed with it.
+    """
+    server = start("--model", model)
+    talk = [user(PATH * 20)]
+    first = ask(server, *talk)
+    talk = next_turn(talk, first.text)
+    assert 0 == server.stop()
+    kept = files_of(server)
+
+    change_a_weight(model)
+    other = start("--model", model, data_dir=server.data_dir)
+    second = ask(other, *talk)
+    assert (0, "new_session", "fingerprint_changed") == (
+        second.cached_tokens,
+        second.path,
+        second.reason,
+    )
+    assert ask(other, *talk, cache_prompt=False).bits == second.bits
+    assert 0 == other.stop()
+    fingerprints = [event.fingerprint for event in other.events(ev.ModelLoaded)]
+    assert 2 == len(set(fingerprints))
+    assert [] == other.events(ev.BlockLoaded)
+    assert kept
+    assert kept.items() <= files_of(other).items()
+
+    change_a_weight(model)
+    again = start("--model", model, data_dir=server.data_dir)
+    third = ask(again, *talk)
+    assert fingerprints[0] == again.health()["fingerprint"]
+    assert (first.session, "continuation") == (third.session, third.path)
+    assert third.cached_tokens >= first.prompt_tokens // 64 * 64 > 0
+    assert ask(cold, *talk, cache_prompt=False).bits == third.bits
+
+
+def cut_the_config(model: Path) -> None:
+    """Half of config.json is missing."""
+    os.truncate(model / "config.json", (model / "config.json").stat().st_size // 2)
+
+
+def put_another_tokenizer(model: Path) -> None:
+    """A tokenizer that knows nothing, and no template."""
+    (model / "tokenizer.json").write_text("{}", encoding="utf-8")
+    (model / "chat_template.jinja").write_text("", encoding="utf-8")
+
+
+def cut_the_weights(model: Path) -> None:
+    """Half of the weights is missing, in the file that was read."""
+    os.truncate(model / "model.safetensors", (model / "model.safetensors").stat().st_size // 2)
+
+
+def test_a_model_that_changes_while_it_is_served(start: Start, cold: Serving, model: Path):
+    """
+    Nothing of it is read any more: answers stay what they were, until its whole directory is gone.
+    The next start says what it lacks.
+    """
+    server = start("--model", model)
+    talk = [user(PATH * 20)]
+    first = ask(server, *talk)
+    for change in (cut_the_config, put_another_tokenizer, cut_the_weights, shutil.rmtree):
+        change(model)
+        talk = next_turn(talk, first.text)
+        first = ask(server, *talk)
+        expected = ask(cold, *talk, cache_prompt=False)
+        assert (expected.bits, "continuation") == (first.bits, first.path), change
+        assert ask(server, *talk, cache_prompt=False).bits == expected.bits
+    server.at_rest()
+    assert 0 == server.stop()
+    sentence = refusal("--data-dir", server.data_dir, "--model", model)
+    assert f"There is no model directory at '{model}'" in sentence
+
+
+# --- block files --------------------------------------------------------------------------------
+
+
+def cut_off(path: Path, other: Path) -> None:
+    """Half of it is missing."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def put_another(path: Path, other: Path) -> None:
+    """It is another block's file."""
+    shutil.copy(other, path)
+
+
+def remove(path: Path, other: Path) -> None:
+    """It is gone."""
+    path.unlink()
+
+
+def put_a_folder(path: Path, other: Path) -> None:
+    """A folder has its name."""
+    path.unlink()
+    path.mkdir()
+
+
+def put_a_link(path: Path, other: Path) -> None:
+    """It lies elsewhere, whole, and a link leads there."""
+    elsewhere = path.parents[3] / path.name
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def put_a_pipe(path: Path, other: Path) -> None:
+    """A pipe has its name, into which nobody writes."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES: dict[Callable[[Path, Path], None], str] = {
+    cut_off: "unreadable",
+    put_another: "foreign",
+    remove: "missing",
+    put_a_folder: "unreadable",
+    put_a_link: "unreadable",
+    put_a_pipe: "unreadable",
+}
+
+
+def test_block_files_that_change_under_a_server(start: Start, cold: Serving):
+    """
+    Whatever becomes of files that it will want again: each is told as what it is, the chain ends
+    before it, and the answers are the cold ones. What is no file stays where it is.
+    """
+    server = start("--blocks-mb", 1, "--pool-slabs", 1)
+    talks: dict[Any, list[dict[str, str]]] = {}
+    sessions: dict[Any, str] = {}
+    for place, damage in enumerate([*DAMAGES, "none", "none again"]):  # the last stay in memory
+        talk = [user(f"{place}: {PATH * 14}")]
+        first = ask(server, *talk)
+        talks[damage], sessions[damage] = next_turn(talk, first.text), first.session
+    server.at_rest()
+    files = {path.stem: path for path in files_of(server)}
+    another = server.events(ev.BlockSealed, session=sessions[remove])[0]
+    second: dict[Any, ev.BlockSealed] = {}
+    for damage in DAMAGES:
+        second[damage] = server.events(ev.BlockSealed, session=sessions[damage])[1]
+        damage(files[second[damage].key], files[another.key])
+
+    expected: dict[Any, Any] = {}
+    for damage, reason in DAMAGES.items():
+        answer = ask(server, *talks[damage])
+        assert (64, "continuation") == (answer.cached_tokens, answer.path), damage
+        expected[damage] = ask(cold, *talks[damage], cache_prompt=False).bits
+        assert expected[damage] == answer.bits
+        (rejected,) = server.events(ev.BlockRejected, key=second[damage].key)
+        assert reason == rejected.reason, damage
+        # What was computed again has the digest of before.
+        sealed = server.events(ev.BlockSealed, key=second[damage].key)
+        assert {second[damage].digest} == {event.digest for event in sealed}
+    assert len(DAMAGES) == len(server.events(ev.BlockRejected))
+    assert files[second[put_a_folder].key].is_dir()
+    assert files[second[put_a_link].key].is_symlink()
+    assert files[second[put_a_pipe].key].is_fifo()
+    assert 0 == server.health()["bugs"]
+    server.at_rest()
+    assert 0 == server.stop()
+
+    again = start(data_dir=server.data_dir)
+    for damage in DAMAGES:
+        assert expected[damage] == ask(again, *talks[damage]).bits
+
+
+# --- the journal and the secret -----------------------------------------------------------------
+
+
+def test_a_row_that_is_edited_while_a_server_writes(start: Start, model_directory: Path):
+    """
+    Who runs notices nothing and loses nothing; the next start refuses the row by its place, and
+    writes nothing; all that stands before it can be read.
+    """
+    server = start()
+    talk = [user(PATH * 4)]
+    first = ask(server, *talk)
+    server.at_rest()
+    with sqlite3.connect(server.data_dir / "journal.db", timeout=60) as database:
+        position, public = database.execute(
+            "SELECT position, public FROM events WHERE kind = 'request_finished'"
+        ).fetchone()
+        damaged = bytes(public).replace(b'"cached_tokens":0', b'"cached_tokens":9')
+        assert damaged != bytes(public)
+        database.execute("UPDATE events SET public = ? WHERE position = ?", (damaged, position))
+    database.close()
+
+    second = ask(server, *next_turn(talk, first.text))
+    assert "continuation" == second.path
+    server.at_rest()
+    told = server.position()
+    assert 0 == server.stop()
+    before = rows(server.data_dir)
+    assert len(before) > told
+    assert second.session in {event.session for event in server.events(ev.RequestFinished)[1:]}
+
+    sentence = refusal("--data-dir", server.data_dir, "--model", model_directory)
+    assert f"INV-8 at row {position}" in sentence
+    assert "`ops verify`" in sentence
+    assert before == rows(server.data_dir)
+    code, out, _ = run_ops("verify", "--data-dir", server.data_dir)
+    assert 1 == code
+    assert f"first broken: row {position}" in out
+
+
+def test_a_row_that_goes_while_a_server_writes(start: Start):
+    """A journal that lost its end cannot be gone on with: the server says so and stops."""
+    server = start()
+    ask(server, user(PATH))
+    server.settled()
+    with sqlite3.connect(server.data_dir / "journal.db", timeout=60) as database:
+        database.execute("DELETE FROM events WHERE position = (SELECT max(position) FROM events)")
+    database.close()
+
+    with contextlib.suppress(httpx.RemoteProtocolError):  # it may end before it can say so
+        response = server.post(messages=[user("Is there anybody?")], max_tokens=4)
+        assert 503 == response.status_code
+    assert 1 == server.wait()
+    said = server.stderr().strip().splitlines()[-1]
+    assert "does not follow row" in said
+    assert str(server.data_dir / "journal.db") in said
+
+
+def test_a_journal_that_goes_while_a_server_writes(start: Start):
+    """Nothing is answered that would be on record nowhere: the server says so and stops."""
+    server = start()
+    ask(server, user(PATH))
+    server.at_rest()
+    (server.data_dir / "journal.db").unlink()
+
+    with contextlib.suppress(httpx.RemoteProtocolError):  # it may end before it can say so
+        response = server.post(messages=[user("Is there anybody?")], max_tokens=4)
+        assert 503 == response.status_code
+    assert 1 == server.wait()
+    assert "was removed, moved or replaced" in server.stderr().strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["by content", "by name"])
+def test_another_secret(start: Start, cold: Serving, named: bool):
+    """
+    With another secret nothing of before is found, by its words or by its name, and nothing breaks:
+    answers are cold and right, and the new names are used from then on.
+    """
+    server = start()
+    name = {"session_id": "of-a-client"} if named else {}
+    talk = [user(PATH * 20)]
+    first = ask(server, *talk, **name)
+    talk = next_turn(talk, first.text)
+    assert 0 == server.stop()
+    (server.data_dir / "secret").write_bytes(bytes(range(32)))
+
+    other = start(data_dir=server.data_dir)
+    second = ask(other, *talk, **name)
+    assert (0, "new_session") == (second.cached_tokens, second.path)
+    assert ask(cold, *talk, cache_prompt=False).bits == second.bits
+    talk = next_turn(talk, second.text)
+    third = ask(other, *talk, **name)
+    assert (second.session, "continuation") == (third.session, third.path)
+    assert third.cached_tokens >= second.prompt_tokens // 64 * 64 > 0
+    assert ask(cold, *talk, cache_prompt=False).bits == third.bits
+    # Of no words a name of before was used again.
+    other.at_rest()
+    sealed = other.events(ev.BlockSealed)
+    assert len(sealed) == len({event.key for event in sealed})
+
+
+def test_a_secret_of_another_length(start: Start, model_directory: Path):
+    """What cannot be a secret is refused with what to do, before anything is read."""
+    server = start()
+    ask(server, user(PATH))
+    assert 0 == server.stop()
+    (server.data_dir / "secret").write_bytes(b"short")
+    before = rows(server.data_dir)
+    sentence = refusal("--data-dir", server.data_dir, "--model", model_directory)
+    assert "secret is damaged: it has 5 bytes instead of 32" in sentence
+    assert before == rows(server.data_dir)

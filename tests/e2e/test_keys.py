@@ -1,0 +1,145 @@
+"""
+Several people on one server: keys, tenants, and what is told to who has no key.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from cairn.journal import events as ev
+from cairn.ops.api_keys import KEYS_VARIABLE
+from tests.e2e.conftest import Start
+from tests.serving import Answer, Serving, ask, run_ops, user
+
+ALICE, BOB = "alice-has-this-key-0123", "bob-has-another-key-4567"
+NEXT = "alice-has-the-next-one-89"
+STORY = "The stone lies on the path, and the path goes over the hill to the lake. " * 12
+
+
+def asked(server: Serving, key: str, **more: object) -> Answer:
+    """
+    The answer to the story, by the official client with a key.
+    """
+    server.use_key(key)
+    return ask(server, user(STORY), max_tokens=4, **more)
+
+
+def test_two_tenants_and_a_restart(start: Start, tmp_path: Path):
+    """
+    Each key has a cache and sessions of its own; a tenant finds its own again after a restart and
+    under another key, and its blocks come from disk. No key is in any file or word of the server.
+    """
+    home = tmp_path / "home"
+    server = start(data_dir=home, env={KEYS_VARIABLE: f"alice={ALICE} bob={BOB}"})
+    assert "of alice, bob" in server.greeting()
+    first = asked(server, ALICE, session_id="notes")
+    assert (0, "new_session", "cold_start") == (first.cached_tokens, first.path, first.reason)
+    theirs = asked(server, BOB, session_id="notes")
+    assert (0, "new_session", "cold_start") == (theirs.cached_tokens, theirs.path, theirs.reason)
+    assert first.bits == theirs.bits
+    assert "notes" == first.session == theirs.session
+    shared = asked(server, ALICE)
+    assert shared.cached_tokens > 0
+    server.settled()
+    with pytest.raises(openai.AuthenticationError):
+        asked(server, "nobody-has-this-key-at-all")
+    server.use_key(BOB)
+    server.at_rest()
+    assert 0 == server.stop()
+    assert {"alice", "bob"} == {one.tenant for one in server.events(ev.SessionOpened)}
+
+    file = tmp_path / "keys"
+    file.write_text(f"# changed\nbob={BOB}\nalice={NEXT}\n", encoding="utf-8")
+    file.chmod(0o600)
+    again = start("--api-key-file", file, data_dir=home)
+    with pytest.raises(openai.AuthenticationError):
+        asked(again, ALICE)
+    mine = asked(again, NEXT, session_id="notes")
+    assert mine.cached_tokens > 0
+    assert again.events(ev.BlockLoaded)
+    assert mine.bits == first.bits
+    assert "bob" in again.events(ev.ServerStarted)[-1].settings["tenants"]
+
+    code, out, _ = run_ops("sessions", "--data-dir", home)
+    assert 0 == code
+    assert "@alice/notes" in out
+    assert "@bob/notes" in out
+    told = server.stderr() + again.stderr()
+    for path in home.rglob("*"):
+        if path.is_file():
+            held = path.read_bytes()
+            assert not any(key.encode() in held for key in (ALICE, BOB, NEXT)), path
+    assert not any(key in told for key in (ALICE, BOB, NEXT))
+
+
+def test_strangers_learn_nothing(start: Start):
+    """Without a key there is whether the server is well; all else is refused, unknown or not."""
+    server = start(env={KEYS_VARIABLE: f"alice={ALICE}"})
+    for path in ("/", "/metrics", "/v1/models", "/nothing"):
+        assert 401 == httpx.get(server.url + path).status_code
+    assert {"status": "ok", "api_key": "required"} == httpx.get(f"{server.url}/health").json()
+    server.use_key(ALICE)
+    assert "model" in server.health()
+
+
+def test_without_keys_this_machine_alone(tmp_path: Path):
+    """
+    Another address is refused with what to do; nothing was journaled, for no model was loaded. So
+    are keys that cannot be used, a variable that was left empty, and a page of any origin.
+    """
+    home = tmp_path / "home"
+
+    def refusal(*arguments: object, env: dict[str, str] | None = None) -> str:
+        code, out, err = run_ops("serve", "--port", 0, "--data-dir", home, *arguments, env=env)
+        assert (2, "") == (code, out)
+        assert "Traceback" not in err
+        return err.strip().splitlines()[-1]
+
+    for host in ("0.0.0.0", "::"):
+        sentence = refusal("--host", host)
+        assert f"Others reach {host}" in sentence or "cannot be used" in sentence
+        assert "--api-key-file" in sentence or host == "::"
+    assert "has no API key" in refusal(env={KEYS_VARIABLE: ""})
+    assert "--api-key number 1" in refusal("--api-key", "alice=short")
+    assert "Without API keys" in refusal("--cors", "*")
+    assert "is no origin" in refusal("--cors", "chat.example")
+    assert not (home / "journal.db").exists()
+
+
+def test_the_chat_has_its_key(start: Start):
+    """`ops chat` takes its key from the environment; without one it says what to do."""
+    server = start(env={KEYS_VARIABLE: f"alice={ALICE}"})
+    server.use_key(ALICE)
+    code, out, err = run_ops("chat", "--url", server.url)
+    assert (2, "") == (code, out)
+    assert "wants an API key" in err
+    assert "$CAIRN_API_KEY" in err
+    code, _, err = run_ops("chat", "--url", server.url, env={"CAIRN_API_KEY": BOB})
+    assert 2 == code
+    assert "does not know this API key" in err
+    assert BOB not in err
+    # Nothing comes through the pipe: it has been let in, and leaves.
+    code, _, err = run_ops("chat", "--url", server.url, env={"CAIRN_API_KEY": ALICE})
+    assert 0 == code
+    assert "Talking with" in err
+
+
+def test_a_request_ends_with_its_time(
+    start: Start, lengthy: tuple[dict[str, object], dict[str, object]]
+):
+    """An answer that takes longer than the operator allows ends, and the journal says why."""
+    server = start("--request-timeout", 0.5)
+    response = server.post(**lengthy[0], max_tokens=100_000)
+    error = response.json()["error"]
+    assert (504, "time_over", "timeout_error") == (
+        response.status_code,
+        error["code"],
+        error["type"],
+    )
+    server.settled()
+    (cancelled,) = server.events(ev.RequestCancelled)
+    assert "time_over" == cancelled.stage

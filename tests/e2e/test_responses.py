@@ -1,0 +1,125 @@
+"""
+OpenAI's responses against the whole server: Pebble, the official client, and a restart; and a model
+that says what is written down, with thoughts and calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from cairn.journal import events as ev
+from tests.e2e.conftest import Start, servers
+from tests.e2e.test_tools import CHUNK, SCRIPT
+from tests.scripted_model import make_scripted_model
+from tests.serving import DEADLINE_S, Serving
+
+PATH = "The stone lies on the path, and the path goes over the hill. "
+TOOLS: list[Any] = [
+    {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}}
+    for name in ("look", "go")
+]
+
+
+def client(server: Serving, key: str = "none") -> openai.OpenAI:
+    """The official client of a server."""
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=DEADLINE_S
+    )
+
+
+def create(server: Serving, text: Any, **fields: Any) -> Any:
+    """A response, short and always the same."""
+    fixed: dict[str, Any] = {"model": "any", "temperature": 0, "max_output_tokens": 40}
+    return client(server).responses.create(input=text, **{**fixed, **fields})
+
+
+def told(response: Any) -> Any:
+    """The path that a response took."""
+    return response.model_extra["cairn"]
+
+
+def test_a_named_response_is_gone_on_from_after_a_restart(start: Start):
+    """
+    By its name alone the conversation goes on in its session, from blocks; the prompt is that of a
+    client that sends all of it. What is looked up is what was told, and what is deleted is gone.
+    """
+    server = start()
+    first = create(server, PATH * 20, instructions="You are a guide.")
+    assert first.output_text
+    server.at_rest()
+    assert 0 == server.stop()
+
+    again = start(data_dir=server.data_dir)
+    found = client(again).responses.retrieve(first.id)
+    assert (first.output, first.usage) == (found.output, found.usage)
+    second = create(
+        again, "And then?", instructions="You are a guide.", previous_response_id=first.id
+    )
+    session = told(first)["session"]
+    assert (session, "continuation") == (told(second)["session"], told(second)["path"])
+    cached = second.usage.input_tokens_details.cached_tokens
+    assert cached >= first.usage.input_tokens // 64 * 64 > 0
+    sent = [{"role": "user", "content": PATH * 20}, *(one.to_dict() for one in first.output)]
+    whole = create(
+        again,
+        [*sent, {"role": "user", "content": "And then?"}],
+        instructions="You are a guide.",
+        store=False,
+    )
+    assert (second.output_text, second.usage.input_tokens) == (
+        whole.output_text,
+        whole.usage.input_tokens,
+    )
+    with pytest.raises(openai.NotFoundError):
+        client(again).responses.retrieve(whole.id)
+
+    client(again).responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client(again).responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError):
+        create(again, "And then?", previous_response_id=second.id)
+    kept = again.events(ev.TurnKept)
+    assert [None, first.id.removeprefix("resp_")] == [one.previous for one in kept]
+    (forgotten,) = again.events(ev.TurnForgotten)
+    assert kept[0].request == forgotten.of_request
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server of the scripted model, with small chunks."""
+    folder = tmp_path_factory.mktemp("scripted")
+    model = make_scripted_model(folder / "model", SCRIPT)
+    with servers(folder, model) as start_one:
+        yield start_one("--chunk-tokens", CHUNK)
+
+
+def test_thoughts_and_calls_go_on(server: Serving):
+    """
+    A client that runs tools names the response or sends its items, and the session goes on either
+    way with the same prompt; the stream has the items of the whole.
+    """
+    asked = {"tools": TOOLS, "reasoning": {"effort": "medium"}}
+    first = create(server, "Tell me of Rome.", **asked)
+    assert ["reasoning", "function_call", "function_call"] == [one.type for one in first.output]
+    assert "I look up Rom." == first.output[0].content[0].text
+    *_, last = create(server, "Tell me of Rome.", stream=True, store=False, **asked)
+    assert "response.completed" == last.type
+    assert [one.type for one in first.output] == [one.type for one in last.response.output]
+
+    results = [
+        {"type": "function_call_output", "call_id": one.call_id, "output": "Rain."}
+        for one in first.output
+        if one.type == "function_call"
+    ]
+    server.at_rest()
+    named = create(server, results, previous_response_id=first.id, **asked)
+    assert "continuation" == told(named)["path"]
+    user = {"role": "user", "content": "Tell me of Rome."}
+    items = [user, *(one.to_dict() for one in first.output), *results]
+    sent = create(server, items, store=False, **asked)
+    assert named.usage.input_tokens == sent.usage.input_tokens
+    assert named.usage.input_tokens_details.cached_tokens > 0

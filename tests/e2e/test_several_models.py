@@ -1,0 +1,72 @@
+"""
+Two models in one server: a request says which is to answer, and each goes on where it left off.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from cairn.journal import events as ev
+from tests.serving import Serving, ask, assert_holds, assistant, run_ops, started, user
+
+PATH = "The stone lies on the path, and the path goes over the hill. "
+
+
+def test_two_models_take_turns(tmp_path: Path, other_directory: Path, cold: Serving) -> None:
+    """
+    Pebble, a random model, and Pebble again: the third is a continuation from disk, with the bits
+    of a cold answer. Then the journal holds, and a session of each runs again on its model.
+    """
+    models = tmp_path / "models.toml"
+    models.write_text(
+        f"[models.pebble]\nbuiltin = true\naliases = ['gpt-4o']\n"
+        f"[models.random]\npath = '{other_directory}'\n",
+        encoding="utf-8",
+    )
+    talk = [user(PATH * 12)]
+    with started(tmp_path / "home", "--models", models) as server:
+        assert "pebble, random; one at a time" in server.greeting()
+        first = ask(server, *talk, model="gpt-4o")
+        beside = ask(server, *talk, model="random", max_tokens=8)
+        listed = httpx.get(f"{server.url}/v1/models").json()["data"]
+        assert [("pebble", "not_loaded"), ("random", "loaded")] == [
+            (model["id"], model["cairn"]["state"]) for model in listed
+        ]
+        talk += [assistant(first.text), user("And then?")]
+        again = ask(server, *talk, model="pebble")
+        assert (first.session, "continuation", None) == (again.session, again.path, again.reason)
+        assert again.cached_tokens >= first.prompt_tokens // 64 * 64 > 0
+        assert again.cached_tokens == 64 * len(server.events(ev.BlockLoaded))
+        assert ask(cold, *talk, cache_prompt=False).bits == again.bits
+        server.at_rest()
+        assert 0 == server.stop()
+
+    assert ["pebble", "random", "pebble"] == [e.name for e in server.events(ev.ModelLoaded)]
+    assert 2 == len(server.events(ev.ModelUnloaded))
+    assert_holds(server.data_dir)
+    for session in (first.session, beside.session):
+        code, out, err = run_ops("replay", session, "--engine", "--data-dir", server.data_dir)
+        assert 0 == code, out + err
+        assert out.splitlines()[-1].startswith("same: ")
+
+
+def test_a_file_of_models_is_checked(tmp_path: Path) -> None:
+    """
+    `ops doctor` and `ops serve` say what is wrong with it, where, and what to do.
+    """
+    models = tmp_path / "models.toml"
+    models.write_text("[models.a]\npath = 'nothing'\n", encoding="utf-8")
+    said = f"{models}, line 1, [models.a]: There is no model directory at '{tmp_path}/nothing'."
+    data_dir = ("--data-dir", tmp_path / "home")
+    code, out, _ = run_ops("doctor", "--models", models, *data_dir)
+    assert (1, True) == (code, said in out)
+    code, _, err = run_ops("serve", "--models", models, *data_dir)
+    assert (2, True) == (code, said in err)
+    models.write_text("[models.a]\nbuiltin = true\n", encoding="utf-8")
+    _, out, _ = run_ops("doctor", "--models", models, *data_dir)
+    assert "models    a (" in out
+    code, _, err = run_ops("serve", "--models", models, "--model", tmp_path, *data_dir)
+    assert 2 == code
+    assert "--model is about one model, and --models about several" in err

@@ -1,0 +1,552 @@
+"""
+A random history of a server that has too little of everything, and what each answer must be.
+
+``Script`` draws the requests from a seed. What the answer to one must be is asked of a server that
+reuses nothing and has room for all; it is also what the next turn of a conversation goes on from.
+So a script, with what is due, is complete before the server under test has begun. ``House`` is that
+server, over all its lives: a journal and a folder of block files.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from cairn.actors.limits import Limits
+from cairn.actors.messages import (
+    Accepted,
+    Broken,
+    Delta,
+    Finished,
+    Generate,
+    NoMemory,
+    Stopping,
+    TokenInfo,
+)
+from cairn.actors.server import Server
+from cairn.engine.answer_parts import AnswerPart
+from cairn.engine.prompt import Conversation, Message, message_of
+from cairn.engine.sampling import Sampling
+from cairn.journal import events as ev
+from cairn.journal.codec import Row, decode
+from cairn.journal.lifecycle import Life
+from cairn.journal.replay import Finding, replay
+from cairn.journal.store import MemoryStore
+from tests.running import Said, ask, generate, serving, text_of
+
+C = 64
+BLOCK_BYTES = 256 * 1024
+"""
+Of a chunk's KV in the model of random weights.
+"""
+
+SAMPLINGS = (
+    Sampling(temperature=0.0),
+    Sampling(temperature=0.9, top_p=0.95, top_k=200, min_p=0.001),
+    Sampling(
+        temperature=0.9,
+        repetition_penalty=1.2,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        logit_bias=((100, 4.0), (200, -100.0)),
+    ),
+)
+STONES = ("granite", "slate", "lichen", "summit", "saddle", "path", "cairn", "rain", "scree")
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "weigh_stone", "arguments": {"stone": "slate"}},
+}
+KINDS = {"ids": 24, "cut": 18, "turn": 36, "again": 10, "cold": 4, "named": 8}
+"""
+Of a hundred requests, how many are what, see ``Script``.
+"""
+
+LEAVES = (-1, 0, 0, 0, 1, 3, 8)
+"""
+When clients leave that do not stay, of fifty each; see ``Asked.leaves``.
+"""
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Asked:
+    """
+    A request, and what must come of it.
+
+    Attributes:
+        leaves: its client leaves when so many pieces of the answer have come; with 0 as soon as a
+            session has taken it, with -1 before that. With None it stays to the end.
+    """
+
+    command: Generate
+    due: Said
+    leaves: int | None = None
+
+
+@attrs.frozen
+class Together:
+    """
+    Requests at the same time; one may be alone.
+
+    Attributes:
+        in_turn: whether each is asked when a session has taken the one before.
+    """
+
+    asked: tuple[Asked, ...]
+    in_turn: bool = False
+
+
+@attrs.frozen
+class Rest:
+    """
+    Nothing, until the server has nothing to do.
+    """
+
+
+@attrs.frozen
+class Restart:
+    """
+    The server ends, and another one begins over what it left.
+
+    Attributes:
+        asked: requests that are under way then.
+        killed: how many of them have begun to be answered when the server is killed; None where it
+            stops in order, when a session has taken the first.
+    """
+
+    asked: tuple[Asked, ...]
+    killed: int | None = None
+
+
+Act = Together | Rest | Restart
+
+
+class Truth:
+    """
+    What a server answers that reuses nothing, has room for all and serves one at a time.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._known: dict[str, Said] = {}
+
+    async def of(self, command: Generate) -> Said:
+        """
+        The answer to a request.
+        """
+        cold = attrs.evolve(command, cache_prompt=False, session_name=None)
+        said = self._known.get(repr(cold))
+        if said is None:
+            said = self._known[repr(cold)] = await ask(self._server, cold)
+            assert 0 == said.accepted.cached_tokens
+        return said
+
+
+class Script:
+    """
+    Draws what is done, from a seed. The requests are of these kinds:
+
+    - ids: a raw prompt, which is the beginning of one of three that share theirs. It is cut
+      anywhere, often at the end of a chunk or a token beside it, and new tokens may follow.
+    - cut: the first messages of one of three conversations that share theirs.
+    - turn: the next turn of a conversation, which goes on from the answer before.
+    - again, cold: a request of before, as it was or on the cold path.
+    - named: one of the first two, in a session that it names.
+    """
+
+    def __init__(self, seed: int, truth: Truth) -> None:
+        self._chance = random.Random(seed)
+        self._truth = truth
+        self._past: list[Generate] = []
+        whole = self._ids(12 * C)
+        self._prompts = [whole, *(whole[: n * C] + self._ids((12 - n) * C) for n in (3, 7))]
+        told = self._telling(11)
+        self._tellings = [told, *(told[:n] + self._telling(11)[n:] for n in (3, 7))]
+        self._talks = [self._opening() for _ in range(5)]
+
+    async def acts(self, requests: int) -> list[Act]:
+        """
+        A history of about so many requests: in random order, alone or at once, with clients that
+        leave and servers that end.
+        """
+        chance = self._chance
+        kinds = [kind for kind, share in KINDS.items() for _ in range(share * requests // 100)]
+        chance.shuffle(kinds)
+        leaves: list[int | None] = [*LEAVES] * -(-requests // 50)
+        leaves += [None] * (len(kinds) - len(leaves))
+        chance.shuffle(leaves)
+        acts: list[Act] = []
+        while kinds:
+            count = chance.choice((1, 1, 1, 2, 3, 5))
+            some = [await self._asked(kinds.pop(), leaves.pop()) for _ in kinds[-count:]]
+            acts.append(Together(tuple(some)))
+            if chance.random() < 0.3:
+                acts.append(Rest())
+        for _ in range(max(1, requests // 50)):
+            for rare in (await self._one_after_the_other(), *(await self._ends())):
+                place = chance.randrange(len(acts) // 4, len(acts))
+                acts[place:place] = rare
+        return acts
+
+    async def _one_after_the_other(self) -> list[Act]:
+        """
+        A client that does not wait for the end of a long answer: its session is at work.
+        """
+        talk = self._opening()
+        first, *both = [await self._turn(talk, None, long=True) for _ in range(3)]
+        return [Together((first,)), Rest(), Together(tuple(both), in_turn=True)]
+
+    async def _ends(self) -> list[list[Act]]:
+        """
+        Two servers that end while some requests are under way: one in order, one killed.
+        """
+        some = [await self._asked("ids", None) for _ in range(self._chance.randint(1, 4))]
+        more = [await self._asked("turn", None) for _ in range(self._chance.randint(1, 4))]
+        killed = self._chance.randint(1, len(some))
+        return [[Restart(tuple(more))], [Restart(tuple(some), killed=killed)]]
+
+    async def _asked(self, kind: str, leaves: int | None) -> Asked:
+        if kind == "turn":
+            return await self._turn(self._chance.choice(self._talks), leaves)
+        command = self._command(kind)
+        self._past.append(command)
+        return Asked(command, await self._truth.of(command), leaves)
+
+    async def _turn(self, talk: list[Message], leaves: int | None, *, long: bool = False) -> Asked:
+        if len(talk) > 9:
+            talk[:] = self._opening()
+        talk.append(Message(role="user", content=self._words(25)))
+        template = self._chance.choice(({}, {}, {"enable_thinking": False}))
+        command = self._drawn(Conversation(messages=tuple(talk), template=template))
+        if long:
+            plain = Conversation(messages=tuple(talk))
+            command = attrs.evolve(command, conversation=plain, max_tokens=80, stop=())
+        due = await self._truth.of(command)
+        talk.append(message_of(due.parts))
+        self._past.append(command)
+        return Asked(command, due, leaves)
+
+    def _command(self, kind: str) -> Generate:
+        chance = self._chance
+        if kind == "again" and self._past:
+            return chance.choice(self._past)
+        if kind == "cold" and self._past:
+            return attrs.evolve(chance.choice(self._past), cache_prompt=False)
+        if kind == "named":
+            of = self._command(chance.choice(("ids", "cut")))
+            return attrs.evolve(of, session_name=chance.choice(("one", "two")))
+        if kind == "cut":
+            told = chance.choice(self._tellings)
+            ends = [n for n, message in enumerate(told, 1) if message.role in ("user", "tool")]
+            return self._drawn(Conversation(messages=told[: chance.choice(ends)]))
+        whole = chance.choice(self._prompts)
+        edge = chance.randint(1, len(whole) // C) * C + chance.choice((-1, 0, 0, 1))
+        cut = chance.choice((edge, edge, chance.randint(1, len(whole))))
+        ids = whole[:cut] + self._ids(chance.choice((0, 0, 0, 1, 4)))
+        return attrs.evolve(self._drawn(Conversation(messages=())), conversation=None, prompt=ids)
+
+    def _drawn(self, conversation: Conversation) -> Generate:
+        chance = self._chance
+        return generate(
+            conversation,
+            sampling=chance.choice(SAMPLINGS),
+            seed=chance.randrange(4),
+            max_tokens=chance.choice((1, 6, 12, 18, 24)),
+            stop=chance.choice(((), (), (), ("e",))),
+            top_logprobs=3,
+        )
+
+    def _opening(self) -> list[Message]:
+        return [Message(role="system", content="You weigh stones. " + self._words(20))]
+
+    def _telling(self, length: int) -> tuple[Message, ...]:
+        """
+        A conversation as a client tells it, with thoughts and with calls of a tool.
+        """
+        told = self._opening()
+        while len(told) < length:
+            told.append(Message(role="user", content=self._words(20)))
+            if len(told) % 4 == 0:
+                told.append(
+                    Message(
+                        role="assistant",
+                        content="",
+                        reasoning=self._words(15),
+                        tool_calls=(CALL,),
+                    )
+                )
+                told.append(Message(role="tool", content=self._words(15), tool_call_id="call_1"))
+            told.append(Message(role="assistant", content=self._words(15)))
+        return tuple(told[:length])
+
+    def _words(self, count: int) -> str:
+        chance = self._chance
+        return " ".join(f"{chance.choice(STONES)} {chance.randrange(100)}" for _ in range(count))
+
+    def _ids(self, count: int) -> tuple[int, ...]:
+        return tuple(self._chance.randrange(300, 2000) for _ in range(count))
+
+
+# --- what is heard --------------------------------------------------------------------------------
+
+
+@attrs.define
+class Heard:
+    """
+    What came of a request, as far as its client was there.
+
+    Attributes:
+        refused: for want of memory, so that it may be asked again.
+        broken: the bug id that it got in the place of an answer, or of the rest of one.
+        taken: set when a session has taken it, or will not.
+        begun: set when the first piece of the answer has come, or will not come.
+    """
+
+    accepted: Accepted | None = None
+    parts: list[AnswerPart] = attrs.field(factory=list)
+    tokens: list[TokenInfo] = attrs.field(factory=list)
+    finished: Finished | None = None
+    refused: bool = False
+    broken: str | None = None
+    taken: trio.Event = attrs.field(factory=trio.Event)
+    begun: trio.Event = attrs.field(factory=trio.Event)
+
+
+async def hear(server: Server, asked: Asked, heard: Heard) -> None:
+    """
+    Ask, and listen until the client leaves.
+    """
+    pieces = 0
+    try:
+        async with server.generate(asked.command) as replies:
+            if asked.leaves == -1:
+                return
+            async for reply in replies:
+                match reply:
+                    case Accepted():
+                        heard.accepted = reply
+                        heard.taken.set()
+                    case Delta():
+                        heard.parts.extend(reply.parts)
+                        heard.tokens.extend(reply.tokens)
+                        heard.begun.set()
+                        pieces += 1
+                    case Finished():
+                        heard.finished = reply
+                    case _:
+                        continue
+                if heard.finished is None and pieces == asked.leaves:
+                    return
+    except NoMemory:
+        heard.refused = True
+    except Stopping:
+        pass  # nothing was changed by it, and nothing was heard
+    except Broken as bug:
+        heard.broken = bug.bug_id
+    finally:
+        heard.taken.set()
+        heard.begun.set()
+
+
+def difference(asked: Asked, heard: Heard) -> str | None:
+    """
+    What of that which was heard is not what is due, bit for bit. None where all of it is.
+    """
+    due = asked.due
+    for place, (mine, other) in enumerate(zip(due.tokens, heard.tokens, strict=False)):
+        if mine != other:
+            return f"token {place} is {other}, and {mine} is due"
+    text = text_of(heard.parts)
+    if heard.finished is None:
+        cut = len(heard.tokens) <= len(due.tokens) and due.text.startswith(text)
+        return None if cut else f"the answer began with {text!r}, and {due.text!r} is due"
+    whole = (due.tokens, due.text, due.finished.finish_reason)
+    said = (tuple(heard.tokens), text, heard.finished.finish_reason)
+    return None if whole == said else f"the answer was {text!r}, and {due.text!r} is due"
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+@attrs.define
+class House:
+    """
+    A server with too little of everything, over all its lives.
+
+    Attributes:
+        rows: with which the journal begins: those of a server that has tested itself.
+        seed: from which follows how little each life has.
+        heard: what came of each request, in the order in which they were asked.
+    """
+
+    model: Path
+    folder: Path
+    rows: Sequence[Row]
+    seed: int
+    heard: list[tuple[Asked, Heard]] = attrs.field(factory=list)
+    store: MemoryStore = attrs.field(init=False)
+    _chance: random.Random = attrs.field(init=False)
+    _moved: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+
+    def __attrs_post_init__(self) -> None:
+        self.store = MemoryStore(self.rows)
+        self._chance = random.Random(self.seed)
+
+    async def live(self, acts: Sequence[Act]) -> None:
+        """
+        Do all of it, and come to rest.
+        """
+        left: Sequence[Act] | None = [*acts, Rest()]
+        while left:
+            left = await self._life(left)
+
+    async def _life(self, acts: Sequence[Act]) -> Sequence[Act]:
+        """
+        One server's life. What is left to be done after it.
+        """
+        kill, rows, left = trio.CancelScope(), None, iter(acts)
+        async with trio.open_nursery() as staying:
+            with kill:
+                async with serving(self.model, self.store, **self._little()) as server:
+                    server.observe(self._moves)
+                    for act in left:
+                        match act:
+                            case Rest():
+                                await self._rest(server)
+                            case Together():
+                                await self._together(server, act)
+                            case Restart(killed=None):
+                                first, *_ = self._begin(server, act.asked, staying)
+                                await first.taken.wait()
+                                break
+                            case Restart():
+                                async with trio.open_nursery() as clients:
+                                    heard = self._begin(server, act.asked, clients)
+                                    for one in heard[: act.killed]:
+                                        await one.begun.wait()
+                                    rows = len(self.store.rows)
+                                    kill.cancel()
+                                await trio.lowlevel.checkpoint()  # all may have had their answers
+        if rows is not None:
+            # A server that is killed commits nothing more. This one is a thread that did.
+            del self.store.rows[rows:]
+        return tuple(left)
+
+    def _little(self) -> dict[str, Any]:
+        """
+        What one life has: two or three slabs for four that decode, a part of the blocks of one
+        prompt in memory, and files of not many more.
+        """
+        chance = self._chance
+        return {
+            "decode_rows": 4,
+            "pool_slabs": chance.choice((2, 2, 3)),
+            "blocks_bytes": chance.choice((5, 8, 12)) * BLOCK_BYTES,
+            "blocks_folder": self.folder,
+            "disk_bytes": chance.choice((16, 32, 48)) * (BLOCK_BYTES + 4096),
+            "anticipate": chance.random() < 0.8,
+            "limits": Limits(sessions=12, drain_s=300, slab_rest_s=chance.choice((0.0, 60.0))),
+        }
+
+    async def _together(self, server: Server, act: Together) -> None:
+        heard: list[Heard] = []
+        async with trio.open_nursery() as clients:
+            for asked in act.asked:
+                heard += self._begin(server, [asked], clients)
+                if act.in_turn:
+                    await heard[-1].taken.wait()
+        for asked, one in zip(act.asked, heard, strict=True):
+            if one.refused:
+                await self._rest(server)
+                async with trio.open_nursery() as clients:
+                    (again,) = self._begin(server, [asked], clients)
+                assert not again.refused, "refused for want of memory, with nobody else there"
+
+    def _moves(self, recorded: ev.Recorded) -> None:
+        self._moved.unpark_all()
+
+    def _begin(self, server: Server, some: Sequence[Asked], clients: trio.Nursery) -> list[Heard]:
+        """
+        Ask, and have the clients listen.
+        """
+        new = [(asked, Heard()) for asked in some]
+        for asked, heard in new:
+            clients.start_soon(hear, server, asked, heard)
+        self.heard += new
+        return [heard for _, heard in new]
+
+    async def _rest(self, server: Server) -> None:
+        """
+        Wait until no request is under way and no session is at work.
+        """
+        resting = {str(life) for life in (Life.IDLE, Life.COLD, Life.QUARANTINED)}
+        with trio.fail_after(600):
+            while True:
+                now = server.statistics()
+                if not now.queued and not now.running and set(now.sessions) <= resting:
+                    return
+                # A request that no session took leaves no event behind where it met a bug.
+                with trio.move_on_after(1):
+                    await self._moved.park()
+
+    # --- what happened ------------------------------------------------------------------------
+
+    def differences(self) -> list[str]:
+        """
+        What was heard and is not due, each with its place among the requests.
+        """
+        found = [(place, difference(*one)) for place, one in enumerate(self.heard)]
+        return [f"request {place}: {what}" for place, what in found if what is not None]
+
+    def unexplained(self) -> list[str]:
+        """
+        Requests of which a client heard what is not in the journal.
+        """
+        drawn: dict[str, list[float]] = {}
+        for event in (decode(row).event for row in self.store.rows):
+            if isinstance(event, ev.CacheExtended) and event.request is not None:
+                drawn.setdefault(event.request, []).extend(event.logprobs)
+        return [
+            f"request {heard.accepted.request} has tokens that are not on record"
+            for _, heard in self.heard
+            if heard.accepted is not None
+            for known in [drawn.get(heard.accepted.request, [])]
+            if known[: len(heard.tokens)] != [token.logprob for token in heard.tokens]
+        ]
+
+    def findings(self) -> tuple[Finding, ...]:
+        """
+        What a replay of the journal finds.
+        """
+        return tuple(replay(self.store.read()).findings)
+
+    def happened(self) -> Counter[str]:
+        """
+        How often each kind of event is in the journal, those that say why by their reason too.
+        """
+        counts: Counter[str] = Counter()
+        for event in (decode(row).event for row in self.store.rows):
+            counts[event.kind] += 1
+            match event:
+                case ev.PathSelected():
+                    counts[event.reason or event.path] += 1
+                    counts["reused tokens"] += event.reused_tokens
+                    counts["tokens used ahead"] += event.anticipated_tokens
+                case ev.RequestReceived():
+                    counts["prompt tokens"] += event.prompt_tokens
+                case ev.RequestCancelled():
+                    counts[f"cancelled in {event.stage}"] += 1
+                case ev.SlabReleased():
+                    counts[f"slab: {event.reason}"] += 1
+                case _:
+                    pass
+        return counts

@@ -1,0 +1,156 @@
+"""
+The gate over what is computed ahead: an answer that builds on it has the bits of a server that
+computes nothing ahead, and those of one that knows nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors.messages import Generate
+from cairn.engine.prompt import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from cairn.ops.replay_engine import SAME, rerun
+from tests.anticipating import C, Gate, new_tokens, prefilled, thinking
+from tests.gate.conversation import words
+from tests.gate.test_gate import (
+    GREEDY,
+    PENALISED,
+    SAMPLED,
+    rows_of_an_empty_server,
+    same_bits,
+)
+from tests.running import Said, ask, at_rest, serving
+
+pytestmark = pytest.mark.gate
+
+
+def turns(sampling: Any) -> list[Generate]:
+    """
+    What a user says in three turns, each of which goes on from the answer before.
+    """
+    first = attrs.evolve(thinking(max_tokens=70), sampling=sampling)
+    return [attrs.evolve(first, seed=seed) for seed in range(3)]
+
+
+def going_on(command: Generate, talk: list[Message]) -> Generate:
+    """
+    The command with all that was said.
+    """
+    return attrs.evolve(command, conversation=Conversation(messages=tuple(talk)))
+
+
+def of(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
+    """
+    The journal's events of a kind.
+    """
+    found = (decode(row).event for row in store.rows)
+    return [event for event in found if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"]
+)
+def test_what_was_computed_ahead_gives_the_bits_of_a_miss(
+    model_directory: Path, sampling: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    Three turns with thinking that the template drops: with anticipation, without, and each on a
+    server that knows nothing. All bits are equal; the first computes its new words and at most a
+    chunk, the second more. Run again on the model, the journal's passes give the same.
+    """
+    ahead_store, plain_store = MemoryStore(), MemoryStore()
+    ran: list[tuple[int, int]] = []
+
+    async def main() -> None:
+        empty = await rows_of_an_empty_server(model_directory)
+        ahead_store.append(empty)
+        plain_store.append(empty)
+        first = thinking().conversation
+        assert first is not None
+        talk = list(first.messages)
+        async with (
+            serving(model_directory, ahead_store) as foresees,
+            serving(model_directory, plain_store, anticipate=False) as does_not,
+        ):
+            for place, command in enumerate(turns(sampling)):
+                asked = going_on(command, talk)
+                hit, other = await ask(foresees, asked), await ask(does_not, asked)
+                async with serving(model_directory, MemoryStore(empty)) as cold:
+                    missed = await ask(cold, asked)
+                assert 0 == missed.accepted.cached_tokens
+                same_bits(hit, missed)
+                same_bits(other, missed)
+                ran.append((prefilled(hit), prefilled(other)))
+                await at_rest(foresees)
+                await at_rest(does_not)
+                talk.append(Message(role="assistant", content=hit.text))
+                talk.append(Message(role="user", content=words(60 + place, 2)))
+            ran.append((new_tokens(foresees), 0))
+
+    trio.run(main)
+
+    _, second, _, (new, _) = ran
+    assert second[0] < new + C + 20  # two words of numbers are some tokens more
+    assert second[1] > second[0] + 2 * C
+    assert [True, True] == [e.anticipated_tokens > 0 for e in of(ahead_store, ev.PathSelected)[1:]]
+    assert () == replay(ahead_store.read()).findings
+    (session,) = {event.session for event in of(ahead_store, ev.PathSelected)}
+    assert SAME == rerun(ahead_store.rows, session, None), capsys.readouterr().out
+
+
+def test_what_was_given_up_half_way_gives_the_bits_of_a_miss(model_directory: Path) -> None:
+    """
+    The user speaks while the second block of many is computed: what is there is used, and no bit
+    of the answer shows it.
+    """
+    store = MemoryStore()
+    answers: list[Said] = []
+
+    async def main() -> None:
+        empty = await rows_of_an_empty_server(model_directory)
+        store.append(empty)
+        command = thinking()
+        assert command.conversation is not None
+        async with serving(model_directory, store) as server:
+            gate = Gate(server)
+            first = await ask(server, command)
+            await gate.wait()
+            more = (
+                *command.conversation.messages,
+                Message(role="assistant", content=first.text),
+                Message(role="user", content="Stop and listen."),
+            )
+            asked = going_on(command, list(more))
+
+            async def next_turn() -> None:
+                answers.append(await ask(server, asked))
+
+            actor = server._actors[first.accepted.session]
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(next_turn)
+                    with trio.fail_after(120):
+                        while not actor.inbox.requests_waiting:
+                            await trio.testing.wait_all_tasks_blocked()
+                    gate.go.set()
+            finally:
+                gate.go.set()
+        async with serving(model_directory, MemoryStore(empty)) as cold:
+            same_bits(answers[0], await ask(cold, asked))
+
+    trio.run(main)
+
+    (given_up, *_) = of(store, ev.AnticipationGivenUp)
+    assert "request" == given_up.reason
+    assert of(store, ev.PathSelected)[1].anticipated_tokens == given_up.computed_tokens > 0
+    assert () == replay(store.read()).findings

@@ -1,0 +1,149 @@
+"""
+Answers that are held to a grammar keep P1: the bits of a hit are those of a miss, alone or among
+others. What may come next follows from the grammar and the tokens, and from nothing that is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from cairn.actors.messages import Generate
+from cairn.engine.answer_grammar import Constraint
+from cairn.engine.guidance import Guide
+from cairn.engine.prompt import Conversation, Message
+from cairn.engine.sampling import Sampling
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from tests.gate.conversation import TOOLS, words
+from tests.gate.test_gate import GREEDY, PENALISED, SAMPLED, rows_of_an_empty_server, same_bits
+from tests.running import Said, ask, generate, serving
+
+pytestmark = pytest.mark.gate
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "stone": {"type": "string", "maxLength": 40},
+        "marks": {"type": "array", "items": {"enum": ["lichen", "scree", "rain"]}, "maxItems": 9},
+    },
+    "required": ["stone", "marks"],
+}
+CONSTRAINTS = (
+    Constraint(schema=SCHEMA, calls=("weigh_stone",)),
+    Constraint(calls=("weigh_stone",)),
+    Constraint(schema={"type": "object"}),
+)
+SAMPLINGS = (GREEDY, SAMPLED, PENALISED, Sampling(temperature=2.0, top_k=3))
+
+
+def commands(turns: int = 6) -> list[Generate]:
+    """
+    What a talk of some turns asks, each with the constraint of its place. What was answered stands
+    fixed: the answers are not the matter.
+    """
+    messages = [Message(role="system", content="You know every stone. " + words(700, 90))]
+    asked = []
+    for turn in range(turns):
+        messages.append(Message(role="user", content=words(turn, 12 + 9 * turn)))
+        asked.append(
+            generate(
+                Conversation(
+                    messages=tuple(messages), tools=TOOLS, template={"enable_thinking": False}
+                ),
+                sampling=SAMPLINGS[turn % len(SAMPLINGS)],
+                seed=turn,
+                max_tokens=48,
+                constraint=CONSTRAINTS[turn % len(CONSTRAINTS)],
+            )
+        )
+        messages.append(Message(role="assistant", content=words(turn + 50, 9)))
+    return asked
+
+
+def test_a_hit_is_a_miss(model_directory: Path) -> None:
+    """
+    Turn after turn on a warm server, and each on one that knows nothing: the same bits. Without its
+    constraint each answer is another one, so the constraints were at work.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        empty = await rows_of_an_empty_server(model_directory)
+        async with serving(model_directory, store) as warm:
+            for turn, command in enumerate(commands()):
+                said = await ask(warm, command)
+                assert (turn > 0) == (said.accepted.cached_tokens > 0)
+                async with serving(model_directory, MemoryStore(empty)) as cold:
+                    missed = await ask(cold, command)
+                    assert 0 == missed.accepted.cached_tokens
+                    same_bits(said, missed)
+                    free = await ask(cold, attrs.evolve(command, constraint=None))
+                    assert free.text != said.text
+
+    trio.run(main)
+    assert () == replay(store.read()).findings
+
+
+async def each_beside_others(model_directory: Path) -> list[Said]:
+    """
+    What a server answers that is asked all at once.
+    """
+    found: dict[int, Said] = {}
+    asked = commands(8)
+
+    async def one(server: Any, place: int) -> None:
+        found[place] = await ask(server, asked[place])
+
+    serves = serving(model_directory, decode_rows=4)
+    async with serves as server, trio.open_nursery() as nursery:
+        for place in range(len(asked)):
+            nursery.start_soon(one, server, place)
+    return [found[place] for place in range(len(asked))]
+
+
+async def each_alone(model_directory: Path) -> list[Said]:
+    """
+    What servers answer that are asked one thing each.
+    """
+    empty = await rows_of_an_empty_server(model_directory)
+    found = []
+    for command in commands(8):
+        async with serving(model_directory, MemoryStore(empty), decode_rows=4) as server:
+            found.append(await ask(server, command))
+    return found
+
+
+def test_alone_is_among_others(model_directory: Path) -> None:
+    """
+    Eight answers under three grammars, on four rows, have the bits that each has alone.
+    """
+    together = trio.run(each_beside_others, model_directory)
+    alone = trio.run(each_alone, model_directory)
+    for one, other in zip(together, alone, strict=True):
+        same_bits(one, other)
+
+
+def test_control_a_guide_that_others_lead_astray_differs(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The control: where what may come next depends on who asked before, the same comparison finds it.
+    """
+    asked, allowed = itertools.count(), Guide.allowed
+
+    def astray(guide: Guide, answer: Any) -> Any:
+        found = allowed(guide, answer)
+        if next(asked) % 2 and found.sum() > 1:
+            found[found.nonzero()[0][::2]] = False
+        return found
+
+    monkeypatch.setattr(Guide, "allowed", astray)
+    together = trio.run(each_beside_others, model_directory)
+    alone = trio.run(each_alone, model_directory)
+    assert any(one.tokens != other.tokens for one, other in zip(together, alone, strict=True))

@@ -1,0 +1,271 @@
+"""
+The gate over a random history: cuts, orders, evictions, files, restarts, kills and clients that
+leave, in whatever order a seed gives; each answer has the bits of a cold one.
+
+`make jitter` takes another seed and more requests (CAIRN_JITTER_SEED, CAIRN_JITTER_REQUESTS). With
+CAIRN_JITTER_SHRINK=1 a history that fails is cut short as long as it does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+import trio
+
+from cairn.engine import mlx_blocks
+from cairn.engine.mlx_blocks import SealedBlock, paste
+from cairn.engine.mlx_cache import HeldSlab
+from cairn.engine.mlx_engine import MlxEngine
+from cairn.engine.reports import TrimReport
+from cairn.journal.codec import Row
+from cairn.journal.store import MemoryStore
+from tests.gate.jitter import (
+    Act,
+    Asked,
+    C,
+    Heard,
+    House,
+    Rest,
+    Script,
+    Truth,
+    difference,
+)
+from tests.running import serving
+
+pytestmark = [pytest.mark.gate, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+SEED = int(os.environ.get("CAIRN_JITTER_SEED", "11"))
+REQUESTS = int(os.environ.get("CAIRN_JITTER_REQUESTS", "100"))
+ROUND = 150
+"""
+So many requests are one history. More than that are several, each of a seed of its own.
+"""
+ROUNDS = -(-REQUESTS // ROUND)
+HAPPENS = (
+    *("block_evicted", "block_spilled", "block_loaded", "block_dropped", "blocks_shared"),
+    *("server_lost", "server_stopped", "session_closed", "request_rejected", "cache_trimmed"),
+    *("cancelled in prefill", "cancelled in decode", "cancelled in no_memory"),
+    *("slab: room for another session", "slab: too small for the prompt and its answer"),
+    "slab: at rest, and all of it lies in blocks",
+    *("continuation", "cold_start", "shorter_history", "diverged", "evicted", "session_busy"),
+    *("cache_disabled", "anticipation_settled"),
+)
+"""
+What must have happened, or a history says nothing of it; see ``House.happened``.
+"""
+MAY_HAPPEN = ("anticipation_given_up", "tokens used ahead", "block_rejected")
+
+
+@pytest.fixture(scope="module")
+def empty(model_directory: Path) -> list[Row]:
+    """
+    The journal of a server that served nobody: it spares the others their self-test.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, store, decode_rows=4):
+            pass
+
+    trio.run(main)
+    return store.rows
+
+
+def written(model: Path, empty: list[Row], seed: int, requests: int) -> list[Act]:
+    """
+    A history, and what is due to each of its requests.
+    """
+
+    async def main() -> list[Act]:
+        store = MemoryStore(empty)
+        async with serving(model, store, decode_rows=4, anticipate=False) as cold:
+            return await Script(seed, Truth(cold)).acts(requests)
+
+    return trio.run(main)
+
+
+@pytest.fixture(scope="module")
+def short(model_directory: Path, empty: list[Row]) -> list[Act]:
+    """
+    A history for the controls.
+    """
+    return written(model_directory, empty, SEED, 25)
+
+
+def lived(model: Path, empty: list[Row], folder: Path, acts: Sequence[Act], seed: int) -> House:
+    """
+    A house in which all of it was done.
+    """
+    house = House(model, folder, empty, seed)
+    trio.run(house.live, acts)
+    return house
+
+
+def wrong(house: House) -> list[str]:
+    """
+    Answers that are not the cold ones or not on record, and what does not hold in the journal.
+    """
+    found = [f"row {one.position}: {one.invariant}: {one.message}" for one in house.findings()]
+    return [*house.differences(), *house.unexplained(), *found]
+
+
+def shortest(acts: Sequence[Act], fails: Callable[[Sequence[Act]], bool]) -> Sequence[Act]:
+    """
+    The first acts of a history that fails, as few as still do.
+    """
+    few, many = 0, len(acts)
+    while few + 1 < many:
+        middle = (few + many) // 2
+        few, many = (few, middle) if fails(acts[:middle]) else (middle, many)
+    return acts[:many]
+
+
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_whatever_happens_a_hit_is_a_miss(
+    model_directory: Path, empty: list[Row], tmp_path: Path, number: int
+) -> None:
+    """
+    Requests in random order, alone and at once, on a server with two slabs, a few blocks and a few
+    files, which is stopped, and killed, and begins anew: each answer is the cold one, what a client
+    heard that left is its beginning, the journal holds, and all of that did happen.
+    """
+    seed, requests = SEED + number, min(ROUND, REQUESTS - number * ROUND)
+    print(f"\njitter: SEED={seed} REQUESTS={requests}")
+    acts = written(model_directory, empty, seed, requests)
+
+    house = lived(model_directory, empty, tmp_path / "blocks", acts, seed)
+
+    happened = house.happened()
+    reused = happened["reused tokens"] / happened["prompt tokens"]
+    print(f"jitter: {len(house.heard)} requests in all, {reused:.0%} of the tokens reused")
+    print(", ".join(f"{name} {happened[name]}" for name in (*HAPPENS, *MAY_HAPPEN)))
+    found = wrong(house)
+    if found and os.environ.get("CAIRN_JITTER_SHRINK") == "1":
+        tries = itertools.count()
+
+        def fails(some: Sequence[Act]) -> bool:
+            again = lived(model_directory, empty, tmp_path / f"try-{next(tries)}", some, seed)
+            return bool(wrong(again))
+
+        less = shortest(acts, fails)
+        print(f"jitter: it fails after {len(less)} of {len(acts)} acts, with {less[-1]}")
+    assert [] == found
+    if requests >= 100:
+        assert set() == {name for name in HAPPENS if not happened[name]}
+        assert reused > 0.2
+
+
+def requests_of(acts: Sequence[Act]) -> list[Asked]:
+    """
+    All requests of a history, in order.
+    """
+    return [asked for act in acts if not isinstance(act, Rest) for asked in act.asked]
+
+
+def test_control_other_shapes_give_other_bits(model_directory: Path, short: list[Act]) -> None:
+    """
+    The control: the same requests, on a server whose chunks are of half the size, have other
+    answers. So what is compared can differ, under this BLAS and by this comparison.
+    """
+    differs = 0
+
+    async def main() -> None:
+        nonlocal differs
+        serves = serving(model_directory, decode_rows=4, anticipate=False, chunk_tokens=C // 2)
+        async with serves as other:
+            truth = Truth(other)
+            for asked in requests_of(short):
+                said = await truth.of(asked.command)
+                heard = Heard(
+                    parts=list(said.parts), tokens=list(said.tokens), finished=said.finished
+                )
+                differs += difference(asked, heard) is not None
+
+    trio.run(main)
+
+    assert differs > len(requests_of(short)) // 2, "this BLAS hides everything"
+
+
+def swapped(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:
+    """
+    ``mlx_blocks.paste`` that takes two tokens for each other, in one layer.
+    """
+    end = paste(slab, blocks, start)
+    keys = slab.caches[1].keys
+    keys[..., start : start + 2, :] = keys[..., start : start + 2, :][..., ::-1, :]
+    mx.eval(keys)
+    return end
+
+
+def test_a_block_that_is_copied_wrong_is_found(
+    model_directory: Path,
+    empty: list[Row],
+    tmp_path: Path,
+    short: list[Act],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    Where a block is not in the slab what it was in memory, INV-3 breaks, and nobody hears a wrong
+    token.
+    """
+    monkeypatch.setattr(mlx_blocks, "paste", swapped)
+
+    house = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
+
+    assert {"INV-3"} == {found.invariant for found in house.findings()}
+    assert any(heard.broken for _, heard in house.heard)
+    assert [] == house.differences()
+
+
+def test_control_a_wrong_copy_that_nobody_finds_is_heard(
+    model_directory: Path,
+    empty: list[Row],
+    tmp_path: Path,
+    short: list[Act],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    The control: where the digests are blind as well, the journal holds, and answers are wrong.
+    """
+    monkeypatch.setattr(mlx_blocks, "paste", swapped)
+    monkeypatch.setattr(mlx_blocks, "digest", lambda block: "blind")
+
+    house = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
+
+    assert () == house.findings()
+    assert [] != house.differences()
+
+
+def forgotten(engine: MlxEngine, slab: int, end: int) -> TrimReport:
+    """
+    ``MlxEngine.trim`` that says it did, and did not.
+    """
+    held = engine.pool.get(slab)
+    return TrimReport(held_tokens=held.end, coverage=((len(held.caches), 0, end),))
+
+
+def test_decoded_rows_that_stay_are_found(
+    model_directory: Path,
+    empty: list[Row],
+    tmp_path: Path,
+    short: list[Act],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    Where what was decoded is not cut off, INV-1 breaks, or the engine has no room for what comes
+    behind it, and nobody hears a wrong token.
+    """
+    monkeypatch.setattr(MlxEngine, "trim", forgotten)
+
+    house = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
+
+    found = {found.invariant for found in house.findings()}
+    assert "INV-1" in found
+    assert found <= {"INV-1", "CRASH"}
+    assert house.happened()["session_quarantined"] > 3
+    assert [] == house.differences()

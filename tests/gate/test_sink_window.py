@@ -1,0 +1,236 @@
+"""
+The policy ``sink_window``: sessions that run far past their window keep P1, in bounded memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import pytest
+import trio
+
+from cairn.engine.mlx_model import ModelRefused
+from cairn.engine.prompt import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.codec import Row, decode
+from cairn.journal.invariants import check
+from cairn.journal.replay import replay
+from cairn.journal.state import State, apply
+from cairn.journal.store import MemoryStore
+from cairn.journal.windows import SinkWindow
+from cairn.ops.replay_engine import SAME, rerun
+from tests.families import config_of, make_family_model
+from tests.running import MIB, Said, ask, at_rest, generate, serving
+
+pytestmark = pytest.mark.gate
+
+E = TypeVar("E")
+
+SINKS, WINDOW = 4, 256
+NAMES = ("one", "another")
+ROWS = SinkWindow.of(SINKS, WINDOW, 64).rows
+
+
+def turn(place: int, messages: tuple[Message, ...] = ()) -> Conversation:
+    """
+    One turn more of a conversation that no other place has.
+    """
+    said = f"{place} {len(messages)} " + "stone on stone, " * 30
+    return Conversation(messages=(*messages, Message(role="user", content=said)))
+
+
+@attrs.frozen
+class Told:
+    """
+    What two conversations were told, and the journal of it.
+
+    Attributes:
+        heard: (the most tokens, what was asked, the answer).
+    """
+
+    heard: list[tuple[int, Conversation, Said]]
+    rows: list[Row]
+
+    def events(self, kind: type[E]) -> list[E]:
+        """
+        The events of a kind.
+        """
+        found = [decode(row).event for row in self.rows]
+        return [event for event in found if isinstance(event, kind)]
+
+
+@pytest.fixture(scope="module")
+def told(model_directory: Path) -> Told:
+    """
+    Two conversations side by side run to more than twice their window, one with an answer behind
+    which nothing can be cut back. Each answer is computed once more in idle time.
+    """
+    store, heard = MemoryStore(), list[tuple[int, Conversation, Said]]()
+
+    async def main() -> None:
+        settings = {"window": (SINKS, WINDOW), "shadow_share": 1.0}
+        async with serving(model_directory, store, **settings) as server:
+            left, checked = 9, trio.Event()
+
+            def watch(recorded: ev.Recorded) -> None:
+                nonlocal left
+                event = recorded.event
+                ended = isinstance(event, ev.ShadowEnded) and event.result != "disturbed"
+                if ended or isinstance(event, ev.ShadowSkipped):
+                    left -= 1
+                    if not left:
+                        checked.set()
+
+            server.observe(watch)
+
+            async def talk(place: int) -> None:
+                conversation = turn(place)
+                for number in range(4 + place):
+                    tokens = 200 if (place, number) == (1, 3) else 24
+                    command = generate(conversation, max_tokens=tokens, session_name=NAMES[place])
+                    said = await ask(server, command)
+                    heard.append((tokens, conversation, said))
+                    answer = Message(role="assistant", content=said.text)
+                    conversation = turn(place, (*conversation.messages, answer))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(talk, 0)
+                nursery.start_soon(talk, 1)
+            await at_rest(server)
+            with trio.fail_after(300):
+                await checked.wait()
+
+    trio.run(main)
+    return Told(heard, store.rows)
+
+
+def test_a_hit_past_the_window_is_a_miss(told: Told, model_directory: Path) -> None:
+    """
+    The last answers have the bits of a server that knows nothing and serves nobody else.
+    """
+    last = [one for one in told.heard if one[2].finished.prompt_tokens > 2 * WINDOW]
+    empty = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, empty, window=(SINKS, WINDOW)):
+            pass  # spares the cold servers the self-test
+        for tokens, conversation, said in last:
+            known = MemoryStore(list(empty.rows))
+            async with serving(model_directory, known, window=(SINKS, WINDOW)) as cold:
+                missed = await ask(cold, generate(conversation, max_tokens=tokens))
+            assert 0 == missed.accepted.cached_tokens
+            assert missed.tokens == said.tokens
+
+    trio.run(main)
+
+    assert 3 == len(last)
+    assert all(said.accepted.cached_tokens > WINDOW for *_, said in last)
+
+
+def test_what_is_held_is_what_the_policy_gives(told: Told) -> None:
+    """
+    The journal holds; slabs are no larger than the policy says, the window moves, and what cannot
+    be cut back is cut off and copied in again.
+    """
+    (loaded,) = told.events(ev.ModelLoaded)
+    slabs = told.events(ev.SlabAcquired)
+    token_bytes = 4 * 2 * 4 * 32 * 4  # layers, keys and values, heads, their width, float32
+
+    assert () == replay(told.rows).findings
+    assert (SINKS, WINDOW, ROWS) == (loaded.kv_sinks, loaded.kv_window, loaded.kv_rows)
+    assert f"sink_window {SINKS}+{WINDOW}" == loaded.fields["kv_policy"]
+    assert {ROWS * token_bytes} == {slab.bytes for slab in slabs if slab.capacity_tokens > ROWS}
+    assert max(event.coverage[0][1] for event in told.events(ev.CacheExtended)) > WINDOW
+    assert any("the window has moved on" in trim.reason for trim in told.events(ev.CacheTrimmed))
+
+
+def test_a_window_that_moves_otherwise_is_found(told: Told) -> None:
+    """
+    A pass after which more is gone, or less, than the policy lets go breaks INV-2, and so does a
+    cut back to where tokens are missing.
+    """
+    state, broken = State(), Counter[str]()
+    for row in told.rows:
+        recorded = decode(row)
+        event = recorded.event
+        moved: list[ev.Event] = []
+        if isinstance(event, ev.CacheExtended | ev.BlocksShared) and event.coverage[0][1]:
+            layers, start, end = event.coverage[0]
+            moved = [attrs.evolve(event, coverage=((layers, start + by, end),)) for by in (-1, 1)]
+        if isinstance(event, ev.CacheTrimmed) and event.coverage[0][1] > event.end - WINDOW > 0:
+            layers, start, _ = event.coverage[0]
+            end = start // 64 * 64
+            moved = [attrs.evolve(event, end=end, coverage=((layers, start, end),))]
+        for other in moved:
+            found = check(state, attrs.evolve(recorded, event=other))
+            assert "INV-2" in {violation.invariant for violation in found}
+            broken[event.kind] += 1
+        state = apply(state, recorded)
+
+    assert {"cache_extended", "blocks_shared", "cache_trimmed"} == set(broken)
+
+
+def test_what_was_computed_can_be_computed_again(told: Told) -> None:
+    """
+    The shadow checks found the same, and a replay on the model too, in blocks, cuts and coverage.
+    """
+    ended = [event.result for event in told.events(ev.ShadowEnded)]
+
+    assert {"same"} == set(ended) - {"disturbed"}
+    assert SAME == rerun(told.rows, NAMES[1], None)
+
+
+def test_within_the_window_nothing_changes(model_directory: Path) -> None:
+    """
+    A conversation that does not reach its window has the answers of one that has none, under
+    another fingerprint.
+    """
+    answers, names = [], set()
+
+    async def main() -> None:
+        for window in (None, (SINKS, WINDOW)):
+            async with serving(model_directory, window=window) as server:
+                said = await ask(server, generate(turn(0), max_tokens=24))
+                answers.append(said.tokens)
+                names.add(server.facts.fingerprint)
+                assert said.finished.prompt_tokens + 24 <= SINKS + WINDOW
+
+    trio.run(main)
+
+    assert answers[0] == answers[1]
+    assert 2 == len(names)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "why"),
+    [
+        ("gpt_oss", {}, "layers of it have windows of their own"),
+        ("mamba2", {}, "other things than keys and values"),
+        ("llama", {"kv_cache": "mlx-lm"}, "do not keep sinks and a window apart"),
+        ("llama", {"window": (4, 255)}, "A window of 255 tokens is too short for chunks of 64"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(
+    family: str, settings: dict[str, Any], why: str, model_directory: Path, tmp_path: Path
+) -> None:
+    """
+    The server does not start, and says why and what to do.
+    """
+    directory = make_family_model(tmp_path / "model", model_directory, config_of(family))
+
+    async def main() -> None:
+        async with serving(directory, **{"window": (4, 256), "pool_bytes": 64 * MIB, **settings}):
+            pass
+
+    with pytest.raises(BaseExceptionGroup) as refused:
+        trio.run(main)
+
+    (error,) = refused.value.exceptions
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    assert isinstance(error, ModelRefused)
+    assert why in str(error)
+    assert "Start with" in str(error)

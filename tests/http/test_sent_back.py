@@ -1,0 +1,169 @@
+"""
+What a client sends back after an answer, by the way that it goes: from a model's text to the wire
+and from there to the next prompt. That is what was anticipated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+
+from cairn.actors.ahead import Foresight, Ids, Step
+from cairn.actors.messages import Delta, Generate, Reply
+from cairn.engine.answer_parts import AnswerForm, AnswerParts
+from cairn.engine.encoding import Encoder
+from cairn.engine.markers import markers_of
+from cairn.engine.prompt import message_of, prompt_ids, render
+from cairn.http.anthropic import read_messages_request
+from cairn.http.anthropic_answers import Chunks
+from cairn.http.openai import read_chat_request
+from cairn.http.openai_answers import Completion
+from cairn.http.parameters import Ignored
+from cairn.http.wire import encode
+from tests.http.fake_service import ACCEPTED, FACTS, FINISHED
+
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("look", "go")
+]
+ASKED: list[dict[str, Any]] = [
+    {"role": "system", "content": "You know cities."},
+    {"role": "user", "content": "Tell me of Öslo."},
+]
+# Not one call as the template would space it.
+CALLS = (
+    '<tool_call>\n{"name":"look","arguments":{"city":"\\u00d6slo","days":3.0}}\n</tool_call>\n'
+    '<tool_call>{"arguments": {}, "name": "go"}</tool_call>'
+)
+THOUGHTS = "<think>\nI look it up.\n\nThen I go.\n</think>\n\n"
+RESULTS = ("Rain.", "7 km")
+
+
+@pytest.fixture(scope="module", name="tokenizer")
+def tokenizer_(model_directory: Path) -> Any:
+    """
+    The random model's, with Pebble's template.
+    """
+    return load_tokenizer(model_directory)
+
+
+class Chat:
+    """
+    A client of OpenAI's.
+    """
+
+    def read(self, *more: dict[str, Any]) -> Generate:
+        """
+        The command that its request is.
+        """
+        body = {"messages": [*ASKED, *more], "tools": TOOLS, "enable_thinking": True}
+        return read_chat_request(json.dumps(body).encode(), {}, Ignored(), FACTS).command
+
+    def sent_back(self, replies: Iterable[Reply]) -> list[dict[str, Any]]:
+        """
+        What it sends back after an answer: that, and the results of its calls.
+        """
+        completion = Completion(logprobs=False)
+        for reply in replies:
+            completion.take(reply)
+        message = json.loads(encode(completion.body()))["choices"][0]["message"]
+        calls = [call["id"] for call in message["tool_calls"]]
+        return [
+            message,
+            *(
+                {"role": "tool", "content": result, "tool_call_id": call}
+                for call, result in zip(calls, RESULTS, strict=True)
+            ),
+        ]
+
+
+class Messages:
+    """
+    A client of Anthropic's, which adds up a stream.
+    """
+
+    def read(self, *more: dict[str, Any]) -> Generate:
+        """
+        The command that its request is.
+        """
+        system, *messages = ASKED
+        body = {
+            "max_tokens": 100,
+            "system": system["content"],
+            "messages": [*messages, *more],
+            "tools": [
+                {"name": tool["function"]["name"], "input_schema": {"type": "object"}}
+                for tool in TOOLS
+            ],
+            "thinking": {"type": "adaptive"},
+        }
+        return read_messages_request(json.dumps(body).encode(), {}, Ignored(), FACTS).command
+
+    def sent_back(self, replies: Iterable[Reply]) -> list[dict[str, Any]]:
+        """
+        What it sends back after an answer: that, and the results of its calls.
+        """
+        chunks = Chunks(max_tokens=100)
+        blocks: list[dict[str, Any]] = []
+        inputs = ""
+        for event in b"".join(map(chunks.take, replies)).decode().split("\n\n")[:-1]:
+            said = json.loads(event.partition("\ndata: ")[2])
+            match said["type"]:
+                case "content_block_start":
+                    blocks.append(said["content_block"])
+                    inputs = ""
+                case "content_block_delta":
+                    delta = {key: text for key, text in said["delta"].items() if key != "type"}
+                    inputs += delta.pop("partial_json", "")
+                    blocks[-1].update({key: blocks[-1][key] + text for key, text in delta.items()})
+                case "content_block_stop" if inputs:
+                    blocks[-1]["input"] = json.loads(inputs)
+                case _:
+                    pass
+        calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
+        results = [
+            {"type": "tool_result", "tool_use_id": call, "content": result}
+            for call, result in zip(calls, RESULTS, strict=True)
+        ]
+        return [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
+
+
+@pytest.mark.parametrize("client", [Chat(), Messages()], ids=["openai", "anthropic"])
+@pytest.mark.parametrize(
+    "text", [THOUGHTS + CALLS, f"{THOUGHTS}I look.\n{CALLS}", f"I look.\n{CALLS}", CALLS]
+)
+def test_a_tools_turn_begins_with_what_was_anticipated(
+    tokenizer: Any, client: Chat | Messages, text: str
+) -> None:
+    """
+    Thoughts, words and two calls: all of it and the head of the result are known before it comes.
+    """
+    asked = client.read().conversation
+    assert asked is not None
+    markers = markers_of(tokenizer)
+    begins = markers.begins(render(tokenizer, asked))
+    parts = AnswerParts(AnswerForm(markers=markers, begins=begins, tools=asked.tools), name="one")
+    told = (*parts.add(text).parts, *parts.finish(complete=True).parts)
+
+    async def at_once(step: Step) -> Ids | None:
+        return await step(lambda: True)
+
+    foresight = Foresight(tokenizer, Encoder(tokenizer), trio.CapacityLimiter(1))
+    found = trio.run(foresight.beginning, asked, message_of(told), "local", at_once)
+    assert found is not None
+
+    onward = client.read(*client.sent_back((ACCEPTED, Delta(parts=told), FINISHED))).conversation
+    assert onward is not None
+    said = onward.messages[len(ASKED)]
+    assert message_of(told) == said
+    assert ["look", "go"] == [call["function"]["name"] for call in said.tool_calls]
+    prompt = prompt_ids(tokenizer, onward)
+    assert found.ids == prompt[: len(found.ids)]
+    known = tokenizer.decode(list(found.ids)).rstrip("\n")
+    assert known.endswith("</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>")

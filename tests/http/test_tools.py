@@ -1,0 +1,167 @@
+"""Thoughts and calls of tools in answers: what stands where, whole and as a stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import openai
+import pytest
+import trio
+
+from cairn.actors.messages import Delta
+from cairn.engine.answer_parts import Called, Said, Thought
+from cairn.http.app import create_app
+from tests.http.conftest import Serve
+from tests.http.fake_service import ACCEPTED, FINISHED, FakeService, Step, token
+
+pytestmark = pytest.mark.trio
+
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+LOOK = Called(index=0, id="a1", name="look", arguments='{"city": "Öslo"}')
+GO = Called(index=1, id="b2", name="go", arguments="{}")
+SCRIPT: tuple[Step, ...] = (
+    ACCEPTED,
+    Delta(parts=(Thought("Two"),)),
+    Delta(parts=(Thought(" cities."),)),
+    Delta(parts=(Said("I look."), LOOK, GO)),
+    FINISHED,
+)
+
+
+def changed(script: tuple[Step, ...], **finished: Any) -> tuple[Step, ...]:
+    """The script with another end."""
+    return (*script[:-1], attrs.evolve(FINISHED, **finished))
+
+
+async def text_of(script: tuple[Step, ...], **body: Any) -> str:
+    """What is answered."""
+    client = create_app(FakeService(script)).test_client()
+    response = await client.post("/v1/chat/completions", data=json.dumps({**ASK, **body}))
+    assert 200 == response.status_code
+    return await response.get_data(as_text=True)
+
+
+async def choice_of(script: tuple[Step, ...], **body: Any) -> dict[str, Any]:
+    """The one choice of an answer that is sent as a whole."""
+    (choice,) = json.loads(await text_of(script, **body))["choices"]
+    assert isinstance(choice, dict)
+    return choice
+
+
+async def choices_of(script: tuple[Step, ...], **body: Any) -> list[dict[str, Any]]:
+    """The choices of a stream's chunks, but for the first, which has the role."""
+    events = (await text_of(script, stream=True, **body)).split("\n\n")
+    chunks = [json.loads(e.removeprefix("data: ")) for e in events if e.startswith("data: {")]
+    return [choice for chunk in chunks[1:] for choice in chunk["choices"]]
+
+
+async def test_a_message_with_everything():
+    """Thoughts stand under both names, calls are OpenAI's, and they are why the answer ended."""
+    choice = await choice_of(SCRIPT)
+    assert {
+        "role": "assistant",
+        "content": "I look.",
+        "refusal": None,
+        "reasoning_content": "Two cities.",
+        "reasoning": "Two cities.",
+        "tool_calls": [
+            {
+                "id": "a1",
+                "type": "function",
+                "function": {"name": "look", "arguments": '{"city": "Öslo"}'},
+            },
+            {"id": "b2", "type": "function", "function": {"name": "go", "arguments": "{}"}},
+        ],
+    } == choice["message"]
+    assert "tool_calls" == choice["finish_reason"]
+
+
+async def test_a_message_without_words():
+    """Its content is null where there are calls, else empty; what is not there is not named."""
+    calls = await choice_of((ACCEPTED, Delta(parts=(GO,)), FINISHED))
+    assert {"role", "content", "refusal", "tool_calls"} == calls["message"].keys()
+    assert None is calls["message"]["content"]
+    thoughts = await choice_of((ACCEPTED, Delta(parts=(Thought("x"),)), FINISHED))
+    assert {"role", "content", "refusal", "reasoning_content", "reasoning"} == (
+        thoughts["message"].keys()
+    )
+    assert ("", "stop") == (thoughts["message"]["content"], thoughts["finish_reason"])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_an_answer_cut_off_behind_a_call(stream: bool):
+    """It was cut off: the client must not take it for complete."""
+    script = changed(SCRIPT, finish_reason="length")
+    last = (await choices_of(script))[-1] if stream else await choice_of(script)
+    assert "length" == last["finish_reason"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_an_answer_that_ended_in_a_call(stream: bool):
+    """A stop text may cut a second call off: the client must not act on the first alone."""
+    script = changed(SCRIPT, ended_in_call=True)
+    last = (await choices_of(script))[-1] if stream else await choice_of(script)
+    assert "stop" == last["finish_reason"]
+
+
+async def test_deltas_of_a_stream():
+    """A call begins with index, id, type, name and no arguments; they follow under its index."""
+    choices = await choices_of(SCRIPT)
+    head = {"type": "function"}
+    assert [
+        {"reasoning_content": "Two", "reasoning": "Two"},
+        {"reasoning_content": " cities.", "reasoning": " cities."},
+        {"content": "I look."},
+        {
+            "tool_calls": [
+                {**head, "index": 0, "id": "a1", "function": {"name": "look", "arguments": ""}}
+            ]
+        },
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": "Öslo"}'}}]},
+        {
+            "tool_calls": [
+                {**head, "index": 1, "id": "b2", "function": {"name": "go", "arguments": ""}}
+            ]
+        },
+        {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]},
+        {},
+    ] == [choice["delta"] for choice in choices]
+    assert [None] * 7 + ["tool_calls"] == [choice["finish_reason"] for choice in choices]
+
+
+async def test_logprobs_come_once():
+    """Those of a piece go with its first delta; those of text that is held back go alone."""
+    held = Delta(parts=(), tokens=(token(1, "<tool_call>", -0.5),))
+    both = Delta(parts=(Said("Hm."), GO), tokens=(token(2, "…", -0.25),))
+    choices = await choices_of((ACCEPTED, held, both, FINISHED), logprobs=True)
+    assert [{"content": ""}, {"content": "Hm."}] == [choice["delta"] for choice in choices[:2]]
+    found = [
+        [one["token"] for one in choice["logprobs"]["content"]] if choice["logprobs"] else None
+        for choice in choices
+    ]
+    assert [["<tool_call>"], ["…"], None, None, None] == found
+    silent = await choices_of((ACCEPTED, attrs.evolve(held, tokens=()), both, FINISHED))
+    assert {"content": "Hm."} == silent[0]["delta"]
+
+
+async def test_the_official_client_adds_up(serve: Serve):
+    """Its stream ends with the message that it would have had as a whole."""
+    url = await serve(FakeService(SCRIPT))
+
+    def both() -> tuple[Any, Any]:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
+            whole = api.chat.completions.create(model="any", **ASK)
+            with api.chat.completions.stream(model="any", **ASK) as stream:
+                for _ in stream:
+                    pass
+                return whole.choices[0], stream.get_final_completion().choices[0]
+
+    whole, added = await trio.to_thread.run_sync(both)
+    assert "tool_calls" == whole.finish_reason == added.finish_reason
+    assert [("a1", "look", '{"city": "Öslo"}'), ("b2", "go", "{}")] == [
+        (one.id, one.function.name, one.function.arguments) for one in added.message.tool_calls
+    ]
+    for message in (whole.message, added.message):
+        assert ("I look.", "Two cities.") == (message.content, message.model_extra["reasoning"])

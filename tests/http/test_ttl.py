@@ -1,0 +1,58 @@
+"""
+How long a client wants its conversation to be kept, in every protocol.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from cairn.actors.messages import Generate
+from cairn.http.anthropic import read_messages_request
+from cairn.http.errors import ClientError
+from cairn.http.openai import read_chat_request
+from cairn.http.openai_texts import read_text_request
+from cairn.http.parameters import Ignored
+from cairn.http.responses import read_responses_request
+from tests.http.fake_service import FACTS
+
+Body = dict[str, Any]
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def command_of(read: Callable[..., Any], body: Mapping[str, Any]) -> Generate:
+    """
+    What a body asks for.
+    """
+    command: Generate = read(json.dumps(body).encode(), {}, Ignored(), FACTS).command
+    return command
+
+
+PROTOCOLS = [
+    (read_chat_request, {"messages": HELLO}),
+    (read_text_request, {"prompt": "Hello"}),
+    (read_responses_request, {"input": "Hello"}),
+    (read_messages_request, {"messages": HELLO, "max_tokens": 4}),
+]
+
+
+@pytest.mark.parametrize(("read", "body"), PROTOCOLS)
+def test_a_life_in_seconds_or_in_words(read: Callable[..., Any], body: Body):
+    """Seconds, as a number or a text, and the usual units; nothing is the server's to say."""
+    lives = {0: 0, 90: 90, "90": 90, "5m": 300, "1h": 3600, "24h": 86_400, "7d": 604_800}
+    for written, seconds in lives.items():
+        assert seconds == command_of(read, {**body, "ttl": written}).ttl_s
+    assert None is command_of(read, body).ttl_s
+    assert None is command_of(read, {**body, "ttl": None}).ttl_s
+
+
+@pytest.mark.parametrize(("read", "body"), PROTOCOLS)
+@pytest.mark.parametrize("ttl", [-1, "soon", "1.5h", "", "20y", "4000d", 10**12, True, 1.5, [5]])
+def test_a_life_that_is_none(read: Callable[..., Any], body: Body, ttl: Any):
+    """What is no time, or longer than ten years, is refused by its name."""
+    with pytest.raises(ClientError, match="ttl") as refused:
+        command_of(read, {**body, "ttl": ttl})
+    assert "ttl" == refused.value.param

@@ -1,0 +1,311 @@
+"""Which agents there are, and what their histories are: what the journal's events make of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from cairn.journal import events as ev
+from cairn.journal.agents import Agent, Agents, is_agent_name, session_of
+from cairn.journal.lifecycle import Life
+from cairn.journal.retention import Survey
+from cairn.journal.state import EMPTY, Block, Model, Session, SessionId, Slab, State, Turn
+from cairn.journal.turns import Turns
+from tests.journal.test_turns import finished, kept, recorded, violated
+
+STOPPED = ev.ServerStopped(boot="b", reason="asked to")
+LOST = ev.ServerLost(boot="b")
+
+
+def created(name: str = "notes", tenant: str = "t1", **changes: Any) -> ev.AgentCreated:
+    """An agent that comes to be."""
+    usual: dict[str, Any] = {
+        "model": "",
+        "max_context": None,
+        "persist": True,
+        "created_s": 1,
+        "forked_from": None,
+        "head": None,
+        "system": None,
+        "tools": "[]",
+    }
+    return ev.AgentCreated(agent=name, tenant=tenant, **{**usual, **changes})
+
+
+def deleted(name: str = "notes", tenant: str = "t1") -> ev.AgentDeleted:
+    """An agent that goes."""
+    return ev.AgentDeleted(agent=name, tenant=tenant)
+
+
+def turn(request: str, previous: str | None = None, agent: str = "notes") -> tuple[ev.Event, ...]:
+    """A turn of an agent, from when it is kept to its end."""
+    return kept(request, previous, agent=agent), finished(request)
+
+
+def seen(*events: ev.Event) -> tuple[Agents, Turns]:
+    """The two folds of events, which stand at the positions from 1 on."""
+    turns = Turns()
+    agents = Agents(turns)
+    for position, event in enumerate(events, 1):
+        turns.see(recorded(position, event))
+        agents.see(recorded(position, event))
+    return agents, turns
+
+
+def found(agents: Agents, name: str = "notes") -> Agent:
+    """An agent that has to be there."""
+    agent = agents.find(name, "t1")
+    assert agent is not None
+    return agent
+
+
+def requests(agents: Agents, turns: Turns, name: str = "notes") -> list[str]:
+    """The requests of an agent's turns, the oldest first."""
+    return [request for request, _ in turns.back_from(found(agents, name).head)][::-1]
+
+
+def test_an_agent_goes_on_by_its_turns():
+    """Each that has finished is its head; it has their number, their tokens and their time."""
+    agents, _ = seen(created(), *turn("r1"), *turn("r2", "r1"))
+    agent = found(agents)
+    assert ("r2", 2, 5_000_000) == (agent.head, agent.turns, agent.used_us)
+    assert [2, 4] == [place.kept for place in agents.history(agent)]
+    assert 2 == agents.tokens(agent)
+    assert "@t1/agent/notes" == agent.session
+    assert (1, None) == (len(agents), agents.find("notes", "t2"))
+    assert 0 == agents.tokens(found(seen(created())[0]))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        (ev.RequestCancelled(session="s1", request="r2", stage="decode"),),
+        (LOST,),
+        (finished("r2"), violated(5, "r2")),
+        (),
+    ],
+    ids=["cancelled", "lost", "violated", "under way"],
+)
+def test_a_turn_that_came_to_nothing_changes_nothing(end: tuple[ev.Event, ...]):
+    """Whatever it ended by, the agent is as it was; and it goes on from there."""
+    before = (created(), *turn("r1"))
+    agents, turns = seen(*before, kept("r2", "r1", agent="notes"), *end)
+    assert found(seen(*before)[0]) == found(agents)
+    assert ["r1"] == requests(agents, turns)
+    agents, turns = seen(*before, kept("r2", "r1", agent="notes"), *end, *turn("r3", "r1"))
+    assert ["r1", "r3"] == requests(agents, turns)
+
+
+def test_what_breaks_elsewhere_takes_no_turn_back():
+    """A bug of another session's is recorded at the last row, which may be a turn's end."""
+    for request in ("other", None):
+        agents, turns = seen(created(), *turn("r1"), *turn("r2", "r1"), violated(5, request))
+        assert ["r1", "r2"] == requests(agents, turns)
+
+
+def test_a_turn_from_elsewhere_is_no_agents():
+    """One that does not go on from the head, of another tenant's, or of no agent that is there."""
+    agents, turns = seen(
+        created(),
+        *turn("r1"),
+        *turn("r2"),
+        *(kept("r3", "r1", tenant="t2", agent="notes"), finished("r3")),
+        *turn("r4", "r1", agent="other"),
+        *(kept("r5", "r1"), finished("r5")),
+    )
+    assert ["r1"] == requests(agents, turns)
+
+
+def test_a_fork_shares_what_came_before():
+    """It has the turns up to its head and goes on by itself; so does the one that it came from."""
+    agents, turns = seen(
+        created(),
+        *turn("r1"),
+        *turn("r2", "r1"),
+        created("aside", forked_from="notes", head="r1"),
+        *turn("r3", "r1", agent="aside"),
+        *turn("r4", "r2"),
+    )
+    assert ["r1", "r2", "r4"] == requests(agents, turns)
+    assert ["r1", "r3"] == requests(agents, turns, "aside")
+    assert (3, 2) == (found(agents).turns, found(agents, "aside").turns)
+    notes = found(agents)
+    heads = [agents.head_after(notes, number) for number in range(4)]
+    assert [None, "r1", "r2", "r4"] == heads
+    for number in (-1, 4):
+        with pytest.raises(IndexError):
+            agents.head_after(notes, number)
+    assert ["notes", "aside"] == [agent.name for agent in agents.of("t1")]
+    assert () == agents.of("t2")
+    assert 2 == len(agents.of(None))
+
+
+def test_what_is_deleted_is_forgotten():
+    """Its turns go, but for those with which another begins; a new one of its name has none."""
+    agents, turns = seen(
+        created(),
+        *turn("r1"),
+        *turn("r2", "r1"),
+        created("aside", forked_from="notes", head="r1"),
+        *(kept("r3"), finished("r3")),
+        deleted(),
+        deleted(),
+        created(),
+    )
+    assert ["r1"] == requests(agents, turns, "aside")
+    assert turns.held("r2") is None
+    assert turns.place("r3", "t1") is not None
+    assert (None, 0) == (found(agents).head, found(agents).turns)
+
+
+@pytest.mark.parametrize("end", [STOPPED, LOST])
+def test_what_does_not_persist_ends_with_the_server(end: ev.Event):
+    """Stopped or lost; and its turns with it."""
+    agents, turns = seen(created(persist=False), *turn("r1"), created("stays"), end)
+    assert ["stays"] == [agent.name for agent in agents.of("t1")]
+    assert 0 == len(turns)
+
+
+def test_names():
+    """What stands in an address and in the name of a session without a sign that means more."""
+    for name in ("a", "Notes-2.b_c", "7", "a" * 64):
+        assert is_agent_name(name)
+    for name in ("", "-a", ".", "..", "a/b", "a b", "a@b", "ä", "a\n", "a" * 65):
+        assert not is_agent_name(name)
+    assert "agent/notes" == session_of("notes")
+
+
+# --- where its KV is ------------------------------------------------------------------------------
+
+
+def state(*, slab: bool = False, present: bool = False, file: bool = False) -> State:
+    """A state in which the agent's session had its last turn."""
+    block = Block(
+        key="k1",
+        parent=None,
+        digest="d",
+        start=0,
+        bytes=1,
+        present=present,
+        file_bytes=1 if file else None,
+    )
+    last = Turn(
+        request="r1",
+        fingerprint="fp",
+        chain=(("user", "h"),),
+        prompt_ids=(1,),
+        prompt_keys=("k1",),
+        answered=True,
+        answer_ids=(2,),
+    )
+    session = Session(
+        id=SessionId("@t1/agent/notes"),
+        tenant="t1",
+        fingerprint="fp",
+        group=None,
+        named=True,
+        life=Life.IDLE,
+        last=last,
+        slab=Slab(id=1, capacity_tokens=4, bytes=1) if slab else None,
+    )
+    model = Model(
+        name="m",
+        fingerprint="fp",
+        layers=1,
+        chunk_tokens=1,
+        decode_rows=1,
+        context_tokens=9,
+        reusable=True,
+        pool_slabs=1,
+        pool_bytes=1,
+        blocks_bytes=1,
+    )
+    return attrs.evolve(
+        EMPTY,
+        model=model,
+        sessions=EMPTY.sessions.set(session.id, session),
+        blocks=EMPTY.blocks.set("k1", block),
+    )
+
+
+def test_status():
+    """Hot with a slab or a block in memory, warm with a file, else cold; other models are cold."""
+    agents, _ = seen(created(), *turn("r1"))
+    agent = found(agents)
+    for given, due in (
+        (state(slab=True), "hot"),
+        (state(present=True, file=True), "hot"),
+        (state(file=True), "warm"),
+        (state(), "cold"),
+        (EMPTY, "cold"),
+    ):
+        assert due == agents.status(agent, given)
+    loaded = state(present=True)
+    assert loaded.model is not None
+    other = attrs.evolve(loaded, model=attrs.evolve(loaded.model, fingerprint="other"))
+    assert "cold" == agents.status(agent, other)
+
+
+def test_a_fork_is_where_its_source_was():
+    """As long as it has no session of its own."""
+    agents, _ = seen(
+        created(),
+        attrs.evolve(kept("r1", agent="notes"), session="@t1/agent/notes"),
+        finished("r1"),
+        created("aside", forked_from="notes", head="r1"),
+    )
+    assert "warm" == agents.status(found(agents, "aside"), state(file=True))
+
+
+# --- what a prune leaves --------------------------------------------------------------------------
+
+
+def test_a_fork_of_an_agent_whose_row_was_pruned():
+    """
+    Its turns are there, and only the row that made it is not: a stop, and its deletion, take none
+    of them from a fork that is told of further on.
+    """
+    agents, turns = seen(
+        *turn("r1"),
+        *turn("r2", "r1"),
+        created("brief", persist=False),
+        STOPPED,
+        created("aside", forked_from="notes", head="r1"),
+        deleted(),
+        *turn("r3", "r1", agent="aside"),
+    )
+    assert ["r1", "r3"] == requests(agents, turns, "aside")
+    assert 2 == found(agents, "aside").turns
+
+
+def opened(session: str) -> ev.SessionOpened:
+    """A session that comes to be."""
+    return ev.SessionOpened(session=session, tenant="t1", fingerprint="f", group=None, named=False)
+
+
+def plan(*events: ev.Event) -> Any:
+    """What may be cut, where each row is old enough and the session s0 has come and gone."""
+    survey, fold = Survey(2**60), EMPTY
+    gone = Session(id=SessionId("s0"), tenant="t1", fingerprint="f", group=None, named=False)
+    for position, event in enumerate(
+        (opened("s0"), ev.SessionClosed(session="s0", reason="done"), *events), 1
+    ):
+        sessions = EMPTY.sessions.set(gone.id, gone) if position == 1 else EMPTY.sessions
+        fold = attrs.evolve(fold, position=position, sessions=sessions)
+        survey.feed(recorded(position, event), fold)
+    return survey.plan()
+
+
+def test_rows_of_an_agent_are_not_cut():
+    """From the first that it needs on; those of one that is gone may go."""
+    held = plan(STOPPED, created(), *turn("r1"))
+    assert (3, "notes") == (held.cut, held.agent.name)
+    # The fork needs a turn that stands before its own row.
+    forked = plan(created(), *turn("r1"), created("aside", head="r1"), deleted())
+    assert (3, "aside") == (forked.cut, forked.agent.name)
+    free = plan(created(), *turn("r1"), deleted())
+    assert (6, None) == (free.cut, free.agent)
+    passing = plan(created(persist=False), *turn("r1"), STOPPED)
+    assert (6, None) == (passing.cut, passing.agent)

@@ -1,0 +1,193 @@
+"""
+The order in which blocks can be done without, kept event by event, is the one that is found by
+looking at all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import example, given
+from immutables import Map
+
+from cairn.journal import events as ev
+from cairn.journal.eviction_order import Ends, Order
+from cairn.journal.ledger import Outcome
+from tests.journal.model import TAPES, Driver, leaving, plain, played, profile, tape
+from tests.journal.test_eviction import chain, state_of
+
+Shown = list[tuple[str, int]]
+
+
+def shown(ends: Ends) -> Shown:
+    """
+    Keys in their order, each with when it was last of use.
+    """
+    return [(block.key, used) for block, used in ends.in_order()]
+
+
+def both(order: Order) -> tuple[Shown, Shown]:
+    """
+    Of the blocks in memory, and of those in files.
+    """
+    return shown(order.memory), shown(order.files)
+
+
+def ending(world: dict[str, dict[str, Any]], keys: list[str]) -> dict[str, int]:
+    """
+    When each of these blocks is over: it, and all among them that is built on it.
+    """
+    ends = dict.fromkeys(keys, 0)
+    for key in keys:
+        at: str | None = key
+        while at is not None:
+            if at in ends:
+                ends[at] = max(ends[at], world[key]["due_us"])
+            at = world[at]["parent"]
+    return ends
+
+
+class Watched(Driver):
+    """
+    A history that looks at the order that its ledger keeps: after each event at what a new one
+    would be, after some at what the slow model says.
+
+    Attributes:
+        compared: how many blocks were compared with the slow model's, in memory and in files.
+        kinds: of the events that came between two looks.
+        mortal: how many of them had a life that ends.
+    """
+
+    def play(self) -> Watched:
+        """
+        As of any history, but the order is there from the beginning.
+        """
+        assert both(self.ledger.order) == ([], [])
+        self.compared = [0, 0]
+        self.kinds: set[str] = set()
+        self.mortal = 0
+        super().play()
+        return self
+
+    def take(self, outcome: Outcome) -> None:
+        """
+        Look once more.
+        """
+        self.kinds.update(recorded.event.kind for recorded in outcome.recorded)
+        kept = both(self.ledger.order)
+        assert both(Order(self.state)) == kept
+        lives = shown(self.ledger.order.lives)
+        assert shown(Order(self.state).lives) == lives
+        if self.state.position % 7 == 0:
+            blocks = plain(self.state)["blocks"]
+            there = [key for key, block in blocks.items() if block["present"]]
+            filed = [key for key, block in blocks.items() if block["file_bytes"] is not None]
+            assert (leaving(blocks, there), leaving(blocks, filed)) == kept
+            assert {*there, *filed} == self.ledger.order.found
+            mortal = [key for key in {*there, *filed} if blocks[key]["due_us"] is not None]
+            assert ending(blocks, mortal) == dict(lives)
+            self.mortal += len(mortal)
+            self.compared = [
+                most + len(keys) for most, keys in zip(self.compared, (there, filed), strict=True)
+            ]
+        super().take(outcome)
+
+
+@profile(40)
+@given(TAPES)
+@example(bytes(range(200)))
+def test_the_order_kept_is_the_order_found(data: bytes):
+    """After every event of any history, whatever is cut off, lost or broken."""
+    played(data, kind=Watched)
+
+
+def test_the_histories_have_an_order_to_keep():
+    """Among a few of them there is all that changes it."""
+    driven = [played(tape(seed, 600), kind=Watched) for seed in range(6)]
+    kinds = set().union(*(one.kinds for one in driven if isinstance(one, Watched)))
+    most = [one.compared for one in driven if isinstance(one, Watched)]
+    assert min(map(max, zip(*most, strict=True))) > 100
+    assert sum(one.mortal for one in driven if isinstance(one, Watched)) > 100
+    assert kinds >= {
+        "path_selected",
+        "anticipation_begun",
+        "block_sealed",
+        "block_evicted",
+        "block_loaded",
+        "block_spilled",
+        "block_rejected",
+        "block_dropped",
+        "server_stopped",
+        "server_lost",
+        "invariant_violated",
+        "session_quarantined",
+    }
+
+
+def test_what_stands_between_two_is_passed_over():
+    """A block that left from the midst of a chain leaves its order as it was."""
+    blocks = chain("a", 5, 100)
+    for place in (1, 2):
+        blocks[place] = attrs.evolve(blocks[place], present=False)
+    assert [("a4", 104), ("a3", 104), ("a0", 104)] == shown(Order(state_of(*blocks)).memory)
+
+
+def test_looking_changes_nothing():
+    """An order that is looked at half is the same afterwards."""
+    order = Order(state_of(*chain("a", 4, 100), *chain("b", 3, 50)))
+    looking = order.memory.in_order()
+    halves = [next(looking)[0].key for _ in range(4)]
+    assert ["b2", "b1", "b0", "a3"] == halves
+    assert [*halves, "a2", "a1", "a0"] == [key for key, _ in shown(order.memory)]
+
+
+def test_what_is_used_again_and_again_is_kept_once():
+    """Ends that are none any more do not gather: what is kept is as large as what there is."""
+    blocks = {block.key: block for block in chain("a", 3, 0)}
+    ends = Ends(lambda block: block.present)
+    ends.follow(Map(blocks), blocks)
+    for used in range(10, 5000):
+        blocks["a2"] = attrs.evolve(blocks["a2"], last_used=used)
+        ends.used(Map(blocks), ["a0", "a1", "a2"])
+    assert [("a2", 4999), ("a1", 4999), ("a0", 4999)] == shown(ends)
+    assert len(ends._heap) < 100
+
+
+def test_a_model_that_leaves_takes_the_blocks_in_memory_along():
+    """What has files is in their order as before."""
+    full = state_of(*chain("a", 2, 100))
+    gone = Map({key: attrs.evolve(block, present=False) for key, block in full.blocks.items()})
+    order = Order(full)
+    order.follow(full, attrs.evolve(full, blocks=gone), ev.ModelUnloaded(fingerprint="f"))
+    assert ([], [("a1", 101), ("a0", 101)]) == both(order)
+
+
+def test_an_event_that_cannot_be_stored_leaves_the_order():
+    """What was taken in with it is taken back, in the order as in the fold."""
+    driver = next(one for seed in range(20) if (one := played(tape(seed, 600))).files)
+    state, before = driver.state, both(driver.ledger.order)
+    block = state.blocks[min(driver.files)]
+    dropped = ev.BlockDropped(
+        key=block.key,
+        bytes=block.file_bytes or 0,
+        disk_blocks=state.pool.disk_blocks - 1,
+        disk_bytes=state.pool.disk_bytes - (block.file_bytes or 0),
+    )
+    with pytest.raises(ValueError, match="surrogates"):
+        driver.ledger.propose([dropped, ev.OperatorActed(action="\ud800", detail="")])
+    assert state is driver.state
+    assert before == both(driver.ledger.order)
+
+
+def test_a_block_that_comes_again_is_one():
+    """One that leaves and is sealed again stands where its last use puts it."""
+    blocks = {block.key: block for block in (*chain("a", 2, 10), *chain("b", 1, 50))}
+    ends = Ends(lambda block: block.present)
+    ends.follow(Map(blocks), blocks)
+    for present, used in ((False, 11), (True, 99)):
+        blocks["a1"] = attrs.evolve(blocks["a1"], present=present, last_used=used)
+        ends.follow(Map(blocks), ["a1"])
+        keys = [key for key, _ in shown(ends)]
+        assert keys == (["b0", "a1", "a0"] if present else ["a0", "b0"])

@@ -1,0 +1,338 @@
+"""
+Which answers are checked once more, and what is compared of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import uuid
+from typing import Any
+
+import attrs
+import pytest
+
+from cairn.journal import events as ev
+from cairn.journal.invariants import check
+from cairn.journal.keys import ids_hash
+from cairn.journal.ledger import broken_keys
+from cairn.journal.lifecycle import Life
+from cairn.journal.replay import replay
+from cairn.journal.shadow import drawn_hash, first_other, is_chosen, session_in_doubt
+from cairn.journal.state import Block, Model, Pool, Session, SessionId, Shadow, Slab, State, Turn
+from tests.journal.model import Driver, Talk, Violated
+
+
+def test_a_share_is_kept():
+    """Of many ids about the share is chosen; of none with 0, of all with 1."""
+    ids = [str(uuid.UUID(int=place)) for place in range(4000)]
+    for share in (0.01, 0.25, 0.5):
+        chosen = sum(is_chosen(one, share) for one in ids)
+        assert abs(chosen - share * len(ids)) < 5 * math.sqrt(share * len(ids))
+    assert not any(is_chosen(one, 0.0) for one in ids)
+    assert all(is_chosen(one, 1.0) for one in ids)
+
+
+def test_who_is_chosen_stays_chosen():
+    """The choice follows from the id alone, and a larger share has all of a smaller one."""
+    ids = [str(uuid.UUID(int=place)) for place in range(500)]
+    few = {one for one in ids if is_chosen(one, 0.1)}
+    assert few == {one for one in ids if is_chosen(one, 0.1)}
+    assert few < {one for one in ids if is_chosen(one, 0.3)}
+
+
+def test_who_is_chosen_can_be_told_by_hand():
+    """As docs/how-to/shadow-check.md tells it: just above the number of an id it is chosen."""
+    request = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
+    digest = hashlib.sha256(b"cairn shadow check/" + request.encode()).hexdigest()
+    share = int(digest[:16], 16) / 2**64
+    assert 0.01 < share < 0.99
+    assert not is_chosen(request, share - 1e-9)
+    assert is_chosen(request, share + 1e-9)
+
+
+def test_a_name_of_what_was_drawn_has_every_bit():
+    """Another token, another last bit of a log-probability, one more or less: another name."""
+    names = {
+        drawn_hash((1, 2), (-0.5, -1.0)),
+        drawn_hash((1, 3), (-0.5, -1.0)),
+        drawn_hash((1, 2), (-0.5, math.nextafter(-1.0, 0.0))),
+        drawn_hash((1,), (-0.5,)),
+        drawn_hash((2, 1), (-1.0, -0.5)),
+        drawn_hash((), ()),
+    }
+    assert 6 == len(names)
+
+
+def test_the_first_that_differs():
+    """By token or log-probability; where one is longer, the first that the other lacks."""
+    due = [(1, -0.5), (2, -1.0)]
+    assert None is first_other(due, list(due))
+    assert 1 == first_other(due, [(1, -0.5), (2, -1.5)])
+    assert 0 == first_other(due, [(3, -0.5), (2, -1.5)])
+    assert 1 == first_other(due, due[:1])
+    assert 0 == first_other([(1, 0.0)], [(1, -0.0)]), "a bit that no comparison of numbers sees"
+    assert drawn_hash((1,), (0.0,)) != drawn_hash((1,), (-0.0,))
+
+
+def test_a_name_of_what_was_drawn_is_of_no_machine():
+    """The name is fixed in every byte, so that a journal is read alike on another machine."""
+    packed = (1).to_bytes(8, "little") + (7).to_bytes(4, "little") + bytes(6) + b"\xe0\xbf"
+    assert hashlib.sha256(packed).hexdigest()[:32] == drawn_hash((7,), (-0.5,))
+
+
+# --- INV-3 ---------------------------------------------------------------------------------------
+
+
+CHUNK = 4
+MODEL = Model(
+    name="tiny",
+    fingerprint="fp",
+    layers=1,
+    chunk_tokens=CHUNK,
+    decode_rows=1,
+    context_tokens=64,
+    reusable=True,
+    pool_slabs=4,
+    pool_bytes=32,
+    blocks_bytes=64,
+)
+ANSWER = (5, 6, 7)
+
+
+def state_of_two(**changes: Any) -> State:
+    """
+    Two blocks, the second built on the first, and a third on nothing; a session that gave an answer
+    on the first two, and its check in hand.
+    """
+    blocks = State().blocks
+    for key, parent, start in (("a", None, 0), ("b", "a", CHUNK), ("c", None, 0)):
+        block = Block(
+            key=key, parent=parent, digest=f"of {key}", start=start, bytes=1, present=True
+        )
+        blocks = blocks.set(key, block)
+    turn = Turn(
+        request="r1",
+        fingerprint="fp",
+        chain=(("user", "part"),),
+        prompt_ids=tuple(range(9)),
+        prompt_keys=("a", "b"),
+        answered=True,
+        answer_ids=ANSWER,
+    )
+    session = Session(
+        id=SessionId("s1"),
+        tenant="t",
+        fingerprint="fp",
+        group=None,
+        named=True,
+        life=Life.IDLE,
+        last=turn,
+    )
+    in_hand = Shadow(of_session="s1", request="r1", slab=Slab(id=1, capacity_tokens=16, bytes=8))
+    usual: dict[str, Any] = {
+        "model": MODEL,
+        "blocks": blocks,
+        "sessions": State().sessions.set(session.id, session),
+        "pool": Pool(slabs=1, slab_bytes=8),
+        "shadow": in_hand,
+    }
+    return State(**{**usual, **changes})
+
+
+def checked(**changes: Any) -> ev.ShadowChecked:
+    """A check in which all was as it should be."""
+    fine: dict[str, Any] = {
+        "of_session": "s1",
+        "request": "r1",
+        "prompt_tokens": 9,
+        "answer_tokens": 3,
+        "keys": ("a", "b"),
+        "digests": ("of a", "of b"),
+        "held": ("of a", ""),
+        "ids_due": ids_hash(ANSWER),
+        "drawn_due": "drawn",
+        "drawn": "drawn",
+        "first_other": None,
+        "duration_us": 1,
+    }
+    return ev.ShadowChecked(**{**fine, **changes})
+
+
+def found(event: ev.Event, **changes: Any) -> list[tuple[str, str]]:
+    """What the checks say of an event: (invariant, message)."""
+    place = ev.Recorded(position=1, stream="server", seq=1, event_id="e", time_us=0, event=event)
+    return [(one.invariant, one.message) for one in check(state_of_two(**changes), place)]
+
+
+def test_what_is_as_it_should_be_breaks_nothing():
+    """Digests as on record, in memory or not, and the same tokens."""
+    assert [] == found(checked())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "keys"),
+    [
+        (
+            {"digests": ("of a", "other")},
+            "block b, met in the check of session s1, computed again is another",
+            ("b",),
+        ),
+        (
+            {"digests": ("other", "of b")},
+            "block a, met in the check of session s1, computed again is another",
+            ("a", "b"),
+        ),
+        (
+            {"held": ("other", "")},
+            "block a, met in the check of session s1, changed in memory",
+            ("a", "b"),
+        ),
+        (
+            {"held": ("of a", "other")},
+            "block b, met in the check of session s1, changed in memory",
+            ("b",),
+        ),
+        (
+            {"drawn": "other", "first_other": 2},
+            "the answer to request r1 of session s1 computed again is another from its token 2 on",
+            (),
+        ),
+        (
+            {"ids_due": "others"},
+            (
+                "the answer to request r1 of session s1 was compared with other tokens than are on "
+                "record"
+            ),
+            (),
+        ),
+        ({"digests": ("of a",)}, "not two digests a block", ()),
+        ({"held": ()}, "not two digests a block", ()),
+    ],
+)
+def test_what_differs_breaks_the_invariant(
+    changes: dict[str, Any], words: str, keys: tuple[str, ...]
+):
+    """INV-3; in doubt are the blocks that differ and those built on them, and no others."""
+    event = checked(**changes)
+    assert ("INV-3", words) == found(event)[0]
+    assert keys == broken_keys(state_of_two(), event)
+
+
+def test_a_check_of_a_block_that_nobody_sealed():
+    """A key that is not on record is no legal step."""
+    ((invariant, message),) = found(checked(keys=("a", "x")))
+    assert ("INV-6", "shadow_checked of a block never sealed") == (invariant, message)
+
+
+def slab(**changes: Any) -> dict[str, Any]:
+    """The figures of a check's slab."""
+    figures = {"slab": 1, "bytes": 8, "pool_slabs": 1, "pool_bytes": 8}
+    return {"of_session": "s1", "request": "r1", **figures, **changes}
+
+
+def test_a_check_without_a_model():
+    """A slab needs a model."""
+    began = ev.ShadowBegan(capacity_tokens=4, **slab())
+    ((invariant, message),) = found(began, model=None, shadow=None)
+    assert ("INV-6", "a shadow check began without a model") == (invariant, message)
+
+
+def test_a_check_beside_another():
+    """One at a time."""
+    began = ev.ShadowBegan(capacity_tokens=4, **slab(slab=2, pool_slabs=2, pool_bytes=16))
+    assert [("INV-6", "a shadow check began beside another")] == found(began)
+    assert [] == found(began, shadow=None)
+
+
+@pytest.mark.parametrize("other", [{"request": "r2"}, {"of_session": "s2"}])
+def test_a_result_of_another_check(other: dict[str, Any]):
+    """What is told of a check is of the one in hand; where there is none, nothing is."""
+    ended = ev.ShadowEnded(result="failed", **slab(pool_slabs=0, pool_bytes=0))
+    for event in (checked(), ended):
+        assert [] == found(event)
+        words = f"{event.kind} of a check that is not in hand"
+        assert [("INV-6", words)] == found(attrs.evolve(event, **other))
+        assert [("INV-6", words)] == found(event, shadow=None)
+
+
+def test_a_check_ends_as_it_went():
+    """It ends with the same, once, where that was found, and with nothing else."""
+    in_hand = state_of_two().shadow
+    assert in_hand is not None
+    done = attrs.evolve(in_hand, checked=True)
+    wrong = [("INV-6", "a shadow check ended otherwise than it went")]
+    for result, due in (("same", []), ("differs", wrong), ("failed", wrong)):
+        ended = ev.ShadowEnded(
+            result=result,  # type: ignore[arg-type]  # each is one
+            **slab(pool_slabs=0, pool_bytes=0),
+        )
+        assert due == found(ended, shadow=done)
+        assert (wrong if not due else []) == found(ended)
+    assert [("INV-6", "an answer checked twice at a time")] == found(checked(), shadow=done)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slab": 2}, "a slab released that is not held"),
+        ({"bytes": 7}, "a slab of another size"),
+        ({"pool_slabs": 1}, "slabs held do not add up"),
+        ({"pool_bytes": 8}, "bytes of slabs do not add up"),
+    ],
+)
+def test_the_slab_of_a_check_is_the_one_that_it_had(changes: dict[str, Any], message: str):
+    """INV-5: what is given back is what was acquired, by name and by size."""
+    right = slab(pool_slabs=0, pool_bytes=0)
+    assert [] == found(ev.ShadowEnded(result="failed", **right))
+    wrong = ev.ShadowEnded(result="failed", **{**right, **changes})
+    assert [("INV-5", message)] == found(wrong)
+
+
+# --- who goes out of service ---------------------------------------------------------------------
+
+
+def test_the_session_in_doubt():
+    """
+    The one that gave another answer, unless a block of its prompt accounts for it: who reuses that
+    is cut off there. A block over the answer, or one that changed in memory alone, does not.
+    """
+    differs = checked(drawn="other", first_other=0)
+    assert "s1" == session_in_doubt(state_of_two(), differs)
+    assert None is session_in_doubt(state_of_two(), checked(digests=("of a", "other")))
+    in_prompt = attrs.evolve(differs, digests=("of a", "other"))
+    assert None is session_in_doubt(state_of_two(), in_prompt)
+    over_answer = attrs.evolve(in_prompt, prompt_tokens=2 * CHUNK - 1)
+    assert "s1" == session_in_doubt(state_of_two(), over_answer)
+    in_memory = attrs.evolve(differs, held=("other", ""))
+    assert "s1" == session_in_doubt(state_of_two(), in_memory)
+    assert None is session_in_doubt(state_of_two(), attrs.evolve(differs, ids_due="others"))
+    assert None is session_in_doubt(state_of_two(sessions=State().sessions), differs)
+
+
+def test_the_session_goes_in_the_same_append():
+    """
+    The row that breaks INV-3, the violation and the end of the session's service are one append,
+    whatever the session does at the time: a server lost after it is started on a journal that says
+    so. A replay finds the same, and names the session.
+    """
+    driver = Driver()
+    driver.start()
+    talk = Talk(tenant="t1", group=None, name="n", parts=(("user", tuple(range(20))),))
+    driver.serve(talk)
+    driver.begin_check("n")
+    driver.ask(attrs.evolve(talk, parts=(("user", tuple(range(30))),)))
+    assert driver.state.session("n").request is not None
+    with pytest.raises(Violated) as caught:
+        driver.end_check("differs")
+    events = [recorded.event for recorded in caught.value.outcome.recorded]
+    wrong, violated, out = events
+    assert isinstance(wrong, ev.ShadowChecked)
+    assert isinstance(violated, ev.InvariantViolated)
+    assert isinstance(out, ev.SessionQuarantined)
+    assert ("n", violated.bug_id) == (out.session, out.bug_id)
+    assert violated.bug_id == driver.state.session("n").bug_id
+    assert None is driver.state.shadow
+    (finding,) = replay(driver.rows).findings
+    assert (True, True) == (finding.recorded, finding.reproduced)
+    assert (None, "n", "n") == (finding.session, finding.of_session, finding.concerns)

@@ -1,0 +1,150 @@
+"""Which turns are kept: what the journal's events make of it."""
+
+from __future__ import annotations
+
+from cairn.journal import events as ev
+from cairn.journal.turns import Place, Turns
+
+
+def kept(
+    request: str, previous: str | None = None, tenant: str = "t1", agent: str | None = None
+) -> ev.TurnKept:
+    """A turn that is to be kept."""
+    return ev.TurnKept(
+        session="s1",
+        request=request,
+        tenant=tenant,
+        agent=agent,
+        previous=previous,
+        created_s=1,
+        asked="[]",
+        answer="[]",
+        note="",
+    )
+
+
+def finished(request: str) -> ev.RequestFinished:
+    """The end of its request."""
+    return ev.RequestFinished(
+        session="s1",
+        request=request,
+        finish_reason="stop",
+        prompt_tokens=1,
+        cached_tokens=0,
+        answer_tokens=1,
+        completion_tokens=1,
+    )
+
+
+def violated(position: int, request: str | None) -> ev.InvariantViolated:
+    """What says that the event there broke an invariant, with the request that was open then."""
+    return ev.InvariantViolated(
+        bug_id="b",
+        invariant="INV-1",
+        at_position=position,
+        session="s1",
+        request=request,
+        fingerprint="f",
+        cairn_version="0",
+        message="",
+        expected="",
+        actual="",
+        trace="",
+    )
+
+
+def recorded(position: int, event: ev.Event) -> ev.Recorded:
+    """An event at a position, a second after the one before."""
+    return ev.Recorded(
+        position=position,
+        stream=event.stream,
+        seq=position,
+        event_id=str(position),
+        time_us=position * 1_000_000,
+        event=event,
+    )
+
+
+def seen(*events: ev.Event) -> Turns:
+    """The fold of events, which stand at the positions from 1 on."""
+    turns = Turns()
+    for position, event in enumerate(events, 1):
+        turns.see(recorded(position, event))
+    return turns
+
+
+def test_a_turn_is_there_once_its_request_has_finished():
+    """Before that it is not; and its two rows are known then."""
+    assert seen(kept("r1")).place("r1", "t1") is None
+    turns = seen(finished("r0"), kept("r1"), finished("r1"))
+    due = Place(tenant="t1", session="s1", previous=None, kept=2, finished=3, tokens=2)
+    assert due == turns.place("r1", "t1")
+    assert (1, None) == (len(turns), turns.place("r0", "t1"))
+
+
+def test_a_request_that_does_not_finish_leaves_nothing():
+    """Cancelled, or lost with the server: its turn is never there."""
+    cancelled = ev.RequestCancelled(session="s1", request="r1", stage="decode")
+    for end in (cancelled, ev.ServerLost(boot="b")):
+        assert 0 == len(seen(kept("r1"), end, finished("r1")))
+
+
+def test_an_end_that_broke_an_invariant_keeps_nothing():
+    """
+    The violation stands behind it; one that is about another row takes nothing back, and neither
+    does what another session broke when that row was the last.
+    """
+    for row, request, left in ((2, "r1", 0), (1, "r1", 1), (2, "r2", 1), (2, None, 1)):
+        turns = seen(kept("r1"), finished("r1"), violated(row, request))
+        assert left == len(turns)
+
+
+def test_an_agents_turn_is_looked_up_by_nobody():
+    """Not by its request, and no history goes over it; as an agent's it is there."""
+    turns = seen(
+        *(kept("r1", agent="notes"), finished("r1")),
+        *(kept("r2", "r1"), finished("r2")),
+        *(kept("r3", "r1", agent="notes"), finished("r3")),
+    )
+    assert (None, None) == (turns.place("r1", "t1"), turns.history("r2", "t1"))
+    assert ["r3", "r1"] == [request for request, _ in turns.back_from("r3")]
+    turns.drop({"r3", "r4"})
+    assert turns.held("r1") is not None
+    assert turns.held("r3") is None
+
+
+def test_another_tenants_turn_is_none():
+    """It is not found, and no history goes over it."""
+    turns = seen(kept("r1", tenant="t2"), finished("r1"), kept("r2", "r1"), finished("r2"))
+    assert turns.place("r1", "t1") is None
+    assert turns.place("r1", "t2") is not None
+    assert turns.history("r2", "t1") is None
+
+
+def test_a_history_is_told_from_its_beginning():
+    """Each turn names the one before it; two may go on from the same."""
+    turns = seen(
+        *(kept("r1"), finished("r1")),
+        *(kept("r2", "r1"), finished("r2")),
+        *(kept("r3", "r2"), finished("r3")),
+        *(kept("r4", "r1"), finished("r4")),
+    )
+    for request, rows in (("r1", [1]), ("r3", [1, 3, 5]), ("r4", [1, 7])):
+        history = turns.history(request, "t1")
+        assert history is not None
+        assert rows == [place.kept for place in history]
+
+
+def test_a_forgotten_turn_is_no_part_of_a_history():
+    """Neither it nor what goes on from it is found any more; what came before it is."""
+    gone = ev.TurnForgotten(of_request="r2", tenant="t1")
+    turns = seen(
+        *(kept("r1"), finished("r1")),
+        *(kept("r2", "r1"), finished("r2")),
+        *(kept("r3", "r2"), finished("r3")),
+        gone,
+        gone,
+    )
+    assert turns.place("r2", "t1") is None
+    assert turns.history("r3", "t1") is None
+    assert turns.history("r1", "t1") is not None

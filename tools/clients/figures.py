@@ -1,0 +1,156 @@
+"""
+What became of a client's requests, from the journal.
+
+Which request goes on from which is found by the tokens of their prompts alone, and not by what the
+server decided: a request continues the earlier one whose prompt it begins with, all but the last
+chunk of it. One that continues none is an opening, and a client has no more of these than it holds
+conversations. What a client moves about in front of a prompt would show as an opening too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from cairn.journal import events as ev
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """
+    A request, and the path that was chosen for it.
+
+    Attributes:
+        ids: the prompt's token ids.
+        path: ``continuation`` or ``new_session``.
+        reused: tokens of the prompt that were not computed again.
+        answered: whether it was answered to the end.
+        diverged: what was no longer as before, where the path says so.
+    """
+
+    name: str
+    protocol: str
+    ids: tuple[int, ...] = attrs.field(repr=False)
+    path: str
+    reason: str | None
+    reused: int
+    answered: bool
+    diverged: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Turn:
+    """
+    A request, and the one that it continues.
+
+    Attributes:
+        same: tokens in which the prompts begin alike; 0 for an opening.
+    """
+
+    request: Request
+    before: Request | None
+    same: int
+
+
+def requests_of(recorded: Iterable[ev.Recorded]) -> list[Request]:
+    """
+    The requests of a journal, in order.
+    """
+    prompts: dict[str, tuple[int, ...]] = {}
+    received: list[ev.RequestReceived] = []
+    paths: dict[str, ev.PathSelected] = {}
+    ended: set[str] = set()
+    for place in recorded:
+        event = place.event
+        match event:
+            case ev.RequestReceived():
+                base = prompts[event.base_request] if event.base_request else ()
+                prompts[event.request] = base[: event.kept_tokens] + event.new_ids
+                received.append(event)
+            case ev.PathSelected():
+                paths[event.request] = event
+            case ev.RequestFinished():
+                ended.add(event.request)
+            case _:
+                pass
+    return [
+        Request(
+            name=event.request,
+            protocol=event.protocol,
+            ids=prompts[event.request],
+            path=paths[event.request].path,
+            reason=paths[event.request].reason,
+            reused=paths[event.request].reused_tokens,
+            answered=event.request in ended,
+            diverged=paths[event.request].diverged_text,
+        )
+        for event in received
+        if event.request in paths
+    ]
+
+
+def turns_of(requests: Sequence[Request], chunk: int) -> list[Turn]:
+    """
+    Each request with the one that it continues.
+
+    Args:
+        chunk: the tokens of a canonical pass.
+    """
+    turns = []
+    for index, request in enumerate(requests):
+        found: tuple[int, Request] | None = None
+        for earlier in requests[:index]:
+            same = common(earlier.ids, request.ids)
+            goes_on = same > len(earlier.ids) - chunk and len(request.ids) > len(earlier.ids)
+            if goes_on and (found is None or same >= found[0]):
+                found = (same, earlier)
+        same, before = found or (0, None)
+        turns.append(Turn(request=request, before=before, same=same))
+    return turns
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """
+    In how many tokens two prompts begin alike.
+    """
+    # By halves, since slices are compared at the speed of C and prompts are long.
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def faults(turns: Sequence[Turn], openings: int, chunk: int) -> list[str]:
+    """
+    What is not as it has to be, a sentence each.
+
+    Args:
+        openings: how many conversations the client began, at most.
+    """
+    found = []
+    began = [turn.request for turn in turns if turn.before is None]
+    if len(began) > openings:
+        texts = "; ".join(f"{one.path}, {one.reason}, {one.diverged!r}" for one in began)
+        found.append(f"{len(began)} requests continue none, not {openings}: {texts}")
+    if len(began) == len(turns):
+        found.append("no request continues another")
+    for turn in turns:
+        request, before = turn.request, turn.before
+        where = f"a prompt of {len(request.ids)} tokens"
+        if not request.answered:
+            found.append(f"{where} was not answered to the end")
+        if before is None:
+            continue
+        if request.path != "continuation":
+            found.append(f"{where} is a {request.path} ({request.reason})")
+        # Whole chunks of what it has in common with the prompt before, which leaves out the
+        # last one where that ends in the midst of it.
+        due = turn.same // chunk * chunk
+        if request.reused < due:
+            found.append(f"{where} reuses {request.reused}, and {due} were there")
+    return found

@@ -1,0 +1,132 @@
+"""
+A conversation by a library, of three turns: run as a program of its own, with the library alone on
+the path. ``python -P talk.py LIBRARY URL LANGUAGE_MODEL`` prints an answer a line, as JSON: what
+was said, and how many tokens of its prompt were reused, as the library tells it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+HEAD = "You are a guide who knows every cairn between the lower hut and the pass. " * 60
+SAID = (
+    "My name is Anna and the code of the hut is 4711. " * 8,
+    "What is my name?",
+    "And the code of the hut?",
+)
+TOKENS = 24
+
+Ask = Callable[[list[dict[str, Any]]], tuple[str, int]]
+
+
+def by_openai(url: str, model: str) -> Ask:
+    """Chat completions, each a stream."""
+    import openai
+
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+    def ask(messages: list[dict[str, Any]]) -> tuple[str, int]:
+        system: Any = [{"role": "system", "content": HEAD}, *messages]
+        with client.chat.completions.stream(
+            model=model,
+            messages=system,
+            max_completion_tokens=TOKENS,
+            stream_options={"include_usage": True},
+        ) as stream:
+            found: Any = stream.get_final_completion()
+            cached = found.usage.prompt_tokens_details.cached_tokens
+            return found.choices[0].message.content or "", cached
+
+    return ask
+
+
+def by_responses(url: str, model: str) -> Ask:
+    """Responses, each of which goes on from the one before by its id."""
+    import openai
+
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    last: list[Any] = [openai.omit]
+
+    def ask(messages: list[dict[str, Any]]) -> tuple[str, int]:
+        found: Any = client.responses.create(
+            model=model,
+            instructions=HEAD,
+            input=messages[-1]["content"],
+            previous_response_id=last[0],
+            max_output_tokens=TOKENS,
+        )
+        last[0] = found.id
+        return found.output_text, found.usage.input_tokens_details.cached_tokens
+
+    return ask
+
+
+def by_anthropic(url: str, model: str) -> Ask:
+    """Messages, each a stream, with hints what to cache that move along."""
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+    hint = {"cache_control": {"type": "ephemeral"}}
+
+    def ask(messages: list[dict[str, Any]]) -> tuple[str, int]:
+        last = [{"type": "text", "text": messages[-1]["content"], **hint}]
+        sent: Any = [*messages[:-1], {"role": "user", "content": last}]
+        system: Any = [{"type": "text", "text": HEAD, **hint}]
+        with client.messages.stream(
+            model=model, system=system, messages=sent, max_tokens=TOKENS
+        ) as stream:
+            found = stream.get_final_message()
+            said = "".join(block.text for block in found.content if block.type == "text")
+            return said, found.usage.cache_read_input_tokens or 0
+
+    return ask
+
+
+def by_langchain(url: str, model: str) -> Ask:
+    """LangChain's chat model, each answer a stream."""
+    from langchain_openai import ChatOpenAI
+
+    chat = ChatOpenAI(
+        base_url=f"{url}/v1",
+        api_key="none",
+        model=model,
+        max_tokens=TOKENS,
+        max_retries=0,
+        stream_usage=True,
+    )
+
+    def ask(messages: list[dict[str, Any]]) -> tuple[str, int]:
+        whole: Any = None
+        for piece in chat.stream([{"role": "system", "content": HEAD}, *messages]):
+            whole = piece if whole is None else whole + piece
+        return str(whole.content), whole.usage_metadata["input_token_details"]["cache_read"]
+
+    return ask
+
+
+TALKS = {
+    "openai": by_openai,
+    "responses": by_responses,
+    "anthropic": by_anthropic,
+    "langchain": by_langchain,
+}
+
+
+def main(library: str, url: str, model: str) -> None:
+    """
+    Hold the conversation.
+    """
+    ask = TALKS[library](url, model)
+    messages: list[dict[str, Any]] = []
+    for said in SAID:
+        messages.append({"role": "user", "content": said})
+        answer, cached = ask(messages)
+        print(json.dumps({"said": answer, "cached": cached}), flush=True)
+        messages.append({"role": "assistant", "content": answer or "…"})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

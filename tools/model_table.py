@@ -1,0 +1,194 @@
+"""
+The table of docs/models.md: how models of mlx-lm's families are served, found by trying.
+
+For each family a small model with random weights is made from mlx-lm's own classes and started as
+``ops serve`` starts one, with the engine's self-test: the same bits warm and cold, in each row of a
+decode pass, alone and among others, and the numbers of mlx-lm's plain pass. Windows are so short
+that the test's prompt runs past them.
+
+``python -P tools/model_table.py`` prints the table, and ``--write`` puts it into the page; with
+families named, it prints theirs alone. All of them take some minutes. On Linux a BLAS whose bits
+depend on shape is preloaded, as the server does, since with another one nothing is proved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import attrs
+
+from cairn.engine.blas import find_blas, loaded_blas
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(1, str(Path(__file__).parent))
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+BEGIN = "<!-- the table: tools/model_table.py --write -->"
+END = "<!-- the end of the table -->"
+_COLUMNS = ("kind", "family (`model_type`)", "its layers keep", "served", "rows (W)", "same bits")
+_MEMORY_BYTES = 256 * 1024 * 1024
+_KEPT = {
+    "KVCache": "keys and values",
+    "RotatingKVCache": "a window of them",
+    "ArraysCache": "a state",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """
+    How models of one family are served.
+
+    Attributes:
+        keeps: what the layers keep of the tokens, in words.
+        served: warm, cold, or why not.
+        rows: W; 0 where it is not served.
+        same_bits: what the self-test found; None where it is not served.
+        control: whether the naive way gave other bits: without it the rest proves nothing.
+    """
+
+    kind: str
+    family: str
+    keeps: str
+    served: str
+    rows: int
+    same_bits: bool | None
+    control: bool = True
+
+    @property
+    def line(self) -> str:
+        """
+        The row in the page.
+        """
+        bits = "" if self.same_bits is None else "yes" if self.same_bits else "**no**"
+        rows = str(self.rows) if self.rows else ""
+        cells = (self.kind, f"`{self.family}`", self.keeps, self.served, rows, bits)
+        return f"| {' | '.join(cells)} |"
+
+
+def measured(family: str, source: Path) -> Row:
+    """
+    Start a small model of a family and see how it is served.
+
+    Args:
+        source: a model directory that lends its tokenizer and template.
+    """
+    from mlx_lm.models.cache import make_prompt_cache
+
+    from cairn.engine.mlx_cache import flat
+    from cairn.engine.mlx_model import ModelRefused
+    from cairn.engine.mlx_start import start_engine
+    from tests.families import kind_of
+
+    kind = kind_of(family)
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            directory = _made(family, Path(temporary) / family, source)
+            started = start_engine(
+                str(directory),
+                name=family,
+                chunk_tokens=64,
+                decode_rows=4,
+                kv_cache="slab",
+                pool_bytes=_MEMORY_BYTES,
+                blocks_bytes=_MEMORY_BYTES,
+                remembered=lambda _: False,
+                progress=lambda *_: None,
+            )
+        except ModelRefused as refused:
+            why = " ".join(str(refused).replace(f"{temporary}/", "").split())
+            return Row(
+                kind=kind, family=family, keeps="", served=f"no: {why}", rows=0, same_bits=None
+            )
+    tested = started.tested
+    assert tested is not None
+    caches = make_prompt_cache(started.loaded.model)
+    names = dict.fromkeys(type(cache).__name__ for cache in flat(caches))
+    several = ", several in one layer" if len(flat(caches)) > len(caches) else ""
+    return Row(
+        kind=kind,
+        family=family,
+        keeps=", ".join(sorted(_KEPT.get(name, name) for name in names)) + several,
+        served="warm" if started.facts.reusable else "cold",
+        rows=started.facts.decode_rows,
+        same_bits=tested.passed,
+        control=tested.findings["naive_differs"],
+    )
+
+
+def _made(family: str, directory: Path, source: Path) -> Path:
+    """
+    A small model of a family. Where its class cannot even be imported, another one's, under its
+    name.
+    """
+    from tests.families import config_of, make_family_model
+
+    try:
+        return make_family_model(directory, source, config_of(family))
+    except SystemExit:
+        shutil.rmtree(directory)
+        made = make_family_model(directory, source, config_of("llama"))
+        settings = {**config_of("llama"), "model_type": family}
+        (made / "config.json").write_text(json.dumps(settings), "utf-8")
+        return made
+
+
+def table(rows: Iterable[Row]) -> str:
+    """
+    The rows as a table of Markdown.
+    """
+    heads = (f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}")
+    return "\n".join((*heads, *(row.line for row in rows)))
+
+
+def with_table(page: str, found: str) -> str:
+    """
+    The page with another table.
+    """
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n\n{found}\n\n{END}{after}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """
+    From the arguments to the table.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="all, if none is named")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/models.md")
+    asked = parser.parse_args(arguments)
+    blas = find_blas() if sys.platform == "linux" and loaded_blas() is None else None
+    if blas is not None:
+        os.environ["LD_PRELOAD"] = str(blas)
+        os.execv(sys.executable, [sys.executable, "-P", __file__, *arguments])
+    from tests.families import FAMILIES
+    from tests.random_model import make_random_model
+
+    known = [family for families in FAMILIES.values() for family in families]
+    if asked.write and asked.families:
+        parser.error("the page has all families or none: --write takes no names")
+    if strange := set(asked.families) - set(known):
+        parser.error(f"not among the families: {', '.join(sorted(strange))}")
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        source = make_random_model(Path(temporary) / "random")
+        for family in asked.families or known:
+            rows.append(measured(family, source))
+            print(rows[-1].line, file=sys.stderr, flush=True)
+    found = table(rows)
+    print(found)
+    if asked.write:
+        PAGE.write_text(with_table(PAGE.read_text("utf-8"), found), "utf-8")
+    return 0 if all(row.control or not row.rows for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
