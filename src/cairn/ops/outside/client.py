@@ -99,6 +99,10 @@ class Client:
                 connection.open()
                 reading.read(connection.posted(f"{self._root}{_CHAT}", body, self._headers))
                 fault = self._late(reading) if connection.late else reading.fault
+            except TimeoutError:
+                # The socket has the same deadline, and may be first.
+                connection.late = True
+                fault = self._late(reading)
             except (OSError, http.client.HTTPException, _TooMuch) as error:
                 fault = self._late(reading) if connection.late else _words(error)
         return attrs.evolve(
