@@ -37,7 +37,7 @@ from cairn.ops.where import log_path
 T = TypeVar("T")
 E = TypeVar("E", bound=ev.Event)
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 """
 After so long something that must happen has not happened. No test asserts how long it took.
 """
