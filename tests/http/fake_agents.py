@@ -62,6 +62,12 @@ class FakeAgents:
         """One of them."""
         return self._facts((tenant, name)) if (tenant, name) in self.held else None
 
+    async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
+        """One of them as it was created."""
+        await trio.lowlevel.checkpoint()
+        held = self.held.get((tenant, name))
+        return held.agent if held is not None else None
+
     async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:
         """One of them with its turns."""
         await trio.lowlevel.checkpoint()

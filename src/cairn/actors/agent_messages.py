@@ -102,6 +102,11 @@ class AgentService(Protocol):
         An agent, if there is one. Changes nothing.
         """
 
+    async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
+        """
+        An agent as it was created, if there is one. No turn of it is read. Raises as ``history``.
+        """
+
     async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:
         """
         An agent with all that was said, if there is one.

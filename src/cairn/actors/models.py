@@ -162,7 +162,8 @@ class Models:
         if server is not None:
             now = server.statistics()
         else:
-            now = figures(run.sequencer, run.writer, run.engine)
+            held = run.agents.kept.remembered.bytes
+            now = figures(run.sequencer, run.writer, run.engine, remembered_bytes=held)
         encoded, remembered = self._gone_characters
         return attrs.evolve(
             now,
