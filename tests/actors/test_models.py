@@ -21,6 +21,7 @@ from cairn.actors.boot import booted_models
 from cairn.actors.limits import Limits
 from cairn.actors.memory import Memory
 from cairn.actors.messages import (
+    AgentBusy,
     Generate,
     Keep,
     ModelNotLoaded,
@@ -495,17 +496,70 @@ async def test_who_names_no_model_asks_the_first_one(house: House) -> None:
             assert "one" == (await ask(server, to(name, OPENING))).accepted.model
 
 
+def turn(model: str, *said: str, previous: str | None, **changes: Any) -> Generate:
+    """
+    A request for the agent ``notes``, of which the last thing said is new.
+    """
+    asked = (Message(role="user", content=said[-1]),)
+    keep = Keep(previous=previous, asked=asked, note="", agent="notes")
+    return to(model, *said, session_name=session_of("notes"), keep=keep, **changes)
+
+
+async def test_an_agent_that_waits_for_its_model_is_at_work(house: House) -> None:
+    """
+    Another request for it is refused at once, whichever model it asks for, and waits for nothing;
+    it cannot be deleted. Its own request is served, and behind that it is free.
+    """
+    async with house.serving() as server:
+        await server.agents.create(NewAgent(name="notes", model="other"))
+        async with (
+            engine_held(server) as go_on,
+            server.generate(turn("other", OPENING, previous=None)) as replies,
+        ):
+            for model in ("other", "one"):
+                with pytest.raises(AgentBusy, match="answering another request"):
+                    await gone(server, turn(model, "And?", previous=None))
+            with pytest.raises(AgentBusy):
+                await server.agents.delete("notes")
+            assert [1] == [one.waiting for one in server.models if one.waiting]
+            go_on.set()
+            assert [reply async for reply in replies]
+        agent = server.agents.agents.find("notes", "local")  # type: ignore[attr-defined]
+        await ask(server, turn("one", "And?", previous=agent.head))
+        facts = server.agents.one("notes")
+        assert facts is not None
+        assert 2 == facts.turns
+
+    assert ["one", "other", "one"] == house.swaps()
+    assert [] == house.events(ev.RequestRejected)
+    house.holds()
+
+
+async def test_an_agent_whose_request_leaves_the_line_is_free(house: House) -> None:
+    """
+    However that ends: its client goes, there is no room in the line, or what was read before the
+    model was loaded does not fit it.
+    """
+    async with house.serving(limits=Limits(queue=0)) as server:  # two rows wait
+        await server.agents.create(NewAgent(name="notes", model="other"))
+        async with engine_held(server), contextlib.AsyncExitStack() as clients:
+            await gone(server, turn("other", OPENING, previous=None))
+            for _ in range(2):
+                await clients.enter_async_context(server.generate(to("other", OPENING)))
+            with pytest.raises(QueueFull):
+                await gone(server, turn("other", OPENING, previous=None))
+        strange = Sampling(temperature=0.0, logit_bias=((1 << 20, 1.0),))
+        with pytest.raises(PromptRefused, match="no token of this model"):
+            await ask(server, turn("other", OPENING, previous=None, sampling=strange))
+        await ask(server, turn("one", OPENING, previous=None))
+        assert await server.agents.delete("notes")
+
+
 async def test_an_agent_changes_its_model(house: House) -> None:
     """
     Its history goes on under another model, by whichever it asks for, and it can be deleted when
     either is loaded.
     """
-
-    def turn(model: str, *said: str, previous: str | None) -> Generate:
-        asked = (Message(role="user", content=said[-1]),)
-        keep = Keep(previous=previous, asked=asked, note="", agent="notes")
-        return to(model, *said, session_name=session_of("notes"), keep=keep)
-
     async with house.serving() as server:
         await server.agents.create(NewAgent(name="notes", model="one"))
         first = await ask(server, turn("one", OPENING, previous=None))

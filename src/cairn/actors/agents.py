@@ -159,7 +159,8 @@ class KeptAgents:
 
     def begin(self, command: Generate, request: str) -> None:
         """
-        Have an agent at work on a request, where it is one's.
+        Have an agent at work on a request, where it is one's. It may be already, as the request
+        waited for its model.
 
         Raises:
             AgentBusy: it is at work already, or its history is no longer what the request goes on
@@ -168,11 +169,13 @@ class KeptAgents:
         keep = command.keep
         if keep is None or keep.agent is None:
             return
+        key = command.tenant, keep.agent
+        if self._requests.get(request) == key:
+            return
         agent = self.agents.find(keep.agent, command.tenant)
         is_another = agent is not None and keep.created not in (None, agent.created)
         if agent is None or is_another or agent.head != keep.previous:
             raise AgentBusy(keep.agent, "went on meanwhile")
-        key = command.tenant, keep.agent
         self._begin(key, _ANSWERING)
         self._requests[request] = key
 

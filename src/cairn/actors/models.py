@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -65,6 +65,7 @@ from cairn.actors.outside import new_id, wall_clock_us
 from cairn.actors.replies import unless_dead
 from cairn.actors.server import REJECTED, Arrival, Server
 from cairn.actors.settings import no_progress
+from cairn.actors.ticket import Ticket
 from cairn.actors.writer import WriterDied
 from cairn.engine.models_file import entry_fault
 from cairn.journal import events as ev
@@ -262,13 +263,20 @@ class Models:
         waiter = None
         try:
             await self._check_bugs()
-            waiter = self._queue(
-                choice,
-                partial(taken, command, arrival),
-                leave_all,
-                partial(self._rejected, arrival.request, command.tenant),
-                command.choices,
-            )
+            # An agent that waits for its model is at work: who comes second hears it now, and not
+            # when it has waited too.
+            self._run.agents.begin(command, arrival.request)
+            try:
+                waiter = self._queue(
+                    choice,
+                    partial(self._take, command, arrival),
+                    leave_all,
+                    partial(self._turned_away, arrival.request, command.tenant),
+                    command.choices,
+                )
+            except RefusalError:
+                self._run.agents.leave(arrival.request)
+                raise
             yield Patient(waiter, arrival, self._limits.heartbeat_s, self._time_over)
         except RefusalError as refusal:
             arrival.name(refusal, command)
@@ -276,6 +284,18 @@ class Models:
         finally:
             if waiter is not None:
                 self._leave(waiter)
+
+    async def _take(
+        self, command: Generate, arrival: Arrival, server: Server
+    ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
+        """
+        Take a request that has waited. Where it is not taken, its agent is free.
+        """
+        try:
+            return await taken(command, arrival, server)
+        except BaseException:
+            self._run.agents.leave(arrival.request)
+            raise
 
     def _told_by(self, server: Server) -> ServerFacts:
         """
@@ -355,7 +375,11 @@ class Models:
             self._refuse(waiter, refusal(), *REJECTED[why])
         self._stir()
 
-    def _rejected(self, request: str, tenant: str, status: int, code: str) -> None:
+    def _turned_away(self, request: str, tenant: str, status: int, code: str) -> None:
+        """
+        Put on record that nothing comes of a request in the line, whose agent is free then.
+        """
+        self._run.agents.leave(request)
         self._run.sequencer.append(
             ev.RequestRejected(request=request, tenant=tenant, status=status, code=code)
         )
