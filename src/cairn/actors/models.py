@@ -11,7 +11,8 @@ Rules of this module:
    together. So nobody is passed over for ever, and a model is not loaded for each of them anew.
 3. A model that nobody waits for any more is not loaded: as long as answers of the one before are
    under way, a client that goes away costs nothing.
-4. A model that cannot be loaded ends the requests that wait for it, goes on record, and is not
+4. Nothing is loaded for a count of tokens but a tokenizer (``counting.py``).
+5. A model that cannot be loaded ends the requests that wait for it, goes on record, and is not
    tried again for a while. The one before is loaded again.
 
 Block files stay where they are when a model leaves, and so does all that the journal tells. What
@@ -32,6 +33,7 @@ import structlog
 import trio
 
 from cairn.actors.agent_messages import AgentService
+from cairn.actors.counting import Counting
 from cairn.actors.engine import EngineGone
 from cairn.actors.figures import contexts, figures
 from cairn.actors.loading import Run, load, server_over, unload
@@ -58,7 +60,6 @@ from cairn.actors.model_line import (
     first_for,
     leave_all,
     not_loaded,
-    result_of,
     taken,
 )
 from cairn.actors.outside import new_id, wall_clock_us
@@ -115,6 +116,7 @@ class Models:
         self._open = False  # whether requests may go in
         self._loading: Choice | None = None
         self._line: list[Waiter[Any]] = []
+        self._counting = Counting(run.engine, self._limits)
         self._entering = 0
         self._pauses: dict[str, float] = {}
         self._stirred = trio.lowlevel.ParkingLot()
@@ -201,22 +203,16 @@ class Models:
 
     async def count(self, command: Generate) -> int:
         """
-        The tokens of a prompt, by the tokenizer of the model that it asks for. As ``Server.count``.
+        The tokens of a prompt, by the tokenizer of the model that it asks for. As ``Server.count``;
+        no model is loaded for it.
         """
         choice = self._choice_of(command.asked_model)
         server = self._server_of(choice)
         if server is not None:
             return await server.count(command)
-        await self._check_bugs()
-        waiter = self._queue(choice, lambda server: server.count(command))
-        try:
-            with trio.move_on_after(self._limits.request_s):
-                await waiter.ready.wait()
-            if not waiter.ready.is_set():
-                raise self._time_over(waiter)
-            return result_of(waiter)
-        finally:
-            self._leave(waiter)
+        if self._stopping:
+            raise Stopping("the server is stopping; try again in a moment")
+        return await self._counting.count(choice, command)
 
     async def turn(self, request: str, tenant: str = LOCAL) -> KeptTurn | None:
         """
@@ -318,9 +314,9 @@ class Models:
         self,
         choice: Choice,
         work: Callable[[Server], Awaitable[T]],
-        undo: Callable[[T], None] = lambda result: None,
-        rejected: Callable[[int, str], None] = lambda status, code: None,
-        places: int = 1,
+        undo: Callable[[T], None],
+        rejected: Callable[[int, str], None],
+        places: int,
     ) -> Waiter[T]:
         """
         Wait for a model.
@@ -549,6 +545,7 @@ class Models:
         self._took_over()
         self._facts[choice.name] = self._told_by(server)
         self._pauses.pop(choice.name, None)
+        self._counting.forget(choice)
         log.info("model loaded", model=choice.name, fingerprint=server.facts.fingerprint)
         return True
 
