@@ -34,6 +34,7 @@ from cairn.actors.messages import (
     Waiting,
 )
 from cairn.actors.models import Choice, Models
+from cairn.actors.server import Server
 from cairn.engine import mlx_start, mlx_tokenizer
 from cairn.engine.mlx_selftest import SelfTest
 from cairn.engine.mlx_tokenizer import load_tokenizer
@@ -573,6 +574,30 @@ async def test_a_tokenizer_that_cannot_be_loaded(
         assert 0 < await server.count(to("other", OPENING))
     assert ["one"] == house.swaps()
     assert [] == house.events(ev.ModelNotLoaded)
+
+
+async def test_checks_that_wait_when_a_model_leaves_are_skipped(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Each has a row that says why, before that of the model: where another one is loaded, and where
+    the server stops.
+    """
+    monkeypatch.setattr(Server, "_at_rest", lambda self: False)  # so that none begins
+    async with house.serving(shadow_share=1.0) as server:
+        for model in ("one", "one", "other"):
+            await ask(server, to(model, OPENING))
+
+    finished = [event.request for event in house.events(ev.RequestFinished)]
+    skipped = house.events(ev.ShadowSkipped)
+    assert [(request, "model_left") for request in finished] == [
+        (event.request, event.reason) for event in skipped
+    ]
+    kinds = (ev.ShadowSkipped, ev.ModelUnloaded, ev.ServerStopped)
+    order = [event.kind for event in house.events(*kinds)]
+    skip = "shadow_skipped"
+    assert [skip, skip, "model_unloaded", skip, "server_stopped"] == order
+    house.holds()
 
 
 async def test_a_bias_of_a_token_that_the_model_does_not_know(house: House) -> None:
