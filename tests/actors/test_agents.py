@@ -86,6 +86,7 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
     new = NewAgent(name="notes", system="Be brief.", tools=tools, max_context=900, model="m")
     async with serving(model_directory, store) as server:
         made = await server.agents.create(new, "local")
+        assert made.finish_reason is None
         assert ("cold", 0, 0, 900) == (
             made.status,
             made.turns,
@@ -98,6 +99,7 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
         facts = server.agents.one("notes", "local")
         assert facts is not None
         used = first.finished.prompt_tokens + first.finished.completion_tokens
+        assert "length" == first.finished.finish_reason == facts.finish_reason
         assert ("hot", 1, used, 900 - used) == (
             facts.status,
             facts.turns,

@@ -118,6 +118,7 @@ class FakeAgents:
             turns=len(held.turns),
             context_tokens=45 if held.turns else 0,
             context_left=955,
+            finish_reason=held.turns[-1].finished.finish_reason if held.turns else None,
             created_s=1_700_000_000,
             used_us=1_700_000_100_999_999,
             forked_from=None,

@@ -226,6 +226,7 @@ class KeptAgents:
             turns=agent.turns,
             context_tokens=tokens,
             context_left=max(0, agent.context(self.context_of(agent.model)) - tokens),
+            finish_reason=self.agents.finish_reason(agent),
             created_s=agent.created_s,
             used_us=agent.used_us,
             forked_from=agent.forked_from,

@@ -272,6 +272,7 @@ def agent_object(
         "turns": agent.turns,
         "context_tokens": agent.context_tokens,
         "context_left": agent.context_left,
+        "finish_reason": agent.finish_reason,
         "max_context": agent.max_context,
         "persist": agent.persist,
         "forked_from": agent.forked_from,
