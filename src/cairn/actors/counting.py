@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import attrs
 import structlog
@@ -22,6 +23,8 @@ from cairn.actors.model_line import Choice, not_loaded
 from cairn.engine import prompt as prompts
 from cairn.engine.encoding import Encoder
 from cairn.engine.models_file import entry_fault
+
+T = TypeVar("T")
 
 log = structlog.get_logger("cairn")
 
@@ -85,7 +88,7 @@ class Counting:
             with trio.move_on_after(self._limits.request_s):
                 async with self.reading:
                     text = await self._text_of(choice)
-                    return await self._in_thread(_count, text, command)
+                    return await _in_thread(_count, text, command)
             raise TimeOver(self._limits.request_s)
         except prompts.TemplateError as error:
             raise PromptRefused(str(error)) from error
@@ -123,17 +126,18 @@ class Counting:
         """
         The tokenizer of a model; why it has none, in a sentence, where that is so.
         """
-        fault = await self._in_thread(entry_fault, choice.entry)
+        fault = await _in_thread(entry_fault, choice.entry)
         if fault is not None:
             return fault
         directory = choice.entry.directory
         failed = await self._engine.load(lambda: _know_family(directory))
         if failed is not None:
             return failed
-        return await self._in_thread(_load, directory)
+        return await _in_thread(_load, directory)
 
-    async def _in_thread(self, run: Any, *arguments: Any) -> Any:
-        return await trio.to_thread.run_sync(run, *arguments, abandon_on_cancel=False)
+
+async def _in_thread(run: Callable[..., T], *arguments: Any) -> T:
+    return await trio.to_thread.run_sync(run, *arguments, abandon_on_cancel=False)
 
 
 # --- on other threads ----------------------------------------------------------------------------
