@@ -69,6 +69,7 @@ async def test_an_agent_is_created_listed_and_deleted():
         "turns": 0,
         "context_tokens": 0,
         "context_left": 955,
+        "finish_reason": None,
         "max_context": 1000,
         "persist": False,
         "forked_from": None,
@@ -183,6 +184,8 @@ async def test_what_was_said_is_told_turn_by_turn():
         "context_tokens": 45,
     }
     assert (200, {"object": "list", "agent_id": "notes", "data": [turn]}) == (status, told)
+    _, agent = await call(service, "GET", "/notes")
+    assert "stop" == agent["finish_reason"]
 
 
 async def test_an_agent_is_forked():

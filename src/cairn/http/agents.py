@@ -190,11 +190,11 @@ async def look_up(name: str, service: Service) -> dict[str, Any]:
     """
     An agent, with what it was created with. Raises as ``look_up_history``.
     """
-    held = await look_up_history(name, service)
+    new = await service.agents.created(name)
     facts = service.agents.one(name)
-    if facts is None:
+    if new is None or facts is None:
         raise not_found(name)
-    more = {"system_prompt": held.agent.system, "tools": list(held.agent.tools)}
+    more = {"system_prompt": new.system, "tools": list(new.tools)}
     return {**agent_object(facts, service.facts_of(facts.model)), **more}
 
 
@@ -272,6 +272,7 @@ def agent_object(
         "turns": agent.turns,
         "context_tokens": agent.context_tokens,
         "context_left": agent.context_left,
+        "finish_reason": agent.finish_reason,
         "max_context": agent.max_context,
         "persist": agent.persist,
         "forked_from": agent.forked_from,
