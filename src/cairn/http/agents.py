@@ -89,7 +89,7 @@ def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, 
         max_context=integer("max_context", wire.max_context, 2, INT64_MAX),
         persist=wire.persist is not False,
     )
-    return new, ignored.told(parameters.unknown(fields, _NewAgent.__struct_fields__))
+    return new, _told(ignored, fields, _NewAgent)
 
 
 def read_fork(body: bytes, ignored: Ignored) -> tuple[Fork, tuple[str, ...]]:
@@ -102,7 +102,7 @@ def read_fork(body: bytes, ignored: Ignored) -> tuple[Fork, tuple[str, ...]]:
     fields = decode_object(body or b"{}")
     wire = to_struct(fields, _Fork)
     fork = Fork(name=_name(wire.agent_id), turn=integer("turn", wire.turn, 0, INT64_MAX))
-    return fork, ignored.told(parameters.unknown(fields, _Fork.__struct_fields__))
+    return fork, _told(ignored, fields, _Fork)
 
 
 def read_generate_request(
@@ -280,6 +280,13 @@ def agent_object(
         "last_accessed": _time(agent.used_us // 1_000_000),
     }
     return {**told, "ignored": list(ignored)} if ignored else told
+
+
+def _told(
+    ignored: Ignored, fields: Mapping[str, Any], known: type[msgspec.Struct]
+) -> tuple[str, ...]:
+    names = known.__struct_fields__
+    return ignored.told(parameters.unknown(fields, names), names)
 
 
 def _turn_object(number: int, turn: KeptTurn) -> dict[str, Any]:

@@ -168,7 +168,10 @@ def read_count_request(
     return MessagesRequest(
         command=command,
         stream=wire.stream is True,
-        ignored=ignored.told(_ignored(wire, fields, facts, is_held=constraint is not None)),
+        ignored=ignored.told(
+            _ignored(wire, fields, facts, is_held=constraint is not None),
+            _Request.__struct_fields__,
+        ),
     )
 
 
