@@ -34,7 +34,7 @@ FAT = Size(
 )
 WIDE = attrs.evolve(FAT, heads=2, kv_heads=2)
 THIN = attrs.evolve(FAT, heads=2, kv_heads=1, head_dim=8)
-# Whole chunks, so that a slab has room for sinks, window and a quarter of it, and for no token more.
+# Whole chunks, so that a slab has room for sinks, window, a quarter of it, and no token more.
 SINKS, WINDOW, WINDOW_CHUNK = 256, 2048, 256
 
 Begin = Callable[..., Serving]

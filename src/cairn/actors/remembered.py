@@ -92,6 +92,6 @@ def held_bytes(value: object) -> int:
             rest.extend(one.values())
         elif isinstance(one, list | tuple):
             rest.extend(one)
-        elif attrs.has(type(one)):
-            rest.extend(getattr(one, field.name) for field in attrs.fields(type(one)))
+        elif attrs.has(kind := type(one)):
+            rest.extend(getattr(one, field.name) for field in attrs.fields(kind))
     return total
