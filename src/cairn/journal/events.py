@@ -29,6 +29,7 @@ Coverage = tuple[tuple[int, int, int], ...]
 Step = Literal["prefill", "decode", "settle"]
 Path = Literal["continuation", "new_session"]
 FinishReason = Literal["stop", "length"]
+CacheMode = Literal["full", "prefix"]
 CancelStage = Literal[
     "prefill",
     "decode",
@@ -335,6 +336,7 @@ class RequestReceived(Event):
             the session's last request had at the same place are only counted, in ``kept_parts``.
         sampling: the sampling parameters as they are used, defaults filled in.
         seed: the seed in use; ``seed_given`` says whether the client chose it.
+        cache_mode: ``prefix`` where it goes on from no session and is built on shared blocks alone.
         ttl_s: the life of what the request uses and leaves, from its last use on, in seconds; None
             where it has no end.
         grammar: what the answer is held to, as the library llguidance reads it; None where it is
@@ -342,7 +344,7 @@ class RequestReceived(Event):
     """
 
     kind: ClassVar[str] = "request_received"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     session: str
     request: str
     protocol: str
@@ -365,6 +367,7 @@ class RequestReceived(Event):
     seed_given: bool
     asked_model: str
     grammar: str | None = private(default=None)
+    cache_mode: CacheMode = "full"
     ttl_s: int | None = attrs.field(default=None, validator=attrs.validators.optional(_natural))
 
 
