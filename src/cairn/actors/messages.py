@@ -238,6 +238,7 @@ class RefusalError(Exception):
           |- PromptTooLong      the client's: 400
           |- PromptRefused      the client's: 400; the template or the tokenizer cannot take it
           |- FormatRefused      the client's: 400; no answer can be held to what it asks for
+          |- TooManyAnswers     the client's: 400; never are there places for so many
           |- AgentExists        the client's: 409; there is an agent of that name
           |- AgentBusy          the client's: 409; the agent is at work, and can be asked again
           |- TooManyAgents      the client's: 409; there are as many as there may be
@@ -299,6 +300,22 @@ class FormatRefused(RefusalError):
         self.fact = fact
         self.about = about
         self.tool = tool
+
+
+class TooManyAnswers(RefusalError):
+    """
+    More answers are asked for than there are places, were nobody else there.
+
+    Attributes:
+        most: as many as there are.
+    """
+
+    def __init__(self, answers: int, most: int) -> None:
+        super().__init__(
+            f"n is {answers}; at most {most} answers can run and wait here together. Ask for "
+            "fewer, or have the operator allow more (--queue)"
+        )
+        self.most = most
 
 
 class AgentExists(RefusalError):

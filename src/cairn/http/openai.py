@@ -32,7 +32,8 @@ from .wire import decode_object, to_struct
 
 PROTOCOL = "openai.chat"
 
-#: Each answer has a slab while it is written, and the pool has 16 if nobody says otherwise.
+#: Each answer has a slab while it is written, and the pool has 16 if nobody says otherwise. Where
+#: it has fewer they are written one after the other.
 CHOICES_MAX = 16
 
 _STOPS_MAX = 4

@@ -36,6 +36,7 @@ CancelStage = Literal[
     "no_memory",
     "not_held",
     "time_over",
+    "sister_failed",
     "server_stopped",
     "journal_full",
     "bug",
@@ -824,12 +825,14 @@ class RequestCancelled(Event):
     Attributes:
         stage: where it was when its client went away; ``no_memory`` where no slab could be had,
             ``not_held`` where its grammar could be followed no further, ``time_over`` where it took
-            longer than a request may, ``server_stopped`` where the server drained no longer,
+            longer than a request may, ``sister_failed`` where another answer to the same request
+            failed, ``server_stopped`` where the server drained no longer,
             ``journal_full`` where there was no room to put it on record, ``bug`` where a fault of
             somebody else's took it along.
     """
 
     kind: ClassVar[str] = "request_cancelled"
+    version: ClassVar[int] = 2
     session: str
     request: str
     stage: CancelStage
