@@ -11,17 +11,34 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 
+from cairn.actors import loading
+from cairn.actors.answering import Answering
 from cairn.actors.limits import Limits
-from cairn.actors.messages import Accepted, Delta, Finished, QueueFull, TimeOver
+from cairn.actors.messages import (
+    Accepted,
+    Delta,
+    Finished,
+    FormatRefused,
+    Generate,
+    NoMemory,
+    QueueFull,
+    Stopping,
+    TimeOver,
+    TooManyAnswers,
+)
 from cairn.actors.server import Server
 from cairn.actors.settling import Settling
 from cairn.engine.prompt import Conversation, Message
+from cairn.engine.reports import NotHeld
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
+from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
+from tests.numbers import started
 from tests.running import ask, at_rest, generate, serving
 
 pytestmark = pytest.mark.trio
@@ -86,10 +103,11 @@ async def test_each_answer_is_that_of_its_seed_alone(model_directory: Path) -> N
 async def test_answers_take_as_many_places_and_leave_together(model_directory: Path) -> None:
     """
     More answers than there is room for are refused as a whole; a client that leaves ends them all.
+    More than there ever are places for are the client's mistake.
     """
     limits = Limits(queue=1)
     async with serving(model_directory, limits=limits, decode_rows=2) as server:
-        with pytest.raises(QueueFull):
+        with pytest.raises(TooManyAnswers, match="n is 4; at most 3 answers"):
             await ask(server, attrs.evolve(HOT, choices=4))
         async with server.generate(attrs.evolve(HOT, choices=3, max_tokens=400)) as replies:
             async for reply in replies:
@@ -122,6 +140,194 @@ async def test_what_breaks_behind_an_answer_ends_no_other(
     assert [0, 1] == sorted(ends)
     (broken,) = events(store, ev.InvariantViolated)
     assert ("CRASH", None) == (broken.invariant, broken.request)
+
+
+@pytest.fixture(name="numbers")
+def numbers_(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    Where a model would be that is not needed. It decodes four rows.
+    """
+    monkeypatch.setattr(loading, "_start", started)
+    return Path("numbers")
+
+
+async def heard(server: Server, command: Generate) -> dict[int, list[Any]]:
+    """
+    The tokens of each answer, which all come to their end.
+    """
+    tokens: dict[int, list[Any]] = {choice: [] for choice in range(command.choices)}
+    ends: set[int] = set()
+    with trio.fail_after(300):
+        async with server.generate(command) as replies:
+            async for reply in replies:
+                match reply:
+                    case Delta():
+                        assert reply.choice not in ends
+                        tokens[reply.choice] += reply.tokens
+                    case Finished():
+                        ends.add(reply.choice)
+                    case _:
+                        pass
+    assert tokens.keys() == ends
+    return tokens
+
+
+@pytest.mark.parametrize("slabs", [1, 2])
+async def test_answers_wait_for_each_others_slabs(model_directory: Path, slabs: int) -> None:
+    """
+    Where the pool has fewer slabs than there are answers they come one after the other, each with
+    the bits of its seed alone, and the prompt's chunks are prefilled once.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store, pool_slabs=slabs, decode_rows=4) as server:
+        tokens = await heard(server, attrs.evolve(HOT, choices=4))
+        await at_rest(server)
+        prefilled = [one for one in events(store, ev.CacheExtended) if one.step == "prefill"]
+        alone = [
+            await ask(server, attrs.evolve(HOT, seed=7 + choice, cache_prompt=False))
+            for choice in range(4)
+        ]
+    assert [said.tokens for said in alone] == [tuple(tokens[choice]) for choice in range(4)]
+    assert slabs == max(one.pool_slabs for one in events(store, ev.SlabAcquired))
+    assert [] == events(store, ev.RequestCancelled)
+    assert prefilled[-1].end // 64 + 4 == len(prefilled)
+    assert () == replay(store.read()).findings
+
+
+async def test_answers_wait_beside_others_too(numbers: Path) -> None:
+    """
+    Two clients want three answers each of a pool of two slabs, and have them all.
+    """
+    store = MemoryStore()
+    both = [attrs.evolve(HOT, choices=3, seed=seed) for seed in (1, 2)]
+    async with serving(numbers, store, pool_slabs=2) as server, trio.open_nursery() as nursery:
+        for command in both:
+            nursery.start_soon(heard, server, command)
+    assert 6 == len(events(store, ev.RequestFinished))
+    assert [] == events(store, ev.RequestCancelled)
+    assert () == replay(store.read()).findings
+
+
+class Stuck:
+    """
+    An engine that writes nothing behind the first token until it is let go.
+    """
+
+    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self._reached = threading.Event()
+        self._state = lambda: server._sequencer.state
+        device = server._engine._device
+        self._decode = device.decode
+        monkeypatch.setattr(device, "decode", self._wait)
+
+    def _wait(self, rows: Any) -> Any:
+        self._reached.set()
+        self.go.wait(60)
+        return self._decode(rows)
+
+    async def reached(self, requests: int) -> None:
+        """
+        Wait until it is stuck, and sessions have so many requests in hand.
+        """
+        with trio.fail_after(60):
+            while not (self._reached.is_set() and requests == len(self._state().requests)):
+                await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_the_first_answer_does_not_wait(
+    numbers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Where others hold all slabs the request is refused as a whole, as one of a single answer is.
+    """
+    store = MemoryStore()
+    async with serving(numbers, store, pool_slabs=1) as server, trio.open_nursery() as nursery:
+        stuck = Stuck(server, monkeypatch)
+        nursery.start_soon(heard, server, HOT)
+        await stuck.reached(1)
+        with pytest.raises(NoMemory):
+            await heard(server, attrs.evolve(HOT, choices=2))
+        stuck.go.set()
+    assert ["no_memory"] == [one.stage for one in events(store, ev.RequestCancelled)]
+    (rejected,) = events(store, ev.RequestRejected)
+    assert (424, "sister_failed") == (rejected.status, rejected.code)
+
+
+async def test_a_client_that_leaves_takes_those_along_that_wait(
+    numbers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Some wait for a slab, in the midst of their session, and some for a row: none is left.
+    """
+    store = MemoryStore()
+    async with serving(numbers, store, pool_slabs=1) as server:
+        stuck = Stuck(server, monkeypatch)
+        async with server.generate(attrs.evolve(HOT, choices=6, max_tokens=4000)):
+            await stuck.reached(4)
+        await stuck.reached(1)
+        stuck.go.set()
+        await server._no_tickets()
+        await heard(server, attrs.evolve(HOT, choices=2))
+    stages = [one.stage for one in events(store, ev.RequestCancelled)]
+    assert ["decode", "prefill", "prefill", "prefill"] == sorted(stages)
+    rejected = [(one.status, one.code) for one in events(store, ev.RequestRejected)]
+    assert [(499, "client_gone")] * 2 == rejected
+    assert () == replay(store.read()).findings
+
+
+async def test_what_ends_with_a_sister_says_so(
+    numbers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The first answer fails behind its prompt: those that wait for its slab, and those that wait for
+    a row, end with it. It is on record that no client left.
+    """
+
+    async def fails(self: Answering, first: Any) -> Any:
+        with trio.fail_after(60):
+            while len(self.house.sequencer.state.requests) < 4:
+                await trio.testing.wait_all_tasks_blocked()
+        raise self._not_held(NotHeld("the library takes no more"))
+
+    monkeypatch.setattr(Answering, "answer", fails)
+    store = MemoryStore()
+    async with serving(numbers, store, pool_slabs=1) as server:
+        with pytest.raises(FormatRefused):
+            await heard(server, attrs.evolve(HOT, choices=6))
+        await server._no_tickets()
+    stages = [one.stage for one in events(store, ev.RequestCancelled)]
+    assert ["not_held", *["sister_failed"] * 3] == sorted(stages)
+    rejected = [(one.status, one.code) for one in events(store, ev.RequestRejected)]
+    assert [(424, "sister_failed")] * 2 == rejected
+    assert () == replay(store.read()).findings
+
+
+async def test_who_waits_for_a_slab_ends_with_the_server(
+    numbers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A server that stops has no patience with an answer that waits for a slab.
+    """
+    store = MemoryStore()
+
+    async def asks(server: Server) -> None:
+        with pytest.raises(Stopping):
+            await heard(server, attrs.evolve(HOT, choices=3, max_tokens=4000))
+
+    limits = Limits(drain_s=0)
+    async with (
+        serving(numbers, store, pool_slabs=1, limits=limits) as server,
+        trio.open_nursery() as nursery,
+    ):
+        stuck = Stuck(server, monkeypatch)
+        nursery.start_soon(asks, server)
+        await stuck.reached(3)
+        nursery.start_soon(server.drain)
+        await stuck.reached(1)
+        stuck.go.set()
+    stages = [one.stage for one in events(store, ev.RequestCancelled)]
+    assert ["server_stopped"] * 3 == stages
 
 
 class Slow:

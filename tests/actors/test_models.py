@@ -31,6 +31,7 @@ from cairn.actors.messages import (
     QueueFull,
     Stopping,
     TimeOver,
+    TooManyAnswers,
     Waiting,
 )
 from cairn.actors.models import Choice, Models
@@ -333,6 +334,18 @@ async def test_the_line_has_an_end(house: House) -> None:
         assert caught.value.request is not None
     rejected = house.events(ev.RequestRejected)
     assert [429, 499, 499, 499] == [event.status for event in rejected]
+
+
+async def test_more_answers_than_there_are_places_for(house: House) -> None:
+    """
+    That is the client's mistake, whether the model that it asks for is loaded or not; and with the
+    one that is not, nobody comes to wait.
+    """
+    async with house.serving(limits=Limits(queue=1)) as server:  # beside two rows
+        for name in ("one", "other"):
+            with pytest.raises(TooManyAnswers, match="at most 3 answers"):
+                await gone(server, attrs.evolve(to(name, OPENING), choices=4))
+    assert ["one"] == house.swaps()
 
 
 async def test_a_model_whose_directory_is_broken(house: House, tmp_path: Path) -> None:

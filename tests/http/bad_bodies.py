@@ -534,6 +534,14 @@ BAD = [
     Bad(
         "cache_prompt number", say(cache_prompt=0), "invalid_type", "cache_prompt", "true or false"
     ),
+    Bad("cache_mode number", say(cache_mode=1), "invalid_type", "cache_mode", "a string"),
+    Bad(
+        "cache_mode unknown",
+        say(cache_mode="Full"),
+        "invalid_value",
+        "cache_mode",
+        "cache_mode is 'Full'; it must be one of full, prefix",
+    ),
     Bad(
         "messages many",
         messages(*[{"role": "user", "content": "x"}] * 10_001),

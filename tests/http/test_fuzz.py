@@ -274,6 +274,7 @@ optional: dict[str, st.SearchStrategy[Any]] = {
     "chat_template_kwargs": st.dictionaries(texts, values, max_size=2),
     "enable_thinking": st.booleans(),
     "cache_prompt": st.booleans(),
+    "cache_mode": st.sampled_from(["full", "prefix"]),
     "session_id": st.sampled_from(["one", "two/2", "dreißig"]),
     "user": texts,
 }

@@ -18,6 +18,7 @@ from cairn.actors.messages import (
     QueueFull,
     Stopping,
     TimeOver,
+    TooManyAnswers,
 )
 from tests.http.conftest import Serve
 from tests.http.fake_service import (
@@ -196,6 +197,14 @@ REFUSALS = [
         {},
     ),
     (PromptRefused("no such role"), openai.BadRequestError, 400, "prompt_refused", "no such", {}),
+    (
+        TooManyAnswers(16, 9),
+        openai.BadRequestError,
+        400,
+        "invalid_value",
+        "n is 16; at most 9 answers can run and wait here together",
+        {},
+    ),
     (
         QueueFull("64 requests wait", 7),
         openai.RateLimitError,

@@ -506,7 +506,7 @@ def chosen(world: World, ask: paths.Ask) -> str | None:
             if name == ask.session_name and session["tenant"] == ask.tenant:
                 return name
         return None
-    if not ask.cache_prompt:
+    if not ask.cache_prompt or ask.cache_mode == "prefix":
         return None
     fit: list[dict[str, Any]] = []
     for session in _visible(world, ask):
@@ -526,7 +526,7 @@ def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
     ask = paths.ask_of(request.ask, request.chain)
     mine = world.sessions[name]
     nearest = _nearest(world, mine, ask)
-    kept, shared = _stones(world, mine, request) if ask.cache_prompt else (0, 0)
+    kept, shared = _stones(world, mine, request)
     last = nearest["last"] if nearest is not None else None
     reason = _why(world, mine, nearest, ask, kept + shared)
     held = (*last["prompt_ids"], *last["answer_ids"]) if last else ()
@@ -585,6 +585,8 @@ def _why(
 ) -> str | None:
     if not ask.cache_prompt:
         return "cache_disabled"
+    if ask.cache_mode == "prefix":
+        return "cache_mode_prefix"
     if nearest is None:
         return "cold_start"
     last = nearest["last"]
@@ -607,7 +609,7 @@ def _why(
 
 
 def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[int, int]:
-    if world.model is None or not world.model["reusable"]:
+    if world.model is None or not world.model["reusable"] or not request.ask.cache_prompt:
         return 0, 0
     needed = request.ask.prompt_tokens + request.ask.max_tokens
     roomy = mine["slab"] is not None and mine["slab"]["capacity_tokens"] >= needed
@@ -618,7 +620,8 @@ def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[i
         for place, key in enumerate(request.prompt_keys, 1)
         if place * chunk < len(request.prompt_ids)
     ]
-    return _lying(world, mine["slab_keys"] if roomy else (), keys)
+    in_slab = mine["slab_keys"] if roomy and request.ask.cache_mode == "full" else ()
+    return _lying(world, in_slab, keys)
 
 
 def stones_ahead(world: World, name: str, begun: ev.AnticipationBegun) -> tuple[int, int]:
@@ -1033,6 +1036,7 @@ class Driver:
         talk: Talk,
         *,
         cache_prompt: bool = True,
+        cache_mode: ev.CacheMode = "full",
         answer: tuple[int, ...] = (50, 51, 52),
         room: int = 4,
         based: bool = True,
@@ -1041,7 +1045,7 @@ class Driver:
         A client sends its conversation. The session that took it, or None where none could.
         """
         chain, ids = self.chain(talk), rendered(talk.parts)
-        ask = self.asked(talk, cache_prompt=cache_prompt)
+        ask = self.asked(talk, cache_prompt=cache_prompt, cache_mode=cache_mode)
         name = paths.choose_session(self.state, ask)
         if name is not None and self.state.sessions[name].life == "settling":
             self.hurried.add(name)
@@ -1052,8 +1056,8 @@ class Driver:
                 ev.RequestRejected(request="-", tenant=talk.tenant, status=529, code="busy")
             )
             return None
-        if cache_prompt and self.tape.below(4) < 3:
-            self._load_chain(str(name), talk.tenant, ids, len(answer) + room)
+        if self.tape.below(4) < 3:
+            self._load_chain(str(name), ask, ids, len(answer) + room)
         session = str(name) if name is not None else self._open(talk)
         request = f"r{self._count('request')}"
         received = self._received(
@@ -1064,11 +1068,12 @@ class Driver:
         self.work[session] = self._serve(session, request, talk, answer)
         return session
 
-    def _load_chain(self, name: str, tenant: str, ids: tuple[int, ...], more: int) -> None:
+    def _load_chain(self, name: str, ask: paths.Ask, ids: tuple[int, ...], more: int) -> None:
         chain = paths.chain_to_load(
             self.state,
             self.state.sessions.get(SessionId(name)),
-            self.keys(tenant, ids),
+            ask,
+            self.keys(ask.tenant, ids),
             len(ids),
             len(ids) + more,
         )
@@ -1100,7 +1105,9 @@ class Driver:
             chain.append((label, parent))
         return tuple(chain)
 
-    def asked(self, talk: Talk, *, cache_prompt: bool = True) -> paths.Ask:
+    def asked(
+        self, talk: Talk, *, cache_prompt: bool = True, cache_mode: ev.CacheMode = "full"
+    ) -> paths.Ask:
         """
         What choosing a session reads of a conversation.
         """
@@ -1111,6 +1118,7 @@ class Driver:
             session_name=talk.name,
             group=talk.group,
             cache_prompt=cache_prompt,
+            cache_mode=cache_mode,
         )
 
     def keys(self, tenant: str, ids: Sequence[int]) -> tuple[str, ...]:
@@ -1172,6 +1180,7 @@ class Driver:
             session_name=talk.name,
             group=talk.group,
             cache_prompt=ask.cache_prompt,
+            cache_mode=ask.cache_mode,
             base_request=last.request if last else None,
             kept_parts=kept_parts,
             new_parts=chain[kept_parts:],
@@ -1878,6 +1887,7 @@ class Driver:
         self.ask(
             talk,
             cache_prompt=self.tape.below(12) != 11,
+            cache_mode="prefix" if self.tape.below(8) == 7 else "full",
             answer=answer,
             room=1 + self.tape.below(8),
             based=self.tape.below(6) != 5,

@@ -48,6 +48,7 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "Path": st.sampled_from(["continuation", "new_session"]),
     "FinishReason": st.sampled_from(ev.FinishReason.__args__),  # type: ignore[attr-defined]
     "NextRole": st.sampled_from(ev.NextRole.__args__),  # type: ignore[attr-defined]
+    "CacheMode": st.sampled_from(ev.CacheMode.__args__),  # type: ignore[attr-defined]
     "GivenUp": st.sampled_from(ev.GivenUp.__args__),  # type: ignore[attr-defined]
     "Left": st.sampled_from(ev.Left.__args__),  # type: ignore[attr-defined]
     "FileFault": st.sampled_from(ev.FileFault.__args__),  # type: ignore[attr-defined]
@@ -384,6 +385,40 @@ def test_a_turn_that_was_kept_before_there_were_agents():
     public = b'{"session":"s1","request":"r1","tenant":"t1","previous":null,"created_s":1}'
     assert event == decode(attrs.evolve(row, version=1, public=public)).event
     assert event.agent is None
+
+
+def test_a_request_of_before_there_were_modes():
+    """It went on from a session, if there was one."""
+    event = ev.RequestReceived(
+        session="s1",
+        request="r1",
+        protocol="openai",
+        tenant="t1",
+        fingerprint="fp",
+        session_name=None,
+        group=None,
+        cache_prompt=True,
+        cache_mode="prefix",
+        base_request=None,
+        kept_parts=0,
+        new_parts=(("user", "ab"),),
+        kept_tokens=0,
+        new_ids=(1, 2),
+        kept_keys=0,
+        new_keys=(),
+        prompt_tokens=2,
+        max_tokens=3,
+        sampling={},
+        seed=1,
+        seed_given=True,
+        asked_model="m",
+        ttl_s=60,
+    )
+    row = encode(placed(event), HASH)
+    public = json.loads(row.public)
+    assert "prefix" == public.pop("cache_mode")
+    older = attrs.evolve(row, version=3, public=json.dumps(public).encode())
+    assert attrs.evolve(event, cache_mode="full") == decode(older).event
 
 
 def test_a_step_that_is_missing(monkeypatch: pytest.MonkeyPatch):

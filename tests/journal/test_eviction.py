@@ -412,6 +412,27 @@ def at_rest(name: str, used: int, *keys: str, size: int = 30) -> Session:
     )
 
 
+def test_a_slab_that_comes():
+    """
+    Whoever waits for one waits for a request in hand whose session has one; not for a request that
+    waits likewise, nor for a session that has none.
+    """
+    works, waits = at_rest("works", 1), attrs.evolve(at_rest("waits", 2), slab=None)
+
+    def comes(*in_hand: Session) -> bool:
+        return eviction.slab_will_come(
+            State(
+                sessions=Map({one.id: one for one in (works, waits)}),
+                requests=Map({f"r-{one.id}": one.id for one in in_hand}),
+            )
+        )
+
+    assert comes(works, waits)
+    assert comes(works)
+    assert not comes(waits)
+    assert not comes()
+
+
 def test_the_slab_that_can_be_spared():
     """
     The least recently used at rest whose KV lies in blocks in memory too, and only where it makes

@@ -67,7 +67,7 @@ def path_of(driver: Driver, name: str | None) -> ev.PathSelected:
 # --- against the model ----------------------------------------------------------------------------
 
 
-def _request(driver: Driver, asked: Talk, cache_prompt: bool, max_tokens: int) -> OpenRequest:
+def _request(driver: Driver, asked: Talk, max_tokens: int, **how: Any) -> OpenRequest:
     ids, chain = rendered(asked.parts), driver.chain(asked)
     received = ev.RequestReceived(
         session="s?",
@@ -77,7 +77,7 @@ def _request(driver: Driver, asked: Talk, cache_prompt: bool, max_tokens: int) -
         fingerprint=driver.fingerprint,
         session_name=asked.name,
         group=asked.group,
-        cache_prompt=cache_prompt,
+        **{"cache_prompt": True, **how},
         base_request=None,
         kept_parts=0,
         new_parts=chain,
@@ -95,7 +95,7 @@ def _request(driver: Driver, asked: Talk, cache_prompt: bool, max_tokens: int) -
     return OpenRequest(ask=received, chain=chain, prompt_ids=ids, prompt_keys=received.new_keys)
 
 
-def _asks(driver: Driver, world: World) -> Iterator[tuple[Talk, bool]]:
+def _asks(driver: Driver, world: World) -> Iterator[tuple[Talk, dict[str, Any]]]:
     """
     Conversations that were had, parts of them, more than them, and others; from everybody.
     """
@@ -117,8 +117,12 @@ def _asks(driver: Driver, world: World) -> Iterator[tuple[Talk, bool]]:
                 (had.tenant, None, "s1"),
                 ("t2", None, "t1-n1"),
             ):
-                yield Talk(tenant=tenant, group=group, name=name, parts=parts), True
-        yield had, False
+                yield Talk(tenant=tenant, group=group, name=name, parts=parts), {}
+        for mode in ("full", "prefix"):
+            yield had, {"cache_prompt": False, "cache_mode": mode}
+        for name in (None, had.name, "s1"):
+            more = (*had.parts, ("assistant", answer), HELLO)
+            yield attrs.evolve(had, name=name, parts=more), {"cache_mode": "prefix"}
 
 
 @profile(60)
@@ -135,11 +139,11 @@ def test_every_request_on_every_state_gets_the_models_decision(data: bytes):
     state = driver.state
     others = sorted(state.sessions)[:3]
 
-    for asked, cache_prompt in _asks(driver, world):
-        ask = driver.asked(asked, cache_prompt=cache_prompt)
+    for asked, how in _asks(driver, world):
+        ask = driver.asked(asked, **how)
         name = paths.choose_session(state, ask)
         assert chosen(world, ask) == name
-        request = _request(driver, asked, cache_prompt, 5)
+        request = _request(driver, asked, 5, **how)
         for held in {name, *others} - {None}:
             assert held is not None
             found = paths.select(state, state.session(held), request)
@@ -343,6 +347,25 @@ def _disabled(driver: Driver) -> str | None:
     return driver.ask(talk(*FOLLOWED), cache_prompt=False)
 
 
+def _prefix(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(*FOLLOWED), cache_mode="prefix")
+
+
+def _prefix_of_a_name(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS, name="n"))
+    return driver.ask(talk(*FOLLOWED, name="n"), cache_mode="prefix")
+
+
+def _prefix_of_nothing(driver: Driver) -> str | None:
+    return driver.ask(talk(*PARTS), cache_mode="prefix")
+
+
+def _disabled_prefix(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(*FOLLOWED), cache_prompt=False, cache_mode="prefix")
+
+
 def _after_a_restart(driver: Driver) -> str | None:
     driver.serve(talk(*PARTS))
     driver.end_run("lost")
@@ -432,6 +455,30 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
     "the session broke": (_quarantined, "s2", "quarantined", {"nearest": "s1"}),
     "another model": (_other_model, "s2", "fingerprint_changed", {"nearest": "s1"}),
     "no cache wanted": (_disabled, "s2", "cache_disabled", {"reused_tokens": 0}),
+    "shared blocks alone": (
+        _prefix,
+        "s2",
+        "cache_mode_prefix",
+        {"kept_blocks": 0, "shared_blocks": 3, "nearest": "s1"},
+    ),
+    "shared blocks alone, by a name": (
+        _prefix_of_a_name,
+        "n",
+        "cache_mode_prefix",
+        {"kept_blocks": 0, "shared_blocks": 3, "rerendered_tokens": 0},
+    ),
+    "shared blocks alone, of which there are none": (
+        _prefix_of_nothing,
+        "s1",
+        "cache_mode_prefix",
+        {"reused_tokens": 0, "nearest": None},
+    ),
+    "no cache, and shared blocks alone": (
+        _disabled_prefix,
+        "s2",
+        "cache_disabled",
+        {"reused_tokens": 0},
+    ),
     "another tenant": (_other_tenant, "s2", "cold_start", {"nearest": None, "reused_tokens": 0}),
     "another group": (_other_group, "s2", "cold_start", {"nearest": None, "shared_blocks": 3}),
     "the same group": (_same_group, "s1", None, {}),
@@ -523,7 +570,7 @@ def test_a_chain_is_compared_only_within_its_tenant():
 
     assert "s1" == paths.choose_session(driver.state, ask)
     assert None is paths.choose_session(driver.state, attrs.evolve(ask, tenant="t2"))
-    request = _request(driver, talk(*FOLLOWED), True, 4)
+    request = _request(driver, talk(*FOLLOWED), 4)
     foreign = attrs.evolve(request, ask=attrs.evolve(request.ask, tenant="t2"))
     fresh = Session(id=SessionId("x"), tenant="t2", fingerprint="fp-a", group=None, named=False)
     decision = paths.select(driver.state, fresh, foreign)

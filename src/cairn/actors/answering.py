@@ -23,12 +23,14 @@ from cairn.engine.reports import DecodeRow, Drawn, NotHeld, PassReport, Wanted
 from cairn.engine.schedule import passes
 from cairn.engine.text import AnswerText
 from cairn.journal import events as ev
+from cairn.journal import eviction
 
 _STAGES: Mapping[str, ev.CancelStage] = MappingProxyType(
     {
         "server_stopped": "server_stopped",
         "journal_full": "journal_full",
         "time_over": "time_over",
+        "sister_failed": "sister_failed",
     }
 )
 """
@@ -178,15 +180,25 @@ class Answering:
             self._look("decode")
 
     async def _acquire_slab(self, capacity: int) -> None:
-        if not await self.cache.acquire_slab(capacity):
-            self.ticket.fail(
-                NoMemory(
-                    f"a slab of {capacity} tokens does not fit beside those in use; "
-                    "try again, or ask for a smaller max_tokens",
-                    retry_after_s=5,
+        """
+        Open a slab. The first answer to a request is refused where there is no room; the others
+        wait, as theirs is no larger than that of the first.
+        """
+        while not await self.cache.acquire_slab(capacity):
+            # Nothing comes between that and the wait, so that no end is missed.
+            state = self.house.sequencer.state
+            if self.ticket.first is None or not eviction.slab_will_come(state):
+                self.ticket.fail(
+                    NoMemory(
+                        f"a slab of {capacity} tokens does not fit beside those in use; "
+                        "try again, or ask for a smaller max_tokens",
+                        retry_after_s=5,
+                    )
                 )
-            )
-            raise Gone("no_memory")
+                raise Gone("no_memory")
+            if self.ticket.gone is None:
+                await self.house.one_ended()
+            self._look("prefill")
 
     def _not_held(self, fault: NotHeld) -> Gone:
         """

@@ -28,6 +28,7 @@ class House:
         quiet: whether no request is under way in the whole server, from its preparation on. Asked
             on any thread.
         calm: waits until that is so.
+        one_ended: waits until a request has ended, or somebody waits for one no more.
         patience_s: how long a session waits for that behind one answer, all in all.
         foresight: tells what the next prompt will begin with; None where that is not wanted.
         slab_rest_s: how long a session at rest keeps a slab that it can do without.
@@ -44,6 +45,7 @@ class House:
     secret: bytes = attrs.field(repr=False)
     quiet: Callable[[], bool]
     calm: Callable[[], Awaitable[None]]
+    one_ended: Callable[[], Awaitable[None]]
     patience_s: float
     foresight: Foresight | None
     slab_rest_s: float

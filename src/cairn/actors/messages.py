@@ -15,7 +15,7 @@ from cairn.engine.answer_grammar import Constraint
 from cairn.engine.answer_parts import AnswerPart
 from cairn.engine.prompt import Conversation, Message, message_of
 from cairn.engine.sampling import Sampling
-from cairn.journal.events import FinishReason, Path
+from cairn.journal.events import CacheMode, FinishReason, Path
 from cairn.journal.tenants import LOCAL
 from cairn.journal.windows import SinkWindow
 
@@ -61,7 +61,9 @@ class Generate:
         top_logprobs: how many alternatives to report for each token; None for no log-probabilities.
         session_name: the session that the client names, if any, by its own name for it. Strict.
         group: the group that a client's header names, if any.
-        cache_prompt: False to take the cold path.
+        cache_prompt: False to take the cold path, whatever ``cache_mode`` is.
+        cache_mode: ``full`` to go on from a session, by its name or found by content; ``prefix`` to
+            go on from none, built on shared blocks alone.
         ttl_s: the life of what the request uses and leaves, from its last use on, in seconds; None
             for the server's default.
         least_ttl_s: where that is the default, it is at least so long.
@@ -87,6 +89,7 @@ class Generate:
     session_name: str | None = None
     group: str | None = None
     cache_prompt: bool = True
+    cache_mode: CacheMode = "full"
     ttl_s: int | None = None
     least_ttl_s: int = 0
     asked_model: str = ""
@@ -235,6 +238,7 @@ class RefusalError(Exception):
           |- PromptTooLong      the client's: 400
           |- PromptRefused      the client's: 400; the template or the tokenizer cannot take it
           |- FormatRefused      the client's: 400; no answer can be held to what it asks for
+          |- TooManyAnswers     the client's: 400; never are there places for so many
           |- AgentExists        the client's: 409; there is an agent of that name
           |- AgentBusy          the client's: 409; the agent is at work, and can be asked again
           |- TooManyAgents      the client's: 409; there are as many as there may be
@@ -296,6 +300,22 @@ class FormatRefused(RefusalError):
         self.fact = fact
         self.about = about
         self.tool = tool
+
+
+class TooManyAnswers(RefusalError):
+    """
+    More answers are asked for than there are places, were nobody else there.
+
+    Attributes:
+        most: as many as there are.
+    """
+
+    def __init__(self, answers: int, most: int) -> None:
+        super().__init__(
+            f"n is {answers}; at most {most} answers can run and wait here together. Ask for "
+            "fewer, or have the operator allow more (--queue)"
+        )
+        self.most = most
 
 
 class AgentExists(RefusalError):

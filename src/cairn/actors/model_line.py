@@ -22,7 +22,7 @@ from cairn.actors.messages import (
 )
 from cairn.actors.server import Arrival, Server
 from cairn.actors.settings import Settings
-from cairn.actors.ticket import Ticket
+from cairn.actors.ticket import Ticket, leave_together
 from cairn.engine.models_file import ModelEntry, Told
 
 T = TypeVar("T")
@@ -141,8 +141,7 @@ def leave_all(found: tuple[Sequence[Ticket], AsyncIterator[Reply]]) -> None:
     """
     Nobody waits any more for the answers of a request.
     """
-    for ticket in found[0]:
-        ticket.leave("client")
+    leave_together(found[0])
 
 
 def result_of(waiter: Waiter[T]) -> T:

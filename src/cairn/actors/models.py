@@ -51,6 +51,7 @@ from cairn.actors.messages import (
     Statistics,
     Stopping,
     TimeOver,
+    TooManyAnswers,
 )
 from cairn.actors.model_line import Choice as Choice
 from cairn.actors.model_line import (
@@ -333,8 +334,13 @@ class Models:
             rejected(503, "model_not_loaded")
             raise not_loaded(choice, pause_s)
         waiting = sum(waiter.places for waiter in self._line)
-        # As many as go in together when it is there: nobody waits beside who runs.
-        if waiting + places > self._limits.queue + max(1, self._facts[choice.name].decode_rows):
+        rows = self._facts[choice.name].decode_rows  # 0 where they are not known yet
+        if rows and places > self._limits.queue + rows:
+            raise TooManyAnswers(places, self._limits.queue + rows)
+        # As many as go in together when it is there: nobody waits beside who runs. How many of one
+        # request can, is seen when it is there.
+        is_full = waiting + places > self._limits.queue + max(1, rows)
+        if is_full and (rows or waiting):
             rejected(429, "queue_full")
             raise QueueFull(
                 f"{waiting} requests wait for a model already; try again in a few seconds",

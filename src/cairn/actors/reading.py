@@ -155,6 +155,7 @@ class Reader:
             session_name=command.session_name,
             group=command.group,
             cache_prompt=command.cache_prompt,
+            cache_mode=command.cache_mode,
         )
         keys = block_keys(
             secret=secret,

@@ -40,6 +40,7 @@ from cairn.actors.messages import (
     Statistics,
     Stopping,
     TimeOver,
+    TooManyAnswers,
 )
 from cairn.actors.outside import new_id, wall_clock_us
 from cairn.actors.reading import Reader
@@ -48,7 +49,7 @@ from cairn.actors.sequencer import Sequencer
 from cairn.actors.session import SessionActor
 from cairn.actors.shadow import ShadowCheck
 from cairn.actors.stalls import Stalls
-from cairn.actors.ticket import Prepared, Ticket
+from cairn.actors.ticket import Prepared, Ticket, leave_together
 from cairn.actors.writer import JournalWriter, WriterDied
 from cairn.engine import prompt as prompts
 from cairn.engine.reports import ModelFacts
@@ -66,6 +67,7 @@ log = structlog.get_logger("cairn")
 REJECTED = {
     "client": (499, "client_gone"),
     "time_over": (504, "time_over"),
+    "sister_failed": (424, "sister_failed"),
     "server_stopped": (503, "server_stopping"),
     "journal_full": (503, "journal_full"),
 }
@@ -156,6 +158,7 @@ class Server:
             secret=secret,
             quiet=self._quiet,
             calm=self._calm,
+            one_ended=self._one_ended,
             patience_s=limits.patience_s,
             foresight=foresight if anticipate else None,
             slab_rest_s=limits.slab_rest_s,
@@ -335,17 +338,19 @@ class Server:
             arrival.name(refusal, command)
             raise
         finally:
-            for ticket in tickets:
-                ticket.leave("client")
+            leave_together(tickets)
 
     def _ticketed(self, request_id: str, prepared: Sequence[Prepared]) -> list[Ticket]:
         """
         A ticket for each answer of a request. The first one has the request's own id.
         """
         created_s = wall_clock_us() // 1_000_000
-        tickets = [Ticket(request_id, prepared[0], created_s)]
+        stir = self._ticket_gone.unpark_all
+        tickets = [Ticket(request_id, prepared[0], created_s, on_leave=stir)]
         for choice, other in enumerate(prepared[1:], start=1):
-            tickets.append(Ticket(new_id(), other, created_s, choice=choice, first=tickets[0]))
+            tickets.append(
+                Ticket(new_id(), other, created_s, choice=choice, first=tickets[0], on_leave=stir)
+            )
         self._tickets.update((ticket.id, ticket) for ticket in tickets)
         self._came += len(tickets)
         return tickets
@@ -485,6 +490,9 @@ class Server:
         while not self._quiet():
             await self._ticket_gone.park()
 
+    async def _one_ended(self) -> None:
+        await self._ticket_gone.park()
+
     @contextlib.contextmanager
     def _under_way(self, choices: int = 1) -> Iterator[None]:
         """
@@ -537,6 +545,9 @@ class Server:
         Args:
             request_id: for the journal; None for what is not on record.
         """
+        most = self._limits.queue + self._model.decode_rows
+        if command.choices > most:
+            raise TooManyAnswers(command.choices, most)
         # The limiter counts a row as taken a step before its ticket is seated, so it is not asked.
         seated = sum(ticket.seated for ticket in self._tickets.values())
         waiting = len(self._tickets) - seated + self._preparing
@@ -580,6 +591,8 @@ class Server:
             with ticket.waiting:
                 if ticket.first is not None:
                     await ticket.first.prefilled.wait()  # its blocks are shared
+                    if ticket.first.failed:
+                        ticket.leave("sister_failed")
                 name = ticket.prepared.command.session_name
                 if name is not None:
                     async with self._actor(name, ticket, named=True).line:

@@ -42,12 +42,12 @@ class Taking:
         house, prepared = self.house, ticket.prepared
         state = house.sequencer.state
         idle = ticket.gone is not None or state.admission_bug is not None
-        if idle or not prepared.ask.cache_prompt or not self._serves(ticket):
+        if idle or not self._serves(ticket):
             return
         tokens = len(prepared.prompt_ids)
         session = state.sessions.get(SessionId(self.cache.id))
         chain = paths.chain_to_load(
-            state, session, prepared.keys, tokens, tokens + prepared.max_tokens
+            state, session, prepared.ask, prepared.keys, tokens, tokens + prepared.max_tokens
         )
         await house.memory.load(chain, lambda: ticket.gone is None)
 
@@ -121,6 +121,7 @@ class Taking:
             session_name=command.session_name,
             group=command.group,
             cache_prompt=command.cache_prompt,
+            cache_mode=command.cache_mode,
             base_request=last.request if last else None,
             kept_parts=kept_parts,
             new_parts=prepared.chain[kept_parts:],

@@ -5,6 +5,7 @@ A request on its way: what a session needs of it, and the way back to its client
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import attrs
 import trio
@@ -69,6 +70,7 @@ class Ticket:
     Attributes:
         id: of the request.
         created_s: seconds since 1970.
+        failed: it ended without an answer, and its client hears why.
         gone: why nobody waits for the answer any more, or None. The session looks at every step.
         seated: one of the rows that decode is its own, so it does not count as one that waits.
         rerouted: the session found, in its turn, that the rules choose another one by now.
@@ -86,12 +88,14 @@ class Ticket:
         *,
         choice: int = 0,
         first: Ticket | None = None,
+        on_leave: Callable[[], object] = lambda: None,
     ) -> None:
         """
         Args:
             choice: which of several answers that are asked for at once.
             first: the ticket of the first of them, whose client hears of this one in the same
                 place; None for that one itself.
+            on_leave: is called when nobody waits for it any more.
         """
         self.id = request_id
         self.prepared = prepared
@@ -100,7 +104,7 @@ class Ticket:
         self.seated = False
         self.rerouted = False
         self.accepted = False
-        self._failed = False
+        self.failed = False
         self.prefilled_tokens = 0
         self.sealed_tokens = 0
         self.finished = False
@@ -109,6 +113,7 @@ class Ticket:
         self.prefilled = trio.Event()
         self.choice = choice
         self.first = first
+        self._on_leave = on_leave
         self.replies: Replies
         if first is None:
             self._send, self.replies = trio.open_memory_channel[Committed | RefusalError](math.inf)
@@ -127,7 +132,7 @@ class Ticket:
         """
         Hand over the end of a request that is not answered.
         """
-        self._failed = True
+        self.failed = True
         self._send.send_nowait(error)
 
     def leave(self, reason: str) -> None:
@@ -135,7 +140,18 @@ class Ticket:
         Nobody waits any more. A request that no session has taken ends at once. A client that was
         refused leaves for that, and not of itself.
         """
-        if self.gone is None and not self._failed:
+        if self.gone is None and not self.failed:
             self.gone = reason
         if not self.accepted:
             self.waiting.cancel()
+        self._on_leave()
+
+
+def leave_together(tickets: Sequence[Ticket]) -> None:
+    """
+    The client of a request waits for none of its answers any more. Where one of them failed it is
+    that which ends the others, and not the client.
+    """
+    reason = "sister_failed" if any(ticket.failed for ticket in tickets) else "client"
+    for ticket in tickets:
+        ticket.leave(reason)

@@ -75,6 +75,7 @@ class _Request(msgspec.Struct):
     cache_control: dict[str, Any] | None = None
     seed: int | None = None
     cache_prompt: bool | None = None
+    cache_mode: str | None = None
     session_id: str | None = None
     ttl: int | str | None = None
 
@@ -160,6 +161,7 @@ def read_count_request(
         session_name=parameters.session_name(wire.session_id),
         group=parameters.group(headers),
         cache_prompt=wire.cache_prompt is not False,
+        cache_mode=parameters.cache_mode(wire.cache_mode),
         ttl_s=parameters.lifetime(wire.ttl),
         least_ttl_s=_least_life(wire),
         asked_model=parameters.model_name(wire.model),

@@ -38,6 +38,7 @@ from cairn.actors.messages import (
     Stopping,
     TimeOver,
     TooManyAgents,
+    TooManyAnswers,
 )
 
 log = structlog.get_logger(__name__)
@@ -193,6 +194,14 @@ def _refusal(error: RefusalError, places: FormatPlaces) -> ErrorAnswer:
             )
         case FormatRefused():
             return _format(error, places)
+        case TooManyAnswers():
+            return ErrorAnswer(
+                status=400,
+                message=message,
+                type="invalid_request_error",
+                code="invalid_value",
+                param="n",
+            )
         case AgentBusy():
             return ErrorAnswer(
                 status=409,

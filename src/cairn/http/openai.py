@@ -32,7 +32,8 @@ from .wire import decode_object, to_struct
 
 PROTOCOL = "openai.chat"
 
-#: Each answer has a slab while it is written, and the pool has 16 if nobody says otherwise.
+#: Each answer has a slab while it is written, and the pool has 16 if nobody says otherwise. Where
+#: it has fewer they are written one after the other.
 CHOICES_MAX = 16
 
 _STOPS_MAX = 4
@@ -77,6 +78,7 @@ class _Request(msgspec.Struct):
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     cache_prompt: bool | None = None
+    cache_mode: str | None = None
     session_id: str | None = None
     ttl: int | str | None = None
 
@@ -171,6 +173,7 @@ def chat_request(
         session_name=parameters.session_name(wire.session_id),
         group=parameters.group(headers),
         cache_prompt=wire.cache_prompt is not False,
+        cache_mode=parameters.cache_mode(wire.cache_mode),
         ttl_s=parameters.lifetime(wire.ttl),
         asked_model=parameters.model_name(wire.model),
         constraint=constraint,

@@ -63,6 +63,7 @@ class _Request(msgspec.Struct):
     echo: bool | None = None
     suffix: str | None = None
     cache_prompt: bool | None = None
+    cache_mode: str | None = None
     session_id: str | None = None
     ttl: int | str | None = None
 
@@ -123,6 +124,7 @@ def read_text_request(
         session_name=parameters.session_name(wire.session_id),
         group=parameters.group(headers),
         cache_prompt=wire.cache_prompt is not False,
+        cache_mode=parameters.cache_mode(wire.cache_mode),
         ttl_s=parameters.lifetime(wire.ttl),
         asked_model=parameters.model_name(wire.model),
         choices=choices(wire.n),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import structlog
@@ -18,6 +18,7 @@ from cairn.engine.lifetime import seconds_of
 from cairn.engine.prompt import GRADES
 from cairn.engine.sampling import Sampling
 from cairn.journal.agents import SESSIONS
+from cairn.journal.events import CacheMode
 
 from .errors import ClientError
 from .limits import check_count
@@ -225,6 +226,24 @@ def lifetime(value: int | str | None) -> int | None:
         return seconds_of(value)
     except ValueError as error:
         raise ClientError(f"ttl {error}", param="ttl") from error
+
+
+def cache_mode(value: str | None) -> CacheMode:
+    """
+    From what a request may go on; from all that there is, where the client does not say.
+
+    Raises:
+        ClientError: it is none.
+    """
+    match value:
+        case None:
+            return "full"
+        case "full" | "prefix":
+            return value
+    raise ClientError(
+        f"cache_mode is {value[:40]!r}; it must be one of {', '.join(get_args(CacheMode))}",
+        param="cache_mode",
+    )
 
 
 def check_name(name: str, where: str) -> None:

@@ -79,6 +79,7 @@ class _Request(msgspec.Struct):
     prompt: Any = None
     seed: int | None = None
     cache_prompt: bool | None = None
+    cache_mode: str | None = None
     session_id: str | None = None
     ttl: int | str | None = None
 
@@ -211,6 +212,7 @@ def read_responses_request(
         session_name=parameters.session_name(wire.session_id),
         group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
         cache_prompt=wire.cache_prompt is not False,
+        cache_mode=parameters.cache_mode(wire.cache_mode),
         ttl_s=parameters.lifetime(wire.ttl),
         asked_model=parameters.model_name(wire.model),
         constraint=held.constraint,

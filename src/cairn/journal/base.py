@@ -29,7 +29,7 @@ from cairn.journal import events as ev
 from cairn.journal.errors import UnknownEvent
 from cairn.journal.state import Fault, State
 
-VERSION = 7
+VERSION = 8
 """
 Of what ``Base.state`` holds.
 """
@@ -108,6 +108,16 @@ def _without_an_end(contents: Contents) -> Contents:
     return {**contents, "version": 7}
 
 
+def _without_a_mode(contents: Contents) -> Contents:
+    """
+    Version 8 has the cache mode of an open request. Before it, there was one.
+    """
+    for session in contents["state"]["sessions"].values():
+        if session["request"] is not None:
+            session["request"]["ask"]["cache_mode"] = "full"
+    return {**contents, "version": 8}
+
+
 UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {
     # Before version 1 none was written.
     0: lambda contents: {**contents, "version": 1},
@@ -117,6 +127,7 @@ UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {
     4: _without_a_grammar,
     5: _without_a_window,
     6: _without_an_end,
+    7: _without_a_mode,
 }
 """
 Version to the function that makes contents of version + 1 of it.

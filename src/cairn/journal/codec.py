@@ -44,6 +44,11 @@ UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
     ("request_received", 1): lambda payload: payload,
     # Before version 3 nothing had a life that ends.
     ("request_received", 2): lambda payload: {**payload, "ttl_s": None},
+    # Before version 4 every request went on from a session, if there was one. The version of the
+    # rules stayed: they decide on such a request as before.
+    ("request_received", 3): lambda payload: {**payload, "cache_mode": "full"},
+    # Version 2 may end with a sister. Before it, what did is on record as a client that left.
+    ("request_cancelled", 1): lambda payload: payload,
     # Before version 2 blocks left for no other reason.
     ("block_evicted", 1): lambda payload: {**payload, "reason": "room"},
     ("block_dropped", 1): lambda payload: {**payload, "reason": "room"},

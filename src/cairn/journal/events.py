@@ -29,12 +29,14 @@ Coverage = tuple[tuple[int, int, int], ...]
 Step = Literal["prefill", "decode", "settle"]
 Path = Literal["continuation", "new_session"]
 FinishReason = Literal["stop", "length"]
+CacheMode = Literal["full", "prefix"]
 CancelStage = Literal[
     "prefill",
     "decode",
     "no_memory",
     "not_held",
     "time_over",
+    "sister_failed",
     "server_stopped",
     "journal_full",
     "bug",
@@ -335,6 +337,7 @@ class RequestReceived(Event):
             the session's last request had at the same place are only counted, in ``kept_parts``.
         sampling: the sampling parameters as they are used, defaults filled in.
         seed: the seed in use; ``seed_given`` says whether the client chose it.
+        cache_mode: ``prefix`` where it goes on from no session and is built on shared blocks alone.
         ttl_s: the life of what the request uses and leaves, from its last use on, in seconds; None
             where it has no end.
         grammar: what the answer is held to, as the library llguidance reads it; None where it is
@@ -342,7 +345,7 @@ class RequestReceived(Event):
     """
 
     kind: ClassVar[str] = "request_received"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     session: str
     request: str
     protocol: str
@@ -365,6 +368,7 @@ class RequestReceived(Event):
     seed_given: bool
     asked_model: str
     grammar: str | None = private(default=None)
+    cache_mode: CacheMode = "full"
     ttl_s: int | None = attrs.field(default=None, validator=attrs.validators.optional(_natural))
 
 
@@ -821,12 +825,14 @@ class RequestCancelled(Event):
     Attributes:
         stage: where it was when its client went away; ``no_memory`` where no slab could be had,
             ``not_held`` where its grammar could be followed no further, ``time_over`` where it took
-            longer than a request may, ``server_stopped`` where the server drained no longer,
+            longer than a request may, ``sister_failed`` where another answer to the same request
+            failed, ``server_stopped`` where the server drained no longer,
             ``journal_full`` where there was no room to put it on record, ``bug`` where a fault of
             somebody else's took it along.
     """
 
     kind: ClassVar[str] = "request_cancelled"
+    version: ClassVar[int] = 2
     session: str
     request: str
     stage: CancelStage

@@ -166,6 +166,13 @@ def slab_to_release(state: State) -> Session | None:
     return min(resting, key=lambda session: session.last_used, default=None)
 
 
+def slab_will_come(state: State) -> bool:
+    """
+    Whether a slab comes free by itself, as some request that has one comes to its end.
+    """
+    return any(state.session(session).slab is not None for session in state.requests.values())
+
+
 def can_spare_slab(state: State, session: Session) -> bool:
     """
     Whether a session rests with a slab that it can do without: all KV that the slab holds lies in

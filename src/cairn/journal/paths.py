@@ -36,6 +36,7 @@ Reason = Literal[
     "quarantined",
     "fingerprint_changed",
     "cache_disabled",
+    "cache_mode_prefix",
 ]
 
 _CHANGED = {"model": "model_changed", "tools": "tools_changed", "system": "system_changed"}
@@ -45,6 +46,10 @@ _CHANGED = {"model": "model_changed", "tools": "tools_changed", "system": "syste
 class Ask:
     """
     What choosing a session reads of a request.
+
+    Attributes:
+        cache_prompt: False where nothing is to be reused, whatever the mode.
+        cache_mode: ``prefix`` where no session is to be gone on from.
     """
 
     tenant: str
@@ -53,6 +58,14 @@ class Ask:
     session_name: str | None
     group: str | None
     cache_prompt: bool
+    cache_mode: ev.CacheMode
+
+    @property
+    def goes_on(self) -> bool:
+        """
+        Whether a session may be gone on from.
+        """
+        return self.cache_prompt and self.cache_mode == "full"
 
 
 @attrs.frozen(kw_only=True)
@@ -84,6 +97,7 @@ def ask_of(event: ev.RequestReceived, chain: tuple[Part, ...]) -> Ask:
         session_name=event.session_name,
         group=event.group,
         cache_prompt=event.cache_prompt,
+        cache_mode=event.cache_mode,
     )
 
 
@@ -94,13 +108,14 @@ def choose_session(state: State, ask: Ask) -> SessionId | None:
     A session that the client names is strict, and found only within the client's tenant.
     Otherwise the session with the longest chain that is the beginning of this one goes on, the
     most recently used among equals, within its group where the client names one. A session that
-    is at work is passed over: when it is done, its chain will be another.
+    is at work is passed over: when it is done, its chain will be another. Who goes on from none
+    has a new one, unless it names one.
     """
     if ask.session_name is not None:
         named = SessionId(ask.session_name)
         held = state.sessions.get(named)
         return named if held is not None and held.tenant == ask.tenant else None
-    if not ask.cache_prompt:
+    if not ask.goes_on:
         return None
     for session in _continued(state, ask):
         assert session.last is not None
@@ -115,7 +130,7 @@ def select(state: State, session: Session, request: OpenRequest) -> Decision:
     The path of a request that ``session`` has in hand. Changes nothing.
     """
     ask = ask_of(request.ask, request.chain)
-    kept, shared = _reusable(state, session, request) if ask.cache_prompt else (0, 0)
+    kept, shared = _reusable(state, session, request, ask)
     goes_on = session.last is not None and continues(session.last, ask.chain)
     nearest = session if goes_on else _nearest(state, session, ask)
     reason = _reason(state, nearest, ask, goes_on, kept + shared)
@@ -200,6 +215,8 @@ def _reason(
     """
     if not ask.cache_prompt:
         return "cache_disabled"
+    if not ask.goes_on:
+        return "cache_mode_prefix"
     if nearest is None or nearest.last is None:
         return "cold_start"
     if continues(nearest.last, ask.chain):
@@ -240,19 +257,20 @@ def _too_short(state: State, last: Turn) -> bool:
     )
 
 
-def _reusable(state: State, session: Session, request: OpenRequest) -> tuple[int, int]:
+def _reusable(state: State, session: Session, request: OpenRequest, ask: Ask) -> tuple[int, int]:
     """
     How many sealed blocks from the front can be reused: (in the session's slab, from the store).
 
     The chunk or tail that holds the last prompt token always runs, since its logits are wanted.
-    A slab that is too small for prompt and answer is exchanged, so nothing in it is kept.
+    A slab that is too small for prompt and answer is exchanged, so nothing in it is kept; nor is
+    anything where the session is not to be gone on from.
     """
-    if state.model is None or not state.model.reusable:
+    if state.model is None or not state.model.reusable or not ask.cache_prompt:
         return 0, 0
     most = (len(request.prompt_ids) - 1) // state.model.chunk_tokens
     keys = request.prompt_keys[:most]
     fits = request.ask.prompt_tokens + request.ask.max_tokens
-    kept = _in_slab(state, session, keys, fits)
+    kept = _in_slab(state, session, keys, fits) if ask.goes_on else 0
     return kept, _in_store(state, keys[kept:])
 
 
@@ -338,7 +356,12 @@ def _same_beginning(state: State, ask: Ask) -> Turn | None:
 
 
 def chain_to_load(
-    state: State, session: Session | None, keys: tuple[str, ...], prompt_tokens: int, fits: int
+    state: State,
+    session: Session | None,
+    ask: Ask,
+    keys: tuple[str, ...],
+    prompt_tokens: int,
+    fits: int,
 ) -> tuple[str, ...]:
     """
     The blocks that a decision could share if those of them that are only in files were in memory,
@@ -354,9 +377,11 @@ def chain_to_load(
     """
     if state.model is None or not state.model.reusable or not state.disk_budget:
         return ()
+    if not ask.cache_prompt:
+        return ()
     keys = keys[: (prompt_tokens - 1) // state.model.chunk_tokens]
     chain, any_to_load = [], False
-    for key in keys[_in_slab(state, session, keys, fits) :]:
+    for key in keys[_in_slab(state, session, keys, fits) if ask.goes_on else 0 :]:
         block = state.blocks.get(key)
         if block is None or not (block.usable or block.loadable):
             break

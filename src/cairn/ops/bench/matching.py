@@ -182,13 +182,14 @@ def _matched(index: Index) -> tuple[list[float], SessionId | None, paths.Decisio
         session_name=None,
         group=None,
         cache_prompt=True,
+        cache_mode="full",
     )
     marks = [time.perf_counter()]
     keys = _keys(ids, state.model.chunk_tokens, paths.keys_on_record(state, ask, ids))
     marks.append(time.perf_counter())
     chosen = paths.choose_session(state, ask)
     marks.append(time.perf_counter())
-    paths.chain_to_load(state, session, keys, len(ids), len(ids) + answer_tokens)
+    paths.chain_to_load(state, session, ask, keys, len(ids), len(ids) + answer_tokens)
     marks.append(time.perf_counter())
     received = _received(index, keys, answer_tokens)
     request = OpenRequest(ask=received, chain=index.chain, prompt_ids=ids, prompt_keys=keys)

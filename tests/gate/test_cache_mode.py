@@ -1,0 +1,75 @@
+"""
+The gate for ``cache_mode``: an answer of a session that was built on shared blocks alone, of memory
+or of files, has the bits of a cold one; and so has what goes on from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cairn.engine.prompt import Message
+from cairn.journal import events as ev
+from tests.gate.test_blocks_on_disk import House, run, says
+from tests.running import Said
+
+pytestmark = pytest.mark.gate
+
+PREFIX = ("new_session", "cache_mode_prefix")
+
+
+def path(said: Said) -> tuple[str, str | None]:
+    """
+    Path and reason of an answer.
+    """
+    return said.accepted.path, said.accepted.reason
+
+
+def test_shared_blocks_alone(model_directory: Path, tmp_path: Path) -> None:
+    """
+    Turns that are built on shared blocks alone, with a name and without, out of memory and after a
+    restart out of files, between others that go on. Each has the bits of a cold one.
+    """
+    cached: list[int] = []
+
+    async def main(house: House) -> None:
+        talk: list[Message] = [says(1)]
+        async with house.serving() as server:
+            await house.asked(server, talk)
+            talk.append(says(2))
+            apart = await house.asked(server, talk, cache_mode="prefix", seed=2)
+            talk.append(says(3))
+            onward = await house.asked(server, talk, seed=3)
+            for seed in (4, 5):
+                talk.append(says(seed))
+                named = await house.asked(
+                    server, talk, session_name="mine", cache_mode="prefix", seed=seed
+                )
+                assert PREFIX == path(named)
+                cached.append(named.accepted.cached_tokens)
+        assert PREFIX == path(apart)
+        assert ("continuation", None) == path(onward)
+        assert apart.accepted.session == onward.accepted.session
+        cached.append(apart.accepted.cached_tokens)
+        assert [] == house.events(ev.BlockLoaded)
+        async with house.serving() as server:
+            talk.append(says(6))
+            again = await house.asked(
+                server, talk, session_name="mine", cache_mode="prefix", seed=6
+            )
+            assert PREFIX == path(again)
+            cached.append(again.accepted.cached_tokens)
+            loaded = len(house.events(ev.BlockLoaded))
+            assert again.accepted.cached_tokens == loaded * 64
+            # In the slab there is all of it by now, and again it is copied from the first chunk on.
+            talk.append(says(7))
+            last = await house.asked(server, talk, session_name="mine", cache_mode="prefix", seed=7)
+            assert PREFIX == path(last)
+            assert loaded == len(house.events(ev.BlockLoaded))
+
+    house = run(model_directory, tmp_path, main)
+    assert all(tokens >= 64 for tokens in cached)
+    decided = [one for one in house.events(ev.PathSelected) if PREFIX == (one.path, one.reason)]
+    assert {0} == {one.kept_blocks for one in decided}
+    assert 5 == len(decided)
