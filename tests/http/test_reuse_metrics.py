@@ -160,9 +160,10 @@ async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
                 await ask(server, evolve(first, max_tokens=900))
         await at_rest(server)
 
-        hits = [metrics.registry.get_sample_value(HITS, {"tier": t}) for t in ("slab", "memory")]
-        ratio = metrics.registry.get_sample_value("cairn_prefix_cache_ratio")
-        asked_for = metrics.registry.get_sample_value("cairn_prefix_cache_query_tokens_total")
+        read = metrics.registry.get_sample_value
+        hits = [read(HITS, {"tier": tier}) or 0 for tier in ("slab", "memory")]
+        ratio = read("cairn_prefix_cache_ratio") or 0
+        asked_for = read("cairn_prefix_cache_query_tokens_total") or 0
     assert any(event.request is None for event in house.events(ev.BlocksShared))
     (gone,) = house.events(ev.RequestCancelled)
     assert "no_memory" == gone.stage
