@@ -12,11 +12,12 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors import loading
+from cairn.actors import loading, memory, outside
 from cairn.actors.limits import Limits
 from cairn.actors.messages import Generate
 from cairn.actors.outside import wall_clock_us
 from cairn.actors.server import Server
+from cairn.engine.mlx_files import BlockFiles
 from cairn.engine.prompt import Conversation, Message
 from cairn.journal import events as ev
 from tests.anticipating import Journaled, onward
@@ -161,6 +162,65 @@ async def test_a_life_of_nothing_is_never_written(filed: Journaled, tmp_path: Pa
     evicted = [event.key for event in filed.events(ev.BlockEvicted)]
     assert evicted
     assert not set(evicted) & set(spilled)
+    assert filed.holds()
+
+
+async def test_a_life_of_nothing_where_the_clock_was_set_back(
+    filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    With rows in the journal that are of an hour later, a life of 0 is over with its answer all the
+    same: no file is written, the session is closed and its blocks leave memory.
+    """
+    ahead_us = wall_clock_us() + 1_000_000 * HOUR_S
+    with monkeypatch.context() as ahead:
+        ahead.setattr(outside, "wall_clock_us", lambda: ahead_us)
+        async with filed.serving():
+            pass
+    async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
+        assert server._sequencer.state.time_us > wall_clock_us() + 1_000_000 * HOUR_S // 2
+        await ask(server, question(5, ttl_s=0))
+        await done(server)
+        await later(server, 0)
+        assert {} == server.statistics().sessions
+        assert 0 == server.statistics().blocks
+    assert [] == filed.events(ev.BlockSpilled)
+    assert [] == files(tmp_path)
+    assert filed.events(ev.BlockSealed)
+    assert filed.holds()
+
+
+async def test_what_cannot_be_removed_stops_no_other(
+    filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Files that the disk does not let go stay on record; those whose lives were over later go.
+    """
+    monkeypatch.setattr(memory, "_AT_ONCE", 2)
+    async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
+        await ask(server, question(1))
+        await done(server)
+        held = {path.stem for path in files(tmp_path)}
+        await ask(server, question(5))
+        await done(server)
+        assert len(held) > 2
+        assert held < {path.stem for path in files(tmp_path)}
+        drop = BlockFiles.drop
+
+        def kept(self: BlockFiles, key: str) -> int:
+            if key in held:
+                raise PermissionError(1, "not permitted")
+            return drop(self, key)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(BlockFiles, "drop", kept)
+            await later(server, 25 * HOUR_S)
+            for _ in range(len(held)):  # some a time
+                await later(server, 25 * HOUR_S)
+            assert held == {path.stem for path in files(tmp_path)}
+        for _ in range(len(held)):
+            await later(server, 25 * HOUR_S)
+        assert [] == files(tmp_path)
     assert filed.holds()
 
 

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from cairn.actors import shadow
 from cairn.actors.boot import BootRefused
 from cairn.actors.messages import Accepted, Broken, Generate
+from cairn.actors.outside import wall_clock_us
 from cairn.actors.server import Server
 from cairn.engine import mlx_start
 from cairn.engine.answer_grammar import Constraint
@@ -33,7 +34,7 @@ from cairn.journal.replay import replay
 from cairn.journal.shadow import is_chosen
 from cairn.journal.state import SessionId
 from cairn.journal.store import MemoryStore
-from tests.running import Said, ask, generate, serving
+from tests.running import Said, ask, at_rest, generate, serving
 
 LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6
 C = 16
@@ -360,20 +361,28 @@ def test_who_is_disturbed_again_and_again_is_skipped(
     trio.run(main)
 
 
-def test_without_room_it_is_skipped(model_directory: Path) -> None:
+def test_without_room_it_waits(model_directory: Path) -> None:
     """
     Where no slab is free and the one there is cannot be spared, since its blocks are not in memory,
-    the check is given up, and that is on record. The session keeps its slab.
+    the answer waits, and the session keeps its slab. When that has ended, it is checked.
     """
 
     async def main() -> None:
         async with serving(model_directory, pool_slabs=1, blocks_bytes=1, **SETTINGS) as server:
             watch = Watch(server)
             await ask(server, command(LONG, max_tokens=4))
-            (skipped,) = await watch.until(ev.ShadowSkipped)
-            assert "no_memory" == skipped.reason
+            await at_rest(server)
+            await trio.testing.wait_all_tasks_blocked(0.05)
             assert [] == watch.of(ev.ShadowBegan)
+            assert [] == watch.of(ev.ShadowSkipped)
             assert [] == watch.of(ev.SlabReleased)
+            over_us = wall_clock_us() + 1_000_000 * 86_400 * 2
+            server._lives._now_us = server._memory._now_us = lambda: over_us
+            server._lives.look()
+            (ended,) = await watch.until(ev.ShadowEnded)
+            assert "same" == ended.result
+            assert 1 == len(watch.of(ev.SessionClosed))
+            assert [] == watch.of(ev.ShadowSkipped)
 
     trio.run(main)
 

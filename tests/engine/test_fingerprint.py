@@ -14,7 +14,14 @@ import pytest
 
 from cairn.engine import fingerprint
 from cairn.engine.blas import BlasIdentity
-from cairn.engine.fingerprint import STEERING, collect, hash_files, name_of
+from cairn.engine.fingerprint import (
+    STEERING,
+    collect,
+    hash_files,
+    hash_libraries,
+    mlx_folders,
+    name_of,
+)
 
 FILES = {
     "model-00001-of-00002.safetensors": b"weights",
@@ -35,6 +42,7 @@ FIELDS = {
     "tokenizer",
     "dtypes",
     "mlx",
+    "mlx_libraries",
     "mlx_lm",
     "llguidance",
     "cairn_engine",
@@ -111,6 +119,49 @@ def test_every_field_changes_the_name(directory: Path, field: str) -> None:
     assert expected != name_of({**found, field: "other"})
     del found[field]
     assert expected != name_of(found)
+
+
+def test_another_build_of_mlx_changes_the_name(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    MLX's own libraries count by their bytes, whatever version they say they are.
+    """
+    folder = tmp_path / "mlx"
+    (folder / "lib").mkdir(parents=True)
+    for name in ("core.cpython-311-x86_64-linux-gnu.so", "lib/libmlx.so", "lib/mlx.metallib"):
+        (folder / name).write_bytes(name.encode())
+    (folder / "lib" / "notes.txt").write_text("of no kernel")
+    monkeypatch.setattr(fingerprint, "mlx_folders", lambda: (folder,))
+    before = fields(directory)
+    assert before == fields(directory)
+    (folder / "lib" / "notes.txt").write_text("other")
+    assert before == fields(directory)
+    for name in ("core.cpython-311-x86_64-linux-gnu.so", "lib/libmlx.so", "lib/mlx.metallib"):
+        was = fields(directory)
+        (folder / name).write_bytes(name.encode()[::-1])
+        assert {"mlx_libraries"} == differing(was, fields(directory))
+
+
+def test_the_libraries_that_compute_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Those of this environment are found without an import, hashed, and read once as long as the
+    system knows them by the same.
+    """
+    folders = mlx_folders()
+    found = {
+        path.name.split(".")[0] for one in folders for path in one.rglob("*") if path.is_file()
+    }
+    assert {"core", "libmlx"} <= found
+    hashed = hash_libraries(folders)
+    assert 64 == len(hashed)
+    assert hashed != hash_libraries(())
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was read again")
+
+    monkeypatch.setattr(fingerprint, "blake3", never)
+    assert hashed == hash_libraries(folders)
 
 
 def test_a_name_is_pinned() -> None:

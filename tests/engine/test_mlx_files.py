@@ -230,6 +230,24 @@ def test_what_is_no_file_is_not_read(
     assert before.st_ino == path.lstat().st_ino
 
 
+def test_a_file_of_another_size_is_not_loaded(
+    folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch
+):
+    """What has grown is set aside before MLX sees it: it may be larger than memory."""
+    key, found, _ = write(files, 1)
+    with path_of(folder, key).open("r+b") as file:
+        file.truncate(1 << 40)  # of which nothing is on the disk
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was loaded")
+
+    monkeypatch.setattr(mx, "load", never)
+    with pytest.raises(Rejected) as caught:
+        files.read(key, found)
+    assert "unreadable" == caught.value.report.reason
+    assert "OSError" == type(caught.value.__cause__).__name__
+
+
 def test_few_files_are_set_aside(folder: Path, files: BlockFiles):
     """What is kept for people to look at is bounded; the rest is removed."""
     reports = []

@@ -4,23 +4,37 @@ Metrics of the prefix cache: what the committed events come to, in tokens.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 from attrs import evolve
 
+from cairn.actors import loading
+from cairn.actors.messages import NoMemory
+from cairn.engine.prompt import Conversation, Message
+from cairn.http.metrics import Metrics
+from cairn.journal import events as ev
 from cairn.journal.events import Event
+from tests.anticipating import Journaled
 from tests.http.test_metrics import (
     EVICTED,
     LOADED,
     cancelled,
+    extended,
     finished,
     received,
     selected,
     shared,
     values,
 )
+from tests.numbers import started
+from tests.running import ask, at_rest, generate
 
 HITS = "cairn_prefix_cache_tokens_total"
+
+
+RAN = extended("prefill", 1)
 
 
 def asked(prompt_tokens: int, path: Any, reason: str | None, **reuse: Any) -> tuple[Event, Event]:
@@ -48,6 +62,7 @@ def test_tokens_by_tier():
     """
     copied = shared(1)
     read = values(
+        evolve(LOADED, key="k2"),
         *asked(
             300,
             "continuation",
@@ -57,11 +72,13 @@ def test_tokens_by_tier():
             reused_tokens=256,
             rerendered_tokens=40,
         ),
-        evolve(LOADED, key="k2"),
         evolve(copied, start=128, end=256, keys=("k1", "k2"), digests=("d", "d")),
+        RAN,
+        RAN,
         finished(),
         *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
         evolve(copied, keys=("k2",)),
+        RAN,
     )
     assert [128, 128, 64] == [read(HITS, tier=tier) for tier in ("slab", "memory", "disk")]
     assert 400 == read("cairn_prefix_cache_query_tokens_total")
@@ -73,24 +90,93 @@ def test_tokens_by_tier():
     assert 1 == read("cairn_prefix_match_depth_tokens_bucket", le="64.0")
 
 
-def test_a_block_that_left_memory_again():
+def test_a_block_that_was_read_for_another():
     """
-    A block that was read, evicted, and sealed anew is one of memory.
+    A block that was read for one request, which did not come to copy it, is one of memory for the
+    next; so is one that left memory meanwhile and was sealed anew.
     """
     read = values(
         evolve(LOADED, key="d"),
+        *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        cancelled(),
         evolve(EVICTED, key="d"),
         *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
         evolve(shared(1), keys=("d",)),
+        RAN,
     )
     assert [64, 0] == [read(HITS, tier=tier) for tier in ("memory", "disk")]
+    assert 100 == read("cairn_prefix_cache_query_tokens_total")
+
+
+def test_what_is_copied_ahead_is_no_hit():
+    """
+    Blocks that are copied for a turn that has not come are no prompt's: they are counted when it
+    comes.
+    """
+    read = values(
+        evolve(LOADED, key="d"),
+        evolve(shared(1), request=None, keys=("d",)),
+        *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        evolve(shared(1), keys=("d",)),
+        RAN,
+    )
+    assert [0, 0, 64] == [read(HITS, tier=tier) for tier in ("slab", "memory", "disk")]
+
+
+def test_who_ends_before_its_first_pass_reuses_nothing():
+    """
+    A request for which there was no slab, or whose client went away, counts neither as a query nor
+    as a hit.
+    """
+    read = values(
+        *asked(300, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        shared(1),
+        cancelled(),
+    )
+    assert 0 == read("cairn_prefix_cache_query_tokens_total")
+    assert 0 == read("cairn_prefix_match_depth_tokens_count")
+    assert 0 == read(HITS, tier="memory")
+
+
+@pytest.mark.trio
+async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
+    """
+    Over a journal with blocks that were copied ahead and requests for which there was no memory,
+    the tokens of all tiers are those that the answers said, and the ratio's.
+    """
+    monkeypatch.setattr(loading, "_start", started)
+    house = Journaled(model=Path("numbers"))
+    told = Message(role="system", content="stone " * 100)
+    first = generate(Conversation(messages=(told, Message(role="user", content="a" * 200))))
+    said = []
+    async with house.serving() as server:
+        metrics = Metrics(server)
+        for max_tokens in (70, 300, 300):
+            said.append(await ask(server, evolve(first, max_tokens=max_tokens)))
+            await at_rest(server)
+        with monkeypatch.context() as patched:
+            patched.setattr("cairn.journal.eviction.slab_fits", lambda *_: False)
+            with pytest.raises(NoMemory):
+                await ask(server, evolve(first, max_tokens=900))
+        await at_rest(server)
+
+        read = metrics.registry.get_sample_value
+        hits = [read(HITS, {"tier": tier}) or 0 for tier in ("slab", "memory")]
+        ratio = read("cairn_prefix_cache_ratio") or 0
+        asked_for = read("cairn_prefix_cache_query_tokens_total") or 0
+    assert any(event.request is None for event in house.events(ev.BlocksShared))
+    (gone,) = house.events(ev.RequestCancelled)
+    assert "no_memory" == gone.stage
+    assert sum(one.accepted.cached_tokens for one in said) == sum(hits)
+    assert sum(one.accepted.prompt_tokens for one in said) == asked_for
+    assert sum(hits) == round(ratio * asked_for)
 
 
 def test_who_wants_no_cache_makes_no_query():
     """
     The cold path is no miss.
     """
-    read = values(*asked(300, "new_session", "cache_disabled"))
+    read = values(*asked(300, "new_session", "cache_disabled"), RAN)
     assert 0 == read("cairn_prefix_cache_query_tokens_total")
     assert 0 == read("cairn_prefix_match_depth_tokens_count")
 

@@ -202,6 +202,16 @@ def test_whose_life_is_over():
     assert ("a2", "a1", "a0") == eviction.lives_over(order, 10, 10)
     assert ("a2", "a1") == eviction.lives_over(order, 10, 2)
     assert ("a2", "a1", "a0", "b1", "b0") == eviction.lives_over(order, 20, 10)
+    assert ("a0", "b1") == eviction.lives_over(order, 20, 2, {"a2", "a1"})
+
+
+def test_no_moment_is_before_the_last_row():
+    """
+    A clock that was set back is read as the time of the last row.
+    """
+    state = attrs.evolve(state_of(), time_us=100)
+    assert 100 == eviction.moment_us(state, 7)
+    assert 101 == eviction.moment_us(state, 101)
 
 
 def test_which_sessions_are_over():

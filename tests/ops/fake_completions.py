@@ -63,6 +63,8 @@ class Fake:
         ends_after: so many tokens, each answer ends by itself, by a token that is counted only.
         prefill_s: how long it reads a prompt that is not cached, unless its client leaves.
         settles: at so many looks at its health a session is at work still, behind each answer.
+        meets: so many answers with log-probabilities wait for each other behind their first word.
+        queues: whether it answers one after the other.
         tells_prefill: in so many steps a stream tells how far its prefill has come.
         counts: what its metrics count besides.
     """
@@ -84,6 +86,8 @@ class Fake:
         prefill_s: float = 0.05,
         settles: int = 0,
         tells_prefill: int = 0,
+        meets: int = 0,
+        queues: bool = False,
         counts: Mapping[str, int] | None = None,
     ) -> None:
         self.fault = fault
@@ -101,6 +105,10 @@ class Fake:
         self.prefill_s = prefill_s
         self.settles = settles
         self.tells_prefill = tells_prefill
+        self.meets = meets
+        self.met = 0
+        self.turn: Any = threading.Lock() if queues else contextlib.nullcontext()
+        self.queues = queues
         self.counts = dict(counts or {})
         self.settling = 0
         self.seen: list[list[str]] = []
@@ -210,7 +218,8 @@ class Fake:
         if body.get("cache_prompt") is False:
             return 0
         longest = max((common(prompt, other) for other in self.seen), default=0)
-        return min(longest, self.reuses, len(prompt) - 1) // _BLOCK * _BLOCK
+        most = _BLOCK if self.fault == "little is reused" else self.reuses
+        return min(longest, most, len(prompt) - 1) // _BLOCK * _BLOCK
 
     def tokens(self, body: Mapping[str, Any], cached: int, alone: bool) -> Iterator[Any]:
         """
@@ -346,7 +355,10 @@ class _Handler(BaseHTTPRequestHandler):
                 fake.dead = True
             raise
         self._odd(body["messages"][-1]["content"])
-        self._answer({name: body[name] for name in body if name not in fake.ignores})
+        with fake.turn:
+            if fake.queues:
+                self._left(0.05)  # so that the client of the one before has read its end
+            self._answer({name: body[name] for name in body if name not in fake.ignores})
 
     def _odd(self, content: str) -> None:
         """
@@ -503,6 +515,8 @@ class _Handler(BaseHTTPRequestHandler):
                 entry = {**logprobs[place - 1], "logprob": number + nudge}
                 choice["logprobs"] = {"content": [entry]}
             self._event({"choices": [choice]})
+            if place == 1 and fake.meets and "cache_prompt" not in body and "logprobs" in body:
+                self._meet()
         end = {"index": 0, "delta": {}, "finish_reason": made["finish_reason"]}
         self._event({"choices": [end]})
         if usage and body.get("stream_options"):
@@ -520,6 +534,18 @@ class _Handler(BaseHTTPRequestHandler):
         fake = self.fake
         with fake.changed:
             return fake.changed.wait_for(lambda: fake.crowds > self.crowds_before, _NEIGHBOUR_S)
+
+    def _meet(self) -> None:
+        """
+        Wait until all that are to be here have said their first word, and their clients heard it.
+        """
+        fake = self.fake
+        with fake.changed:
+            fake.met += 1
+            due = -(-fake.met // fake.meets) * fake.meets
+            fake.changed.notify_all()
+            fake.changed.wait_for(lambda: fake.met >= due, _NEIGHBOUR_S)
+        self._left(0.05)
 
     def _left(self, within_s: float) -> bool:
         """

@@ -241,10 +241,19 @@ def test_a_sound_server_gives_a_result(name: str):
         (Fake("a hit has other bits"), "a warm answer is not the cold one: the same tokens, but"),
         (Fake(reuses=0), "nothing was reused"),
         (Fake(hides=["cached_tokens"]), "nothing was reused"),
+        (Fake(reuses=16), "the cache was hardly hit: 16 of"),
         (Fake(ignores=["cache_prompt"]), "without the cache "),
         (Fake(hides=["logprobs"]), "there are no log-probabilities to compare"),
     ],
-    ids=["words", "bits", "no hit", "hits not told", "no miss", "no log-probabilities"],
+    ids=[
+        "words",
+        "bits",
+        "no hit",
+        "hits not told",
+        "hardly a hit",
+        "no miss",
+        "no log-probabilities",
+    ],
 )
 def test_what_shows_nothing_is_no_result(fake: Fake, words: str):
     """

@@ -37,7 +37,16 @@ from cairn.ops.bench.long_record import (
     Turn,
     read,
 )
-from cairn.ops.bench.long_report import Checked, continued, drift, fullest, goals, told, violations
+from cairn.ops.bench.long_report import (
+    Checked,
+    continued,
+    drift,
+    fullest,
+    goals,
+    reused,
+    told,
+    violations,
+)
 from cairn.ops.bench.servers import Kind, Running
 from cairn.ops.outside.answers import Answer
 from cairn.ops.outside.client import Client
@@ -279,6 +288,8 @@ def test_a_sound_server_reaches_all_goals(tmp_path: Path):
         ("streams have no end", "errors"),
         ("an invariant breaks", "violations"),
         ("continuations are lost", "continuations"),
+        ("little is reused", "what was there is reused"),
+        ("a hit has other words", "answers that are the cold ones"),
         ("KV has no bound", "KV of its budgets"),
         ("it grows slower", "drift of a turn"),
     ],
@@ -506,6 +517,21 @@ def test_continuations_are_of_turns_that_continue():
     assert 0.75 == continued(turns)
     assert None is continued([turn_at(1.0, path=None)])
     assert None is continued([])
+
+
+@pytest.mark.parametrize(("cached", "share"), [(None, None), (0, 0.0), (64, 64 / 872), (960, 1.0)])
+def test_reuse_is_of_what_the_turn_before_had(cached: int | None, share: float | None):
+    """
+    A path that continues may reuse nothing. What is due is the prompt of the turn before, but for
+    two chunks; a first turn and another conversation have nothing due.
+    """
+    turns = [
+        turn_at(0, continues=False, cached_tokens=64),
+        turn_at(1, prompt_tokens=1100, cached_tokens=cached),
+        turn_at(2, conversation=1, continues=False, cached_tokens=0),
+    ]
+    assert share == reused(turns)
+    assert 1.0 == continued(turns)
 
 
 def test_budgets_are_by_tier():

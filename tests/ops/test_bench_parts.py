@@ -227,7 +227,10 @@ def rows_on(folder: Path, name: str, own: Fake | None = None, **changes: Any) ->
     """
     What a step measures.
     """
-    with staged(folder, own or quick(), peer=changes.pop("peer", quick()), **changes) as scene:
+    own = own or quick()
+    if name == "among others" and not own.queues:
+        own.meets = 4
+    with staged(folder, own, peer=changes.pop("peer", quick()), **changes) as scene:
         return MEASURES[name].rows(scene)
 
 
@@ -309,6 +312,15 @@ def test_a_cold_answer_begins_at_rest(tmp_path: Path):
     assert {0} == set(fake.found)
 
 
+@pytest.mark.parametrize("name", ["chat", "documents", "batch", "mixed"])
+def test_what_is_hardly_a_hit_is_none(name: str, tmp_path: Path):
+    """
+    A server that reuses the first chunk of whatever it has seen reaches no goal.
+    """
+    with pytest.raises(NoResult, match="nothing was reused"):
+        rows_on(tmp_path, name, Fake(reuses=BLOCK_WORDS, prefill_s=0))
+
+
 # --- bits ----------------------------------------------------------------------------------------
 
 
@@ -336,6 +348,14 @@ def test_where_the_control_is_the_same_nothing_is_shown(name: str, tmp_path: Pat
     """
     with pytest.raises(NoResult, match="this machine shows nothing"):
         rows_on(tmp_path, name, beside=lambda _: quick())
+
+
+def test_who_waits_for_the_others_has_no_neighbour(tmp_path: Path):
+    """
+    A server that answers one after the other shows nothing about neighbours.
+    """
+    with pytest.raises(NoResult, match="none had a neighbour"):
+        rows_on(tmp_path, "among others", Fake(queues=True, prefill_s=0))
 
 
 @pytest.mark.parametrize("name", ["warm and cold", "among others"])

@@ -18,6 +18,8 @@ import pytest
 from click.testing import Result
 
 from cairn.ops.api_keys import KEY_VARIABLE
+from cairn.ops.conform import rows_of_cache
+from cairn.ops.conform.case import Case
 from cairn.ops.conform.suite import ROWS
 from cairn.ops.outside.answers import Answer, Streamed, Token, difference, whole
 from cairn.ops.outside.client import Client
@@ -320,6 +322,49 @@ def test_an_answer_that_has_ended_cannot_be_left(run: Run):
     assert ["the answer had ended before its client could leave in decode"] == rows["disconnect"][
         "not_tried"
     ]
+
+
+class SoonerThanItSeemed(Fake):
+    """
+    Reads the prompts by which it is timed slowly, and all others at once.
+    """
+
+    def cached(self, prompt: list[str], body: Any) -> int:
+        """
+        As of a sound one.
+        """
+        self.prefill_s = 1.0 if {"how", "long"} <= set(prompt) else 0.0
+        return super().cached(prompt, body)
+
+
+def test_who_was_not_left_in_prefill_is_not_kept(run: Run):
+    """
+    Where the answer had begun before its client left, nothing was tried of a prefill that is left.
+    """
+    with serving(SoonerThanItSeemed(prefill_s=0)) as url:
+        rows = report(run("conform", url, "--json", "--row", "disconnect"))
+    assert {"disconnect": "not tried"} == verdicts(rows)
+    assert any("could leave in prefill" in told for told in rows["disconnect"]["not_tried"])
+
+
+def test_who_waits_for_the_others_is_not_among_them(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """
+    Where of requests that are sent at once none is under way beside another, nothing was tried.
+    """
+    monkeypatch.setattr(rows_of_cache, "_among", _one_after_the_other)
+    with serving(Fake(prefill_s=0)) as url:
+        rows = report(run("conform", url, "--json", "--row", "other-traffic"))
+    assert {"other-traffic": "not tried"} == verdicts(rows)
+
+
+def _one_after_the_other(case: Case, prompt: Any, others: Any) -> tuple[Answer, int]:
+    """
+    As a client does that does not manage to be quick.
+    """
+    answer = case.ask(prompt)
+    for other in others:
+        case.ask(other)
+    return answer, 0
 
 
 def test_a_server_that_is_busy_is_not_gone(run: Run):

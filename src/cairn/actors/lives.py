@@ -92,7 +92,8 @@ class Lives:
         Close the sessions and remove the blocks whose lives are over. Whether there were any.
         """
         before = self._sequencer.state.position
-        for session in eviction.sessions_over(self._sequencer.state, self._now_us()):
+        state = self._sequencer.state
+        for session in eviction.sessions_over(state, eviction.moment_us(state, self._now_us())):
             if not self._is_time():
                 return False
             await self._close(session.id)
@@ -107,7 +108,8 @@ class Lives:
         """
         How long to wait where nothing stirs: for ever where something that is over waits for that.
         """
-        due_us = eviction.next_due(self._sequencer.state, self._sequencer.order)
-        if due_us is None or due_us <= self._now_us():
+        state = self._sequencer.state
+        due_us = eviction.next_due(state, self._sequencer.order)
+        if due_us is None or due_us <= eviction.moment_us(state, self._now_us()):
             return math.inf
         return max(_LEAST_S, (due_us - self._now_us()) / 1_000_000)

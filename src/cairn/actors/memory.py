@@ -41,6 +41,12 @@ from cairn.journal.state import Session, State
 
 log = structlog.get_logger("cairn")
 
+_AT_ONCE = 64
+"""
+So many blocks whose lives are over are looked up at a time; after so many that cannot be removed
+the others wait until something stirs.
+"""
+
 
 class Memory:
     """
@@ -77,6 +83,7 @@ class Memory:
         self.steady = trio.Lock()
         self.give_up: Callable[[str, str], Awaitable[None]] = _nobody
         self.give_way: Callable[[], Awaitable[bool]] = _no_check
+        self._stuck: set[str] = set()  # whose lives are over, and which could not be removed
         self._unwritten: dict[str, str] = {}  # why a block could not be written when last tried
         self._told: set[tuple[str, str]] = set()  # what was logged since it last went well
 
@@ -101,6 +108,13 @@ class Memory:
                 await self.give_up(victim.id, "room for another session")
             await self._open_slab(capacity_tokens, record, self._engine.call)
         return True
+
+    def can_spare_slab(self, capacity_tokens: int) -> bool:
+        """
+        Whether there is room for a slab for what nobody waits for, see ``open_spare_slab``.
+        """
+        state, size = self._sequencer.state, self._slab_bytes(capacity_tokens)
+        return eviction.slab_fits(state, size) or eviction.slab_to_spare(state, size) is not None
 
     async def open_spare_slab(
         self,
@@ -321,15 +335,19 @@ class Memory:
         Args:
             wanted: asked before each.
         """
-        removed = 0
-        while wanted():
-            now_us = self._now_us()
-            over = eviction.lives_over(self._sequencer.order, now_us, 64)
-            before = removed
-            for key in over:
-                removed += await self._remove(key, now_us, wanted)
-            if removed == before:
+        removed = failed = 0
+        while wanted() and failed < _AT_ONCE:
+            now_us = eviction.moment_us(self._sequencer.state, self._now_us())
+            over = eviction.lives_over(self._sequencer.order, now_us, _AT_ONCE, self._stuck)
+            if not over:
+                self._stuck.clear()  # they are tried again when something stirs the next time
                 break
+            for key in over:
+                if await self._remove(key, now_us, wanted):
+                    removed += 1
+                else:
+                    failed += 1
+                    self._stuck.add(key)
         return removed
 
     async def _remove(self, key: str, now_us: int, wanted: Callable[[], bool]) -> bool:
@@ -444,7 +462,7 @@ class Memory:
         block, budget = state.blocks.get(key), state.disk_budget
         if block is None or not block.usable or block.file_bytes is not None or not budget:
             return True
-        if block.due_us is not None and block.due_us <= self._now_us():
+        if block.due_us is not None and block.due_us <= eviction.moment_us(state, self._now_us()):
             return True
         size = eviction.file_bytes_at_most(state, block.bytes)
         leaving = eviction.room_for_file(state, block, size, keep, order=self._sequencer.order)

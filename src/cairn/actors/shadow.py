@@ -14,7 +14,8 @@ Rules of this module:
    to do. When one comes the check ends after the pass in hand, gives its slab back, and begins anew
    later.
 2. It changes no block and no path. Its slab is counted as any other is. Where none is free it has
-   that of one session at rest which loses nothing by it but a copy of its blocks.
+   that of one session at rest which loses nothing by it but a copy of its blocks; where there is
+   no such session either, it waits.
 3. It compares nothing itself that an invariant compares: it puts down what it found, and the ledger
    says whether that breaks INV-3, and what goes out of service in the same append.
 4. What waits is in memory only, and bounded. Where the model leaves, since another one is loaded or
@@ -234,10 +235,12 @@ class ShadowCheck:
         try:
             while not self._closed:
                 self._skip_all()
-                if self._waiting and self._at_rest():
-                    await self._check_or_skip(self._waiting.popleft())
-                else:
+                answer = self._next() if self._at_rest() else None
+                if answer is None:
                     await self._stir.park()
+                    continue
+                self._waiting.remove(answer)
+                await self._check_or_skip(answer)
             # No other model can compute them again.
             self._skipped.extend((answer, "model_left") for answer in self._waiting)
             self._waiting.clear()
@@ -268,6 +271,20 @@ class ShadowCheck:
         del answer.sampled[event.answer_tokens :], answer.logprobs[event.answer_tokens :]
         self._waiting.append(answer)
         self._keep_the_youngest()
+
+    def _next(self) -> _Answer | None:
+        """
+        The answer that has waited longest of those for which there is room. The others wait until a
+        session has ended, or has given its slab up.
+        """
+        if self._sequencer.state.shadow is not None:
+            return self._waiting[0] if self._waiting else None  # it is skipped, room or not
+        return next(
+            (one for one in self._waiting if self._memory.can_spare_slab(self._capacity(one))), None
+        )
+
+    def _capacity(self, answer: _Answer) -> int:
+        return self._facts.capacity_for(len(answer.prompt_ids) + len(answer.sampled))
 
     def _keep_the_youngest(self) -> None:
         while len(self._waiting) > WAITING_MAX:
@@ -311,11 +328,14 @@ class ShadowCheck:
             self._held = trio.Event()
             slabs.append(report.slab)
 
-        tokens = len(answer.prompt_ids) + len(answer.sampled)
-        capacity = self._facts.capacity_for(tokens)
+        capacity = self._capacity(answer)
         has_room = await self._memory.open_spare_slab(capacity, began, wanted)
         if has_room is False:
-            self._skip(answer, "no_memory")
+            # Somebody was faster, and has something to do now.
+            self._waiting.appendleft(answer)
+            self._keep_the_youngest()
+            if not self._closed:
+                await self._stir.park()
             return
         result: ev.ShadowResult = "disturbed"
         if has_room:

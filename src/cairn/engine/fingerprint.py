@@ -8,8 +8,10 @@ what only the device can tell comes in as an argument.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +59,7 @@ _TEXT = (
     "*.tiktoken",
     "*.py",
 )
+_LIBRARIES = ("core*.so", "lib/*.so*", "lib/*.dylib", "lib/*.metallib")
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 Seen = frozenset[tuple[str, tuple[int, ...]]]
@@ -101,6 +104,7 @@ def collect(
         "tokenizer": hash_files(directory, _TEXT),
         "dtypes": dict(sorted(dtypes.items())),
         "mlx": importlib.metadata.version("mlx"),
+        "mlx_libraries": hash_libraries(mlx_folders()),
         "mlx_lm": importlib.metadata.version("mlx-lm"),
         # It says which tokens may come next in an answer that is held to a grammar.
         "llguidance": importlib.metadata.version("llguidance"),
@@ -150,6 +154,36 @@ def hash_files(
                 if progress is not None:
                     progress(done, total)
     return found.hexdigest()
+
+
+def mlx_folders() -> tuple[Path, ...]:
+    """
+    Where MLX is installed. Several packages put their files into one folder, and none of them is
+    imported for this.
+    """
+    spec = importlib.util.find_spec("mlx")
+    return tuple(Path(one) for one in (spec and spec.submodule_search_locations) or ())
+
+
+def hash_libraries(folders: Sequence[Path]) -> str:
+    """
+    One hash over the names and contents of MLX's own libraries: a build of one's own, or a backend
+    of another build, has the same version and may have other bits. What is read once is not read
+    again while the system knows the files by the same.
+    """
+    found = [(one, path) for one in folders for path in _files(one, _LIBRARIES)]
+    return _hash_libraries(
+        tuple((str(path.relative_to(one)), path, _known_by(path)) for one, path in found)
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _hash_libraries(found: tuple[tuple[str, Path, tuple[int, ...]], ...]) -> str:
+    hashed = blake3(max_threads=blake3.AUTO)
+    for name, path, _ in found:
+        hashed.update(f"{name}/{path.stat().st_size}/".encode())
+        hashed.update_mmap(path)
+    return hashed.hexdigest()
 
 
 def seen(directory: Path, adapter: Path | None = None) -> Seen:

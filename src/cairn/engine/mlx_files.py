@@ -225,10 +225,12 @@ class BlockFiles:
             Rejected: the file is not what was written. It is set aside.
             KeyError: there is none.
         """
-        path, _ = self._files[key]
+        path, size = self._files[key]
         try:
             if not is_file(path):  # MLX would follow a link, and wait for who writes into a pipe
                 raise OSError(errno.EINVAL, "no file")
+            if path.lstat().st_size != size:  # else all of it is in memory before it is hashed
+                raise OSError(errno.EFBIG, "it has another size than was written")
             # MLX reads when it evaluates: what is wrong with the bytes may show only then.
             loaded: Any = mx.load(str(path), return_metadata=True)
             arrays, metadata = loaded

@@ -3,19 +3,22 @@ How much of the prompts was reused, and from where: metrics of the prefix cache.
 
 A projection of the committed events. A *query* is a prompt that may be reused, in tokens; a *hit*
 is what of it was in the session's slab already, or was copied from a sealed block, in memory or
-just read from its file.
+just read from its file. Both are counted with the first pass over the prompt, so that the hits of
+all tiers come to what the ratio says: who goes away before it, or finds no memory, reused nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import Final
 
+import attrs
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cairn.journal.events import (
-    BlockEvicted,
     BlockLoaded,
     BlocksShared,
+    CacheExtended,
     Event,
     PathSelected,
     RequestReceived,
@@ -25,6 +28,23 @@ TIERS: Final = ("slab", "memory", "disk")
 
 _DEPTHS: Final = (0, 64, 256, 1024, 4096, 16_384, 65_536)
 _NEVER: Final = "cache_disabled"
+
+
+@attrs.define
+class _Query:
+    """
+    A prompt whose first pass has not run yet.
+
+    Attributes:
+        path: once it is decided.
+        from_files: the blocks that were read from their files for it.
+        tiers: tokens that it reuses, by where their KV lay.
+    """
+
+    prompt_tokens: int
+    path: PathSelected | None = None
+    from_files: AbstractSet[str] = frozenset()
+    tiers: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(TIERS, 0))
 
 
 class ReuseMetrics:
@@ -38,7 +58,7 @@ class ReuseMetrics:
             min_cache_tokens: of a shorter prompt nothing is kept.
         """
         self._min_cache_tokens = min_cache_tokens
-        self._prompt_tokens: dict[str, int] = {}
+        self._begun: dict[str, _Query] = {}
         self._just_loaded: set[str] = set()
         self._queried = self._reused = 0
         self._queries = Counter(
@@ -82,43 +102,55 @@ class ReuseMetrics:
         """
         match event:
             case RequestReceived():
-                self._prompt_tokens[event.request] = event.prompt_tokens
+                self._begun[event.request] = _Query(event.prompt_tokens)
                 if event.prompt_tokens < self._min_cache_tokens:
                     self._short.inc()
             case PathSelected():
-                self._select(event, self._prompt_tokens.pop(event.request, 0))
+                self._select(event)
             case BlockLoaded():
                 self._just_loaded.add(event.key)
-            case BlockEvicted():
-                self._just_loaded.discard(event.key)
             case BlocksShared():
                 self._share(event)
+            case CacheExtended() if event.step == "prefill":
+                self._count(self._begun.pop(event.request or "", None))
             case _:
                 pass
 
     def forget(self, request: str) -> None:
         """
-        A request came to its end, perhaps without a path.
+        A request came to its end, perhaps before its first pass.
         """
-        self._prompt_tokens.pop(request, None)
+        self._begun.pop(request, None)
 
-    def _select(self, event: PathSelected, prompt_tokens: int) -> None:
+    def _select(self, event: PathSelected) -> None:
         self._rerendered.inc(event.rerendered_tokens)
-        if event.reason == _NEVER:
-            return
-        self._queries.inc(prompt_tokens)
-        self._depth.observe(event.reused_tokens)
-        self._queried += prompt_tokens
-        self._reused += event.reused_tokens
-        self._ratio.set(self._reused / self._queried if self._queried else 0.0)
-        if event.kept_blocks:
-            blocks = event.kept_blocks + event.shared_blocks
-            self._hits.labels("slab").inc(event.reused_tokens * event.kept_blocks // blocks)
+        query = self._begun.get(event.request)
+        if query is not None:
+            query.path = event
+            # Blocks are read right before the decision that they are read for; the next one finds
+            # them in memory.
+            query.from_files = frozenset(self._just_loaded)
+            if event.kept_blocks:
+                blocks = event.kept_blocks + event.shared_blocks
+                query.tiers["slab"] = event.reused_tokens * event.kept_blocks // blocks
+        self._just_loaded.clear()
 
     def _share(self, event: BlocksShared) -> None:
+        # What is copied for the next turn is counted when that comes, and finds it in its slab.
+        query = self._begun.get(event.request or "")
+        if query is None:
+            return
         tokens = (event.end - event.start) // len(event.keys)
         for key in event.keys:
-            # Read for this request: the next one finds it in memory.
-            tier = "disk" if key in self._just_loaded else "memory"
-            self._just_loaded.discard(key)
+            query.tiers["disk" if key in query.from_files else "memory"] += tokens
+
+    def _count(self, query: _Query | None) -> None:
+        if query is None or query.path is None or query.path.reason == _NEVER:
+            return
+        self._queries.inc(query.prompt_tokens)
+        self._depth.observe(query.path.reused_tokens)
+        self._queried += query.prompt_tokens
+        self._reused += query.path.reused_tokens
+        self._ratio.set(self._reused / self._queried if self._queried else 0.0)
+        for tier, tokens in query.tiers.items():
             self._hits.labels(tier).inc(tokens)

@@ -1020,10 +1020,11 @@ class ShadowSkipped(Event):
     An answer that was chosen is not checked.
 
     Attributes:
-        reason: ``no_memory`` where no slab was free and none could be spared; ``disturbed`` where
-            requests came each time that it was tried; ``too_many`` where younger answers waited;
-            ``gone_on`` where the session had other tokens by then; ``failed`` where the check did;
-            ``model_left`` where the model was to leave memory before there was time.
+        reason: ``disturbed`` where requests came each time that it was tried; ``too_many`` where
+            younger answers waited; ``gone_on`` where the session had other tokens by then;
+            ``failed`` where the check did; ``model_left`` where the model was to leave memory
+            before there was time; ``no_memory``, of earlier versions, where no slab was free and
+            none could be spared: now it waits.
     """
 
     kind: ClassVar[str] = "shadow_skipped"

@@ -226,7 +226,20 @@ def _ample(size: int, budget: int) -> int:
     return min(16 * size, budget // 10)
 
 
-def lives_over(order: Order, now_us: int, most: int) -> tuple[str, ...]:
+def moment_us(state: State, now_us: int) -> int:
+    """
+    What lives are compared with: the clock's time, but never before the last row's. Lives are
+    counted from the rows; where the clock was set back, what was over with its answer is over.
+
+    Args:
+        now_us: the clock's, in microseconds since 1970.
+    """
+    return max(now_us, state.time_us)
+
+
+def lives_over(
+    order: Order, now_us: int, most: int, without: Collection[str] = ()
+) -> tuple[str, ...]:
     """
     The blocks whose lives are over, the ends of chains first, ``most`` of them at most. None of
     those that a session works with, nor one before another whose life is not over.
@@ -234,9 +247,10 @@ def lives_over(order: Order, now_us: int, most: int) -> tuple[str, ...]:
     Args:
         order: that of the state.
         now_us: microseconds since 1970.
+        without: blocks that could not be removed.
     """
     over = takewhile(lambda one: one[1] <= now_us, order.lives.in_order())
-    loose = (block.key for block, _ in over if block.pins == 0)
+    loose = (block.key for block, _ in over if block.pins == 0 and block.key not in without)
     return tuple(islice(loose, most))
 
 

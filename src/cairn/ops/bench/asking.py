@@ -4,7 +4,10 @@ Asking a server: one answer, timed, and what makes it one that counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import zip_longest
+from os.path import commonprefix
 from typing import Any, Final
 
 import attrs
@@ -16,6 +19,7 @@ from cairn.ops.outside.answers import Answer, count, difference
 _CHECKED: Final = 3
 """So many warm answers of a run are asked for again, with and without the cache."""
 
+_CHUNKS_LESS: Final = 2
 _SEED: Final = 1
 
 
@@ -61,6 +65,45 @@ class Sample:
         From the connection to the end of the answer.
         """
         return self.answer.ended_s - self.answer.began_s
+
+
+def unhit(samples: Sequence[Sample]) -> list[tuple[Sample, float]]:
+    """
+    The warm ones that reused too little of what an earlier one of them had sent, each with how many
+    tokens that was. Only whole chunks are reused, and where texts meet is not known to the token:
+    two chunks less are enough.
+
+    Args:
+        samples: of one server, in the order of the requests.
+    """
+    chunk = math.gcd(*(sample.answer.cached_tokens or 0 for sample in samples))
+    found = []
+    for place, sample in enumerate(samples):
+        if sample.request.warm:
+            there = max((_in_common(one, sample) for one in samples[:place]), default=0.0)
+            if (sample.answer.cached_tokens or 0) < there - _CHUNKS_LESS * chunk:
+                found.append((sample, there))
+    return found
+
+
+def _in_common(earlier: Sample, later: Sample) -> float:
+    """
+    How many tokens two prompts begin alike with, as far as their texts tell.
+    """
+    alike = total = 0
+    first, second = earlier.request.messages, later.request.messages
+    same = True
+    for one, other in zip_longest(first, second[: len(first)]):
+        text = one["content"]
+        total += len(text)
+        if same and one == other:
+            alike += len(text)
+        elif same:
+            same = False
+            if other is not None and one["role"] == other["role"]:
+                both = [text, other["content"]]
+                alike += len(commonprefix(both))  # noqa: RUF071  # texts, and no paths
+    return (earlier.answer.prompt_tokens or 0) * alike / total if total else 0.0
 
 
 def compared_with_cold(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import combinations
 
 from cairn.ops.bench.asking import NoAnswer, NoResult, Sample
 from cairn.ops.bench.rows import Row
@@ -46,6 +47,12 @@ def among(stage: Stage) -> list[Row]:
         found += _at_once(server, requests[start : start + _AT_ONCE])
     server.wait_at_rest()
     require_hits("answers among others", found)
+    for start in range(0, len(found), _AT_ONCE):
+        if not _were_together(found[start : start + _AT_ONCE]):
+            raise NoResult(
+                "answers among others: of those that were asked at once no two were given at the "
+                "same time, so none had a neighbour"
+            )
     alone = []
     for request in requests:
         alone.append(ask(server, request, logprobs=True, cache_prompt=False))
@@ -104,6 +111,18 @@ def _turns(stage: Stage, server: Running, turns: int) -> list[Request]:
         talk.hear(ask(server, requests[-1]).answer.text)
         server.wait_at_rest()
     return requests[1:]
+
+
+def _were_together(group: Sequence[Sample]) -> bool:
+    """
+    Whether of two answers each had begun before the other ended. A server in which they wait for
+    each other has them under way at the same time too, but begins none before another's end.
+    """
+    spans = [(one.answer.first_s or one.answer.ended_s, one.answer.ended_s) for one in group]
+    return any(
+        first < other_end and other_first < end
+        for (first, end), (other_first, other_end) in combinations(spans, 2)
+    )
 
 
 def _at_once(server: Running, requests: Sequence[Request]) -> list[Sample]:

@@ -36,6 +36,7 @@ STOPPED: Final = "it was stopped by a signal"
 NO_ANSWER: Final = "the server answered no more"
 
 _UNANSWERED_MAX: Final = 10
+_COLD_EACH: Final = 8
 _LEAVES_AFTER_PIECES: Final = 3
 _RSS = re.compile(r"^VmRSS:\s+(\d+) kB$", flags=re.M)
 _KIB: Final = 1024
@@ -154,13 +155,26 @@ class Clients:
         self._turns += 1
         among = self._turns % self._plan.interrupts_each == 0
         beside = self._beside.submit(self._ask, other.ask(), True) if among else None
-        turn = self._ask(first.ask(), among)
+        asked = first.ask()
+        turn = self._ask(asked, among)
+        if turn.is_answered and self._turns % _COLD_EACH == 0:
+            turn = attrs.evolve(turn, as_cold=self._is_as_cold(asked, turn))
         _hear(first, turn)
         yield turn
         if beside is not None:
             turn = beside.result()
             _hear(other, turn)
             yield turn
+
+    def _is_as_cold(self, asked: Asked, turn: Turn) -> bool | None:
+        """
+        Ask the same past the cache, in the pause behind the turn, and compare the answers. None
+        where there was no such answer.
+        """
+        answer = self._client.ask({**asked.body, "cache_prompt": False})
+        if outcome_of(answer)[0] != ANSWERED or answer.cached_tokens:
+            return None
+        return answer.text == turn.text
 
     def _ask(self, asked: Asked, among: bool) -> Turn:
         turn = Turn(

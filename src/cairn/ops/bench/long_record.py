@@ -48,6 +48,8 @@ class Turn:
         why: the error in words.
         first_s, total_s: to the first of the text, and to the end; None where there was none.
         text: the answer, which the next turn sends back.
+        as_cold: whether the same request past the cache had the same answer; None where it was not
+            asked so.
     """
 
     kind: ClassVar[str] = "turn"
@@ -67,6 +69,7 @@ class Turn:
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     text: str = ""
+    as_cold: bool | None = None
 
     @property
     def is_answered(self) -> bool:

@@ -9,6 +9,7 @@ how the server aged, and not how the conversation grew.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,8 +24,10 @@ from cairn.ops.bench.long_record import Look, Session, Turn
 TURNS_AN_HOUR: Final = 60.0
 ERRORS: Final = 5
 CONTINUED: Final = 0.95
+REUSED: Final = 0.9
 DRIFT: Final = 0.05
 
+_CHUNKS_LESS: Final = 2
 _QUARTERS: Final = 4
 _PAIRS: Final = 8
 _HISTORY_APART: Final = 0.1
@@ -109,6 +112,8 @@ def goals(session: Session, checked: Checked) -> list[Goal]:
     wrong = errors(turns)
     broken = violations(session)
     share = continued(turns)
+    kept = reused(turns)
+    cold = [turn.as_cold for turn in turns if turn.as_cold is not None]
     used = fullest(session.looks)
     aged = drift(session)
     rate = an_hour(session)
@@ -137,6 +142,18 @@ def goals(session: Session, checked: Checked) -> list[Goal]:
             value="not told" if share is None else f"{share:.1%}",
             goal=f"at least {CONTINUED:.0%}",
             reached=None if share is None else share >= CONTINUED,
+        ),
+        Goal(
+            name="what was there is reused",
+            value="not told" if kept is None else f"{kept:.1%}",
+            goal=f"at least {REUSED:.0%}",
+            reached=None if kept is None else kept >= REUSED,
+        ),
+        Goal(
+            name="answers that are the cold ones",
+            value=f"{sum(cold)} of {len(cold)}" if cold else "none was asked cold",
+            goal="all",
+            reached=all(cold) if cold else None,
         ),
         Goal(
             name="KV of its budgets",
@@ -193,6 +210,27 @@ def continued(turns: Sequence[Turn]) -> float | None:
     if not any(turn.path is not None for turn in due):
         return None
     return sum(turn.path == "continuation" for turn in due) / len(due)
+
+
+def reused(turns: Sequence[Turn]) -> float | None:
+    """
+    Of the prompts of the turns before, in each conversation, the share that the next turn reused,
+    but for two chunks, since whole ones alone are reused. None where no server told.
+
+    A path says that a conversation was found again, and not how much of it was there.
+    """
+    before: dict[tuple[str, int], int] = {}
+    due: list[tuple[int, int]] = []
+    chunk = math.gcd(*(turn.cached_tokens or 0 for turn in turns))
+    for turn in turns:
+        if not turn.is_answered or turn.prompt_tokens is None:
+            continue
+        there = before.get((turn.client, turn.conversation), 0) - _CHUNKS_LESS * chunk
+        if turn.continues and turn.cached_tokens is not None and there > 0:
+            due.append((min(turn.cached_tokens, there), there))
+        before[turn.client, turn.conversation] = turn.prompt_tokens
+    total = sum(there for _, there in due)
+    return sum(cached for cached, _ in due) / total if total else None
 
 
 def fullest(looks: Sequence[Look]) -> Mapping[str, float]:
@@ -354,6 +392,8 @@ def as_json(about: Mapping[str, Any], session: Session, checked: Checked) -> dic
         "errors": dict(errors(session.turns)),
         "violations": violations(session),
         "continued": continued(session.turns),
+        "reused": reused(session.turns),
+        "as_cold": [turn.as_cold for turn in session.turns if turn.as_cold is not None],
         "kv_of_budget": dict(fullest(session.looks)),
         "drift": None if aged is None else attrs.asdict(aged),
         "journal": attrs.asdict(checked),

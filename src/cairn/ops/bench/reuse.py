@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import attrs
 
-from cairn.ops.bench.asking import NoResult, Sample
+from cairn.ops.bench.asking import NoResult, Sample, unhit
 from cairn.ops.bench.rows import Row
 from cairn.ops.bench.scenarios import Drawn, Request
 from cairn.ops.bench.servers import Running
@@ -153,7 +153,7 @@ def work(stage: Stage, kind: Work) -> list[Row]:
     server = stage.ours()
     words = words_of(server, stage.drawn("lengths"))
     samples = _held(server, kind, stage.drawn(kind.name), words, stage.count(21, 101))
-    hits = [sample for sample in samples if _is_hit(sample)]
+    hits = _hits(samples)
     if not hits:
         raise NoResult(f"{kind.name}: nothing was reused, so there is no hit to measure")
     cold = checked(kind.name, hits, server, most=stage.count(5, 20))
@@ -195,7 +195,7 @@ def short_batch(stage: Stage) -> list[Row]:
             asked_of[f"C = {chunk}"] = ending.enter_context(other)
         for name, one in asked_of.items():
             samples = _held(one, SHORT_BATCH, stage.drawn("short"), words, count)
-            hits = [sample for sample in samples if _is_hit(sample)]
+            hits = _hits(samples)
             title = f"{SHORT_BATCH.name}, {name}"
             compared = len(checked(title, hits, one)) if hits else 0
             # The promise is of what is served; the others show why it is kept or not.
@@ -218,8 +218,16 @@ def _held(server: Running, kind: Work, drawn: Drawn, words: Words, count: int) -
     return samples
 
 
-def _is_hit(sample: Sample) -> bool:
-    return sample.request.warm and bool(sample.answer.cached_tokens)
+def _hits(samples: Sequence[Sample]) -> list[Sample]:
+    """
+    The requests that could reuse, and reused what they could.
+    """
+    missed = [sample for sample, _ in unhit(samples)]
+    return [
+        sample
+        for sample in samples
+        if sample.request.warm and sample.answer.cached_tokens and sample not in missed
+    ]
 
 
 def _hit_row(kind: Work, samples: Sequence[Sample], compared: int) -> Row:
@@ -229,7 +237,7 @@ def _hit_row(kind: Work, samples: Sequence[Sample], compared: int) -> Row:
     """
     warm = sum(sample.request.warm for sample in samples)
     counted = len(samples) - 1 if kind.of_all else warm
-    hits = [sample for sample in samples if _is_hit(sample)]
+    hits = _hits(samples)
     prompts = sum(span(sample)[1] for sample in samples)
     tokens = sum(span(sample)[0] for sample in hits)
     return Row(

@@ -9,7 +9,7 @@ import time
 
 import attrs
 
-from cairn.ops.bench.asking import NoResult, Sample, asked, compared_with_cold
+from cairn.ops.bench.asking import NoResult, Sample, asked, compared_with_cold, unhit
 from cairn.ops.bench.scenarios import Scenario
 from cairn.ops.bench.servers import Running, Settled
 
@@ -108,7 +108,12 @@ def hold(scenario: Scenario, server: Running, salt: str, *, pause_s: float) -> R
 def _require_hits(run: Run) -> None:
     """
     Raises:
-        NoResult: the cache was not hit where it could have been.
+        NoResult: the cache was not hit, or not as far as it could have been.
     """
     if not run.hit_rate:
         raise NoResult(f"{run.scenario}: nothing was reused, so there is no hit to measure")
+    for sample, there in unhit(run.samples):
+        raise NoResult(
+            f"{run.scenario}: the cache was hardly hit: {sample.answer.cached_tokens or 0} of "
+            f"{sample.answer.prompt_tokens} tokens were reused; {there:.0f} had been sent before"
+        )

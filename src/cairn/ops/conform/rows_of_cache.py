@@ -82,7 +82,12 @@ def other_traffic(case: Case) -> None:
     first, overlaps_first = _among(case, fresh, others)
     case.same(case.ask(fresh), first, "a new prompt among others, compared with it alone after")
     case.compared(alone)
-    case.note(f"others under way at the same time: {overlaps}, and {overlaps_first} of {_OTHERS}")
+    case.note(
+        f"others under way at the same time: {overlaps}, and {overlaps_first} of {_OTHERS} (some "
+        "may have waited for others)"
+    )
+    if not (overlaps and overlaps_first):
+        case.untried("no other request was under way at the same time")
 
 
 def turn_by_turn(case: Case) -> None:
@@ -159,6 +164,11 @@ def disconnect(case: Case) -> None:
         case.note(f"left {name}: {_left(left)}")
         if left.ended and name == "in decode":
             case.untried("the answer had ended before its client could leave in decode")
+        elif name.startswith("in prefill") and (left.pieces or left.ended):
+            case.untried(
+                f"the answer began before its client could leave {name}; longer prompts take "
+                "--words"
+            )
         after = case.ask(known, f"the next request after a client left {name}")
         case.same(before, after, f"after a client left {name}")
     case.same(before_decoding, case.ask(decoding), "what was left in decode, asked again")
