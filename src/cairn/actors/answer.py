@@ -190,15 +190,18 @@ class Answer:
             self._ticket.reply(self._receipt, Delta(parts=found.parts, tokens=tokens))
 
     def _info(self, drawn: Drawn) -> TokenInfo:
-        text = self._tokenizer.decode([drawn.token])
-        top = tuple(
-            (token, word, word.encode(), logprob)
-            for token, logprob in drawn.top
-            for word in (self._tokenizer.decode([token]),)
-        )
-        return TokenInfo(
-            id=drawn.token, text=text, raw=text.encode(), logprob=drawn.logprob, top=top
-        )
+        text, raw = self._spelled(drawn.token)
+        top = tuple((token, *self._spelled(token), logprob) for token, logprob in drawn.top)
+        return TokenInfo(id=drawn.token, text=text, raw=raw, logprob=drawn.logprob, top=top)
+
+    def _spelled(self, token: int) -> tuple[str, bytes | None]:
+        """
+        A token alone: its text and its bytes.
+        """
+        token_bytes = self._ticket.prepared.token_bytes
+        assert token_bytes is not None
+        text = self._tokenizer.decode([token])
+        return text, token_bytes.of(token, text)
 
 
 def into(

@@ -145,15 +145,15 @@ class TokenInfo:
 
     Attributes:
         text: the token alone, as text; may hold U+FFFD where it is part of a character.
-        raw: its bytes.
+        raw: its bytes, those of part of a character too; None where they are not known.
         top: (id, text, bytes, log-probability), likeliest first.
     """
 
     id: int
     text: str
-    raw: bytes
+    raw: bytes | None
     logprob: float
-    top: tuple[tuple[int, str, bytes, float], ...] = ()
+    top: tuple[tuple[int, str, bytes | None, float], ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -243,5 +243,6 @@ def _logprobs(tokens: list[TokenInfo] | tuple[TokenInfo, ...]) -> dict[str, Any]
     return {"content": content, "refusal": None}
 
 
-def _token(text: str, raw: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": text, "bytes": list(raw), "logprob": max(logprob, LOGPROB_MIN)}
+def _token(text: str, raw: bytes | None, logprob: float) -> dict[str, Any]:
+    known = None if raw is None else list(raw)
+    return {"token": text, "bytes": known, "logprob": max(logprob, LOGPROB_MIN)}
