@@ -286,7 +286,12 @@ def test_a_conversation_with_the_tools_of_a_server_goes_on():
     """What another server's tools did has constant texts in its place, whatever is in it."""
 
     def talk(data: str) -> MessagesRequest:
-        call = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": data}}
+        call = {
+            "type": "server_tool_use",
+            "id": "srv_1",
+            "name": "web_search",
+            "input": {"q": data},
+        }
         found = {"type": "web_search_result", "url": "u", "title": data, "encrypted_content": data}
         shared = {"tool_use_id": "srv_1"}
         blocks = [

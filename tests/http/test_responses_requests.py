@@ -282,7 +282,9 @@ def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
             {"type": "input_image", "image_url": data},
             {"type": "input_file", "file_data": data},
         ]
-        return request(input=[HELLO, {"type": "function_call_output", "call_id": "a", "output": parts}])
+        return request(
+            input=[HELLO, {"type": "function_call_output", "call_id": "a", "output": parts}]
+        )
 
     one, other = asked("AAAA"), asked("BBBB")
     assert one.command.conversation is not None

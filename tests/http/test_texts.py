@@ -132,7 +132,11 @@ async def test_tokens_that_are_part_of_a_character(serve: Serve, stream: bool):
     """They are called by their bytes, so none covers another, and begin where it begins."""
 
     def part(token_id: int, raw: bytes) -> TokenInfo:
-        top = ((token_id, "\ufffd", raw, -0.5), (9, "\ufffd", b"\x80", -1.0), (8, "\ufffd", None, -2.0))
+        top = (
+            (token_id, "\ufffd", raw, -0.5),
+            (9, "\ufffd", b"\x80", -1.0),
+            (8, "\ufffd", None, -2.0),
+        )
         return TokenInfo(id=token_id, text="\ufffd", raw=raw, logprob=-0.5, top=top)
 
     script = (

@@ -186,8 +186,9 @@ class Answer:
             )
         self._told.extend(found.parts)
         # Of text that waits to become a part there is nothing to tell, and a keep-alive may go out.
-        if found.parts or tokens:
-            self._ticket.reply(self._receipt, Delta(parts=found.parts, tokens=tokens))
+        if found.parts or tokens or found.calling is not None:
+            delta = Delta(parts=found.parts, tokens=tokens, calling=found.calling)
+            self._ticket.reply(self._receipt, delta)
 
     def _info(self, drawn: Drawn) -> TokenInfo:
         text, raw = self._spelled(drawn.token)

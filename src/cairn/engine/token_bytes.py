@@ -1,8 +1,8 @@
 """
 The bytes that tokens stand for, by the tokenizer's vocabulary.
 
-A token may be part of a character, so its text alone does not tell them: that is U+FFFD then. One of
-the two modules that know the library llguidance, which reads vocabularies of every kind.
+A token may be part of a character, so its text alone does not tell them: that is U+FFFD then. One
+of the two modules that know the library llguidance, which reads vocabularies of every kind.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def bytes_of_tokens(tokenizer: Any) -> list[bytes]:
 
 class TokenBytes:
     """
-    The bytes of one model's tokens, which are read for the first that asks. May be used from several
-    threads.
+    The bytes of one model's tokens, which are read for the first that asks. May be used from
+    several threads.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -6,8 +6,8 @@ conversations are compared by hashes of it: content as a string or as a list of 
 the line of the billing header, tools that are only declared so far. Each message is read from
 itself and from the tools, never from what follows it: what stays at its place stays the same.
 
-What a tool gave that is no text, and what Anthropic's server did for the client, has a constant text
-in its place (``stand_ins``): conversations that were begun elsewhere go on here.
+What a tool gave that is no text, and what Anthropic's server did for the client, has a constant
+text in its place (``stand_ins``): conversations that were begun elsewhere go on here.
 
 A message of a user's may hold results of tools and words of the system among its own. It becomes
 several messages then, in the order of its blocks.

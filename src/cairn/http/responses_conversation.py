@@ -277,6 +277,9 @@ class _Reader:
                 self._said.append(text)
             case Thought(text):
                 self._think(text)
+            case Called(cut=str(text)):
+                self._acts = True
+                self._said.append(text)
             case Called() as call:
                 self._call(call.id, call.name, call.arguments, where)
             case None:

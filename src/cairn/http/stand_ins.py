@@ -1,10 +1,10 @@
 """
 What stands in the place of a part that this server's models cannot read.
 
-A client does not choose what a tool gives it, an image for one, and sends it with every request from
-then on: a refusal would end the conversation. What a user sends himself is refused all the same, as
-he can send something else. The texts are constant, so that what a prompt began with it begins with
-in the next turn too.
+A client does not choose what a tool gives it, an image for one, and sends it with every request
+from then on: a refusal would end the conversation. What a user sends himself is refused all the
+same, as he can send something else. The texts are constant, so that what a prompt began with it
+begins with in the next turn too.
 """
 
 from __future__ import annotations
