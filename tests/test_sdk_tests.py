@@ -120,7 +120,7 @@ def test_the_page_tells_of_each_suite_and_explanation() -> None:
     """
     text = PAGE.read_text("utf-8")
     assert [] == [one.name for one in SUITES if f"| `{one.name}` | {one.package} |" not in text]
-    told = {(suite, why) for suite, said in EXPLAINED.items() for why in said.values()}
+    told = {(suite, why.text) for suite, said in EXPLAINED.items() for why in said.values()}
     assert set() == {
         (suite, why) for suite, why in told if f"`{suite}`" not in text or why not in text
     }

@@ -7,7 +7,8 @@ llama-cpp-python (which has the tests of llama.cpp's server in it) from the pack
 into an environment of its own under .cache/sdk-tests, starts ``ops serve`` with Pebble on a data
 directory that is thrown away, and runs the tests one after the other. With ``--write`` the table in
 docs/compatibility.md is made anew. It ends with 1 where a test fails that ``EXPLAINED`` has no word
-on, where one fails otherwise than it says, or where one passes that it has. The names of suites choose among them.
+on, where one fails otherwise than it says, or where one passes that it has. The names of suites
+choose among them.
 
 Nothing of what is fetched is changed, and nothing of it stays in the repository.
 """
