@@ -76,6 +76,35 @@ def test_the_same_prompt_again_is_an_opening():
     ]
 
 
+def test_an_opening_that_is_missing_is_told():
+    """Else one that is lost in front would stand in for it."""
+    assert ["1 requests continue none, not 2"] == [
+        one.partition(":")[0] for one in found(FIRST, SECOND, openings=2)
+    ]
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["as written", "as settled"])
+def test_the_answer_before_is_old_once_the_server_was_at_rest(written: bool):
+    """As it was written, or settled where a template renders it anew. Before, it may be new."""
+    said, settled = (*range(14), 70), (*range(16),)
+    later = (said,) if written else ((*range(10), 71), settled)
+    before = attrs.evolve(FIRST, place=1, rested=5, later=later)
+    after = request((*range(16), 90), 8, place=7)
+    (one,) = found(before, after)
+    assert one.endswith("reuses 8, and 12 were there" if written else "reuses 8, and 16 were there")
+    assert [] == found(before, attrs.evolve(after, reused=16))
+    assert [] == found(before, attrs.evolve(after, place=3))
+    assert [] == found(attrs.evolve(before, rested=None), after)
+
+
+def test_a_rest_without_settling_is_told():
+    """Where nothing came behind it; a request that comes ends the settling before it."""
+    first = attrs.evolve(FIRST, place=1, rested=5, unsettled=True)
+    second = attrs.evolve(SECOND, place=7, rested=9, unsettled=True)
+    (one,) = found(first, second)
+    assert "of 12 tokens and its answer were not settled" in one
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -97,7 +126,11 @@ def test_requests_are_read_from_a_journal():
     told = [(len(one.ids), one.path, one.reused, one.answered) for one in requests]
     assert [(10, "new_session", 0, True), (18, "continuation", 8, True)] == told
     assert requests[1].ids[:10] == requests[0].ids
-    assert [] == found(*requests)
+    assert requests[1].ids[:12] == requests[0].later[0][:12]
+    assert requests[0].rested is not None
+    assert requests[0].place < requests[0].rested < requests[1].place
+    # That one came to rest without the answer, whose end lies in the third chunk.
+    assert ["a prompt of 18 tokens reuses 8, and 12 were there"] == found(*requests)
 
 
 # --- the scripted model ----------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Talk:
         client: by the name of its package.
         title: what is done, for the table.
         hold: does it.
-        openings: how many conversations it may begin, those about a title and of agents included.
+        openings: how many conversations it begins, those about a title and of agents included.
         lines: what the scripted model says; None where Pebble answers.
     """
 

@@ -97,3 +97,24 @@ def test_an_answer_that_can_be_held_no_further(
     )
     assert tokens == drawn
     assert () == replay(store.read()).findings
+
+
+def test_the_bytes_of_tokens_join_to_the_text(model_directory: Path) -> None:
+    """
+    Also where a character is several tokens, of each of which the text is U+FFFD.
+    """
+    stone = Constraint(schema={"const": "\U0001faa8"}, strict=True)
+    said: list[Said] = []
+
+    async def main() -> None:
+        async with serving(model_directory) as server:
+            said.append(await ask(server, command("Which?", constraint=stone)))
+
+    trio.run(main)
+    tokens = said[0].tokens
+    assert '"\U0001faa8"' == said[0].text
+    assert "\ufffd" in {token.text for token in tokens}
+    assert said[0].text.encode() == b"".join(token.raw or b"" for token in tokens)
+    for token in tokens:
+        known = {one[0]: one[2] for one in token.top}
+        assert token.raw == known.get(token.id, token.raw)

@@ -24,6 +24,7 @@ from cairn.engine.answer_parts import (
     Thought,
 )
 from cairn.engine.markers import SAYING, THINKING, Markers
+from cairn.engine.prompt import message_of
 
 TOOLS = tuple(
     {
@@ -597,3 +598,68 @@ def test_a_marker_in_arguments_ends_no_call_that_is_held(size: int) -> None:
         assert ([("go", {"a": "x</tool_call>y"})] if held else []) == called
         said = "".join(one.text for one in found if isinstance(one, Said))
         assert ("" if held else IN_A_TEXT) == said
+
+
+HELD = '<tool_call>\n{"name": "go", "arguments": {"a": "} \\\\\\" {", "b": [{}]}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 200])
+def test_arguments_of_a_call_that_is_held_are_told_as_they_come(size: int) -> None:
+    """
+    From the name on, behind the words before it; joined they are those of the call, which are what
+    the model wrote, and what stands behind them is none.
+    """
+    parts = AnswerParts(AnswerForm(markers=QWEN, tools=TOOLS, held=True), name="a")
+    text = "I go.\n" + HELD
+    found = [parts.add(text[place : place + size]) for place in range(0, len(text), size)]
+    found.append(parts.finish(complete=True))
+
+    told = [part for one in found for part in one.parts]
+    assert "I go." == "".join(part.text for part in told if isinstance(part, Said))
+    (call,) = [part for part in told if isinstance(part, Called)]
+    assert '{"a": "} \\\\\\" {", "b": [{}]}' == call.arguments
+    came = [one.calling for one in found if one.calling is not None]
+    assert bool(came) == (size < len(text))
+    assert {(0, call.id, "go")} >= {(one.index, one.id, one.name) for one in came}
+    assert call.arguments.startswith("".join(one.arguments for one in came))
+    if size == 1:
+        assert call.arguments == "".join(one.arguments for one in came)
+        first = next(place for place, one in enumerate(found) if one.calling is not None)
+        assert HELD.index('{"a"') + len("I go.\n") == first
+        said = [n for n, one in enumerate(found) if Said in map(type, one.parts)]
+        assert max(said) <= first
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_call_that_is_held_and_cut_off_stays_one(held: bool) -> None:
+    """
+    Its arguments are as far as they came, since they were told; the journal has it as cut. A free
+    one is told when it is complete, so it is text.
+    """
+    parts = AnswerParts(AnswerForm(markers=QWEN, tools=TOOLS, held=held), name="a")
+    half = HELD[: HELD.index(', "b"')]
+    came = parts.add(half)
+    last = parts.finish(complete=False)
+
+    assert ["cut"] == [one.reason for one in last.rejected]
+    if held:
+        assert came.calling is not None
+        (call,) = last.parts
+        assert isinstance(call, Called)
+        assert half == call.cut == last.rejected[0].text
+        assert came.calling.arguments == call.arguments == half[half.index('{"a"') :]
+        assert half == message_of(last.parts).content
+        assert () == message_of(last.parts).tool_calls
+    else:
+        assert came.calling is None
+        assert (Said(half),) == last.parts
+
+
+def test_a_call_that_is_held_and_cut_off_before_its_name_is_text() -> None:
+    """
+    Nothing of it was told yet.
+    """
+    parts = AnswerParts(AnswerForm(markers=QWEN, tools=TOOLS, held=True), name="a")
+    half = HELD[: HELD.index(', "arguments"')]
+    assert None is parts.add(half).calling
+    assert (Said(half),) == parts.finish(complete=False).parts

@@ -24,7 +24,7 @@ from cairn.actors.messages import (
     Stopping,
     TimeOver,
 )
-from cairn.engine.answer_parts import Called, Said, Thought
+from cairn.engine.answer_parts import Called, Calling, Said, Thought
 from cairn.http.answers import UnfinishedAnswer
 from cairn.http.app import create_app
 from tests.http.conftest import Serve
@@ -494,3 +494,48 @@ async def test_a_client_that_goes_away(serve: Serve, client: httpx.AsyncClient):
     with trio.fail_after(20):
         await service.leaves.wait()
     assert (1, 1) == (service.entered, service.left)
+
+
+async def test_the_input_of_a_call_comes_in_pieces():
+    """One block for each call, whose pieces are its input; whole, it is the input."""
+
+    def more(index: int, id_: str, name: str, arguments: str) -> Calling:
+        return Calling(index=index, id=id_, name=name, arguments=arguments)
+
+    script = (
+        ACCEPTED,
+        Delta(parts=(Said("I look."),), calling=more(0, "a1", "look", "")),
+        Delta(parts=(), calling=more(0, "a1", "look", '{"city": "')),
+        Delta(parts=(), calling=more(0, "a1", "look", "Öslo")),
+        Delta(parts=(LOOK,), calling=more(1, "b2", "go", "{")),
+        Delta(parts=(GO,)),
+        FINISHED,
+    )
+    found = await events(*script)
+    blocks = [one["content_block"] for one in found if one["type"] == "content_block_start"]
+    assert ["", "a1", "b2"] == [block.get("id", "") for block in blocks]
+    pieces = [
+        (one["index"], one["delta"]["partial_json"])
+        for one in found
+        if one["type"] == "content_block_delta" and "partial_json" in one["delta"]
+    ]
+    assert [(1, '{"city": "'), (1, "Öslo"), (1, '"}'), (2, "{"), (2, "}")] == pieces
+    stops = [one["index"] for one in found if one["type"] == "content_block_stop"]
+    assert [0, 1, 2] == stops
+    assert [{"city": "Öslo"}, {}] == [
+        block["input"] for block in (await whole(*script))["content"][1:]
+    ]
+
+
+async def test_a_call_that_is_cut_off():
+    """Of half an object nothing can be told in a whole answer; a stream has the half."""
+    cut = attrs.evolve(LOOK, arguments='{"city": "', cut="<tool_call>...")
+    half = Calling(index=0, id="a1", name="look", arguments='{"city"')
+    end = attrs.evolve(FINISHED, finish_reason="length", ended_in_call=True, completion_tokens=100)
+    script = (ACCEPTED, Delta(parts=(), calling=half), Delta(parts=(cut,)), end)
+    told = await whole(*script)
+    assert ({}, "max_tokens") == (told["content"][0]["input"], told["stop_reason"])
+    pieces = [
+        one["delta"].get("partial_json", "") for one in await events(*script) if "delta" in one
+    ]
+    assert '{"city": "' == "".join(pieces)

@@ -12,6 +12,7 @@ import structlog
 from cairn.actors.messages import Generate
 from cairn.engine.prompt import Conversation, Message, conversation_parts
 from cairn.engine.sampling import Sampling
+from cairn.http import stand_ins
 from cairn.http.anthropic import MessagesRequest, read_count_request, read_messages_request
 from cairn.http.errors import ClientError
 from cairn.http.parameters import Ignored
@@ -250,6 +251,80 @@ def test_a_call_that_templates_cannot_take_as_an_object(given: dict[str, Any]):
 def result(content: Any, **more: Any) -> dict[str, Any]:
     """A block of a tool's result."""
     return {"type": "tool_result", "tool_use_id": "toolu_1", "content": content, **more}
+
+
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf"}}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected", "ignored"),
+    [
+        (
+            [text("A map: "), {"type": "image", "source": {"type": "base64", "data": "AAAA"}}],
+            f"A map: {stand_ins.IMAGE}",
+            ("messages.image",),
+        ),
+        ([PDF, text(" Read.")], f"{stand_ins.DOCUMENT} Read.", ("messages.document",)),
+        (
+            [{"type": "document", "source": {"type": "text", "data": "Words."}}],
+            "Words.\n",
+            (),
+        ),
+    ],
+)
+def test_what_a_tool_gave_does_not_end_the_conversation(
+    blocks: list[Any], expected: str, ignored: tuple[str, ...]
+):
+    """A constant text stands in the place of what is no text, and that is told."""
+    asked = read(messages=user(result(blocks)))
+    assert asked.command.conversation is not None
+    assert [expected] == [one.content for one in asked.command.conversation.messages]
+    assert ignored == asked.ignored
+
+
+def test_a_conversation_with_the_tools_of_a_server_goes_on():
+    """What another server's tools did has constant texts in its place, whatever is in it."""
+
+    def talk(data: str) -> MessagesRequest:
+        call = {
+            "type": "server_tool_use",
+            "id": "srv_1",
+            "name": "web_search",
+            "input": {"q": data},
+        }
+        found = {"type": "web_search_result", "url": "u", "title": data, "encrypted_content": data}
+        shared = {"tool_use_id": "srv_1"}
+        blocks = [
+            {"type": "compaction", "content": data},
+            call,
+            {"type": "web_search_tool_result", "content": [found], **shared},
+            {
+                "type": "code_execution_tool_result",
+                "content": {"type": "code_execution_result", "stdout": data},
+                **shared,
+            },
+            {"type": "mcp_tool_use", "id": "m", "name": "n", "server_name": "s", "input": {}},
+            {"type": "mcp_tool_result", "content": [text(data)], **shared},
+            text("So it rains."),
+        ]
+        answer = {"role": "assistant", "content": blocks}
+        late = {"role": "user", "content": [blocks[2], text("And then?")]}
+        return read(messages=[*HELLO, answer, late])
+
+    one, other = talk("rain"), talk("snow")
+    assert one.command.conversation is not None
+    assert one.command.conversation == other.command.conversation
+    _, answer, late = one.command.conversation.messages
+    assert answer.content.endswith(f"{stand_ins.of_server_tools('x_tool_result')}So it rains.")
+    assert late.content == f"{stand_ins.of_server_tools('x_tool_result')}And then?"
+    assert (
+        "messages.code_execution_tool_result",
+        "messages.compaction",
+        "messages.mcp_tool_result",
+        "messages.mcp_tool_use",
+        "messages.server_tool_use",
+        "messages.web_search_tool_result",
+    ) == one.ignored
 
 
 @pytest.mark.parametrize(
@@ -542,9 +617,14 @@ def user(*blocks: Any) -> list[Any]:
             "messages[0].content[1].source",
         ),
         (
-            {"messages": user(result([{"type": "image"}]))},
+            {"messages": user(result([{"type": "video"}]))},
             "unsupported_content",
             "messages[0].content[0].content[0].type",
+        ),
+        (
+            {"messages": user(result({"type": "text", "text": "x"}))},
+            "invalid_type",
+            "messages[0].content[0].content",
         ),
         (
             {"messages": user({"type": "thinking", "thinking": "x"})},

@@ -12,6 +12,7 @@ import structlog
 from cairn.actors.messages import Generate
 from cairn.engine.prompt import Conversation, Message, conversation_parts
 from cairn.engine.sampling import Sampling
+from cairn.http import stand_ins
 from cairn.http.openai import ChatRequest, read_chat_request
 from cairn.http.parameters import Ignored
 from tests.http.fake_service import FACTS
@@ -293,6 +294,23 @@ def test_session_name_in_any_script():
 def test_group_headers(headers: dict[str, str], expected: str | None):
     """The first header that can be a name is the group; none is a reason to refuse."""
     assert expected == read(headers=headers).command.group
+
+
+def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
+    """A constant text stands in its place, and that is told."""
+
+    def asked(data: str) -> ChatRequest:
+        image = {"type": "image_url", "image_url": {"url": data}}
+        parts = [{"type": "text", "text": "A map: "}, image, {"type": "file", "file": {}}]
+        tool = {"role": "tool", "tool_call_id": "a", "content": parts}
+        return read(messages=[{"role": "user", "content": "Look"}, tool])
+
+    one = asked("data:image/png;base64,AAAA")
+    assert one.command.conversation is not None
+    said = one.command.conversation.messages[1].content
+    assert f"A map: {stand_ins.IMAGE}{stand_ins.DOCUMENT}" == said
+    assert ("messages.file", "messages.image_url") == one.ignored
+    assert one == asked("data:image/png;base64,BBBB")
 
 
 def test_unknown_parameters_are_ignored_and_named():

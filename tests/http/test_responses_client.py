@@ -17,7 +17,7 @@ from cairn.actors.messages import (
     PromptTooLong,
     Reply,
 )
-from cairn.engine.answer_parts import Called, Said, Thought
+from cairn.engine.answer_parts import Called, Calling, Said, Thought
 from cairn.engine.prompt import Message
 from cairn.http.answers import UnfinishedAnswer
 from cairn.http.app import create_app
@@ -449,3 +449,31 @@ async def test_the_form_is_read_again():
     found = await response.get_json()
     assert {"ä": "ö"} == found["metadata"]
     assert [{"type": "summary_text", "text": "Two cities."}] == found["output"][0]["summary"]
+
+
+async def test_arguments_come_in_pieces(serve: Serve):
+    """One item for each call, whose pieces are its arguments; one that is cut off is incomplete."""
+
+    def more(index: int, id_: str, name: str, arguments: str) -> Calling:
+        return Calling(index=index, id=id_, name=name, arguments=arguments)
+
+    cut = attrs.evolve(GO, arguments="{", cut="<tool_call>...")
+    script = (
+        ACCEPTED,
+        Delta(parts=(Said("I look."),), calling=more(0, "a1", "look", "")),
+        Delta(parts=(), calling=more(0, "a1", "look", '{"city": "')),
+        Delta(parts=(), calling=more(0, "a1", "look", "Öslo")),
+        Delta(parts=(LOOK,), calling=more(1, "b2", "go", "{")),
+        Delta(parts=(cut,)),
+        CUT,
+    )
+    url = await serve(FakeService(script))
+    told = await stream(url)
+    kind = "response.function_call_arguments"
+    pieces = [(one.output_index, one.delta) for one in told if one.type == f"{kind}.delta"]
+    assert [(1, '{"city": "'), (1, "Öslo"), (1, '"}'), (2, "{")] == pieces
+    assert [LOOK.arguments, "{"] == [one.arguments for one in told if one.type == f"{kind}.done"]
+    whole: Any = await ask(url, lambda api: api.responses.create(**ASK))
+    items = [(one.id, one.status) for one in whole.output]
+    assert ["completed", "completed", "incomplete"] == [status for _, status in items]
+    assert items == [(one.id, one.status) for one in told[-1].response.output]

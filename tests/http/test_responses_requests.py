@@ -11,6 +11,7 @@ import pytest
 from cairn.actors.messages import Generate
 from cairn.engine.answer_grammar import ANY_OBJECT, Constraint
 from cairn.engine.prompt import Message
+from cairn.http import stand_ins
 from cairn.http.errors import ClientError
 from cairn.http.parameters import Ignored
 from cairn.http.responses import ResponsesRequest, read_responses_request
@@ -270,6 +271,34 @@ def test_what_is_kept():
         keep = command(**fields).keep
         assert keep is not None
         assert (None, (Message(role="user", content="Hello"),)) == (keep.previous, keep.asked)
+
+
+def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
+    """A constant text stands in its place, and that is told."""
+
+    def asked(data: str) -> ResponsesRequest:
+        parts = [
+            {"type": "input_text", "text": "A map: "},
+            {"type": "input_image", "image_url": data},
+            {"type": "input_file", "file_data": data},
+        ]
+        return request(
+            input=[HELLO, {"type": "function_call_output", "call_id": "a", "output": parts}]
+        )
+
+    one, other = asked("AAAA"), asked("BBBB")
+    assert one.command.conversation is not None
+    said = one.command.conversation.messages[1].content
+    assert f"A map: {stand_ins.IMAGE}{stand_ins.DOCUMENT}" == said
+    assert ("input.input_file", "input.input_image") == one.ignored
+    assert one.command.conversation == other.command.conversation
+
+
+@pytest.mark.parametrize("output", [["x"], [{"type": []}], [{"type": "input_video"}]])
+def test_parts_of_a_tools_result_that_are_none(output: list[Any]):
+    """They are refused, and a list of anything is looked through."""
+    item = {"type": "function_call_output", "call_id": "a", "output": output}
+    assert (refused(input=[HELLO, item]).param or "").startswith("input[1].output[0]")
 
 
 def test_what_is_ignored():

@@ -8,14 +8,14 @@ from typing import Any
 import attrs
 import pytest
 
-from cairn.actors.messages import Delta, PromptTooLong
+from cairn.actors.messages import Delta, PromptTooLong, TokenInfo
 from cairn.engine.answer_parts import Said
 from cairn.http.app import create_app
 from cairn.http.errors import ClientError
 from cairn.http.openai_texts import TextRequest, read_text_request
 from cairn.http.parameters import Ignored
 from tests.http.conftest import Serve
-from tests.http.fake_service import ACCEPTED, DELTAS, FACTS, FINISHED, FakeService
+from tests.http.fake_service import ACCEPTED, DELTAS, FACTS, FINISHED, FakeService, token
 from tests.http.test_openai_client import ask
 
 
@@ -124,6 +124,43 @@ async def test_whole(serve: Serve):
     assert {"Gr": -0.25, "<s>": -9999.0} == logprobs.top_logprobs[0]
     assert answer.usage is not None
     assert 6 == answer.usage.completion_tokens
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_that_are_part_of_a_character(serve: Serve, stream: bool):
+    """They are called by their bytes, so none covers another, and begin where it begins."""
+
+    def part(token_id: int, raw: bytes) -> TokenInfo:
+        top = (
+            (token_id, "\ufffd", raw, -0.5),
+            (9, "\ufffd", b"\x80", -1.0),
+            (8, "\ufffd", None, -2.0),
+        )
+        return TokenInfo(id=token_id, text="\ufffd", raw=raw, logprob=-0.5, top=top)
+
+    script = (
+        ACCEPTED,
+        Delta(parts=(), tokens=(part(1, b"\xf0\x9f"),)),
+        Delta(parts=(Said("\U0001faa8!"),), tokens=(part(2, b"\xaa\xa8"), token(3, "!", -1.0))),
+        FINISHED,
+    )
+    url = await serve(FakeService(script))
+    fields = {**ASK, "logprobs": 3}
+    told: list[Any] = []
+    if stream:
+        chunks = await ask(url, lambda api: list(api.completions.create(**fields, stream=True)))
+        told = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices]
+    else:
+        answer = await ask(url, lambda api: api.completions.create(**fields))
+        told = [answer.choices[0].logprobs]
+    found = [one for one in told if one is not None]
+
+    names = ["bytes:\\xf0\\x9f", "bytes:\\xaa\\xa8", "!"]
+    assert names == [name for one in found for name in one.tokens]
+    assert [0, 0, 1] == [place for one in found for place in one.text_offset]
+    likely = {names[0]: -0.5, "bytes:\\x80": -1.0, "\ufffd": -2.0}
+    assert likely == found[0].top_logprobs[0]
 
 
 @pytest.mark.trio

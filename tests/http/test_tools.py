@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from cairn.actors.messages import Delta
-from cairn.engine.answer_parts import Called, Said, Thought
+from cairn.engine.answer_parts import Called, Calling, Said, Thought
 from cairn.http.app import create_app
 from tests.http.conftest import Serve
 from tests.http.fake_service import ACCEPTED, FINISHED, FakeService, Step, token
@@ -28,6 +28,11 @@ SCRIPT: tuple[Step, ...] = (
     Delta(parts=(Said("I look."), LOOK, GO)),
     FINISHED,
 )
+
+
+def calling(index: int, id_: str, name: str, arguments: str) -> Calling:
+    """More of a call that is open."""
+    return Calling(index=index, id=id_, name=name, arguments=arguments)
 
 
 def changed(script: tuple[Step, ...], **finished: Any) -> tuple[Step, ...]:
@@ -165,3 +170,39 @@ async def test_the_official_client_adds_up(serve: Serve):
     ]
     for message in (whole.message, added.message):
         assert ("I look.", "Two cities.") == (message.content, message.model_extra["reasoning"])
+
+
+PIECES: tuple[Step, ...] = (
+    ACCEPTED,
+    Delta(parts=(Said("I look."),), calling=calling(0, "a1", "look", "")),
+    Delta(parts=(), calling=calling(0, "a1", "look", '{"city": "')),
+    Delta(parts=(), calling=calling(0, "a1", "look", "Öslo")),
+    Delta(parts=(LOOK,), calling=calling(1, "b2", "go", "{")),
+    Delta(parts=(GO,)),
+    FINISHED,
+)
+
+
+async def test_arguments_come_in_pieces():
+    """Each call begins once, and its pieces are its arguments; the whole answer has them too."""
+    deltas = [one["delta"] for one in await choices_of(PIECES)]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [(0, "a1"), (1, "b2")] == [(one["index"], one["id"]) for one in calls if "id" in one]
+    pieces = [(one["index"], one["function"]["arguments"]) for one in calls if "id" not in one]
+    assert [(0, '{"city": "'), (0, "Öslo"), (0, '"}'), (1, "{"), (1, "}")] == pieces
+    assert "tool_calls" == (await choices_of(PIECES))[-1]["finish_reason"]
+    whole = (await choice_of(PIECES))["message"]["tool_calls"]
+    assert [LOOK.arguments, GO.arguments] == [one["function"]["arguments"] for one in whole]
+
+
+async def test_a_call_that_is_cut_off():
+    """It is told as far as it came, whole and as a stream; it is no reason to act."""
+    cut = attrs.evolve(LOOK, arguments='{"city": "', cut="<tool_call>...")
+    end = {"finish_reason": "length", "ended_in_call": True}
+    script = changed((*PIECES[:3], Delta(parts=(cut,)), FINISHED), **end)
+    whole = await choice_of(script)
+    assert '{"city": "' == whole["message"]["tool_calls"][0]["function"]["arguments"]
+    choices = await choices_of(script)
+    assert {"length"} == {whole["finish_reason"], choices[-1]["finish_reason"]}
+    calls = [call for one in choices for call in one["delta"].get("tool_calls", ())]
+    assert '{"city": "' == "".join(one["function"]["arguments"] for one in calls)

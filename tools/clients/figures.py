@@ -5,6 +5,9 @@ Which request goes on from which is found by the tokens of their prompts alone, 
 server decided: a request continues the earlier one whose prompt it begins with, all but the last
 chunk of it. One that continues none is an opening, and a client has no more of these than it holds
 conversations. What a client moves about in front of a prompt would show as an opening too many.
+
+Old is what the prompt before had and, once the server was at rest, what was answered to it: as the
+model wrote it, and as it was settled. All whole chunks of that are reused.
 """
 
 from __future__ import annotations
@@ -27,6 +30,12 @@ class Request:
         reused: tokens of the prompt that were not computed again.
         answered: whether it was answered to the end.
         diverged: what was no longer as before, where the path says so.
+        place: the row in which it was received.
+        later: what a next prompt may begin with: the prompt with its answer as the model wrote it,
+            and as it was settled.
+        rested: the row in which its session came to rest behind it; None where it did not, since
+            another request came for it.
+        unsettled: whether it rests without all of that.
     """
 
     name: str
@@ -37,6 +46,10 @@ class Request:
     reused: int
     answered: bool
     diverged: str | None = None
+    place: int = 0
+    later: tuple[tuple[int, ...], ...] = attrs.field(default=(), repr=False)
+    rested: int | None = None
+    unsettled: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -46,11 +59,13 @@ class Turn:
 
     Attributes:
         same: tokens in which the prompts begin alike; 0 for an opening.
+        old: of the prompt, the tokens that the server could have; 0 for an opening.
     """
 
     request: Request
     before: Request | None
     same: int
+    old: int
 
 
 def requests_of(recorded: Iterable[ev.Recorded]) -> list[Request]:
@@ -61,6 +76,11 @@ def requests_of(recorded: Iterable[ev.Recorded]) -> list[Request]:
     received: list[ev.RequestReceived] = []
     paths: dict[str, ev.PathSelected] = {}
     ended: set[str] = set()
+    places: dict[str, int] = {}
+    answers: dict[str, tuple[int, ...]] = {}
+    later: dict[str, tuple[tuple[int, ...], ...]] = {}
+    rests: dict[str, tuple[int, bool]] = {}
+    last: dict[str, str] = {}  # by session, the request that it took last
     for place in recorded:
         event = place.event
         match event:
@@ -68,6 +88,17 @@ def requests_of(recorded: Iterable[ev.Recorded]) -> list[Request]:
                 base = prompts[event.base_request] if event.base_request else ()
                 prompts[event.request] = base[: event.kept_tokens] + event.new_ids
                 received.append(event)
+                places[event.request] = place.position
+                last[event.session] = event.request
+            case ev.TokensEmitted():
+                answers[event.request] = answers.get(event.request, ()) + event.ids
+            case ev.AnticipationBegun() if event.session in last:
+                request = last[event.session]
+                said = prompts[request] + answers.get(request, ())
+                if event.kept_tokens <= len(said):
+                    later[request] = (said[: event.kept_tokens] + event.new_ids,)
+            case ev.SessionSettled() if event.session in last:
+                rests[last[event.session]] = place.position, event.complete
             case ev.PathSelected():
                 paths[event.request] = event
             case ev.RequestFinished():
@@ -84,6 +115,13 @@ def requests_of(recorded: Iterable[ev.Recorded]) -> list[Request]:
             reused=paths[event.request].reused_tokens,
             answered=event.request in ended,
             diverged=paths[event.request].diverged_text,
+            place=places[event.request],
+            later=(
+                prompts[event.request] + answers.get(event.request, ()),
+                *later.get(event.request, ()),
+            ),
+            rested=rests.get(event.request, (None, True))[0],
+            unsettled=not rests.get(event.request, (None, True))[1],
         )
         for event in received
         if event.request in paths
@@ -106,7 +144,10 @@ def turns_of(requests: Sequence[Request], chunk: int) -> list[Turn]:
             if goes_on and (found is None or same >= found[0]):
                 found = (same, earlier)
         same, before = found or (0, None)
-        turns.append(Turn(request=request, before=before, same=same))
+        old = same
+        if before is not None and before.rested is not None and before.rested < request.place:
+            old = max([same, *(common(one, request.ids) for one in before.later)])
+        turns.append(Turn(request=request, before=before, same=same, old=old))
     return turns
 
 
@@ -130,11 +171,11 @@ def faults(turns: Sequence[Turn], openings: int, chunk: int) -> list[str]:
     What is not as it has to be, a sentence each.
 
     Args:
-        openings: how many conversations the client began, at most.
+        openings: how many conversations the client began.
     """
     found = []
     began = [turn.request for turn in turns if turn.before is None]
-    if len(began) > openings:
+    if len(began) != openings:
         texts = "; ".join(f"{one.path}, {one.reason}, {one.diverged!r}" for one in began)
         found.append(f"{len(began)} requests continue none, not {openings}: {texts}")
     if len(began) == len(turns):
@@ -148,9 +189,20 @@ def faults(turns: Sequence[Turn], openings: int, chunk: int) -> list[str]:
             continue
         if request.path != "continuation":
             found.append(f"{where} is a {request.path} ({request.reason})")
-        # Whole chunks of what it has in common with the prompt before, which leaves out the
-        # last one where that ends in the midst of it.
-        due = turn.same // chunk * chunk
+        # Of all of a prompt at least one token is run, for the first one of the answer.
+        due = min(turn.old, len(request.ids) - 1) // chunk * chunk
         if request.reused < due:
             found.append(f"{where} reuses {request.reused}, and {due} were there")
+    found += [
+        f"a prompt of {len(turn.request.ids)} tokens and its answer were not settled at rest"
+        for turn in turns
+        if turn.request.unsettled and not _goes_on(turn.request, turns)
+    ]
     return found
+
+
+def _goes_on(request: Request, turns: Sequence[Turn]) -> bool:
+    """
+    Whether another request came behind it, for which the server left its settling.
+    """
+    return any(turn.request.place > request.place for turn in turns)

@@ -186,19 +186,23 @@ class Answer:
             )
         self._told.extend(found.parts)
         # Of text that waits to become a part there is nothing to tell, and a keep-alive may go out.
-        if found.parts or tokens:
-            self._ticket.reply(self._receipt, Delta(parts=found.parts, tokens=tokens))
+        if found.parts or tokens or found.calling is not None:
+            delta = Delta(parts=found.parts, tokens=tokens, calling=found.calling)
+            self._ticket.reply(self._receipt, delta)
 
     def _info(self, drawn: Drawn) -> TokenInfo:
-        text = self._tokenizer.decode([drawn.token])
-        top = tuple(
-            (token, word, word.encode(), logprob)
-            for token, logprob in drawn.top
-            for word in (self._tokenizer.decode([token]),)
-        )
-        return TokenInfo(
-            id=drawn.token, text=text, raw=text.encode(), logprob=drawn.logprob, top=top
-        )
+        text, raw = self._spelled(drawn.token)
+        top = tuple((token, *self._spelled(token), logprob) for token, logprob in drawn.top)
+        return TokenInfo(id=drawn.token, text=text, raw=raw, logprob=drawn.logprob, top=top)
+
+    def _spelled(self, token: int) -> tuple[str, bytes | None]:
+        """
+        A token alone: its text and its bytes.
+        """
+        token_bytes = self._ticket.prepared.token_bytes
+        assert token_bytes is not None
+        text = self._tokenizer.decode([token])
+        return text, token_bytes.of(token, text)
 
 
 def into(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import attrs
 
 from cairn.engine.answer_grammar import Constraint
-from cairn.engine.answer_parts import AnswerPart
+from cairn.engine.answer_parts import AnswerPart, Calling
 from cairn.engine.prompt import Conversation, Message, message_of
 from cairn.engine.sampling import Sampling
 from cairn.journal.events import CacheMode, FinishReason, Path
@@ -148,15 +148,15 @@ class TokenInfo:
 
     Attributes:
         text: the token alone, as text; may hold U+FFFD where it is part of a character.
-        raw: its bytes.
+        raw: its bytes, those of part of a character too; None where they are not known.
         top: (id, text, bytes, log-probability), likeliest first.
     """
 
     id: int
     text: str
-    raw: bytes
+    raw: bytes | None
     logprob: float
-    top: tuple[tuple[int, str, bytes, float], ...] = ()
+    top: tuple[tuple[int, str, bytes | None, float], ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -169,11 +169,13 @@ class Delta:
             call.
         tokens: the tokens that it is made of, where the client asked for them.
         choice: which of the answers that were asked for.
+        calling: behind the parts, what came of a call that is held; all of it follows as a part.
     """
 
     parts: tuple[AnswerPart, ...]
     tokens: tuple[TokenInfo, ...] = ()
     choice: int = 0
+    calling: Calling | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -27,6 +27,7 @@ from cairn.engine.guidance import guidance_for
 from cairn.engine.markers import markers_of
 from cairn.engine.reports import Guide, ModelFacts
 from cairn.engine.sampling import seed_of_choice
+from cairn.engine.token_bytes import TokenBytes
 from cairn.journal.keys import block_keys
 from cairn.journal.paths import Ask, keys_on_record
 from cairn.journal.tenants import tenant_secret
@@ -71,6 +72,7 @@ class Reader:
             log.info("prompts are tokenised as a whole", reason=self.encoder.whole_because)
         self._markers = markers_of(tokenizer)
         self._guidance = guidance_for(tokenizer, self._markers, facts)
+        self._token_bytes = TokenBytes(tokenizer)
         self.tokenizing = trio.CapacityLimiter(1)
         # A grammar that takes long holds up no other prompt.
         self._compiling = trio.CapacityLimiter(1)
@@ -165,6 +167,9 @@ class Reader:
             chunk_tokens=self._model.chunk_tokens,
             known=keys_on_record(self._sequencer.state, ask, ids),
         )
+        wants_bytes = command.top_logprobs is not None
+        if wants_bytes:
+            self._token_bytes.read()
         asked = command.max_tokens or self._max_tokens
         max_tokens = min(asked, context - len(ids))
         return Prepared(
@@ -178,6 +183,7 @@ class Reader:
             context_tokens=context,
             capacity_tokens=self._model.capacity_for(len(ids) + max_tokens),
             form=form,
+            token_bytes=self._token_bytes if wants_bytes else None,
         )
 
     def held(self, prepared: Prepared, constraint: Constraint) -> Prepared:

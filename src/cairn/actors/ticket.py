@@ -13,6 +13,7 @@ import trio
 from cairn.actors.messages import Generate, RefusalError, Reply, Waiting
 from cairn.engine.answer_parts import AnswerForm
 from cairn.engine.reports import Guide
+from cairn.engine.token_bytes import TokenBytes
 from cairn.journal.paths import Ask
 from cairn.journal.state import Part
 
@@ -41,6 +42,7 @@ class Prepared:
         form: of the answer.
         grammar: what the answer is held to, or None.
         guide: follows it.
+        token_bytes: the bytes of the model's tokens, read already; None where nobody asks for them.
     """
 
     command: Generate
@@ -55,6 +57,7 @@ class Prepared:
     form: AnswerForm
     grammar: str | None = None
     guide: Guide | None = None
+    token_bytes: TokenBytes | None = None
 
 
 Replies = trio.MemoryReceiveChannel[Committed | RefusalError]

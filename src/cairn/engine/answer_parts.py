@@ -8,11 +8,15 @@ Rules of this module:
    until it is known, and so does white space, since what stands around a marker belongs to it.
 2. Nothing is lost: what began as a call and is none is read again from behind its first marker, as
    if that were a word. A marker that is only spoken of takes nothing with it.
+3. A call that an answer is held to can become nothing else once its function is named, so its
+   arguments are told as they come. Where the answer ends in it, it stays a call that is cut.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +60,24 @@ class Called:
     Attributes:
         index: counts the calls of an answer, from 0.
         arguments: a JSON object, as text.
+        cut: where the answer ended in the call, what the model wrote of it. The arguments are as
+            far as they came, then.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+    cut: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Calling:
+    """
+    More of a call that an answer is held to. All of it follows as ``Called``.
+
+    Attributes:
+        arguments: those that came since the last one; may be empty.
     """
 
     index: int
@@ -86,10 +108,14 @@ class Rejected:
 class Released:
     """
     What a piece of text released, in order. Where a call is rejected, its text is among the parts.
+
+    Attributes:
+        calling: what came of a call that is still open, behind the parts.
     """
 
     parts: tuple[AnswerPart, ...] = ()
     rejected: tuple[Rejected, ...] = ()
+    calling: Calling | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -175,7 +201,7 @@ class AnswerParts:
     def _released(self) -> Released:
         parts, self._parts = tuple(self._parts), []
         rejected, self._rejected = tuple(self._rejected), []
-        return Released(parts=parts, rejected=rejected)
+        return Released(parts=parts, rejected=rejected, calling=self._calling())
 
     def _scan(self) -> None:
         """
@@ -199,7 +225,7 @@ class AnswerParts:
         Text in which no marker stands.
         """
         if self._call is not None:
-            self._call.words.append(text)
+            self._grow(self._call, text)
         elif self._state in (SAYING, THINKING):
             self._emit(self._segment.take(text, holds=bool(self._edges)))
         elif self._unmarked is not None:
@@ -211,7 +237,7 @@ class AnswerParts:
         """
         self._unmarked = None
         if self._call is not None and self._form.held and not is_json("".join(self._call.words)):
-            self._call.words.append(edge.marker)
+            self._grow(self._call, edge.marker)
         elif self._call is not None:
             self._end_call(edge, complete=True)
         elif edge.to == CALLING:
@@ -235,22 +261,65 @@ class AnswerParts:
             one = before_call and self._state == SAYING
             self._emit(space.removesuffix("\n") if one else space.rstrip("\n"))
 
+    def _grow(self, call: _OpenCall, text: str) -> None:
+        """
+        More of the call that is open.
+        """
+        call.words.append(text)
+        if not self._form.held:
+            return
+        if call.named is not None:
+            call.named.take(text)
+        elif (named := _named("".join(call.words))) is not None:
+            call.named = named
+            # From here on it can be nothing else.
+            self._state = call.says
+            self._leave(before_call=True)
+            self._state = CALLING
+
+    def _calling(self) -> Calling | None:
+        """
+        What came of the open call since it was asked for last. Changes the state.
+        """
+        named = self._call.named if self._call is not None else None
+        if named is None:
+            return None
+        came = named.fresh()
+        if came is None:
+            return None
+        return Calling(index=self._calls, id=self._id(None), name=named.name, arguments=came)
+
+    def _end_named(self, call: _OpenCall, named: _Named, *, complete: bool) -> None:
+        """
+        A call that could be nothing else is over.
+        """
+        cut = None
+        if not (complete and named.is_whole):
+            cut = call.marker + "".join(call.words)
+            detail = "the answer was cut off in it"
+            self._rejected.append(Rejected(reason="cut", text=cut, detail=detail))
+        self._add(named.name, named.arguments, self._id(None), cut)
+        self._state, self._segment = SAYING, _Segment(fresh=True)
+
     def _end_call(self, edge: Edge | None, *, complete: bool) -> None:
         """
         A call is over: by the marker behind it, or with the answer.
         """
         call, self._call = self._call, None
         assert call is not None
+        if call.named is not None:
+            self._end_named(call, call.named, complete=complete)
+            return
         words = "".join(call.words)
-        # A format may begin calls in a state in which text is for nobody.
-        self._state = call.state if call.state in (SAYING, THINKING) else SAYING
+        self._state = call.says
         try:
             calls = self._read(words, complete, ended=edge is not None)
         except NoCall as error:
             self._reject(call, words + (edge.marker if edge is not None else ""), error)
             return
         self._leave(before_call=True)
-        self._parts += calls
+        for one in calls:
+            self._add(one.name, one.arguments, self._id(one.id), None)
         self._state, self._segment = SAYING, _Segment(fresh=True)
 
     def _reject(self, call: _OpenCall, rest: str, error: NoCall) -> None:
@@ -266,7 +335,7 @@ class AnswerParts:
         self._pass(call.marker)
         self._text = rest + self._text
 
-    def _read(self, words: str, complete: bool, *, ended: bool) -> list[Called]:
+    def _read(self, words: str, complete: bool, *, ended: bool) -> tuple[Call, ...]:
         """
         Args:
             complete: whether the answer was not cut off in it.
@@ -280,15 +349,25 @@ class AnswerParts:
         if not ended and markers.calling[1] and not is_json(words):
             # Of a half, parsers of other formats make a call with fewer arguments.
             raise NoCall("cut", "the answer ended in it, without the marker behind a call")
-        return [self._called(one) for one in read_calls(markers.parse, words, self._form.tools)]
+        return read_calls(markers.parse, words, self._form.tools)
 
-    def _called(self, call: Call) -> Called:
-        index, call_id = self._calls, call.id
-        if call_id is None or call_id in self._ids:
-            call_id = hashlib.sha256(f"{self._name}/{index}".encode()).hexdigest()[:_ID_LENGTH]
+    def _id(self, given: str | None) -> str:
+        """
+        The id of the next call.
+
+        Args:
+            given: where the model itself gave one.
+        """
+        if given is not None and given not in self._ids:
+            return given
+        return hashlib.sha256(f"{self._name}/{self._calls}".encode()).hexdigest()[:_ID_LENGTH]
+
+    def _add(self, name: str, arguments: str, call_id: str, cut: str | None) -> None:
+        self._parts.append(
+            Called(index=self._calls, id=call_id, name=name, arguments=arguments, cut=cut)
+        )
         self._calls += 1
         self._ids.add(call_id)
-        return Called(index=index, id=call_id, name=call.name, arguments=call.arguments)
 
     def _emit(self, text: str) -> None:
         """
@@ -363,11 +442,97 @@ class _OpenCall:
         state: where it began.
         marker: that began it.
         words: what came since.
+        named: where it can be nothing else any more, what is known of it.
     """
 
     state: str
     marker: str
     words: list[str] = attrs.field(factory=list)
+    named: _Named | None = None
+
+    @property
+    def says(self) -> str:
+        """
+        The state that it is left to. A format may begin calls in one in which text is for nobody.
+        """
+        return self.state if self.state in (SAYING, THINKING) else SAYING
+
+
+class _Named:
+    """
+    A call that an answer is held to, from its arguments on. They are followed to their end by their
+    brackets, since they are JSON.
+
+    Attributes:
+        is_whole: whether the arguments are complete.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_whole = False
+        self._came: list[str] = []
+        self._told: int | None = None  # pieces; None before the first time
+        self._depth = 0
+        self._in_text = self._escaped = False
+
+    @property
+    def arguments(self) -> str:
+        """
+        As far as they came.
+        """
+        return "".join(self._came)
+
+    def take(self, text: str) -> None:
+        """
+        Take in text. What stands behind the arguments is none of them. Changes the state.
+        """
+        if self.is_whole:
+            return
+        for place, character in enumerate(text):
+            self._follow(character)
+            if self.is_whole:
+                text = text[: place + 1]
+                break
+        self._came.append(text)
+
+    def fresh(self) -> str | None:
+        """
+        What came since the last time; None for nothing. Changes the state.
+        """
+        since, self._told = self._told, len(self._came)
+        if since is not None and since == len(self._came):
+            return None
+        return "".join(self._came[since or 0 :])
+
+    def _follow(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif self._in_text:
+            self._escaped = character == "\\"
+            self._in_text = character != '"'
+        elif character == '"':
+            self._in_text = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
+            self.is_whole = self._depth == 0
+
+
+#: How a call begins behind its marker, in the one format that grammars of calls are made of.
+_NAME = re.compile(r'\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
+
+
+def _named(words: str) -> _Named | None:
+    """
+    The call that words begin; None where that is not certain yet.
+    """
+    found = _NAME.match(words)
+    if found is None:
+        return None
+    named = _Named(json.loads(found[1]))
+    named.take(words[found.end() :])
+    return named
 
 
 def _first(text: str, edges: Sequence[Edge]) -> tuple[int, Edge] | None:

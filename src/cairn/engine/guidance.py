@@ -1,6 +1,6 @@
 """
-Which tokens may come next in an answer that is held to a grammar. The one module that knows the
-library llguidance.
+Which tokens may come next in an answer that is held to a grammar. One of the two modules that know
+the library llguidance.
 
 Rules of this module:
 
@@ -28,6 +28,7 @@ from cairn.engine.answer_grammar import CannotHold, Grammar
 from cairn.engine.cuts import library_object
 from cairn.engine.markers import Markers
 from cairn.engine.reports import ModelFacts, NotHeld
+from cairn.engine.token_bytes import NotRead, bytes_of_tokens
 
 #: A grammar is compiled beside what waits for its token ids, and followed on the engine's thread
 #: while everybody waits: some ten milliseconds for a token are a lot. The library counts steps and
@@ -199,27 +200,13 @@ class _Vocabulary(llguidance.TokenizerWrapper):
 def _vocabulary(
     tokenizer: Any, ends: Sequence[int], tokens: int, markers: frozenset[str]
 ) -> _Vocabulary:
-    backend = library_object(tokenizer)
-    if backend is None:
-        raise CannotHold("this model's tokenizer is none of the library `tokenizers`", "answer")
     try:
-        known = llguidance.LLTokenizer(backend.to_str(), slices=[])
-    except Exception as error:  # the libraries raise nothing narrower
-        fact = f"this model's tokens cannot be read: {_fact(str(error))}"
-        raise CannotHold(fact, "answer") from error
-    except BaseException as error:
-        # What panics in Rust is no Exception, and no fault of the server's.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise CannotHold("this model's tokens cannot be read", "answer") from error
-    added = backend.get_added_tokens_decoder()
+        texts = bytes_of_tokens(tokenizer)
+    except NotRead as error:
+        raise CannotHold(_fact(str(error)), "answer") from error
+    added = library_object(tokenizer).get_added_tokens_decoder()
     special = {i for i, token in added.items() if token.special and token.content not in markers}
     special.update(ends)
-    # The library takes any added token in angle brackets for special; many are words to us.
-    texts = [
-        added[id_].content.encode() if id_ in added else known.decode_bytes([id_])
-        for id_ in range(known.vocab_size)
-    ]
     texts = (texts + [b""] * tokens)[:tokens]
     return _Vocabulary(texts, sorted(id_ for id_ in special if id_ < tokens), ends[0])
 

@@ -215,13 +215,11 @@ def message_of(parts: Sequence[AnswerPart]) -> Message:
     An answer as its client will send it back: words, thoughts and calls apart.
     """
 
-    def text(kind: type[Said | Thought]) -> str:
-        return "".join(part.text for part in parts if isinstance(part, kind))
-
+    words = (_words(part) for part in parts)
     return Message(
         role="assistant",
-        content=text(Said),
-        reasoning=text(Thought) or None,
+        content="".join(words),
+        reasoning="".join(part.text for part in parts if isinstance(part, Thought)) or None,
         tool_calls=tuple(
             {
                 "id": part.id,
@@ -229,9 +227,22 @@ def message_of(parts: Sequence[AnswerPart]) -> Message:
                 "function": {"name": part.name, "arguments": call_arguments(part.arguments)},
             }
             for part in parts
-            if isinstance(part, Called)
+            if isinstance(part, Called) and part.cut is None
         ),
     )
+
+
+def _words(part: AnswerPart) -> str:
+    """
+    What a part says. A call that was cut off is only words: templates want whole arguments.
+    """
+    match part:
+        case Said(text):
+            return text
+        case Called(cut=str(text)):
+            return text
+        case _:
+            return ""
 
 
 def next_role(said: Message) -> NextRole:

@@ -58,7 +58,7 @@ class Alternative(_Closed):
     """
 
     token: str
-    bytes: list[int]
+    bytes: list[int] | None
     logprob: float
 
 
@@ -68,7 +68,7 @@ class Token(_Closed):
     """
 
     token: str
-    bytes: list[int]
+    bytes: list[int] | None
     logprob: float
     top_logprobs: list[Alternative]
 

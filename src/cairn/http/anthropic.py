@@ -23,6 +23,7 @@ from .anthropic_conversation import (
     WireBlock,
     WireMessage,
     WireTool,
+    ignored_blocks,
     ignored_tools,
     lifetimes,
     read_talk,
@@ -190,7 +191,7 @@ def _ignored(
     """
     names = parameters.unknown(fields, _Request.__struct_fields__)
     tools = wire.tools or ()
-    names |= ignored_tools(tools)
+    names |= ignored_tools(tools) | ignored_blocks(wire.messages)
     if any(ttl is not None and _hinted(ttl) is None for ttl in _lifetimes(wire)):
         names.add("cache_control.ttl")
     if wire.thinking is not None and "enable_thinking" not in facts.switches:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from cairn.actors.messages import Accepted, Delta, Finished, Reply, Waiting
-from cairn.engine.answer_parts import AnswerPart, Called, Said, Thought
+from cairn.engine.answer_parts import AnswerPart, Called, Calling, Said, Thought
 from cairn.engine.turns import joined
 
 from .answers import UnfinishedAnswer, WholeAnswer, accepted_headers, cairn_object
@@ -83,6 +83,8 @@ class Chunks:
         # The block that is open, by its kind; and how many there were before it.
         self._open: type[AnswerPart] | None = None
         self._blocks = 0
+        # Of the call that still grows, how many characters of its input were sent.
+        self._sent: int | None = None
         self._has_calls = False
         self._is_finished = False
 
@@ -99,7 +101,8 @@ class Chunks:
                 self._accepted = reply
                 return event({"type": "message_start", "message": self._start(reply)})
             case Delta():
-                return b"".join(map(self._part, reply.parts))
+                told = b"".join(map(self._part, reply.parts))
+                return told if reply.calling is None else told + self._calling(reply.calling)
             case Finished():
                 self._is_finished = True
                 end = {
@@ -146,7 +149,8 @@ class Chunks:
         }
 
     def _part(self, part: AnswerPart) -> bytes:
-        goes_on = self._open is type(part) and not isinstance(part, Called)
+        sent, self._sent = self._sent, None
+        goes_on = self._open is type(part) and (sent is not None or not isinstance(part, Called))
         begins = b"" if goes_on else self._close() + self._begin(part)
         match part:
             case Said():
@@ -155,13 +159,30 @@ class Chunks:
                 delta = {"type": "thinking_delta", "thinking": part.text}
             case Called():
                 self._has_calls = True
-                delta = {"type": "input_json_delta", "partial_json": part.arguments}
+                rest = part.arguments[sent or 0 :]
+                if not rest:
+                    return begins
+                delta = {"type": "input_json_delta", "partial_json": rest}
         return begins + self._delta(delta)
 
-    def _begin(self, part: AnswerPart) -> bytes:
-        self._open = type(part)
-        block = _EMPTY[type(part)]
-        if isinstance(part, Called):
+    def _calling(self, calling: Calling) -> bytes:
+        """
+        More of a call. Changes what was sent of it.
+        """
+        begins = b""
+        if self._sent is None:
+            self._has_calls = True
+            begins, self._sent = self._close() + self._begin(calling), 0
+        self._sent += len(calling.arguments)
+        if not calling.arguments:
+            return begins
+        delta = {"type": "input_json_delta", "partial_json": calling.arguments}
+        return begins + self._delta(delta)
+
+    def _begin(self, part: AnswerPart | Calling) -> bytes:
+        self._open = Called if isinstance(part, Calling) else type(part)
+        block = _EMPTY[self._open]
+        if isinstance(part, Called | Calling):
             block = {**block, "id": part.id, "name": part.name}
         start = {"type": "content_block_start", "index": self._blocks, "content_block": block}
         return event(start)
@@ -227,7 +248,8 @@ def _block(part: AnswerPart) -> dict[str, Any]:
         case Thought():
             return {"type": "thinking", "thinking": part.text, "signature": SIGNATURE}
         case Called():
-            arguments = msgspec.Raw(part.arguments.encode())
+            # Half an object is none.
+            arguments = msgspec.Raw(b"{}" if part.cut is not None else part.arguments.encode())
             return {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments}
 
 

@@ -6,6 +6,9 @@ conversations are compared by hashes of it: content as a string or as a list of 
 the line of the billing header, tools that are only declared so far. Each message is read from
 itself and from the tools, never from what follows it: what stays at its place stays the same.
 
+What a tool gave that is no text, and what Anthropic's server did for the client, has a constant
+text in its place (``stand_ins``): conversations that were begun elsewhere go on here.
+
 A message of a user's may hold results of tools and words of the system among its own. It becomes
 several messages then, in the order of its blocks.
 """
@@ -26,6 +29,7 @@ from .errors import ClientError, missing
 from .formats import schema_at
 from .limits import BODY_BYTES_MAX, CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
 from .parameters import check_name
+from .stand_ins import DOCUMENT, OF_RESULTS, of_server_tools
 
 T = TypeVar("T")
 
@@ -44,7 +48,8 @@ _FAILED = "Error: "
 
 class WireBlock(msgspec.Struct):
     """
-    A block of any type. Of an image's only its type is looked at.
+    A block of any type. Of an image's only its type is looked at. The content is an object in some
+    that a server's tools made.
     """
 
     type: str
@@ -54,7 +59,7 @@ class WireBlock(msgspec.Struct):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[WireBlock] | None = None
+    content: str | list[WireBlock] | dict[str, Any] | None = None
     is_error: bool | None = None
     title: str | None = None
     context: str | None = None
@@ -184,6 +189,21 @@ def ignored_tools(wire: Sequence[WireTool]) -> set[str]:
     return names
 
 
+def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
+    """
+    The types of blocks in whose place something else stands.
+    """
+    found = set()
+    for message in wire:
+        for block in message.content if isinstance(message.content, list) else ():
+            if of_server_tools(block.type) is not None:
+                found.add(f"messages.{block.type}")
+            elif block.type == "tool_result" and isinstance(block.content, list):
+                parts = (part for part in block.content if _stand_in(part) is not None)
+                found |= {f"messages.{part.type}" for part in parts}
+    return found
+
+
 def lifetimes(
     hint: Mapping[str, Any] | None,
     system: str | Sequence[WireBlock] | None,
@@ -202,8 +222,10 @@ def lifetimes(
     return tuple(one.get("ttl") for one in hints if one is not None)
 
 
-def _hints(content: str | Iterable[WireBlock] | None) -> Iterator[Mapping[str, Any] | None]:
-    if content is None or isinstance(content, str):
+def _hints(
+    content: str | Iterable[WireBlock] | Mapping[str, Any] | None,
+) -> Iterator[Mapping[str, Any] | None]:
+    if content is None or isinstance(content, str | Mapping):
         return
     for block in content:
         yield block.cache_control
@@ -288,7 +310,7 @@ class _Reader:
                 is_whole = False
             elif block.type == "mid_conv_system":
                 yield from said()
-                yield self._inserted(_blocks(block.content or ""), f"{place}.content")
+                yield self._inserted(_content(block, place), f"{place}.content")
                 is_whole = False
             else:
                 words.append(self._text(block, place))
@@ -313,7 +335,7 @@ class _Reader:
                 case "tool_use":
                     calls.append(_call(block, place))
                 case _:
-                    raise _unsupported(block, place)
+                    said += _of_server(block, place)
         return Message(
             role="assistant", content=said, reasoning=thought or None, tool_calls=tuple(calls)
         )
@@ -342,8 +364,8 @@ class _Reader:
 
     def _result(self, block: WireBlock, where: str) -> Message:
         text = "".join(
-            self._text(part, f"{where}.content[{index}]")
-            for index, part in enumerate(_blocks(block.content or ""))
+            _stand_in(part) or self._text(part, f"{where}.content[{index}]")
+            for index, part in enumerate(_content(block, where))
         )
         return Message(
             role="tool",
@@ -366,7 +388,7 @@ class _Reader:
                 name = _given(block.tool_name, f"{where}.tool_name")
                 return self._load(self._named(name, f"{where}.tool_name"), where)
             case _:
-                raise _unsupported(block, where)
+                return _of_server(block, where)
 
     def _offer(self, tool: Mapping[str, Any], where: str) -> str:
         if tool.get("type") == "tool_definition":
@@ -410,6 +432,41 @@ class _Reader:
 
 def _blocks(content: str | Sequence[WireBlock]) -> Sequence[WireBlock]:
     return [WireBlock(type="text", text=content)] if isinstance(content, str) else content
+
+
+def _content(block: WireBlock, where: str) -> Sequence[WireBlock]:
+    """
+    The blocks in a block.
+    """
+    if isinstance(block.content, dict):
+        raise ClientError(
+            f"{where}.content must be a text or a list of blocks",
+            param=f"{where}.content",
+            code="invalid_type",
+        )
+    return _blocks(block.content or "")
+
+
+def _stand_in(part: WireBlock) -> str | None:
+    """
+    What stands in the place of a part of a result; None for one that can be read.
+    """
+    if part.type == "document" and part.source is not None and _text_of(part.source) is None:
+        return DOCUMENT
+    return OF_RESULTS.get(part.type)
+
+
+def _of_server(block: WireBlock, where: str) -> str:
+    """
+    What stands in the place of a block that is no client's.
+
+    Raises:
+        ClientError: it is of another kind, and not taken.
+    """
+    found = of_server_tools(block.type)
+    if found is None:
+        raise _unsupported(block, where)
+    return found
 
 
 def _unbilled(text: str) -> str:
@@ -466,7 +523,7 @@ def _search_result(block: WireBlock, where: str) -> str:
     source = block.source if isinstance(block.source, str) else None
     texts = [
         _given(part.text, f"{where}.content[{index}].text")
-        for index, part in enumerate(_blocks(block.content or ""))
+        for index, part in enumerate(_content(block, where))
     ]
     return _titled(block.title, source, "".join(texts))
 

@@ -25,7 +25,13 @@ from . import parameters
 from .errors import ClientError
 from .formats import ignored_strict
 from .openai_answers import Chunks, Completion
-from .openai_conversation import WireMessage, read_messages, read_template, read_tools
+from .openai_conversation import (
+    WireMessage,
+    ignored_parts,
+    read_messages,
+    read_template,
+    read_tools,
+)
 from .openai_formats import read_constraint
 from .parameters import INT64_MAX, NAME_MAX, Ignored, integer
 from .wire import decode_object, to_struct
@@ -180,7 +186,7 @@ def chat_request(
         choices=choices(wire.n),
     )
     names = parameters.unknown(fields, _Request.__struct_fields__) | ignored_effort
-    names |= ignored_strict(tools, constraint)
+    names |= ignored_strict(tools, constraint) | ignored_parts(wire.messages)
     if wire.parallel_tool_calls is False and tools and constraint is None:
         names.add("parallel_tool_calls")
     return ChatRequest(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from cairn.actors.messages import Accepted, Delta, Finished, Reply, TokenInfo, Waiting
-from cairn.engine.answer_parts import AnswerPart, Called, Said, Thought
+from cairn.engine.answer_parts import AnswerPart, Called, Calling, Said, Thought
 
 from .answers import UnfinishedAnswer, accepted_headers, cairn_object
 from .errors import describe
@@ -89,6 +89,8 @@ class Chunks:
         self._include_usage = include_usage
         self._choices = Choices(choices)
         self._with_calls: set[int] = set()
+        # Of the call that is open, by the answer: how many characters of its arguments were sent.
+        self._sent: dict[int, int] = {}
         self._left = choices
 
     def take(self, reply: Reply) -> bytes:
@@ -136,7 +138,13 @@ class Chunks:
     def _delta(self, reply: Delta) -> bytes:
         if any(isinstance(part, Called) for part in reply.parts):
             self._with_calls.add(reply.choice)
-        deltas = [delta for part in reply.parts for delta in _deltas(part)]
+        deltas = [
+            delta
+            for part in reply.parts
+            for delta in _deltas(part, self._sent.pop(reply.choice, None))
+        ]
+        if reply.calling is not None:
+            deltas += self._calling(reply.choice, reply.calling)
         if not deltas and self._logprobs and reply.tokens:
             # What holds their text back (a stop text, half a character, a marker) is not known yet.
             deltas = [{"content": ""}]
@@ -145,6 +153,14 @@ class Chunks:
             self._chunk(reply.choice, delta, tokens=known)
             for delta, known in zip(deltas, tokens, strict=False)
         )
+
+    def _calling(self, choice: int, calling: Calling) -> list[dict[str, Any]]:
+        """
+        More of a call. Changes what was sent of it.
+        """
+        sent = self._sent.get(choice)
+        self._sent[choice] = (sent or 0) + len(calling.arguments)
+        return _call_deltas(calling, calling.arguments, begins=sent is None)
 
     def _chunk(
         self,
@@ -203,20 +219,31 @@ def _message(parts: list[AnswerPart]) -> dict[str, Any]:
     return message
 
 
-def _deltas(part: AnswerPart) -> list[dict[str, Any]]:
+def _deltas(part: AnswerPart, sent: int | None) -> list[dict[str, Any]]:
+    """
+    Args:
+        sent: of a call, the characters of its arguments that were sent; None for not even its name.
+    """
     match part:
         case Said():
             return [{"content": part.text}]
         case Thought():
             return [_reasoning(part.text)]
         case Called():
-            # Clients take id and name from the first piece, and add up arguments.
-            head = {"index": part.index, **_call(part, "")}
-            rest = {"index": part.index, "function": {"arguments": part.arguments}}
-            return [{"tool_calls": [head]}, {"tool_calls": [rest]}]
+            return _call_deltas(part, part.arguments[sent or 0 :], begins=sent is None)
 
 
-def _call(call: Called, arguments: str) -> dict[str, Any]:
+def _call_deltas(call: Called | Calling, arguments: str, *, begins: bool) -> list[dict[str, Any]]:
+    """
+    Clients take id and name from the first piece of a call, and add up arguments.
+    """
+    head = {"index": call.index, **_call(call, "")}
+    rest = {"index": call.index, "function": {"arguments": arguments}}
+    pieces = ([head] if begins else []) + ([rest] if arguments else [])
+    return [{"tool_calls": [piece]} for piece in pieces]
+
+
+def _call(call: Called | Calling, arguments: str) -> dict[str, Any]:
     function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -243,5 +270,6 @@ def _logprobs(tokens: list[TokenInfo] | tuple[TokenInfo, ...]) -> dict[str, Any]
     return {"content": content, "refusal": None}
 
 
-def _token(text: str, raw: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": text, "bytes": list(raw), "logprob": max(logprob, LOGPROB_MIN)}
+def _token(text: str, raw: bytes | None, logprob: float) -> dict[str, Any]:
+    known = None if raw is None else list(raw)
+    return {"token": text, "bytes": known, "logprob": max(logprob, LOGPROB_MIN)}

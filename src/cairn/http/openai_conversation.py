@@ -19,6 +19,7 @@ from cairn.engine.prompt import RENDERED, Message, call_arguments
 from .errors import ClientError
 from .limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
 from .parameters import check_name
+from .stand_ins import OF_RESULTS
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -76,6 +77,19 @@ def read_messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
         raise ClientError("messages is empty; send at least one", param="messages")
     check_count(wire, "messages", MESSAGES_MAX)
     return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(wire))
+
+
+def ignored_parts(wire: Sequence[WireMessage]) -> set[str]:
+    """
+    The types of parts in whose place something else stands.
+    """
+    return {
+        f"messages.{part.type}"
+        for message in wire
+        if message.role == "tool" and isinstance(message.content, list)
+        for part in message.content
+        if part.type in OF_RESULTS
+    }
 
 
 def read_tools(
@@ -156,7 +170,7 @@ def _message(wire: WireMessage, where: str) -> Message:
     check_count(calls, f"{where}.tool_calls", CALLS_MAX)
     return Message(
         role="system" if wire.role == "developer" else wire.role,
-        content=_text(wire.content, f"{where}.content"),
+        content=_text(wire.content, f"{where}.content", is_result=wire.role == "tool"),
         reasoning=(wire.reasoning_content or wire.reasoning or None) if is_assistant else None,
         tool_calls=tuple(
             _tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)
@@ -166,10 +180,14 @@ def _message(wire: WireMessage, where: str) -> Message:
     )
 
 
-def _text(content: str | list[WirePart] | None, where: str) -> str:
+def _text(content: str | list[WirePart] | None, where: str, *, is_result: bool) -> str:
     if not isinstance(content, list):
         return content or ""
-    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    stand_ins = OF_RESULTS if is_result else {}
+    return "".join(
+        stand_ins.get(part.type) or _part(part, f"{where}[{index}]")
+        for index, part in enumerate(content)
+    )
 
 
 def _part(part: WirePart, where: str) -> str:

@@ -7,6 +7,7 @@ out would be another answer than was asked for.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -235,7 +236,7 @@ class TextCompletion:
         return {
             "index": index,
             "text": _text(choice.parts),
-            "logprobs": _logprobs(choice.tokens, 0) if wants else None,
+            "logprobs": _logprobs(choice.tokens, _Offsets()) if wants else None,
             "finish_reason": choice.end().finish_reason,
         }
 
@@ -249,7 +250,7 @@ class TextChunks:
         self._asked = asked
         self._choices = Choices(asked.command.choices)
         self._left = asked.command.choices
-        self._offsets = [0] * self._left
+        self._offsets = [_Offsets() for _ in range(self._left)]
 
     def take(self, reply: Reply) -> bytes:
         """
@@ -308,7 +309,6 @@ class TextChunks:
         cairn: dict[str, Any] | None = None,
     ) -> bytes:
         logprobs = _logprobs(tokens, self._offsets[index]) if tokens else None
-        self._offsets[index] += sum(len(token.text) for token in tokens)
         choice = {
             "index": index,
             "text": text,
@@ -343,20 +343,49 @@ def _text(parts: Sequence[AnswerPart]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Said))
 
 
-def _logprobs(tokens: Sequence[TokenInfo], offset: int) -> dict[str, Any]:
+class _Offsets:
+    """
+    Where tokens begin in an answer's text, in characters.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = 0
+
+    def next(self, token: TokenInfo) -> int:
+        """
+        Where a token begins; one that goes on with a character, where that begins. Changes the
+        state.
+        """
+        offset = self._characters
+        raw = token.text.encode() if token.raw is None else token.raw
+        self._characters += len(self._decoder.decode(raw))
+        return offset
+
+
+def _logprobs(tokens: Sequence[TokenInfo], offsets: _Offsets) -> dict[str, Any]:
     """
     Args:
-        offset: of the first token in the answer's text, in characters.
+        offsets: of the tokens before these.
     """
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
     return {
-        "tokens": [token.text for token in tokens],
+        "tokens": [_name(token.text, token.raw) for token in tokens],
         "token_logprobs": [max(token.logprob, LOGPROB_MIN) for token in tokens],
         "top_logprobs": [
-            {text: max(value, LOGPROB_MIN) for _, text, _, value in token.top} for token in tokens
+            {_name(text, raw): max(value, LOGPROB_MIN) for _, text, raw, value in token.top}
+            for token in tokens
         ],
-        "text_offset": offsets,
+        "text_offset": [offsets.next(token) for token in tokens],
     }
+
+
+def _name(text: str, raw: bytes | None) -> str:
+    """
+    What a token is called where there is only its text. Those that are part of a character have the
+    same, so they are called by their bytes, as OpenAI does.
+    """
+    try:
+        (raw or b"").decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw or b"")
+    return text

@@ -22,7 +22,7 @@ from cairn.actors.messages import (
     Reply,
     Waiting,
 )
-from cairn.engine.answer_parts import AnswerPart, Called, Said, Thought
+from cairn.engine.answer_parts import AnswerPart, Called, Calling, Said, Thought
 from cairn.engine.turns import joined
 
 from .answers import UnfinishedAnswer, WholeAnswer, accepted_headers, cairn_object
@@ -103,6 +103,7 @@ class Chunks:
         self._head: dict[str, Any] = {}
         self._sent = 0
         self._open: AnswerPart | None = None  # the item that grows, as far as it has come
+        self._argued: int | None = None  # characters of the arguments, where that is a call
         self._output: list[dict[str, Any]] = []
 
     def take(self, reply: Reply) -> bytes:
@@ -123,7 +124,8 @@ class Chunks:
                 }
                 return self._state("created") + self._state("in_progress")
             case Delta():
-                return b"".join(map(self._part, reply.parts))
+                told = b"".join(map(self._part, reply.parts))
+                return told if reply.calling is None else told + self._calling(reply.calling)
             case Finished():
                 self._finished = reply
                 return self._close(reply)
@@ -171,7 +173,10 @@ class Chunks:
 
     def _part(self, part: AnswerPart) -> bytes:
         begins = b""
-        goes_on = type(self._open) is type(part) and not isinstance(part, Called)
+        sent, self._argued = self._argued, None
+        goes_on = type(self._open) is type(part) and (
+            sent is not None or not isinstance(part, Called)
+        )
         if not goes_on:
             begins = self._close() + self._begin(part)
         match self._open, part:
@@ -189,8 +194,27 @@ class Chunks:
                 where, name = self._thoughts
                 return begins + self._of_item(f"{name}.delta", part, **{where: 0}, delta=text)
             case Called():
-                arguments = "function_call_arguments.delta"
-                return begins + self._of_item(arguments, part, delta=part.arguments)
+                return begins + self._arguments(part, part.arguments[sent or 0 :])
+
+    def _calling(self, calling: Calling) -> bytes:
+        """
+        More of a call. Changes what was sent of it.
+        """
+        begins, fresh = b"", Called(**attrs.asdict(calling))
+        if self._argued is None:
+            begins, self._argued = self._close() + self._begin(fresh), 0
+            self._open = fresh
+        else:
+            assert isinstance(self._open, Called)
+            grown = self._open.arguments + calling.arguments
+            self._open = attrs.evolve(fresh, arguments=grown)
+        self._argued += len(calling.arguments)
+        return begins + self._arguments(fresh, calling.arguments)
+
+    def _arguments(self, call: Called, piece: str) -> bytes:
+        if not piece:
+            return b""
+        return self._of_item("function_call_arguments.delta", call, delta=piece)
 
     @property
     def _thoughts(self) -> tuple[str, str]:
@@ -332,8 +356,10 @@ def _status(part: AnswerPart, finished: Finished | None) -> str:
     Args:
         finished: where it is the last item.
     """
+    if isinstance(part, Called):
+        return "completed" if part.cut is None else "incomplete"
     is_cut = finished is not None and finished.finish_reason == "length"
-    return "incomplete" if is_cut and not isinstance(part, Called) else "completed"
+    return "incomplete" if is_cut else "completed"
 
 
 def _id(part: AnswerPart, request: str, index: int) -> str:

@@ -23,6 +23,7 @@ from cairn.engine.prompt import Message, call_arguments
 
 from .errors import ClientError
 from .limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
+from .stand_ins import OF_RESULTS
 from .wire import to_struct
 
 T = TypeVar("T")
@@ -137,11 +138,17 @@ def referred_to(wire: str | Sequence[Item] | None) -> frozenset[str]:
 
 def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
     """
-    The types of items that are left out.
+    The types of items that are left out, and of parts in whose place something else stands.
     """
     if wire is None or isinstance(wire, str):
         return set()
-    return {f"input.{kind}" for item in wire if (kind := _type_of(item)) not in (*ITEMS, None)}
+    kinds = {kind for item in wire if (kind := _type_of(item)) not in (*ITEMS, None)}
+    for item in wire:
+        output = item.get("output")
+        if _type_of(item) == "function_call_output" and isinstance(output, list):
+            types = {str(part.get("type")) for part in output if isinstance(part, dict)}
+            kinds |= types & OF_RESULTS.keys()
+    return {f"input.{kind}" for kind in kinds}
 
 
 def read_tools(
@@ -219,7 +226,7 @@ class _Reader:
             case "function_call_output":
                 result = _at(item, WireResult, where)
                 self._pass_turn()
-                text = _text(result.output, f"{where}.output")
+                text = _text(result.output, f"{where}.output", is_result=True)
                 self._messages.append(
                     Message(role="tool", content=text, tool_call_id=result.call_id or None)
                 )
@@ -270,6 +277,9 @@ class _Reader:
                 self._said.append(text)
             case Thought(text):
                 self._think(text)
+            case Called(cut=str(text)):
+                self._acts = True
+                self._said.append(text)
             case Called() as call:
                 self._call(call.id, call.name, call.arguments, where)
             case None:
@@ -324,10 +334,14 @@ def _thought(wire: WireReasoning, where: str) -> str:
     return "".join(_given(part.text, f"{where}.{field}[{n}].text") for n, part in enumerate(parts))
 
 
-def _text(content: str | Sequence[WirePart], where: str) -> str:
+def _text(content: str | Sequence[WirePart], where: str, *, is_result: bool = False) -> str:
     if isinstance(content, str):
         return content
-    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    stand_ins = OF_RESULTS if is_result else {}
+    return "".join(
+        stand_ins.get(part.type) or _part(part, f"{where}[{index}]")
+        for index, part in enumerate(content)
+    )
 
 
 def _part(part: WirePart, where: str) -> str:

@@ -1,0 +1,49 @@
+"""
+What stands in the place of a part that this server's models cannot read.
+
+A client does not choose what a tool gives it, an image for one, and sends it with every request
+from then on: a refusal would end the conversation. What a user sends himself is refused all the
+same, as he can send something else. The texts are constant, so that what a prompt began with it
+begins with in the next turn too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+IMAGE: Final = "[an image, which this model does not see]"
+DOCUMENT: Final = "[a document, which this model cannot read]"
+_SOUND: Final = "[a sound, which this model does not hear]"
+
+OF_RESULTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "image": IMAGE,
+        "image_url": IMAGE,
+        "input_image": IMAGE,
+        "file": DOCUMENT,
+        "input_file": DOCUMENT,
+        "input_audio": _SOUND,
+    }
+)
+"""
+By their types, the parts of a tool's result that are no text.
+"""
+
+_CALL: Final = "[a call of a tool, which another server ran]"
+_RESULT: Final = "[what that tool gave, which was for that server]"
+_SUMMARY: Final = "[a summary of what was said before, which was for that server]"
+
+
+def of_server_tools(kind: str) -> str | None:
+    """
+    What stands in the place of a block that Anthropic's server made, or that its server's tools
+    did; None for a block of another kind.
+    """
+    if kind in ("server_tool_use", "mcp_tool_use"):
+        return _CALL
+    if kind == "compaction":
+        return _SUMMARY
+    # web_search_tool_result, mcp_tool_result and others; the client's own is none of them.
+    return _RESULT if kind.endswith("_tool_result") else None
