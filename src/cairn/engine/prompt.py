@@ -262,17 +262,28 @@ def conversation_parts(conversation: Conversation) -> tuple[tuple[str, bytes], .
     """
     The parts of a conversation in order: (label, canonical bytes).
 
-    Tools come first, then template settings where there are any, then the messages: what stands
-    in front of everything else changes everything behind it.
+    Tools come first, since what stands in front of everything else changes everything behind it. What
+    clients change in mid-conversation, while it stays the same one, is no part: template settings
+    (thinking is switched on and off), what was thought, and the ids of calls. Where these make
+    another prompt, its token ids say from where on, and they alone decide what is reused.
     """
     parts: list[tuple[str, bytes]] = []
     if conversation.tools:
         parts.append(("tools", _encoder.encode(conversation.tools)))
-    if conversation.template:
-        parts.append(("settings", _encoder.encode(conversation.template)))
     for message in conversation.messages:
-        parts.append((message.role, _encoder.encode(attrs.asdict(message))))
+        parts.append((message.role, _encoder.encode(_compared(message))))
     return tuple(parts)
+
+
+def _compared(message: Message) -> dict[str, Any]:
+    """
+    A message as it is compared. Clients drop what was thought as soon as a user speaks, and those
+    in between number calls anew.
+    """
+    calls = [
+        {key: value for key, value in call.items() if key != "id"} for call in message.tool_calls
+    ]
+    return {"content": message.content, "name": message.name, "tool_calls": calls}
 
 
 def chain_of(parts: Sequence[tuple[str, bytes]], *, secret: bytes, tenant: str) -> tuple[Part, ...]:
