@@ -11,7 +11,9 @@ import pytest
 
 from cairn.actors import loading
 from cairn.actors.messages import Generate
+from cairn.engine.answer_parts import Called
 from cairn.engine.prompt import Conversation, Message
+from cairn.journal import events as ev
 from tests.anticipating import Journaled
 from tests.gate.conversation import words
 from tests.numbers import started
@@ -80,6 +82,35 @@ async def test_thoughts_that_are_dropped_later(house: Journaled) -> None:
         said = await ask(server, onward(without_thoughts(second), said, None))
         assert ("continuation", session) == (said.accepted.path, said.accepted.session)
         assert said.finished.cached_tokens >= before // C * C
+    assert house.holds()
+
+
+async def test_a_turn_that_may_call_nothing(house: Journaled) -> None:
+    """
+    It has the prompt of the others, which goes on from it and is gone on from, and the model's call
+    is text; the token with which one begins is as good as forbidden.
+    """
+    tool = {"type": "function", "function": {"name": "weigh_stone"}}
+    asked = generate(
+        Conversation(messages=(Message(role="user", content=words(1, 60)),), tools=(tool,)),
+        max_tokens=26,
+    )
+    async with house.serving() as server:
+        said = await ask(server, asked)
+        session = said.accepted.session
+        assert any(isinstance(part, Called) for part in said.parts)
+        for calls in (False, True):
+            await at_rest(server)
+            before = said.accepted.prompt_tokens
+            asked = onward(asked, said, None)
+            assert asked.conversation is not None
+            asked = attrs.evolve(asked, conversation=attrs.evolve(asked.conversation, calls=calls))
+            said = await ask(server, asked)
+            assert calls == any(isinstance(part, Called) for part in said.parts)
+            assert ("continuation", session) == (said.accepted.path, said.accepted.session)
+            assert said.finished.cached_tokens >= before // C * C
+    biases = [event.sampling["logit_bias"] for event in house.events(ev.RequestReceived)]
+    assert [[], [[ord("y"), -100.0]], []] == [[list(one) for one in bias] for bias in biases]
     assert house.holds()
 
 

@@ -73,10 +73,12 @@ def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint 
     assert expected == asked.command.constraint
     assert asked.command.conversation is not None
     # A tool that is named stands among the others, so that the prompt is that of other turns.
+    # So do all of them where none may be called.
     choice = fields.get("tool_choice", {"type": "auto"})["type"]
     shown = [tool["function"]["name"] for tool in asked.command.conversation.tools]
     known = [one["name"] for one in fields.get("tools", []) if one["name"] in BOTH]
-    assert ([] if choice == "none" else known) == shown
+    assert known == shown
+    assert (choice != "none") == asked.command.conversation.calls
 
 
 def test_a_tool_that_was_withdrawn_is_none_that_has_to_be_called():

@@ -224,15 +224,14 @@ def test_tool_result():
     )
 
 
-def test_tool_choice_none_leaves_tools_out():
-    """Tools that may not be used are not shown to the model."""
+def test_tool_choice_none_leaves_the_prompt_as_it_is():
+    """Tools that may not be called are shown all the same: the prompt begins with them."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     with_tools = command(tools=tools).conversation
     assert with_tools is not None
-    assert tuple(tools) == with_tools.tools
+    assert (tuple(tools), True) == (with_tools.tools, with_tools.calls)
     without = command(tools=tools, tool_choice="none").conversation
-    assert without is not None
-    assert () == without.tools
+    assert attrs.evolve(with_tools, calls=False) == without
 
 
 def test_template_settings_go_before_the_shorthand():

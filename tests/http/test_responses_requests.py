@@ -174,9 +174,11 @@ def test_items_that_nobody_reads_are_left_out():
     assert ("input.local_shell_call_output", "input.web_search_call") == found.ignored
 
 
-def test_no_tools_where_none_may_be_called():
-    """`none` leaves them out of the prompt."""
-    assert command().conversation == command(tools=[LOOK], tool_choice="none").conversation
+def test_where_no_tool_may_be_called():
+    """`none` leaves them in the prompt, which begins with them."""
+    free = command(tools=[LOOK]).conversation
+    assert free is not None
+    assert attrs.evolve(free, calls=False) == command(tools=[LOOK], tool_choice="none").conversation
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,15 @@ class Conversation:
         tools: as the template takes them.
         loaded_tools: those that are on offer from a message on. They stand there as text, so they
             are no part of their own, and the template is not given them.
+        calls: whether tools may be called. Where not, they stand in the prompt all the same, since
+            it would be another one from its first tokens on; what looks like a call is text.
         template: further arguments of the template, such as ``enable_thinking``.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     loaded_tools: tuple[Mapping[str, Any], ...] = ()
+    calls: bool = True
     template: Mapping[str, Any] = attrs.field(factory=dict)
 
 

@@ -85,7 +85,7 @@ def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, 
         model=parameters.model_name(wire.model),
         # An empty one is no message: a template would render it all the same.
         system=wire.system_prompt or None,
-        tools=read_tools(wire.tools or (), None),
+        tools=read_tools(wire.tools or ()),
         max_context=integer("max_context", wire.max_context, 2, INT64_MAX),
         persist=wire.persist is not False,
     )

@@ -132,15 +132,19 @@ def read_count_request(
     """
     fields = decode_object(body)
     wire = to_struct(fields, _Request)
-    offers = offers_tools(wire.tool_choice)
+    calls = offers_tools(wire.tool_choice)
     tools = read_tools(wire.tools or ())
     talk = read_talk(wire.system, wire.messages, tools)
-    offered, loaded = (tools.offered, talk.loaded) if offers else ((), ())
+    offered = [
+        tool
+        for tool in (*tools.offered, *talk.loaded)
+        if calls and tool["function"]["name"] not in talk.withdrawn
+    ]
     constraint = read_constraint(
         wire.output_config.format if wire.output_config is not None else None,
         wire.output_format,
         wire.tool_choice,
-        [tool for tool in (*offered, *loaded) if tool["function"]["name"] not in talk.withdrawn],
+        offered,
     )
     thinks = _thinks(wire.thinking)
     given = {"temperature": wire.temperature, "top_p": wire.top_p, "top_k": wire.top_k}
@@ -148,8 +152,9 @@ def read_count_request(
         protocol=PROTOCOL,
         conversation=Conversation(
             messages=talk.messages,
-            tools=offered,
-            loaded_tools=loaded,
+            tools=tools.offered,
+            loaded_tools=talk.loaded,
+            calls=calls,
             template={**facts.template, "enable_thinking": thinks},
         ),
         prompt=None,

@@ -145,12 +145,13 @@ def chat_request(
     """
     wire = to_struct(fields, _Request)
     options = wire.stream_options
-    tools = read_tools(wire.tools or (), wire.tool_choice)
+    tools = read_tools(wire.tools or ())
+    offered = () if wire.tool_choice == "none" else tools
     effort, ignored_effort = parameters.thinking(wire.reasoning_effort, "reasoning_effort", facts)
     constraint = read_constraint(
         wire.response_format,
         wire.tool_choice,
-        tools,
+        offered,
         one_call=wire.parallel_tool_calls is False,
     )
     command = Generate(
@@ -158,6 +159,7 @@ def chat_request(
         conversation=Conversation(
             messages=read_messages(wire.messages),
             tools=tools,
+            calls=wire.tool_choice != "none",
             template=read_template(
                 wire.chat_template_kwargs or {}, wire.enable_thinking, effort, facts.template
             ),
@@ -177,8 +179,8 @@ def chat_request(
         choices=choices(wire.n),
     )
     names = parameters.unknown(fields, _Request.__struct_fields__) | ignored_effort
-    names |= ignored_strict(tools, constraint)
-    if wire.parallel_tool_calls is False and tools and constraint is None:
+    names |= ignored_strict(offered, constraint)
+    if wire.parallel_tool_calls is False and offered and constraint is None:
         names.add("parallel_tool_calls")
     return ChatRequest(
         command=command,

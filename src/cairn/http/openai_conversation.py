@@ -78,19 +78,16 @@ def read_messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
     return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(wire))
 
 
-def read_tools(
-    wire: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None
-) -> tuple[Mapping[str, Any], ...]:
+def read_tools(wire: Sequence[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """
-    The tools as the template takes them; none where the choice is ``none``. One that is named by
-    the choice stands among the others all the same, so that the prompt begins as it did before.
+    The tools as the template takes them, whatever may be called of them, so that the prompt begins
+    as it did before.
 
     Raises:
         ClientError: one of them is no function.
     """
     check_count(wire, "tools", TOOLS_MAX)
-    tools = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(wire))
-    return () if choice == "none" else tools
+    return tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(wire))
 
 
 def read_template(

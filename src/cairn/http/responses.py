@@ -181,12 +181,12 @@ def read_responses_request(
     fields = decode_object(body)
     wire = to_struct(fields, _Request)
     _refuse_elsewhere(wire)
-    tools = read_tools(wire.tools or (), offered=wire.tool_choice != "none")
+    tools, calls = read_tools(wire.tools or ()), wire.tool_choice != "none"
     held = read_held(
         wire.text.format if wire.text is not None else None,
         wire.tool_choice,
         wire.parallel_tool_calls,
-        tools,
+        tools if calls else (),
     )
     reasoning = wire.reasoning
     effort = reasoning.effort if reasoning is not None else None
@@ -195,7 +195,7 @@ def read_responses_request(
     command = Generate(
         protocol=PROTOCOL,
         conversation=Conversation(
-            messages=(), tools=tools, template={**facts.template, **template}
+            messages=(), tools=tools, calls=calls, template={**facts.template, **template}
         ),
         prompt=None,
         sampling=sampling,

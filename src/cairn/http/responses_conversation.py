@@ -144,20 +144,17 @@ def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
     return {f"input.{kind}" for item in wire if (kind := _type_of(item)) not in (*ITEMS, None)}
 
 
-def read_tools(
-    wire: Sequence[Mapping[str, Any]], *, offered: bool
-) -> tuple[Mapping[str, Any], ...]:
+def read_tools(wire: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """
-    The functions as the template takes them; none where they are not offered.
+    The functions as the template takes them.
 
     Raises:
         ClientError: one of them cannot be used.
     """
     check_count(wire, "tools", TOOLS_MAX)
-    tools = tuple(
+    return tuple(
         _tool(tool, f"tools[{index}]") for index, tool in enumerate(wire) if _is_function(tool)
     )
-    return tools if offered else ()
 
 
 def ignored_tools(wire: Sequence[Mapping[str, Any]]) -> set[str]:
