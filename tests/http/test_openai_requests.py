@@ -12,6 +12,7 @@ import structlog
 from cairn.actors.messages import Generate
 from cairn.engine.prompt import Conversation, Message, conversation_parts
 from cairn.engine.sampling import Sampling
+from cairn.http.errors import ClientError
 from cairn.http.openai import ChatRequest, read_chat_request
 from cairn.http.parameters import Ignored
 from tests.http.fake_service import FACTS
@@ -391,6 +392,27 @@ def test_effort(switches: set[str], fields: Any, template: Any, told: tuple[str,
     assert (template, told) == (dict(found.command.conversation.template), found.ignored)
 
 
+def test_a_cache_key_is_a_group():
+    """Where no header names one, and where it is a name."""
+    assert "talk-1" == command(prompt_cache_key="talk-1").group
+    assert "one" == command(headers={"session-id": "one"}, prompt_cache_key="talk-1").group
+    assert command(prompt_cache_key="x" * 201).group is None
+    assert () == read(prompt_cache_key="talk-1").ignored
+
+
+def test_a_call_of_the_older_form_is_refused():
+    """It would be lost without a word; an empty one, which some clients send, is none."""
+    older = {"role": "assistant", "content": None, "function_call": {"name": "f"}}
+    with pytest.raises(ClientError) as caught:
+        read(messages=[*HELLO, older])
+    assert ("messages[1].function_call", "unsupported_value") == (
+        caught.value.param,
+        caught.value.code,
+    )
+    assert "tool_calls" in caught.value.message
+    assert "" == message(**{**older, "function_call": None}).content
+
+
 def test_several_answers():
     """So many are asked for of the service."""
     assert 16 == command(n=16).choices
@@ -445,7 +467,6 @@ def test_all_that_the_official_client_has_names_for_is_taken():
         "modalities",
         "moderation",
         "prediction",
-        "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",

@@ -265,6 +265,13 @@ def test_a_cache_key_names_a_group():
     assert command(prompt_cache_key="x" * 201).group is None
 
 
+def test_a_format_beside_calls_that_have_to_be_is_told():
+    """The answer is calls then, so nothing comes of the format."""
+    asked: dict[str, Any] = {"tools": [LOOK], "text": {"format": {"type": "json_object"}}}
+    assert ("text.format",) == request(**asked, tool_choice="required").ignored
+    assert () == request(**asked).ignored
+
+
 def test_what_is_kept():
     """All that a request brings is kept, but where it says otherwise."""
     assert command(store=False).keep is None
@@ -338,6 +345,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "item_reference", "id": "msg_x_0"}]}, "input[0].id", "item_not_found"),
     ({"input": [HELLO] * 10_001}, "input", "invalid_value"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
+    ({"tools": [{**LOOK, "name": ""}]}, "tools[0].name", "invalid_value"),
     ({"tools": [{**LOOK, "parameters": 7}]}, "tools[0].parameters", "invalid_type"),
     ({"tools": [LOOK] * 1025}, "tools", "invalid_value"),
     ({"tool_choice": "any"}, "tool_choice", "invalid_value"),

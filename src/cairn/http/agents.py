@@ -154,7 +154,9 @@ def read_generate_request(
         keep=Keep(previous=held.head, asked=new, note="", agent=agent.name, created=held.created),
         context_max=agent.max_context,
     )
-    return attrs.evolve(asked, command=command)
+    # The session is the agent's; there is no group in which it would have to be found.
+    names = {"prompt_cache_key"} if fields.get("prompt_cache_key") is not None else set()
+    return attrs.evolve(asked, command=command, ignored=ignored.told({*asked.ignored, *names}))
 
 
 def _name(wire: str | None) -> str:

@@ -15,6 +15,7 @@ import attrs
 import msgspec
 
 from cairn.actors.messages import Generate, ServerFacts
+from cairn.engine.answer_grammar import Constraint
 from cairn.engine.prompt import Conversation
 
 from . import parameters
@@ -30,6 +31,7 @@ from .anthropic_conversation import (
 )
 from .anthropic_formats import WireToolChoice, offers_tools, read_constraint
 from .errors import ClientError, missing
+from .formats import ignored_format, ignored_strict
 from .parameters import INT64_MAX, Ignored, integer
 from .wire import decode_object, to_struct
 
@@ -173,7 +175,11 @@ def read_count_request(
     return MessagesRequest(
         command=command,
         stream=wire.stream is True,
-        ignored=ignored.told(_ignored(wire, fields, is_held=constraint is not None)),
+        ignored=ignored.told(
+            _ignored(wire, fields, is_held=constraint is not None)
+            | ignored_strict(offered, constraint)
+            | _ignored_format(wire, constraint)
+        ),
     )
 
 
@@ -201,6 +207,13 @@ def _ignored(wire: _Request, fields: Mapping[str, Any], *, is_held: bool) -> set
         inner = parameters.unknown(fields["output_config"], ("format",))
         names |= {f"output_config.{name}" for name in inner}
     return names
+
+
+def _ignored_format(wire: _Request, constraint: Constraint | None) -> frozenset[str]:
+    given = wire.output_config.format if wire.output_config is not None else None
+    return ignored_format(given, constraint, "output_config.format") | ignored_format(
+        wire.output_format, constraint, "output_format"
+    )
 
 
 def _lifetimes(wire: _Request) -> tuple[Any, ...]:

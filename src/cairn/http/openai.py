@@ -23,10 +23,10 @@ from cairn.engine.sampling import Sampling
 
 from . import parameters
 from .errors import ClientError
-from .formats import ignored_strict
+from .formats import ignored_format, ignored_strict
 from .openai_answers import Chunks, Completion
 from .openai_conversation import WireMessage, read_messages, read_template, read_tools
-from .openai_formats import read_constraint
+from .openai_formats import ignored_choice, read_constraint
 from .parameters import INT64_MAX, NAME_MAX, Ignored, integer
 from .wire import decode_object, to_struct
 
@@ -76,6 +76,7 @@ class _Request(msgspec.Struct):
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
+    prompt_cache_key: str | None = None
     cache_prompt: bool | None = None
     session_id: str | None = None
     ttl: int | str | None = None
@@ -171,7 +172,7 @@ def chat_request(
         stop=stop_texts(wire.stop),
         top_logprobs=_top_logprobs(wire),
         session_name=parameters.session_name(wire.session_id),
-        group=parameters.group(headers),
+        group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
         cache_prompt=wire.cache_prompt is not False,
         ttl_s=parameters.lifetime(wire.ttl),
         asked_model=parameters.model_name(wire.model),
@@ -179,7 +180,8 @@ def chat_request(
         choices=choices(wire.n),
     )
     names = parameters.unknown(fields, _Request.__struct_fields__) | ignored_effort
-    names |= ignored_strict(offered, constraint)
+    names |= ignored_strict(offered, constraint) | ignored_choice(wire.tool_choice)
+    names |= ignored_format(wire.response_format, constraint, "response_format")
     if wire.parallel_tool_calls is False and offered and constraint is None:
         names.add("parallel_tool_calls")
     return ChatRequest(

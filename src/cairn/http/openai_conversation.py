@@ -62,6 +62,7 @@ class WireMessage(msgspec.Struct):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[WireToolCall] | None = None
+    function_call: Any = None
     tool_call_id: str | None = None
 
 
@@ -143,6 +144,14 @@ def _message(wire: WireMessage, where: str) -> Message:
             param=f"{where}.role",
         )
     is_assistant = wire.role == "assistant"
+    if is_assistant and wire.function_call is not None:
+        # Its result would be of the role `function`, which has no call that it answers.
+        raise ClientError(
+            f"{where}.function_call is a call of the older form; send it in tool_calls, and its "
+            "result as a message of the role tool",
+            param=f"{where}.function_call",
+            code="unsupported_value",
+        )
     if wire.content is None and not is_assistant:
         raise ClientError(
             f"{where}.content is missing; only an assistant's message may be without",

@@ -23,6 +23,7 @@ from cairn.engine.prompt import Message, call_arguments
 
 from .errors import ClientError
 from .limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
+from .parameters import check_name
 from .wire import to_struct
 
 T = TypeVar("T")
@@ -170,6 +171,7 @@ def _is_function(tool: Mapping[str, Any]) -> bool:
 
 def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     wire = _at(tool, WireTool, where)
+    check_name(wire.name, f"{where}.name")
     if wire.parameters is not None and (fault := fault_of(wire.parameters)) is not None:
         raise ClientError(f"{where}.parameters {fault}", param=f"{where}.parameters")
     function: dict[str, Any] = {"name": wire.name}
