@@ -59,9 +59,7 @@ def without_thoughts(command: Generate) -> Generate:
     """
     assert command.conversation is not None
     messages = tuple(attrs.evolve(one, reasoning=None) for one in command.conversation.messages)
-    return attrs.evolve(
-        command, conversation=attrs.evolve(command.conversation, messages=messages)
-    )
+    return attrs.evolve(command, conversation=attrs.evolve(command.conversation, messages=messages))
 
 
 async def test_thoughts_that_are_dropped_later(house: Journaled) -> None:

@@ -184,8 +184,8 @@ class Reader:
     def _without_calls(self, command: Generate) -> Generate:
         """
         The same request. Where tools stand in the prompt and may not be called, the token with
-        which a call begins is all but forbidden, for those that read text as if it were a call: as a
-        bias, which is on record with the request. Where that is spelled out in pieces, it is text.
+        which a call begins is all but forbidden: by a bias, which is on record with the request.
+        What begins like a call all the same is text.
         """
         asked, token = command.conversation, self._first_of_calls
         if asked is None or asked.calls or not asked.tools or token is None:

@@ -265,8 +265,8 @@ def conversation_parts(conversation: Conversation) -> tuple[tuple[str, bytes], .
     """
     The parts of a conversation in order: (label, canonical bytes).
 
-    Tools come first, since what stands in front of everything else changes everything behind it. What
-    clients change in mid-conversation, while it stays the same one, is no part: template settings
+    Tools come first, since what stands in front of everything else changes everything behind it.
+    What clients change while the conversation stays the same one is no part: template settings
     (thinking is switched on and off), what was thought, and the ids of calls. Where these make
     another prompt, its token ids say from where on, and they alone decide what is reused.
     """

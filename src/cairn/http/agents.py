@@ -24,7 +24,7 @@ from cairn.journal.agents import NAME_MAX, is_agent_name, session_of
 from . import parameters
 from .errors import ClientError
 from .limits import MESSAGES_MAX, check_count
-from .openai import ChatRequest, chat_request
+from .openai import ChatRequest, _Request, chat_request
 from .openai_conversation import message_object, read_tools
 from .parameters import INT64_MAX, Ignored, integer
 from .service import Service
@@ -55,6 +55,23 @@ class _NewAgent(msgspec.Struct):
 class _Fork(msgspec.Struct):
     agent_id: str | None = None
     turn: int | None = None
+
+
+ASKED = msgspec.defstruct(
+    "ASKED",
+    [
+        (field.name, field.type)
+        if field.default is msgspec.NODEFAULT
+        else (field.name, field.type, field.default)
+        for field in msgspec.structs.fields(_Request)
+        if field.name not in {*_NOT_HERE, "n", "prompt_cache_key"}
+    ],
+    module=__name__,
+)
+"""
+What may be asked of an agent, for the description of this server: a chat, without what is the
+agent's own.
+"""
 
 
 @attrs.frozen(kw_only=True)

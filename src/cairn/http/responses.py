@@ -256,13 +256,22 @@ async def completed(draft: Draft, service: Service) -> ResponsesRequest:
 # --- what is kept ------------------------------------------------------------------------------
 
 
-async def look_up(name: str, service: Service) -> dict[str, Any]:
+async def look_up(name: str, service: Service, query: Mapping[str, str]) -> dict[str, Any]:
     """
     The response of a name.
 
+    Args:
+        query: of the address.
+
     Raises:
-        ClientError: none is kept.
+        ClientError: none is kept, or it is to come as a stream.
     """
+    if query.get("stream", "false").lower() not in ("false", "0", ""):
+        raise ClientError(
+            "stream: a response that is kept is given as a whole; leave it out",
+            param="stream",
+            code="unsupported_value",
+        )
     return kept_body(await _turn(name, service), service.facts.model)
 
 
