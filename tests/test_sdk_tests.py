@@ -5,12 +5,16 @@ The script that runs other people's tests: what it reads of their reports, and w
 from __future__ import annotations
 
 import io
+import socket
+import subprocess
+import sys
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
 import sdk_tests
-from sdk_tests import EXPLAINED, PAGE, SUITES, Result, read, table, unpack, write
+from sdk_tests import EXPLAINED, PAGE, SUITES, Result, await_server, read, table, unpack, write
 
 REPORT = """<testsuites><testsuite>
 <testcase name="test_a[loose]"/>
@@ -42,6 +46,41 @@ def test_a_report_is_read(tmp_path: Path) -> None:
         skipped=1,
         failed=("test_b", "test_c"),
     ) == read(SUITES[0], report)
+
+
+def test_a_report_of_no_test_is_an_error(tmp_path: Path) -> None:
+    """
+    A suite that collects nothing has not passed: its tests lie elsewhere now, or `-k` names none.
+    """
+    report = tmp_path / "report.xml"
+    report.write_text("<testsuites><testsuite/></testsuites>", "utf-8")
+    with pytest.raises(SystemExit, match=f"{SUITES[0].name}: pytest collected no test of tests/"):
+        read(SUITES[0], report)
+
+
+def test_a_server_that_breaks_off_is_asked_again(tmp_path: Path) -> None:
+    """
+    One that takes the connection and closes it has not begun yet.
+    """
+    log = tmp_path / "server.log"
+    log.touch()
+
+    def answer() -> None:
+        for told in (b"", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1024)
+                connection.sendall(told)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        # It runs until its input ends.
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:
+            await_server(server, f"http://127.0.0.1:{listener.getsockname()[1]}", log)
+            server.kill()
+        answering.join(10)
+    assert not answering.is_alive()
 
 
 def test_a_failure_needs_its_word_and_a_word_its_failure() -> None:

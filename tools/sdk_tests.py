@@ -27,7 +27,6 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import attrs
@@ -285,20 +284,26 @@ def served(url: str | None, *options: str) -> Iterator[str]:
         with log.open("wb") as output:
             server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            _await(server, f"http://127.0.0.1:{port}", log)
+            await_server(server, f"http://127.0.0.1:{port}", log)
             yield f"http://127.0.0.1:{port}"
         finally:
             server.terminate()
             server.wait(60)
 
 
-def _await(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def await_server(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    """
+    Wait until a server answers.
+
+    Raises:
+        SystemExit: it has ended, or does not answer for too long; with what it said.
+    """
     deadline = time.monotonic() + _START_S
     while server.poll() is None and time.monotonic() < deadline:
         try:
             with urlopen(f"{url}/health", timeout=5):
                 return
-        except URLError:
+        except OSError:  # URLError is one; what breaks off while it answers is another
             time.sleep(0.2)
     raise SystemExit(f"the server did not start:\n{log.read_text('utf-8')}")
 
@@ -340,8 +345,15 @@ def read(suite: Suite, report: Path) -> Result:
 
     Args:
         report: as JUnit's XML. Our own pytest wrote it.
+
+    Raises:
+        SystemExit: there is no test in it, which is no suite that passed.
     """
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    if not cases:
+        raise SystemExit(
+            f"{suite.name}: pytest collected no test of {' '.join(suite.tests)}; it says why above"
+        )
     bad = [case for case in cases if {"failure", "error"} & {one.tag for one in case}]
     skipped = [case for case in cases if case.find("skipped") is not None]
     return Result(

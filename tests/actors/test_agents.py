@@ -86,6 +86,7 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
     new = NewAgent(name="notes", system="Be brief.", tools=tools, max_context=900, model="m")
     async with serving(model_directory, store) as server:
         made = await server.agents.create(new, "local")
+        assert made.finish_reason is None
         assert ("cold", 0, 0, 900) == (
             made.status,
             made.turns,
@@ -98,6 +99,7 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
         facts = server.agents.one("notes", "local")
         assert facts is not None
         used = first.finished.prompt_tokens + first.finished.completion_tokens
+        assert "length" == first.finished.finish_reason == facts.finish_reason
         assert ("hot", 1, used, 900 - used) == (
             facts.status,
             facts.turns,
@@ -150,6 +152,99 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
         assert [LONG, *["And then?"] * 3] == asked(await history(server, "notes"))
         assert ["notes"] == [agent.name for agent in server.agents.all("local")]
     assert () == replay(store.read()).findings
+
+
+class Counted(MemoryStore):
+    """A store that counts the rows that are looked up in it."""
+
+    looks = 0
+
+    def row(self, position: int) -> Any:
+        """Count it."""
+        self.looks += 1
+        return super().row(position)
+
+    def since(self) -> int:
+        """How many, since this was asked last."""
+        found, self.looks = self.looks, 0
+        return found
+
+
+async def test_a_turn_reads_what_is_new(model_directory: Path):
+    """
+    Two rows: those of the turn before. A fork reads no turn that it shares. Behind a restart all of
+    it is read, once; and as often as asked, where it may not be remembered.
+    """
+    store = Counted()
+    async with serving(model_directory, store) as server:
+        await server.agents.create(NOTES, "local")
+        reads = []
+        for number in range(5):
+            await go_on(server, "notes", f"Number {number}")
+            reads.append(store.since())
+        assert [1, 2, 2, 2, 2] == reads
+        assert 5 == len((await history(server, "notes")).turns)
+        assert 2 == store.since()
+        await server.agents.created("notes")
+        assert 0 == store.since()
+        assert await server.agents.fork("notes", "aside", 3, "local") is not None
+        await go_on(server, "aside", "And aside?")
+        assert 1 == store.since()
+        assert ["Number 2", "And aside?"] == asked(await history(server, "aside"))[-2:]
+        assert ["Number 3", "Number 4"] == asked(await history(server, "notes"))[-2:]
+        assert await server.agents.history("notes", "bob") is None
+    store.since()
+    async with serving(model_directory, store) as server:
+        all_of_it = await history(server, "notes")
+        assert 11 == store.since()
+        assert all_of_it == await history(server, "notes")
+        assert 0 == store.since()
+        held = server._kept.remembered
+        assert server.statistics().remembered_bytes >= held.bytes > 0
+        # As much room as the half of it takes: the rest is read each time.
+        held._budget_bytes = held.bytes // 2
+        for _ in range(2):
+            assert all_of_it == await history(server, "notes")
+        store.since()
+        assert all_of_it == await history(server, "notes")
+        assert 0 < store.since() < 11
+        assert held.bytes <= held._budget_bytes
+        held._budget_bytes = 0
+        for _ in range(2):
+            assert all_of_it == await history(server, "notes")
+        store.since()
+        assert all_of_it == await history(server, "notes")
+        assert 11 == store.since()
+
+
+async def test_nothing_is_remembered_that_is_not_there(model_directory: Path):
+    """
+    An agent that is created anew under a name, here or by another tenant, has nothing of the one
+    before, and what only that one had leaves memory. An answer that fails is nowhere in it.
+    """
+    async with serving(model_directory) as server:
+        agents, held = server.agents, server._kept.remembered
+        await agents.create(NewAgent(name="notes", system="Old.", max_context=100), "local")
+        await go_on(server, "notes", "One")
+        await agents.fork("notes", "aside", None, "local")
+        await go_on(server, "notes", "Two")
+        with pytest.raises(PromptTooLong):
+            await go_on(server, "notes", LONG * 20)
+        assert ["One", "Two"] == asked(await history(server, "notes"))
+        both = held.bytes
+        assert await agents.delete("notes", "local")
+        assert 0 < held.bytes < both
+        assert ["One"] == asked(await history(server, "aside"))
+        for tenant, system in (("local", "New."), ("bob", "His.")):
+            await agents.create(NewAgent(name="notes", system=system), tenant)
+            new = await history(server, "notes", tenant)
+            assert (system, ()) == (new.agent.system, new.turns)
+            await go_on(server, "notes", f"Of {tenant}", tenant=tenant)
+        for tenant in ("local", "bob"):
+            assert [f"Of {tenant}"] == asked(await history(server, "notes", tenant))
+        for name, tenant in (("notes", "local"), ("notes", "bob"), ("aside", "local")):
+            assert await agents.delete(name, tenant)
+        assert 0 == held.bytes
 
 
 async def test_a_fork_is_built_on_the_stones_that_lie_there(model_directory: Path):

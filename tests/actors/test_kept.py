@@ -74,12 +74,15 @@ async def test_a_forgotten_turn(model_directory: Path):
         first = await ask(server, command(HELLO))
         named = first.accepted.request
         second = await ask(server, command(HELLO, previous=named))
+        assert await server.history(second.accepted.request) is not None
         assert not await server.forget(named, "bob")
         assert await server.turn(named) is not None
         assert await server.forget(named)
         assert not await server.forget(named)
         assert await server.history(second.accepted.request) is None
         assert await server.turn(second.accepted.request) is not None
+        assert await server.forget(second.accepted.request)
+        assert 0 == server._kept.remembered.bytes
     async with serving(model_directory, store) as server:
         assert await server.turn(named) is None
         assert await server.history(second.accepted.request) is None

@@ -5,6 +5,7 @@ Several models in one server: who asks for which, when one is loaded and leaves,
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import threading
 from collections.abc import AsyncIterator
@@ -16,11 +17,13 @@ import pytest
 import trio
 import trio.testing
 
+from cairn.actors import counting
 from cairn.actors.agent_messages import NewAgent
 from cairn.actors.boot import booted_models
 from cairn.actors.limits import Limits
 from cairn.actors.memory import Memory
 from cairn.actors.messages import (
+    AgentBusy,
     Generate,
     Keep,
     ModelNotLoaded,
@@ -31,8 +34,10 @@ from cairn.actors.messages import (
     Waiting,
 )
 from cairn.actors.models import Choice, Models
-from cairn.engine import mlx_start
+from cairn.actors.server import Server
+from cairn.engine import mlx_start, mlx_tokenizer
 from cairn.engine.mlx_selftest import SelfTest
+from cairn.engine.mlx_tokenizer import load_tokenizer
 from cairn.engine.models_file import ModelEntry, told_of
 from cairn.engine.prompt import Conversation, Message
 from cairn.engine.sampling import Sampling
@@ -270,12 +275,24 @@ async def test_who_goes_away_costs_no_swap(house: House) -> None:
     house.holds()
 
 
-async def test_a_count_that_waits_for_a_model_has_its_time(house: House) -> None:
+async def test_a_count_has_its_time_and_its_place(house: House) -> None:
     """
-    It ends like a request whose time is over, and nothing is on record of it.
+    It ends like a request whose time is over, and where too many wait the next one is told to come
+    again; nothing is on record of either.
     """
-    async with house.serving(limits=Limits(request_s=0.1)) as server, engine_held(server):
-        with pytest.raises(TimeOver):
+    async with house.serving(limits=Limits(request_s=0.1, queue=0)) as server:
+        async with server._counting.reading, trio.open_nursery() as nursery:
+
+            async def late() -> None:
+                with pytest.raises(TimeOver):
+                    await server.count(to("other", OPENING))
+
+            nursery.start_soon(late)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(QueueFull):
+                await server.count(to("other", OPENING))
+        await server.drain()
+        with pytest.raises(Stopping):
             await server.count(to("other", OPENING))
     assert [] == house.events(ev.RequestRejected)
 
@@ -461,18 +478,126 @@ async def test_a_session_by_name_outlives_its_model(
     assert OTHER_FINGERPRINT == rerun(rows, "@alice/mine", str(house.one))
 
 
-async def test_tokens_are_counted_by_the_model_that_is_asked(house: House) -> None:
+async def test_tokens_are_counted_by_the_model_that_is_asked(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
-    A count waits for its model as an answer does, and is on no record of its own.
+    By its own template and tokenizer, which alone is loaded, and once: no model leaves for a count,
+    and none is loaded. When the model itself was, its tokenizer is read anew.
     """
-    async with house.serving() as server:
-        one = await server.count(to("one", OPENING))
-        assert one == await server.count(to("other", OPENING))
-        assert "other" == server.facts.model
-        assert server.facts == server.facts_of("other-alias")
+    loads: list[str] = []
 
-    assert ["one", "other"] == house.swaps()
-    assert [] == house.events(ev.RequestReceived, ev.RequestRejected)
+    def counted(directory: str) -> Any:
+        loads.append(directory)
+        return load_tokenizer(directory)
+
+    monkeypatch.setattr(mlx_tokenizer, "load_tokenizer", counted)
+    house.other = shutil.copytree(house.other, tmp_path / "other")
+    told = to("other", OPENING, "So it is.", "And then?")
+    async with house.serving() as server:
+        one = await server.count(attrs.evolve(told, asked_model="one"))
+        template(house.other, "{% for m in messages %}{{ m.content + m.content }}{% endfor %}")
+        other = await server.count(told)
+        assert one < other == await server.count(attrs.evolve(told, asked_model="other-alias"))
+        assert [str(house.other)] == loads
+        assert "one" == server.facts.model
+        assert ["one"] == house.swaps()
+        # A raw prompt, as text and as ids.
+        raw = attrs.evolve(told, conversation=None, prompt=OPENING)
+        assert await server.count(attrs.evolve(raw, asked_model="one")) == await server.count(raw)
+        assert 3 == await server.count(attrs.evolve(raw, prompt=(1, 2, 3)))
+        bad = Conversation(messages=(Message(role="user", content="x"),), template={"messages": 1})
+        with pytest.raises(PromptRefused):
+            await server.count(attrs.evolve(told, conversation=bad))
+
+        said = await ask(server, told)
+        assert other == said.accepted.prompt_tokens == await server.count(told)
+        assert one == await server.count(attrs.evolve(told, asked_model="one"))
+        template(house.other, "{% for m in messages %}{{ m.content }}{% endfor %}")
+        await ask(server, to("one", OPENING))
+        assert other > await server.count(told)
+
+    assert [str(house.other), str(house.one), str(house.other)] == loads
+    assert ["one", "other", "one"] == house.swaps()
+    assert 2 == len(house.events(ev.RequestReceived))
+    assert [] == house.events(ev.RequestRejected)
+
+
+def template(directory: Path, text: str) -> None:
+    """
+    Give a model another template.
+    """
+    (directory / "chat_template.jinja").write_text(text, encoding="utf-8")
+    path = directory / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings.pop("chat_template", None)
+    path.write_text(json.dumps(settings), encoding="utf-8")
+
+
+async def test_a_few_tokenizers_are_kept(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Those that were used last.
+    """
+    monkeypatch.setattr(counting, "TOKENIZERS_MAX", 1)
+    async with house.serving() as server:
+        one, other = server._choices.values()
+        for choice in (one, other, other):
+            await server._counting.count(choice, to("", OPENING))
+        assert ["other"] == list(server._counting._texts)
+
+
+async def test_a_tokenizer_that_cannot_be_loaded(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Who asked is told, for a while without another try; nobody else hears of it, and nothing is on
+    record. Then it is looked at again.
+    """
+    house.other = shutil.copytree(house.other, tmp_path / "broken")
+    files = {name: (house.other / name).read_bytes() for name in ("config.json", "tokenizer.json")}
+    unknown = files["config.json"].replace(b'"model_type": "', b'"model_type": "un')
+    breaks = {"config.json": unknown, "tokenizer.json": b"{}"}
+    async with house.serving() as server:
+        for name, broken in breaks.items():
+            (house.other / name).write_bytes(broken)
+            for _ in range(2):
+                with pytest.raises(ModelNotLoaded) as caught:
+                    await server.count(to("other", OPENING))
+                assert 0 < caught.value.retry_after_s <= 30
+                (house.other / name).write_bytes(files[name])
+            server._counting._pauses.clear()
+        (house.other / "config.json").unlink()
+        with pytest.raises(ModelNotLoaded):
+            await server.count(to("other", OPENING))
+        (house.other / "config.json").write_bytes(files["config.json"])
+        server._counting._pauses.clear()
+        assert 0 < await server.count(to("other", OPENING))
+    assert ["one"] == house.swaps()
+    assert [] == house.events(ev.ModelNotLoaded)
+
+
+async def test_checks_that_wait_when_a_model_leaves_are_skipped(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Each has a row that says why, before that of the model: where another one is loaded, and where
+    the server stops.
+    """
+    monkeypatch.setattr(Server, "_at_rest", lambda self: False)  # so that none begins
+    async with house.serving(shadow_share=1.0) as server:
+        for model in ("one", "one", "other"):
+            await ask(server, to(model, OPENING))
+
+    finished = [event.request for event in house.events(ev.RequestFinished)]
+    skipped = house.events(ev.ShadowSkipped)
+    assert [(request, "model_left") for request in finished] == [
+        (event.request, event.reason) for event in skipped
+    ]
+    kinds = (ev.ShadowSkipped, ev.ModelUnloaded, ev.ServerStopped)
+    order = [event.kind for event in house.events(*kinds)]
+    skip = "shadow_skipped"
+    assert [skip, skip, "model_unloaded", skip, "server_stopped"] == order
+    house.holds()
 
 
 async def test_a_bias_of_a_token_that_the_model_does_not_know(house: House) -> None:
@@ -495,17 +620,70 @@ async def test_who_names_no_model_asks_the_first_one(house: House) -> None:
             assert "one" == (await ask(server, to(name, OPENING))).accepted.model
 
 
+def turn(model: str, *said: str, previous: str | None, **changes: Any) -> Generate:
+    """
+    A request for the agent ``notes``, of which the last thing said is new.
+    """
+    asked = (Message(role="user", content=said[-1]),)
+    keep = Keep(previous=previous, asked=asked, note="", agent="notes")
+    return to(model, *said, session_name=session_of("notes"), keep=keep, **changes)
+
+
+async def test_an_agent_that_waits_for_its_model_is_at_work(house: House) -> None:
+    """
+    Another request for it is refused at once, whichever model it asks for, and waits for nothing;
+    it cannot be deleted. Its own request is served, and behind that it is free.
+    """
+    async with house.serving() as server:
+        await server.agents.create(NewAgent(name="notes", model="other"))
+        async with (
+            engine_held(server) as go_on,
+            server.generate(turn("other", OPENING, previous=None)) as replies,
+        ):
+            for model in ("other", "one"):
+                with pytest.raises(AgentBusy, match="answering another request"):
+                    await gone(server, turn(model, "And?", previous=None))
+            with pytest.raises(AgentBusy):
+                await server.agents.delete("notes")
+            assert [1] == [one.waiting for one in server.models if one.waiting]
+            go_on.set()
+            assert [reply async for reply in replies]
+        agent = server.agents.agents.find("notes", "local")  # type: ignore[attr-defined]
+        await ask(server, turn("one", "And?", previous=agent.head))
+        facts = server.agents.one("notes")
+        assert facts is not None
+        assert 2 == facts.turns
+
+    assert ["one", "other", "one"] == house.swaps()
+    assert [] == house.events(ev.RequestRejected)
+    house.holds()
+
+
+async def test_an_agent_whose_request_leaves_the_line_is_free(house: House) -> None:
+    """
+    However that ends: its client goes, there is no room in the line, or what was read before the
+    model was loaded does not fit it.
+    """
+    async with house.serving(limits=Limits(queue=0)) as server:  # two rows wait
+        await server.agents.create(NewAgent(name="notes", model="other"))
+        async with engine_held(server), contextlib.AsyncExitStack() as clients:
+            await gone(server, turn("other", OPENING, previous=None))
+            for _ in range(2):
+                await clients.enter_async_context(server.generate(to("other", OPENING)))
+            with pytest.raises(QueueFull):
+                await gone(server, turn("other", OPENING, previous=None))
+        strange = Sampling(temperature=0.0, logit_bias=((1 << 20, 1.0),))
+        with pytest.raises(PromptRefused, match="no token of this model"):
+            await ask(server, turn("other", OPENING, previous=None, sampling=strange))
+        await ask(server, turn("one", OPENING, previous=None))
+        assert await server.agents.delete("notes")
+
+
 async def test_an_agent_changes_its_model(house: House) -> None:
     """
     Its history goes on under another model, by whichever it asks for, and it can be deleted when
     either is loaded.
     """
-
-    def turn(model: str, *said: str, previous: str | None) -> Generate:
-        asked = (Message(role="user", content=said[-1]),)
-        keep = Keep(previous=previous, asked=asked, note="", agent="notes")
-        return to(model, *said, session_name=session_of("notes"), keep=keep)
-
     async with house.serving() as server:
         await server.agents.create(NewAgent(name="notes", model="one"))
         first = await ask(server, turn("one", OPENING, previous=None))

@@ -34,6 +34,8 @@ FAT = Size(
 )
 WIDE = attrs.evolve(FAT, heads=2, kv_heads=2)
 THIN = attrs.evolve(FAT, heads=2, kv_heads=1, head_dim=8)
+# Whole chunks, so that a slab has room for sinks, window and a quarter of it, and for no token more.
+SINKS, WINDOW, WINDOW_CHUNK = 256, 2048, 256
 
 Begin = Callable[..., Serving]
 Talk = list[dict[str, str]]
@@ -254,6 +256,57 @@ def test_who_keeps_slabs_holds_it_twice(begin: Begin) -> None:
     assert min(shares.values()) > 2
     with pytest.raises(AssertionError):
         assert_once(shares)
+
+
+def shares_of_windows(fat: Run, thin: Run, count: int) -> dict[str, float]:
+    """
+    What is held after so many sessions and a short one, by whoever tells it, as shares of what
+    sinks, window and a quarter of it take in each of the long ones.
+    """
+    now, rows = fat.figures[count + 1], SINKS + WINDOW + WINDOW // 4
+    due = count * rows * fat.token_bytes
+    grown = [one.figures[count + 1].process - one.figures[0].process for one in (fat, thin)]
+    found = {
+        "live": now.live / due,
+        "by_mlx": now.by_mlx / due,
+        "process": (grown[0] - grown[1]) / (due - count * rows * thin.token_bytes),
+    }
+    print(f"{count} sessions, {due / MIB:.1f} MiB of sinks and windows; held: {found}")
+    return found
+
+
+def windows(begin: Begin, count: int, policy: tuple[object, ...]) -> dict[str, float]:
+    """
+    The shares of so many sessions of 8,192 tokens, whose blocks have left memory: each has its KV
+    in its slab alone. Then comes a short one, which gives its slab up, so that what MLX keeps of
+    freed arrays is dropped.
+    """
+    options = ("--slab-rest", 0, "--chunk-tokens", WINDOW_CHUNK, "--blocks-mb", 1, *policy)
+    talks = [*apart(8200, count), [user("And then?")]]
+    runs = both(begin, WIDE, talks, {count + 1}, *options, slabs=count)
+    for answer in runs[0].answers[:count]:
+        assert (0, True) == (answer.cached_tokens, 8192 <= answer.prompt_tokens < 8448)
+    return shares_of_windows(*runs, count)
+
+
+@pytest.mark.slow
+def test_sessions_of_8192_tokens_under_sink_window(begin: Begin) -> None:
+    """
+    Eight of them hold sinks, window and a quarter of it each, and nothing that grows with them.
+    """
+    policy = ("--kv-policy", "sink_window", "--sink-tokens", SINKS, "--window-tokens", WINDOW)
+    shares = windows(begin, 8, policy)
+    assert 0.9 < min(shares.values())
+    assert max(shares.values()) <= 1.05
+
+
+@pytest.mark.slow
+def test_who_attends_to_all_holds_all_of_it(begin: Begin) -> None:
+    """
+    The control: the same without a window is far beyond that, by each figure.
+    """
+    shares = windows(begin, 2, ("--kv-policy", "full"))
+    assert min(shares.values()) > 2
 
 
 def test_the_slab_goes_while_nobody_asks(start: Start, cold: Serving) -> None:

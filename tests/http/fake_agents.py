@@ -62,6 +62,12 @@ class FakeAgents:
         """One of them."""
         return self._facts((tenant, name)) if (tenant, name) in self.held else None
 
+    async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
+        """One of them as it was created."""
+        await trio.lowlevel.checkpoint()
+        held = self.held.get((tenant, name))
+        return held.agent if held is not None else None
+
     async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:
         """One of them with its turns."""
         await trio.lowlevel.checkpoint()
@@ -112,6 +118,7 @@ class FakeAgents:
             turns=len(held.turns),
             context_tokens=45 if held.turns else 0,
             context_left=955,
+            finish_reason=held.turns[-1].finished.finish_reason if held.turns else None,
             created_s=1_700_000_000,
             used_us=1_700_000_100_999_999,
             forked_from=None,

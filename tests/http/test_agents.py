@@ -69,6 +69,7 @@ async def test_an_agent_is_created_listed_and_deleted():
         "turns": 0,
         "context_tokens": 0,
         "context_left": 955,
+        "finish_reason": None,
         "max_context": 1000,
         "persist": False,
         "forked_from": None,
@@ -102,8 +103,9 @@ async def test_only_what_is_new_is_sent():
         "notes", TURN, system="Be brief.", tools=(LOOK,), model="small", max_context=900
     )
     body = {"messages": HELLO, "temperature": 0, "tool_choice": "required", "colour": "red"}
+    body["prompt_cache_key"] = "talk-1"
     status, answer = await call(service, "POST", "/notes/generate", body)
-    assert (200, "chat.completion", ["colour"]) == (
+    assert (200, "chat.completion", ["colour", "prompt_cache_key"]) == (
         status,
         answer["object"],
         answer["cairn"]["ignored"],
@@ -183,6 +185,8 @@ async def test_what_was_said_is_told_turn_by_turn():
         "context_tokens": 45,
     }
     assert (200, {"object": "list", "agent_id": "notes", "data": [turn]}) == (status, told)
+    _, agent = await call(service, "GET", "/notes")
+    assert "stop" == agent["finish_reason"]
 
 
 async def test_an_agent_is_forked():

@@ -426,6 +426,28 @@ def test_tools_that_the_system_adds_and_takes_away():
 # --- what is ignored, and what is refused ----------------------------------------------------
 
 ASIDE = [{"role": "user", "content": [text("Hello", cache_control={"type": "ephemeral"})]}]
+
+
+@pytest.mark.parametrize(
+    ("switches", "fields", "told"),
+    [
+        ({"enable_thinking"}, {"thinking": {"type": "enabled"}}, ()),
+        (set(), {"thinking": {"type": "enabled"}}, ("thinking",)),
+        (set(), {"thinking": {"type": "disabled"}}, ("thinking",)),
+        ({"reasoning_effort"}, {"thinking": {"type": "adaptive"}}, ("thinking",)),
+        (set(), {"thinking": None}, ()),
+        (set(), {}, ()),
+    ],
+)
+def test_thinking_that_the_template_has_no_switch_for(
+    switches: set[str], fields: Any, told: tuple[str, ...]
+):
+    """Is told as ignored, in a message and in a count."""
+    facts = attrs.evolve(FACTS, switches=frozenset(switches))
+    for reads in (read_messages_request, read_count_request):
+        assert told == reads(body_of(**fields), {}, Ignored(), facts).ignored
+
+
 HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 AGE = {"cache_control": {"type": "ephemeral", "ttl": "1 age"}}
 

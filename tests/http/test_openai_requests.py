@@ -349,6 +349,32 @@ def test_what_is_not_said_has_the_servers_defaults():
     assert attrs.evolve(defaults, top_k=0, top_p=0.5) == sampling(top_k=0, top_p=0.5)
 
 
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        ("max_token", "max_tokens"),
+        ("maxTokens", "max_tokens"),
+        ("temprature", "temperature"),
+        ("Stream", "stream"),
+        ("cache-prompt", "cache_prompt"),
+        ("repeat_penalty", "repetition_penalty"),
+    ],
+)
+def test_a_misspelt_field_is_told_with_the_one_that_is_meant(sent: str, meant: str):
+    """It changes nothing, and both the answer and the log say what it should have been."""
+    with structlog.testing.capture_logs() as logs:
+        assert (f"{sent} (did you mean {meant}?)",) == read(**{sent: 1}).ignored
+    assert [(sent, meant)] == [(entry["parameter"], entry["did_you_mean"]) for entry in logs]
+
+
+@pytest.mark.parametrize("sent", ["user", "min_tokens", "top_a", "best_of", "stream.options"])
+def test_a_field_that_is_like_none_has_no_hint(sent: str):
+    """Fields of other servers are not taken for slips, nor are paths into a known one."""
+    with structlog.testing.capture_logs() as logs:
+        assert (sent,) == read(**{sent: 1}).ignored
+    assert ["did_you_mean" in entry for entry in logs] == [False]
+
+
 def test_made_up_names_do_not_fill_the_answer():
     """An answer names so many, and the beginning of each."""
     fields: dict[str, Any] = {f"name-{number:03}" + "x" * 1000: 1 for number in range(100)}

@@ -385,6 +385,15 @@ async def test_deleted(serve: Serve):
     )
 
 
+@pytest.mark.parametrize("sent", ["resp_req-1", "req-1", "that of before"])
+async def test_a_response_that_is_not_there_is_named_as_it_was_sent(serve: Serve, sent: str):
+    """Whoever sent another id than we give sees what it was."""
+    url = await serve(FakeService())
+    with pytest.raises(openai.BadRequestError) as refused:
+        await ask(url, lambda api: api.responses.create(**ASK, previous_response_id=sent))
+    assert f"previous_response_id is {sent!r}, which is not kept here" in refused.value.message
+
+
 async def test_going_on(serve: Serve):
     """Before the input stands all that was said, but no instructions of before."""
     service = FakeService()

@@ -77,7 +77,15 @@ def test_a_turn_is_there_once_its_request_has_finished():
     """Before that it is not; and its two rows are known then."""
     assert seen(kept("r1")).place("r1", "t1") is None
     turns = seen(finished("r0"), kept("r1"), finished("r1"))
-    due = Place(tenant="t1", session="s1", previous=None, kept=2, finished=3, tokens=2)
+    due = Place(
+        tenant="t1",
+        session="s1",
+        previous=None,
+        kept=2,
+        finished=3,
+        tokens=2,
+        finish_reason="stop",
+    )
     assert due == turns.place("r1", "t1")
     assert (1, None) == (len(turns), turns.place("r0", "t1"))
 

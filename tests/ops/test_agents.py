@@ -107,7 +107,7 @@ def test_show(run, stored):
     for words in ("agent:", "review", "10 tokens of 900", "agent/review", "look", "Be brief."):
         assert words in head
     assert (
-        "turn 1: 2026-01-01 00:00:00.000Z, 10 tokens, request r1\n"
+        "turn 1: 2026-01-01 00:00:00.000Z, 10 tokens, ended by stop, request r1\n"
         "user:\n"
         "  What is there?\n"
         "  \\x1b[31mred\n"

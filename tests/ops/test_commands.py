@@ -27,6 +27,7 @@ from cairn.journal.store_sql import journal_url
 from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS
 from cairn.ops.doctor import Found
+from cairn.ops.growth import growth
 from cairn.ops.home import hold_journal
 from cairn.ops.output import table
 from cairn.ops.reference import page
@@ -471,27 +472,46 @@ def test_room(free: int, daily: float, status: str, says: str):
 
 def test_growth(stored):
     """The share of the rows of the last seven days, of the bytes on disk; nothing where none is."""
-    assert 0.0 == doctor.growth("sqlite:////nowhere/journal.db")
+    assert 0.0 == growth("sqlite:////nowhere/journal.db")
     now = time.time_ns() // 1000
     rows = [attrs.evolve(row, time_us=now - 10) for row in healthy()]
     old = [attrs.evolve(row, time_us=0) for row in healthy()]
     url = journal_url(stored([*old[:21], *rows[21:]]))
     size = sum(bytes_on_disk(url))
-    assert size * 10 / 31 / 7 == pytest.approx(doctor.growth(url))
+    assert size * 10 / 31 / 7 == pytest.approx(growth(url))
 
 
 def test_growth_of_a_young_journal(stored):
     """What came in half a day is half of what comes in a day."""
     half_a_day_ago = time.time_ns() // 1000 - 43_200_000_000
     url = journal_url(stored([attrs.evolve(row, time_us=half_a_day_ago) for row in healthy()]))
-    assert sum(bytes_on_disk(url)) * 2 == pytest.approx(doctor.growth(url), rel=0.01)
+    assert sum(bytes_on_disk(url)) * 2 == pytest.approx(growth(url), rel=0.01)
 
 
 def test_growth_of_a_pruned_journal(run, stored):
     """Rows that were pruned do not count."""
     folder = stored(healthy())
     run("journal", "prune", "--before", "30d", "--close-idle")
-    assert doctor.growth(journal_url(folder)) > 0
+    assert growth(journal_url(folder)) > 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("verfy", "verify"), ("session", "sessions"), ("serv", "serve"), ("jurnal", "journal")],
+)
+def test_a_misspelt_command_names_the_one_that_is_meant(run, typed: str, meant: str):
+    """A slip of the finger is told with the command that is nearly so called."""
+    result = run(typed)
+    assert 2 == result.exit_code
+    assert f"No such command {typed!r}. Did you mean `ops {meant}`" in result.stderr
+
+
+def test_a_command_that_is_like_none_is_only_refused(run):
+    """Nothing is suggested that is far from what was typed; an option is told as one."""
+    result = run("xyzzy")
+    assert (2, False) == (result.exit_code, "Did you mean" in result.stderr)
+    assert "No such command 'xyzzy'" in result.stderr
+    assert "No such option" in run("--serve").stderr
 
 
 def test_the_reference_is_current():

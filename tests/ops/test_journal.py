@@ -9,6 +9,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -35,7 +36,9 @@ from cairn.journal.export import (
 from cairn.journal.replay import replay
 from cairn.journal.retention import Survey
 from cairn.journal.store_sql import SqlStore, journal_url
+from cairn.ops import doctor
 from cairn.ops import prune as command
+from cairn.ops.growth import growth
 from cairn.ops.home import hold_journal
 from cairn.ops.output import size_text
 from tests.journals import (
@@ -857,6 +860,22 @@ def test_size_of_today(run, stored):
     assert "\t3\t" in result.stdout.split("day\trows\tbytes\n")[1].splitlines()[0]
     assert "growth: 0 bytes a day" not in result.stdout
     assert there(folder)[0] is not None
+
+
+@pytest.mark.parametrize("old_rows", [0, 20])
+def test_growth_is_what_the_doctor_tells(run, stored, old_rows: int):
+    """One figure for both: of a journal of half a day, and of one with older rows."""
+    half_a_day_ago = time.time_ns() // 1000 - 43_200_000_000
+    rows = [
+        attrs.evolve(row, time_us=1 if place < old_rows else half_a_day_ago)
+        for place, row in enumerate(healthy())
+    ]
+    folder = stored(rows)
+    url = journal_url(folder)
+    found = re.search(r"^growth: (.+) a day over the last 7 days$", run("journal").stdout, re.M)
+    assert found is not None
+    assert size_text(growth(url)) == found[1] != "0 bytes"
+    assert f"the journal grows by {found[1]} a day" in doctor.check_disk(folder, url).fact
 
 
 def test_size_beside_a_writer(run, stored):

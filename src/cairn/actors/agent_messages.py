@@ -12,6 +12,7 @@ import attrs
 from cairn.actors.messages import KeptTurn
 from cairn.engine.prompt import Message
 from cairn.journal.agents import Status
+from cairn.journal.events import FinishReason
 from cairn.journal.tenants import LOCAL
 
 
@@ -45,6 +46,7 @@ class AgentFacts:
         turns: how many its history has.
         context_tokens: of its last prompt and answer together; 0 before the first.
         context_left: what the context has beside them: its own limit, or the model's.
+        finish_reason: how its last answer ended; None before the first.
         used_us: when its last turn ended, or it was created: microseconds since 1970.
     """
 
@@ -56,6 +58,7 @@ class AgentFacts:
     turns: int
     context_tokens: int
     context_left: int
+    finish_reason: FinishReason | None
     created_s: int
     used_us: int
     forked_from: str | None
@@ -100,6 +103,11 @@ class AgentService(Protocol):
     def one(self, name: str, tenant: str = LOCAL) -> AgentFacts | None:
         """
         An agent, if there is one. Changes nothing.
+        """
+
+    async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
+        """
+        An agent as it was created, if there is one. No turn of it is read. Raises as ``history``.
         """
 
     async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:

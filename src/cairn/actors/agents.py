@@ -2,9 +2,10 @@
 Agents: conversations whose history the server keeps, each under a name of its tenant's.
 
 Which there are, and where their turns stand, is a fold of the journal (``journal/agents.py``);
-their texts are read from its rows when somebody asks. Nothing of them is held here but which are at
-work: an agent does one thing at a time, and who comes meanwhile is refused and may come again. So a
-turn is always built on the one before it, and none is lost between two that were asked for at once.
+their texts are read from its rows when somebody asks, and remembered as those of all kept turns
+are. Nothing else of them is held here but which are at work: an agent does one thing at a time, and
+who comes meanwhile is refused and may come again. So a turn is always built on the one before it,
+and none is lost between two that were asked for at once.
 """
 
 from __future__ import annotations
@@ -35,6 +36,15 @@ Agents that a tenant may have.
 """
 
 _Key = tuple[str, str]  # (tenant, name)
+
+
+@attrs.frozen
+class _Created:
+    """
+    Where it stands how an agent was created.
+    """
+
+    row: int
 
 
 async def _stays(session: str, reason: str) -> None:
@@ -84,6 +94,13 @@ class KeptAgents:
         """
         found = self.agents.find(name, tenant)
         return self._facts(found) if found is not None else None
+
+    async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
+        """
+        See ``AgentService.created``. None also where its text was forgotten.
+        """
+        agent = self.agents.find(name, tenant)
+        return await self._created(agent) if agent is not None else None
 
     async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:
         """
@@ -142,7 +159,8 @@ class KeptAgents:
 
     def begin(self, command: Generate, request: str) -> None:
         """
-        Have an agent at work on a request, where it is one's.
+        Have an agent at work on a request, where it is one's. It may be already, as the request
+        waited for its model.
 
         Raises:
             AgentBusy: it is at work already, or its history is no longer what the request goes on
@@ -151,11 +169,13 @@ class KeptAgents:
         keep = command.keep
         if keep is None or keep.agent is None:
             return
+        key = command.tenant, keep.agent
+        if self._requests.get(request) == key:
+            return
         agent = self.agents.find(keep.agent, command.tenant)
         is_another = agent is not None and keep.created not in (None, agent.created)
         if agent is None or is_another or agent.head != keep.previous:
             raise AgentBusy(keep.agent, "went on meanwhile")
-        key = command.tenant, keep.agent
         self._begin(key, _ANSWERING)
         self._requests[request] = key
 
@@ -170,10 +190,22 @@ class KeptAgents:
     def see(self, recorded: ev.Recorded) -> None:
         """
         Take in the next event, behind ``agents``: with its turn committed an agent is free, and not
-        before, since the next request has to be built on it.
+        before, since the next request has to be built on it. What a client wants to be there no
+        more leaves memory.
         """
-        if isinstance(recorded.event, ev.RequestFinished):
-            self.leave(recorded.event.request)
+        match recorded.event:
+            case ev.RequestFinished(request=request):
+                self.leave(request)
+            case ev.AgentDeleted():
+                self.kept.let_go()
+                held = {_Created(agent.created) for agent in self.agents.of(None)}
+                self.kept.remembered.forget(
+                    lambda key, _: isinstance(key, _Created) and key not in held
+                )
+            case ev.TurnForgotten():
+                self.kept.let_go()
+            case _:
+                pass
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -194,6 +226,7 @@ class KeptAgents:
             turns=agent.turns,
             context_tokens=tokens,
             context_left=max(0, agent.context(self.context_of(agent.model)) - tokens),
+            finish_reason=self.agents.finish_reason(agent),
             created_s=agent.created_s,
             used_us=agent.used_us,
             forked_from=agent.forked_from,
@@ -252,6 +285,16 @@ class KeptAgents:
         """
         An agent as it was created; None where its text was forgotten.
         """
+        key = _Created(agent.created)
+        new: NewAgent | None = self.kept.remembered.find(key)
+        if new is None:
+            new = await self._read_created(agent)
+        now = self.agents.find(agent.name, agent.tenant)
+        if new is not None and now is not None and now.created == agent.created:
+            self.kept.remembered.use([(key, new)])
+        return new
+
+    async def _read_created(self, agent: Agent) -> NewAgent | None:
         try:
             (row,) = await self.writer.rows([agent.created])
         except WriterDied as died:

@@ -26,6 +26,7 @@ def figures(
     queued: int = 0,
     token_bytes: int = 0,
     encoder: Encoder | None = None,
+    remembered_bytes: int = 0,
 ) -> Statistics:
     """
     What journal, writer and engine tell of this moment. Changes nothing.
@@ -34,6 +35,7 @@ def figures(
         queued: requests that wait for a session.
         token_bytes: bytes of KV for a token of the model, where one is loaded.
         encoder: of its tokenizer.
+        remembered_bytes: what remembered texts of the journal take.
     """
     state = sequencer.state
     lives = collections.Counter(str(session.life) for session in state.sessions.values())
@@ -61,7 +63,7 @@ def figures(
         journal_position=writer.committed,
         encoded_characters=encoder.encoded_characters if encoder else 0,
         remembered_characters=encoder.remembered_characters if encoder else 0,
-        remembered_bytes=encoder.kept_bytes if encoder else 0,
+        remembered_bytes=remembered_bytes + (encoder.kept_bytes if encoder else 0),
         bugs=len(state.faults),
         admission_bug=state.admission_bug,
         journal_full=writer.stalled,

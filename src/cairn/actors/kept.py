@@ -2,7 +2,8 @@
 Kept turns: looked up in the journal, and no longer kept where their client wants that.
 
 Which there are, and at which rows, is a fold of the journal; their texts are read from its rows
-when somebody asks.
+when somebody asks. What was read is remembered, as far as there is room (``remembered.py``): a
+request that goes on from many turns reads those of them that are new.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 import structlog
 
 from cairn.actors.messages import Finished, KeptTurn, Stopping
+from cairn.actors.remembered import Remembered
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.writer import JournalWriter, WriterDied
 from cairn.engine.turns import messages_of, parts_of
@@ -29,11 +31,15 @@ log = structlog.get_logger("cairn")
 class KeptTurns:
     """
     The turns that clients may go on from. ``_turns`` has to see each event that is committed.
+
+    Attributes:
+        remembered: the texts that were read, by their places.
     """
 
     _turns: Turns
     _writer: JournalWriter
     _sequencer: Sequencer
+    remembered: Remembered = attrs.field(factory=Remembered)
 
     async def turn(self, request: str, tenant: str) -> KeptTurn | None:
         """
@@ -76,19 +82,42 @@ class KeptTurns:
         """
         The turns that stand there; None where a text of one was forgotten. Raises as ``turn``.
         """
-        try:
-            rows = await self._writer.rows(
-                [at for one in places for at in (one.kept, one.finished)]
-            )
-        except WriterDied as died:
-            raise stopping() from died
-        turns: list[KeptTurn] = []
-        for kept, finished in zip(rows[::2], rows[1::2], strict=True):
-            turn = _turn_of(kept, finished)
-            if turn is None:
-                return None
-            turns.append(turn)
-        return tuple(turns)
+        found: dict[Place, KeptTurn] = {}
+        unread: list[Place] = []
+        for place in places:
+            known = self.remembered.find(place)
+            if known is None:
+                unread.append(place)
+            else:
+                found[place] = known
+        if unread:
+            try:
+                rows = await self._writer.rows(
+                    [at for place in unread for at in (place.kept, place.finished)]
+                )
+            except WriterDied as died:
+                raise stopping() from died
+            for place, kept, finished in zip(unread, rows[::2], rows[1::2], strict=True):
+                turn = _turn_of(kept, finished)
+                if turn is None:
+                    return None
+                found[place] = turn
+        # One that was forgotten while it was read is not remembered.
+        self.remembered.use(
+            [(place, found[place]) for place in places if self._is_held(place, found[place])]
+        )
+        return tuple(found[place] for place in places)
+
+    def let_go(self) -> None:
+        """
+        Remember no text of a turn that is not kept any more.
+        """
+        self.remembered.forget(
+            lambda place, turn: isinstance(place, Place) and not self._is_held(place, turn)
+        )
+
+    def _is_held(self, place: Place, turn: KeptTurn) -> bool:
+        return self._turns.held(turn.request) == place
 
 
 def _turn_of(kept: Row | None, finished: Row | None) -> KeptTurn | None:

@@ -11,7 +11,8 @@ Rules of this module:
    together. So nobody is passed over for ever, and a model is not loaded for each of them anew.
 3. A model that nobody waits for any more is not loaded: as long as answers of the one before are
    under way, a client that goes away costs nothing.
-4. A model that cannot be loaded ends the requests that wait for it, goes on record, and is not
+4. Nothing is loaded for a count of tokens but a tokenizer (``counting.py``).
+5. A model that cannot be loaded ends the requests that wait for it, goes on record, and is not
    tried again for a while. The one before is loaded again.
 
 Block files stay where they are when a model leaves, and so does all that the journal tells. What
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -32,6 +33,7 @@ import structlog
 import trio
 
 from cairn.actors.agent_messages import AgentService
+from cairn.actors.counting import Counting
 from cairn.actors.engine import EngineGone
 from cairn.actors.figures import contexts, figures
 from cairn.actors.loading import Run, load, server_over, unload
@@ -58,13 +60,13 @@ from cairn.actors.model_line import (
     first_for,
     leave_all,
     not_loaded,
-    result_of,
     taken,
 )
 from cairn.actors.outside import new_id, wall_clock_us
 from cairn.actors.replies import unless_dead
 from cairn.actors.server import REJECTED, Arrival, Server
 from cairn.actors.settings import no_progress
+from cairn.actors.ticket import Ticket
 from cairn.actors.writer import WriterDied
 from cairn.engine.models_file import entry_fault
 from cairn.journal import events as ev
@@ -114,6 +116,7 @@ class Models:
         self._open = False  # whether requests may go in
         self._loading: Choice | None = None
         self._line: list[Waiter[Any]] = []
+        self._counting = Counting(run.engine, self._limits)
         self._entering = 0
         self._pauses: dict[str, float] = {}
         self._stirred = trio.lowlevel.ParkingLot()
@@ -162,7 +165,8 @@ class Models:
         if server is not None:
             now = server.statistics()
         else:
-            now = figures(run.sequencer, run.writer, run.engine)
+            held = run.agents.kept.remembered.bytes
+            now = figures(run.sequencer, run.writer, run.engine, remembered_bytes=held)
         encoded, remembered = self._gone_characters
         return attrs.evolve(
             now,
@@ -199,22 +203,16 @@ class Models:
 
     async def count(self, command: Generate) -> int:
         """
-        The tokens of a prompt, by the tokenizer of the model that it asks for. As ``Server.count``.
+        The tokens of a prompt, by the tokenizer of the model that it asks for. As ``Server.count``;
+        no model is loaded for it.
         """
         choice = self._choice_of(command.asked_model)
         server = self._server_of(choice)
         if server is not None:
             return await server.count(command)
-        await self._check_bugs()
-        waiter = self._queue(choice, lambda server: server.count(command))
-        try:
-            with trio.move_on_after(self._limits.request_s):
-                await waiter.ready.wait()
-            if not waiter.ready.is_set():
-                raise self._time_over(waiter)
-            return result_of(waiter)
-        finally:
-            self._leave(waiter)
+        if self._stopping:
+            raise Stopping("the server is stopping; try again in a moment")
+        return await self._counting.count(choice, command)
 
     async def turn(self, request: str, tenant: str = LOCAL) -> KeptTurn | None:
         """
@@ -261,13 +259,20 @@ class Models:
         waiter = None
         try:
             await self._check_bugs()
-            waiter = self._queue(
-                choice,
-                partial(taken, command, arrival),
-                leave_all,
-                partial(self._rejected, arrival.request, command.tenant),
-                command.choices,
-            )
+            # An agent that waits for its model is at work: who comes second hears it now, and not
+            # when it has waited too.
+            self._run.agents.begin(command, arrival.request)
+            try:
+                waiter = self._queue(
+                    choice,
+                    partial(self._take, command, arrival),
+                    leave_all,
+                    partial(self._turned_away, arrival.request, command.tenant),
+                    command.choices,
+                )
+            except RefusalError:
+                self._run.agents.leave(arrival.request)
+                raise
             yield Patient(waiter, arrival, self._limits.heartbeat_s, self._time_over)
         except RefusalError as refusal:
             arrival.name(refusal, command)
@@ -275,6 +280,18 @@ class Models:
         finally:
             if waiter is not None:
                 self._leave(waiter)
+
+    async def _take(
+        self, command: Generate, arrival: Arrival, server: Server
+    ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
+        """
+        Take a request that has waited. Where it is not taken, its agent is free.
+        """
+        try:
+            return await taken(command, arrival, server)
+        except BaseException:
+            self._run.agents.leave(arrival.request)
+            raise
 
     def _told_by(self, server: Server) -> ServerFacts:
         """
@@ -297,9 +314,9 @@ class Models:
         self,
         choice: Choice,
         work: Callable[[Server], Awaitable[T]],
-        undo: Callable[[T], None] = lambda result: None,
-        rejected: Callable[[int, str], None] = lambda status, code: None,
-        places: int = 1,
+        undo: Callable[[T], None],
+        rejected: Callable[[int, str], None],
+        places: int,
     ) -> Waiter[T]:
         """
         Wait for a model.
@@ -354,7 +371,11 @@ class Models:
             self._refuse(waiter, refusal(), *REJECTED[why])
         self._stir()
 
-    def _rejected(self, request: str, tenant: str, status: int, code: str) -> None:
+    def _turned_away(self, request: str, tenant: str, status: int, code: str) -> None:
+        """
+        Put on record that nothing comes of a request in the line, whose agent is free then.
+        """
+        self._run.agents.leave(request)
         self._run.sequencer.append(
             ev.RequestRejected(request=request, tenant=tenant, status=status, code=code)
         )
@@ -524,6 +545,7 @@ class Models:
         self._took_over()
         self._facts[choice.name] = self._told_by(server)
         self._pauses.pop(choice.name, None)
+        self._counting.forget(choice)
         log.info("model loaded", model=choice.name, fingerprint=server.facts.fingerprint)
         return True
 

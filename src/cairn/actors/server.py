@@ -264,6 +264,7 @@ class Server:
             queued=sum(not ticket.accepted for ticket in self._tickets.values()),
             token_bytes=self._model.kv_token_bytes,
             encoder=self._reader.encoder,
+            remembered_bytes=self._kept.remembered.bytes,
         )
 
     def contexts(self, most: int, tenant: str = LOCAL) -> tuple[ContextUse, ...]:

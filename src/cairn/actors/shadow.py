@@ -17,7 +17,8 @@ Rules of this module:
    that of one session at rest which loses nothing by it but a copy of its blocks.
 3. It compares nothing itself that an invariant compares: it puts down what it found, and the ledger
    says whether that breaks INV-3, and what goes out of service in the same append.
-4. What waits is in memory only. It is bounded, and a stop of the server drops it.
+4. What waits is in memory only, and bounded. Where the model leaves, since another one is loaded or
+   the server stops, each that waits is put down as skipped.
 5. Whatever goes wrong with one check, the next one is begun; only a slab that could not be given
    back ends them.
 """
@@ -219,7 +220,7 @@ class ShadowCheck:
 
     def close(self) -> None:
         """
-        End when the pass in hand is done. What waits is dropped.
+        End when the pass in hand is done. What waits is skipped.
         """
         self._closed = True
         self.look()
@@ -232,12 +233,15 @@ class ShadowCheck:
         """
         try:
             while not self._closed:
-                while self._skipped:
-                    self._skip(*self._skipped.popleft())
+                self._skip_all()
                 if self._waiting and self._at_rest():
                     await self._check_or_skip(self._waiting.popleft())
                 else:
                     await self._stir.park()
+            # No other model can compute them again.
+            self._skipped.extend((answer, "model_left") for answer in self._waiting)
+            self._waiting.clear()
+            self._skip_all()
         except (EngineGone, WriterDied):
             pass  # what ended them stops the server, and says so
         except Exception:
@@ -414,6 +418,13 @@ class ShadowCheck:
             assert self._held is not None
             self._held.set()
             self._held = None
+
+    def _skip_all(self) -> None:
+        """
+        Put down what was skipped where nothing could be put down.
+        """
+        while self._skipped:
+            self._skip(*self._skipped.popleft())
 
     def _skip(self, answer: _Answer, reason: ev.ShadowSkip) -> None:
         self._sequencer.append(

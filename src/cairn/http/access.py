@@ -222,6 +222,12 @@ class CallersAgents:
         """
         return self._agents.one(name, g.tenant)
 
+    async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
+        """
+        See ``AgentService.created``.
+        """
+        return await self._agents.created(name, g.tenant)
+
     async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:
         """
         See ``AgentService.history``.

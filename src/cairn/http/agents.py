@@ -106,7 +106,7 @@ def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, 
         max_context=integer("max_context", wire.max_context, 2, INT64_MAX),
         persist=wire.persist is not False,
     )
-    return new, ignored.told(parameters.unknown(fields, _NewAgent.__struct_fields__))
+    return new, _told(ignored, fields, _NewAgent)
 
 
 def read_fork(body: bytes, ignored: Ignored) -> tuple[Fork, tuple[str, ...]]:
@@ -119,7 +119,7 @@ def read_fork(body: bytes, ignored: Ignored) -> tuple[Fork, tuple[str, ...]]:
     fields = decode_object(body or b"{}")
     wire = to_struct(fields, _Fork)
     fork = Fork(name=_name(wire.agent_id), turn=integer("turn", wire.turn, 0, INT64_MAX))
-    return fork, ignored.told(parameters.unknown(fields, _Fork.__struct_fields__))
+    return fork, _told(ignored, fields, _Fork)
 
 
 def read_generate_request(
@@ -172,8 +172,9 @@ def read_generate_request(
         context_max=agent.max_context,
     )
     # The session is the agent's; there is no group in which it would have to be found.
-    names = {"prompt_cache_key"} if fields.get("prompt_cache_key") is not None else set()
-    return attrs.evolve(asked, command=command, ignored=ignored.told({*asked.ignored, *names}))
+    names = ("prompt_cache_key",) if fields.get("prompt_cache_key") is not None else ()
+    told = sorted({*asked.ignored, *ignored.told(names, names)})
+    return attrs.evolve(asked, command=command, ignored=tuple(told))
 
 
 def _name(wire: str | None) -> str:
@@ -209,11 +210,11 @@ async def look_up(name: str, service: Service) -> dict[str, Any]:
     """
     An agent, with what it was created with. Raises as ``look_up_history``.
     """
-    held = await look_up_history(name, service)
+    new = await service.agents.created(name)
     facts = service.agents.one(name)
-    if facts is None:
+    if new is None or facts is None:
         raise not_found(name)
-    more = {"system_prompt": held.agent.system, "tools": list(held.agent.tools)}
+    more = {"system_prompt": new.system, "tools": list(new.tools)}
     return {**agent_object(facts, service.facts_of(facts.model)), **more}
 
 
@@ -291,6 +292,7 @@ def agent_object(
         "turns": agent.turns,
         "context_tokens": agent.context_tokens,
         "context_left": agent.context_left,
+        "finish_reason": agent.finish_reason,
         "max_context": agent.max_context,
         "persist": agent.persist,
         "forked_from": agent.forked_from,
@@ -298,6 +300,13 @@ def agent_object(
         "last_accessed": _time(agent.used_us // 1_000_000),
     }
     return {**told, "ignored": list(ignored)} if ignored else told
+
+
+def _told(
+    ignored: Ignored, fields: Mapping[str, Any], known: type[msgspec.Struct]
+) -> tuple[str, ...]:
+    names = known.__struct_fields__
+    return ignored.told(parameters.unknown(fields, names), names)
 
 
 def _turn_object(number: int, turn: KeptTurn) -> dict[str, Any]:

@@ -291,6 +291,7 @@ class Agent(_Closed):
     turns: int
     context_tokens: int
     context_left: int
+    finish_reason: Literal["stop", "length"] | None
     max_context: int | None
     persist: bool
     forked_from: str | None

@@ -176,9 +176,10 @@ def read_count_request(
         command=command,
         stream=wire.stream is True,
         ignored=ignored.told(
-            _ignored(wire, fields, is_held=constraint is not None)
+            _ignored(wire, fields, facts, is_held=constraint is not None)
             | ignored_strict(offered, constraint)
-            | _ignored_format(wire, constraint)
+            | _ignored_format(wire, constraint),
+            _Request.__struct_fields__,
         ),
     )
 
@@ -186,9 +187,12 @@ def read_count_request(
 # --- parameters --------------------------------------------------------------------------------
 
 
-def _ignored(wire: _Request, fields: Mapping[str, Any], *, is_held: bool) -> set[str]:
+def _ignored(
+    wire: _Request, fields: Mapping[str, Any], facts: ServerFacts, *, is_held: bool
+) -> set[str]:
     """
     Args:
+        facts: of the model, whose template may have no switch for thinking.
         is_held: whether the answer is held to anything; then its calls can be.
     """
     names = parameters.unknown(fields, _Request.__struct_fields__)
@@ -196,6 +200,8 @@ def _ignored(wire: _Request, fields: Mapping[str, Any], *, is_held: bool) -> set
     names |= ignored_tools(tools)
     if any(ttl is not None and _hinted(ttl) is None for ttl in _lifetimes(wire)):
         names.add("cache_control.ttl")
+    if wire.thinking is not None and "enable_thinking" not in facts.switches:
+        names.add("thinking")
     if wire.thinking is not None and wire.thinking.budget_tokens is not None:
         names.add("thinking.budget_tokens")
     if wire.thinking is not None and wire.thinking.display == "omitted":

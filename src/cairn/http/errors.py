@@ -314,15 +314,18 @@ def _http(error: HTTPException) -> ErrorAnswer:
         case 404:
             code, message = "not_found", "there is nothing at this address; GET / lists what is"
         case 405:
-            code, message = "method_not_allowed", f"this address takes {_methods(error)}"
+            allowed = ", ".join(_methods(error)) or "another method"
+            code, message = "method_not_allowed", f"{allowed}: this address takes nothing else"
         case 408:
             code, message = "request_timeout", "the body did not arrive in time; send it again"
         case 413:
             code, message = "request_too_large", "the body is larger than this server takes"
         case _:
             code, message = "http_error", error.description or error.name
-    kept = {"allow", "retry-after"}
+    kept = {"retry-after"}
     headers = {key: value for key, value in error.get_headers() if key.lower() in kept}
+    if methods := _methods(error):
+        headers["allow"] = ", ".join(methods)
     return ErrorAnswer(
         status=status,
         message=message,
@@ -332,9 +335,12 @@ def _http(error: HTTPException) -> ErrorAnswer:
     )
 
 
-def _methods(error: HTTPException) -> str:
-    methods = getattr(error, "valid_methods", None)
-    return ", ".join(sorted(methods)) if methods else "another method"
+def _methods(error: HTTPException) -> list[str]:
+    """
+    What an address takes, first those that do something there.
+    """
+    methods = getattr(error, "valid_methods", None) or ()
+    return sorted(methods, key=lambda name: (name in ("HEAD", "OPTIONS"), name))
 
 
 def _unforeseen(error: BaseException) -> ErrorAnswer:

@@ -390,7 +390,7 @@ class _Figures(Collector):
         yield characters
         yield _gauge(
             "cairn_prompt_memory_bytes",
-            "Texts of prompts and their token ids that are remembered",
+            "Texts of prompts with their token ids, and of kept turns, that are remembered",
             now.remembered_bytes,
         )
 

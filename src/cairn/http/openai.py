@@ -188,7 +188,7 @@ def chat_request(
         command=command,
         stream=wire.stream is True,
         include_usage=options is not None and options.include_usage is True,
-        ignored=ignored.told(names),
+        ignored=ignored.told(names, _Request.__struct_fields__),
     )
 
 

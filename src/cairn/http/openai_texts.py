@@ -127,11 +127,12 @@ def read_text_request(
         asked_model=parameters.model_name(wire.model),
         choices=choices(wire.n),
     )
+    known = _Request.__struct_fields__
     return TextRequest(
         command=command,
         stream=wire.stream is True,
         include_usage=options is not None and options.include_usage is True,
-        ignored=ignored.told(parameters.unknown(fields, _Request.__struct_fields__)),
+        ignored=ignored.told(parameters.unknown(fields, known), known),
     )
 
 

@@ -7,6 +7,7 @@ No protocol's types stand here; every adapter uses it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import attrs
@@ -36,6 +37,10 @@ INT64_MAX = 2**63 - 1
 _IGNORED_MAX = 64
 _IGNORED_NAME_MAX = 100
 
+#: How alike a field's name has to be to one that is known. `min_tokens` and `top_a`, which others
+#: have, are less like `max_tokens` and `top_p`.
+_ALIKE = 0.8
+
 
 class Ignored:
     """
@@ -46,24 +51,40 @@ class Ignored:
         self._names: set[str] = set()
         self._names_max = names_max
 
-    def add(self, name: str) -> None:
+    def add(self, name: str, meant: str | None = None) -> None:
         """
-        Log the name, if it is new.
+        Log the name, if it is new, and which one may be meant.
         """
         # A client that makes up names must not fill the memory or the log.
         if name in self._names or len(self._names) >= self._names_max:
             return
         self._names.add(name)
-        log.warning("parameter ignored", parameter=name)
+        hint = {} if meant is None else {"did_you_mean": meant}
+        log.warning("parameter ignored", parameter=name, **hint)
 
-    def told(self, names: Iterable[str]) -> tuple[str, ...]:
+    def told(self, names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
         """
-        The names as an answer has them, sorted. Logs those that are new.
+        The names as an answer has them, sorted; behind one that is misspelt stands the known one.
+        Logs those that are new.
         """
         found = sorted({name[:_IGNORED_NAME_MAX] for name in names})[:_IGNORED_MAX]
+        spelt = {_bare(name): name for name in known}
+        told = []
         for name in found:
-            self.add(name)
-        return tuple(found)
+            # A known one is not acted on here; what stands in one is told by its path.
+            is_known = name in spelt.values() or "." in name
+            near = [] if is_known else get_close_matches(_bare(name), spelt, n=1, cutoff=_ALIKE)
+            meant = spelt[near[0]] if near else None
+            self.add(name, meant)
+            told.append(name if meant is None else f"{name} (did you mean {meant}?)")
+        return tuple(told)
+
+
+def _bare(name: str) -> str:
+    """
+    A field's name without what other spellings have otherwise: `maxTokens` is `max_tokens`.
+    """
+    return name.replace("_", "").replace("-", "").casefold()
 
 
 def unknown(fields: Mapping[str, Any], known: Iterable[str]) -> set[str]:

@@ -128,6 +128,13 @@ class Draft:
     ignored: tuple[str, ...]
     _wire: _Request
 
+    @property
+    def named(self) -> str:
+        """
+        The response that it goes on from, as it was sent.
+        """
+        return self._wire.previous_response_id or ""
+
     def complete(
         self, history: tuple[KeptTurn, ...], turns: Mapping[str, KeptTurn]
     ) -> ResponsesRequest:
@@ -219,7 +226,9 @@ def read_responses_request(
         previous=_request_of(wire.previous_response_id),
         referred=referred_to(wire.input),
         form=form,
-        ignored=ignored.told(_ignored(wire, fields) | held.ignored | ignored_effort),
+        ignored=ignored.told(
+            _ignored(wire, fields) | held.ignored | ignored_effort, _Request.__struct_fields__
+        ),
         wire=wire,
     )
 
@@ -237,7 +246,7 @@ async def completed(draft: Draft, service: Service) -> ResponsesRequest:
         found = await service.history(draft.previous)
         if found is None:
             raise ClientError(
-                f"previous_response_id names {PREFIX}{draft.previous[:100]}, which is not kept "
+                f"previous_response_id is {draft.named[:100]!r}, which is not kept "
                 "here, or not all that came before it: it was sent with store: false, did not end, "
                 "was deleted, or was removed with old rows of the journal; send the whole "
                 "conversation as input",

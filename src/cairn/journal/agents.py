@@ -177,6 +177,13 @@ class Agents:
         head = self.turns.held(agent.head)
         return head.tokens if head is not None else 0
 
+    def finish_reason(self, agent: Agent) -> ev.FinishReason | None:
+        """
+        How the last answer of an agent ended; None before the first.
+        """
+        head = self.turns.held(agent.head)
+        return head.finish_reason if head is not None else None
+
     def status(self, agent: Agent, state: State) -> Status:
         """
         Where the KV of an agent's history is: ``hot`` where its session holds a slab, or the front

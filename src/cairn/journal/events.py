@@ -44,7 +44,7 @@ FileFault = Literal["missing", "unreadable", "foreign", "digest"]
 NextRole = Literal["user", "tool"]
 GivenUp = Literal["request", "slab_wanted", "closing", "busy", "doubt", "bug", "unrendered"]
 ShadowResult = Literal["same", "differs", "disturbed", "failed"]
-ShadowSkip = Literal["no_memory", "disturbed", "too_many", "gone_on", "failed"]
+ShadowSkip = Literal["no_memory", "disturbed", "too_many", "gone_on", "failed", "model_left"]
 CallFault = Literal["cut", "unparsable", "no_name", "no_arguments"]
 
 
@@ -1016,7 +1016,8 @@ class ShadowSkipped(Event):
     Attributes:
         reason: ``no_memory`` where no slab was free and none could be spared; ``disturbed`` where
             requests came each time that it was tried; ``too_many`` where younger answers waited;
-            ``gone_on`` where the session had other tokens by then; ``failed`` where the check did.
+            ``gone_on`` where the session had other tokens by then; ``failed`` where the check did;
+            ``model_left`` where the model was to leave memory before there was time.
     """
 
     kind: ClassVar[str] = "shadow_skipped"

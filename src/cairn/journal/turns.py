@@ -24,6 +24,7 @@ class Place:
         kept: the row of ``turn_kept``.
         finished: the row of ``request_finished``; 0 while the request is under way.
         tokens: of its prompt and its answer together.
+        finish_reason: how the answer ended; None while the request is under way.
     """
 
     tenant: str
@@ -33,6 +34,7 @@ class Place:
     kept: int
     finished: int = 0
     tokens: int = 0
+    finish_reason: ev.FinishReason | None = None
 
 
 class Turns:
@@ -68,6 +70,7 @@ class Turns:
                     self._under_way.pop(request),
                     finished=recorded.position,
                     tokens=end.prompt_tokens + end.answer_tokens,
+                    finish_reason=end.finish_reason,
                 )
                 self._last = recorded.position, request
             case ev.InvariantViolated(at_position=at, request=named) if (at, named) == self._last:

@@ -175,7 +175,8 @@ def show(
         click.echo()
         click.echo(
             f"turn {number}: {time_text(turn.created_s * 1_000_000)}, "
-            f"{counted(place.tokens, 'token')}, request {turn.request}"
+            f"{counted(place.tokens, 'token')}, ended by {place.finish_reason}, "
+            f"request {turn.request}"
         )
         for message in (*messages_of(turn.asked), message_of(parts_of(turn.answer))):
             _say(message)

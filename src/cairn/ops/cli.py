@@ -11,6 +11,7 @@ import errno
 import importlib
 import os
 import sys
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import click
@@ -87,6 +88,23 @@ class Commands(click.Group):
                 raise Unreadable(f"`ops {cmd_name}` is not part of this installation.") from error
             raise
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """
+        The command that is asked for, and what is left of the line.
+
+        Raises:
+            click.UsageError: there is none of that name; it names those that are nearly so called.
+        """
+        name = args[0]
+        # click looks among the commands that are loaded, and none is.
+        near = [] if name in COMMANDS else get_close_matches(name, COMMANDS)
+        if near and not ctx.resilient_parsing:
+            words = " or ".join(f"`ops {one}`" for one in near)
+            raise click.UsageError(f"No such command {name!r}. Did you mean {words}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """

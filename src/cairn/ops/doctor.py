@@ -16,8 +16,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +31,7 @@ from cairn.engine.models_file import ModelsFault, read_models
 from cairn.journal.base import Base, state_of
 from cairn.journal.codec import GENESIS, Row, chain_fault
 from cairn.journal.errors import JournalError
+from cairn.ops.growth import growth
 from cairn.ops.models_option import models_option
 from cairn.ops.output import size_text
 from cairn.ops.second_writer import WAL_FIXED, warning
@@ -44,8 +43,6 @@ _HEALTH_S = 1
 _HEALTH_BYTES = 65536
 _LAST_ROWS = 1000
 _GIB = 1 << 30
-_DAY_US = 86_400_000_000
-_GROWTH_DAYS = 7
 _SCARCE_DAYS = 30
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -317,45 +314,6 @@ def judge_room(free: int, daily: float, fact: str) -> Found:
     if free < 2 * _GIB:
         return Found("warn", fact, f"the journal grows; free some space; {prune}")
     return Found("ok", fact)
-
-
-def growth(url: str) -> float:
-    """
-    By how many bytes a journal grew a day in the last days; 0 where that cannot be told.
-
-    Reckoned from the share of its rows that are of these days: positions have no gaps, so few of
-    them are looked at.
-    """
-    from cairn.journal.store_sql import SqlStore, schema_revision
-
-    size = sum(bytes_on_disk(url))
-    try:
-        if not size or schema_revision(url) is None:
-            return 0.0
-        store = SqlStore.open(url, read_only=True)
-        try:
-            base = store.base()
-            low, high = (base.position if base is not None else 0), store.head()[0]
-            rows = high - low
-            now_us = time.time_ns() // 1000
-            since = now_us - _GROWTH_DAYS * _DAY_US
-            first = (
-                low
-                + 1
-                + bisect_left(
-                    range(low + 1, high + 1), since, key=lambda at: store.time_at(at) or 0
-                )
-            )
-            began_us = store.time_at(low + 1)
-        finally:
-            store.close()
-    except JournalError:
-        return 0.0  # `check_journal` has it
-    # A young journal grew in the days that it has been there; an hour is too short to judge by.
-    if not rows or began_us is None:
-        return 0.0
-    days = min(_GROWTH_DAYS, max((now_us - began_us) / _DAY_US, 1 / 24))
-    return size * (high + 1 - first) / rows / days
 
 
 def check_port(port: int) -> Found:

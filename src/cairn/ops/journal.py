@@ -18,13 +18,13 @@ from cairn.journal.codec import Row
 from cairn.journal.replay import Replay
 from cairn.journal.retention import Plan, Survey
 from cairn.journal.state import State
+from cairn.ops.growth import GROWTH_DAYS, growth
 from cairn.ops.output import facts, progress, size_text, table
 from cairn.ops.prune import prune
 from cairn.ops.sessions import time_text
 from cairn.ops.where import bytes_on_disk, example, journal_options, url_of
 
 _DAY_US = 86_400_000_000
-_DAYS_SHOWN = 7
 _USUAL_DAYS = 30
 _ROW_BYTES = 300
 """
@@ -109,8 +109,9 @@ def size(data_dir: Path, journal: str | None) -> None:
     Show how large the journal is, and how fast it grows.
 
     Bytes by kind of event are those of the contents, texts and token ids apart (private); on disk a
-    row takes more. Growth is that of the last seven days (UTC). What pruning would free is reckoned
-    from the contents' share of the disk. Reads beside a running server.
+    row takes more. Growth is that of the last seven days, as `ops doctor` tells it: by the share of
+    the rows that are of these days, of a younger journal those since its first row. What pruning
+    would free is reckoned from the contents' share of the disk. Reads beside a running server.
     """
     from cairn.journal.store_sql import SqlStore
 
@@ -148,12 +149,11 @@ def size(data_dir: Path, journal: str | None) -> None:
     table(("kind", "rows", "bytes", "private bytes"), ((kind, *of) for kind, of in kinds))
     click.echo()
     today = datetime.now(UTC)
-    shown = [f"{today - timedelta(days=ago):%Y-%m-%d}" for ago in range(_DAYS_SHOWN)]
+    shown = [f"{today - timedelta(days=ago):%Y-%m-%d}" for ago in range(GROWTH_DAYS)]
     table(("day", "rows", "bytes"), ((day, *sizes.days.get(day, (0, 0))) for day in shown))
     click.echo()
     scale = sum(on_disk) / sizes.all if on_disk and sizes.all else 1.0
-    week = sum(sizes.days.get(day, (0, 0))[1] for day in shown) / _DAYS_SHOWN
-    click.echo(f"growth: {size_text(week * scale)} a day over the last {_DAYS_SHOWN} days")
+    click.echo(f"growth: {size_text(growth(url))} a day over the last {GROWTH_DAYS} days")
     _tell_freed(sizes, survey, fold.state, scale)
 
 

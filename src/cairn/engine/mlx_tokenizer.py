@@ -1,0 +1,33 @@
+"""
+A model's tokenizer with its chat template, without the model: as mlx-lm gives it with one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx_lm.utils
+
+
+def know_family(directory: str) -> None:
+    """
+    Have mlx-lm import what it knows of a model's family, of which its tokenizer takes defaults. On
+    the engine's thread, as all that may make something of MLX.
+
+    Raises:
+        Exception: mlx-lm knows no such family, or cannot read what the directory says.
+    """
+    mlx_lm.utils._get_classes(mlx_lm.utils.load_config(Path(directory)))
+
+
+def load_tokenizer(directory: str) -> Any:
+    """
+    The tokenizer in a model's directory. Computes nothing: on any thread, behind ``know_family``.
+
+    Raises:
+        Exception: there is none that can be used.
+    """
+    place = Path(directory)
+    ends = mlx_lm.utils.load_config(place).get("eos_token_id")
+    return mlx_lm.utils.load_tokenizer(place, eos_token_ids=ends)
