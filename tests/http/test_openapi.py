@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -26,8 +24,6 @@ from tests.http.fake_agents import TURN
 from tests.http.fake_service import ACCEPTED, DELTAS, FINISHED, FakeService
 
 pytestmark = pytest.mark.trio
-
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
 
 SPOKEN = (
     ACCEPTED,
@@ -111,33 +107,6 @@ async def test_the_fields_of_a_body_are_those_that_are_read(method: str, address
     body = OPERATIONS[method, address].body
     assert body is not None
     assert {field.name for field in msgspec.structs.fields(body)} == fields_told(method, address)
-
-
-@pytest.mark.parametrize(
-    ("method", "address", "heading"),
-    [
-        ("POST", "/v1/chat/completions", "## Request"),
-        ("POST", "/v1/completions", "## Texts that go on"),
-        ("POST", "/v1/responses", "### Fields of responses"),
-        ("POST", "/v1/messages", "### Fields of Anthropic's"),
-        ("POST", "/v1/agents", "### Fields of an agent"),
-    ],
-)
-async def test_the_fields_of_a_body_have_rows_in_the_reference(
-    method: str, address: str, heading: str
-):
-    """What may be sent stands in docs/reference/http.md, and nothing that is not read."""
-    assert fields_told(method, address) == rows_behind(heading)
-
-
-def rows_behind(heading: str) -> set[str]:
-    """The fields of the first table behind a heading of the reference."""
-    text = REFERENCE.read_text("utf-8")
-    assert f"\n{heading}\n" in text
-    _, _, rest = text.partition(f"\n{heading}\n")
-    lines = itertools.dropwhile(lambda line: not line.startswith("|"), rest.splitlines())
-    rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines))
-    return {name for row in rows[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 
 async def test_what_is_the_agents_own_is_no_field_of_its_requests():
