@@ -381,6 +381,33 @@ REFUSED: dict[str, tuple[Constraint, dict[str, Any], str, int | None, str]] = {
         1,
         "multipleOf are too large together",
     ),
+    "a multiple that a reference finds among values": (
+        Constraint(schema={"$ref": "#/default", "default": {"multipleOf": 20011}}),
+        {},
+        "schema",
+        None,
+        "multipleOf are too large together",
+    ),
+    "many that may be left out": (
+        Constraint(schema={"items": {"properties": {f"p{n}": {} for n in range(481)}}}),
+        {},
+        "schema",
+        None,
+        "has 481 properties that may be left out",
+    ),
+    "many that may be left out, of alternatives": (
+        Constraint(
+            schema={
+                "anyOf": [
+                    {"properties": {f"{kind}{n}": {} for n in range(241)}} for kind in ("p", "q")
+                ]
+            }
+        ),
+        {},
+        "schema",
+        None,
+        "has 482 properties that may be left out",
+    ),
     "a multiple of nothing": (
         Constraint(schema={"type": "integer", "multipleOf": True}),
         {},
@@ -464,6 +491,31 @@ def test_multiples_that_people_ask_for(model: Model) -> None:
     cents = model.guide(Constraint(schema={"type": "number", "multipleOf": 0.01}))
     assert model.follow(cents, "12.34")
     assert not model.follow(cents, "12.345")
+
+
+def test_a_multiple_that_is_a_value(model: Model) -> None:
+    """
+    Only the keyword counts: in a constant, a default or an example it is somebody's value.
+    """
+    value = {"multipleOf": 99999}
+    guide = model.guide(
+        Constraint(schema={"enum": [value], "default": value, "examples": [value], "const": value})
+    )
+    assert model.follow(guide, '{"multipleOf": 99999}')
+
+
+def test_as_many_that_may_be_left_out_as_are_taken(model: Model) -> None:
+    """
+    The library can follow an object of which so many properties may be left out; those that are
+    required do not count.
+    """
+    required = [f"q{n}" for n in range(480)]
+    names = [*(f"p{n}" for n in range(480)), *required]
+    properties = {name: {"type": "integer"} for name in names}
+    guide = model.guide(
+        Constraint(schema={"type": "object", "properties": properties, "required": required})
+    )
+    assert '"' in model.first(guide, '{"p1": 0, ')
 
 
 @pytest.mark.parametrize("strict", [False, True])

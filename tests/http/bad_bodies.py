@@ -484,7 +484,7 @@ BAD = [
     ),
     Bad(
         "tool_choice of another kind",
-        choose({"type": "allowed_tools", "allowed_tools": {"mode": "required"}}),
+        choose({"type": "custom", "custom": {"name": "f"}}),
         "unsupported_value",
         "tool_choice",
         "names no function",

@@ -103,8 +103,9 @@ async def test_only_what_is_new_is_sent():
         "notes", TURN, system="Be brief.", tools=(LOOK,), model="small", max_context=900
     )
     body = {"messages": HELLO, "temperature": 0, "tool_choice": "required", "colour": "red"}
+    body["prompt_cache_key"] = "talk-1"
     status, answer = await call(service, "POST", "/notes/generate", body)
-    assert (200, "chat.completion", ["colour"]) == (
+    assert (200, "chat.completion", ["colour", "prompt_cache_key"]) == (
         status,
         answer["object"],
         answer["cairn"]["ignored"],

@@ -73,10 +73,12 @@ def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint 
     assert expected == asked.command.constraint
     assert asked.command.conversation is not None
     # A tool that is named stands among the others, so that the prompt is that of other turns.
+    # So do all of them where none may be called.
     choice = fields.get("tool_choice", {"type": "auto"})["type"]
     shown = [tool["function"]["name"] for tool in asked.command.conversation.tools]
     known = [one["name"] for one in fields.get("tools", []) if one["name"] in BOTH]
-    assert ([] if choice == "none" else known) == shown
+    assert known == shown
+    assert (choice != "none") == asked.command.conversation.calls
 
 
 def test_a_tool_that_was_withdrawn_is_none_that_has_to_be_called():
@@ -104,6 +106,28 @@ def test_one_call_at_most_is_ignored_where_nothing_is_held():
     assert () == read(**asked, **CONFIG).ignored
     choice = {"type": "any", **ONE}
     assert () == read(tools=[tool("look")], tool_choice=choice).ignored
+
+
+def test_a_format_beside_calls_that_have_to_be_is_told():
+    """The answer is calls then, so nothing comes of the format."""
+    asked: dict[str, Any] = {"tools": TOOLS[:1], "tool_choice": {"type": "any"}}
+    assert ("output_config.format",) == read(**asked, **CONFIG).ignored
+    assert ("output_format",) == read(**asked, output_format=FORMAT).ignored
+    assert () == read(tools=TOOLS[:1], output_format=FORMAT).ignored
+
+
+def test_a_strict_tool():
+    """Where its calls are held it is held to the letter, and where they are free that is told."""
+    asked: dict[str, Any] = {"tools": [tool("look", strict=True), tool("go", strict=False)]}
+    free, held = read(**asked), read(**asked, tool_choice={"type": "any"})
+    for found in (free, held):
+        assert found.command.conversation is not None
+        functions = [one["function"] for one in found.command.conversation.tools]
+        assert [True, None] == [function.get("strict") for function in functions]
+    assert (("tools.strict",), ()) == (free.ignored, held.ignored)
+    assert () == read(**asked, **CONFIG).ignored
+    other = {"type": "tool", "name": "go"}
+    assert ("tools.strict",) == read(**asked, tool_choice=other).ignored
 
 
 def test_the_order_of_properties_is_kept():

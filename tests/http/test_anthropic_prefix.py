@@ -143,6 +143,18 @@ def deferred(body: Body, turn: int) -> None:
         body["tools"].insert(1, {**tool(f"later_{number}"), "defer_loading": True})
 
 
+def forgets_thoughts(body: Body, turn: int) -> None:
+    """What was thought before the last answer is dropped."""
+    for message in body["messages"][:-2]:
+        if message["role"] == "assistant":
+            message["content"] = [one for one in message["content"] if one["type"] != "thinking"]
+
+
+def switches_thinking(body: Body, turn: int) -> None:
+    """Thinking is on in one turn and off in the next."""
+    body["thinking"] = {"type": "adaptive" if turn % 2 else "disabled"}
+
+
 HABITS: list[Habit] = [billing, billing_in_a_string, hints, strings, inserted, deferred]
 
 
@@ -201,6 +213,23 @@ def test_a_habit_changes_nothing(tokenizer: Any, habit: Habit, seed: int):
     assert plain == moved
     assert [conversation_parts(one) for one in plain] == [conversation_parts(one) for one in moved]
     assert [render(tokenizer, one) for one in plain] == [render(tokenizer, one) for one in moved]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("habit", [forgets_thoughts, switches_thinking])
+def test_it_is_the_same_conversation_all_the_same(tokenizer: Any, habit: Habit, seed: int):
+    """
+    What a client drops or changes of thoughts and of thinking leaves the conversation what it was;
+    what it says is what it said.
+    """
+    plain, moved = with_habits(seed), with_habits(seed, habit)
+    assert plain != moved
+    assert [conversation_parts(one) for one in plain] == [conversation_parts(one) for one in moved]
+    heads = [
+        [render(tokenizer, _without_thoughts(turn)).rpartition(BEGINNING)[0] for turn in turns]
+        for turns in (plain, moved)
+    ]
+    assert heads[0] == heads[1]
 
 
 def test_all_habits_together_change_nothing():

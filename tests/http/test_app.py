@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -93,6 +94,9 @@ async def test_models():
         "object": "model",
         "created": FACTS.started_s,
         "owned_by": "cairn",
+        "type": "model",
+        "display_name": FACTS.model,
+        "created_at": f"{datetime.fromtimestamp(FACTS.started_s, UTC):%Y-%m-%dT%H:%M:%SZ}",
         "cairn": {
             "state": "loaded",
             "waiting": 0,
@@ -101,7 +105,9 @@ async def test_models():
             "context_tokens": FACTS.context_tokens,
         },
     }
-    assert (200, {"object": "list", "data": [model]}) == await get(FakeService(), "/v1/models")
+    page = {"has_more": False, "first_id": FACTS.model, "last_id": FACTS.model}
+    found = await get(FakeService(), "/v1/models")
+    assert (200, {"object": "list", "data": [model], **page}) == found
     assert (200, model) == await get(FakeService(), f"/v1/models/{FACTS.model}")
     status, body = await get(FakeService(), "/v1/models/nobody/nothing")
     assert (404, "model_not_found") == (status, body["error"]["code"])

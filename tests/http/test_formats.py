@@ -10,7 +10,7 @@ import pytest
 from cairn.actors.messages import FormatRefused
 from cairn.engine.answer_grammar import ANY_OBJECT, Constraint
 from cairn.http.app import create_app
-from cairn.http.errors import describe
+from cairn.http.errors import ClientError, describe
 from cairn.http.openai import read_chat_request
 from cairn.http.parameters import Ignored
 from tests.http.fake_service import ACCEPTED, DELTAS, FACTS, FakeService
@@ -72,8 +72,9 @@ def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint 
     assert expected == asked.constraint
     assert asked.conversation is not None
     # A tool that is named stands among the others, so that the prompt is that of other turns.
-    count = 0 if fields.get("tool_choice") == "none" else len(fields.get("tools", ()))
-    assert count == len(asked.conversation.tools)
+    # So do all of them where none may be called.
+    assert len(fields.get("tools", ())) == len(asked.conversation.tools)
+    assert (fields.get("tool_choice") != "none") == asked.conversation.calls
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,52 @@ def test_one_call_at_most_is_ignored_where_nothing_is_held(fields: dict[str, Any
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], **fields}).encode()
     expected = ("parallel_tool_calls",) if ignored else ()
     assert expected == read_chat_request(body, {}, Ignored(), FACTS).ignored
+
+
+def allowed(mode: Any, *names: str) -> dict[str, Any]:
+    """A choice of some of the tools."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_a_choice_of_several_tools():
+    """Calls that have to be are of these; where they are free, the list is told as ignored."""
+    found = read(tools=TOOLS, tool_choice=allowed("required", "go"))
+    assert Constraint(calls=("go",)) == found.command.constraint
+    assert () == found.ignored
+    assert found.command.conversation is not None
+    assert 2 == len(found.command.conversation.tools)
+    found = read(tools=TOOLS, tool_choice=allowed("auto", "go"))
+    assert (None, ("tool_choice.allowed_tools.tools",)) == (found.command.constraint, found.ignored)
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        (allowed("some", "go"), "tool_choice.allowed_tools.mode"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        (allowed("required", "fly"), "tool_choice"),
+    ],
+)
+def test_a_choice_of_several_tools_that_is_none(choice: Any, param: str):
+    """It is refused, and the place is named."""
+    with pytest.raises(ClientError) as caught:
+        read(tools=TOOLS, tool_choice=choice)
+    assert param == caught.value.param
+
+
+def test_a_format_beside_calls_that_have_to_be_is_told():
+    """The answer is calls then, so nothing comes of the format."""
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
+    for given in (wanted(), {"type": "json_object"}):
+        found = read(response_format=given, **asked)
+        assert ("response_format",) == found.ignored
+        assert () == read(response_format=given, tools=TOOLS).ignored
+    assert () == read(response_format={"type": "text"}, **asked).ignored
 
 
 def test_the_order_of_properties_is_kept():

@@ -29,10 +29,13 @@ Body = dict[str, Any]
 Habit = Callable[[Body, int], None]
 
 
-def calm(seed: int) -> Iterator[Body]:
+def calm(seed: int, *, thinks: bool = False) -> Iterator[Body]:
     """
     The requests of a conversation whose client sends messages back as they came: words, calls,
     and results, after which the user speaks or the next answer follows.
+
+    Args:
+        thinks: whether something was thought before each answer.
     """
     draw = random.Random(seed)
 
@@ -49,6 +52,7 @@ def calm(seed: int) -> Iterator[Body]:
         yield json.loads(json.dumps(asked))
         calls = [f"call{turn}{index}" for index in range(draw.randint(0, 2))]
         answer: Body = {"role": "assistant", "content": words()}
+        thought = words()
         if calls:
             said = words() if draw.random() < 0.5 else None
             given = [json.dumps({"city": words(), "days": 3, "near": []}) for _ in calls]
@@ -56,6 +60,8 @@ def calm(seed: int) -> Iterator[Body]:
             for one, arguments in zip(calls, given, strict=True):
                 made = {"name": "look", "arguments": arguments}
                 answer["tool_calls"].append({"id": one, "type": "function", "function": made})
+        if thinks:
+            answer["reasoning_content"] = thought
         messages.append(answer)
         messages += [{"role": "tool", "tool_call_id": one, "content": words()} for one in calls]
         if not calls or draw.random() < 0.5:
@@ -119,6 +125,27 @@ def renamed(body: Body, turn: int) -> None:
         body["messages"][0]["role"] = "developer"
 
 
+def forgets_thoughts(body: Body, turn: int) -> None:
+    """What was thought before a user spoke is dropped; within a loop of calls it is kept."""
+    spoke = max(i for i, message in enumerate(body["messages"]) if message["role"] == "user")
+    for message in body["messages"][:spoke]:
+        message.pop("reasoning_content", None)
+
+
+def renumbered(body: Body, turn: int) -> None:
+    """Somebody in between gives calls other ids each time."""
+    for message in body["messages"]:
+        if "tool_call_id" in message:
+            message["tool_call_id"] += f"_{turn}"
+        for call in message.get("tool_calls", ()):
+            call["id"] += f"_{turn}"
+
+
+def switches_thinking(body: Body, turn: int) -> None:
+    """Thinking is on in one turn and off in the next."""
+    body["enable_thinking"] = bool(turn % 2)
+
+
 HABITS: list[Habit] = [respaced, as_objects, unsaid, in_parts, with_remains, renamed]
 
 
@@ -131,10 +158,10 @@ def tokenizer_(model_directory: Path) -> Any:
     return load_tokenizer(model_directory)
 
 
-def with_habits(seed: int, *habits: Habit) -> list[Conversation]:
+def with_habits(seed: int, *habits: Habit, thinks: bool = False) -> list[Conversation]:
     """The conversation turn by turn, by a client with these habits."""
     found = []
-    for turn, body in enumerate(calm(seed)):
+    for turn, body in enumerate(calm(seed, thinks=thinks)):
         for habit in habits:
             habit(body, turn)
         sent = json.dumps(body).encode()
@@ -170,3 +197,22 @@ def test_all_habits_together_change_nothing(tokenizer: Any):
     """Clients have several."""
     plain, moved = with_habits(7), with_habits(7, respaced, unsaid, with_remains, renamed)
     assert [render(tokenizer, one) for one in plain] == [render(tokenizer, one) for one in moved]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("habit", [forgets_thoughts, renumbered, switches_thinking])
+def test_it_is_the_same_conversation_all_the_same(tokenizer: Any, habit: Habit, seed: int):
+    """
+    What a client drops or changes of thoughts, of ids and of thinking leaves the conversation what
+    it was; as far as the template renders it alike, its prompt too.
+    """
+    plain = with_habits(seed, thinks=True)
+    moved = with_habits(seed, habit, thinks=True)
+    assert plain != moved
+    assert [conversation_parts(one) for one in plain] == [conversation_parts(one) for one in moved]
+    assert [said(tokenizer, one) for one in plain] == [said(tokenizer, one) for one in moved]
+
+
+def said(tokenizer: Any, turn: Conversation) -> str:
+    """The prompt, up to where the answer begins."""
+    return render(tokenizer, turn).rpartition(BEGINNING)[0]

@@ -13,6 +13,7 @@ from cairn.actors.messages import Generate
 from cairn.engine.prompt import Conversation, Message, conversation_parts
 from cairn.engine.sampling import Sampling
 from cairn.http import stand_ins
+from cairn.http.errors import ClientError
 from cairn.http.openai import ChatRequest, read_chat_request
 from cairn.http.parameters import Ignored
 from tests.http.fake_service import FACTS
@@ -225,15 +226,14 @@ def test_tool_result():
     )
 
 
-def test_tool_choice_none_leaves_tools_out():
-    """Tools that may not be used are not shown to the model."""
+def test_tool_choice_none_leaves_the_prompt_as_it_is():
+    """Tools that may not be called are shown all the same: the prompt begins with them."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     with_tools = command(tools=tools).conversation
     assert with_tools is not None
-    assert tuple(tools) == with_tools.tools
+    assert (tuple(tools), True) == (with_tools.tools, with_tools.calls)
     without = command(tools=tools, tool_choice="none").conversation
-    assert without is not None
-    assert () == without.tools
+    assert attrs.evolve(with_tools, calls=False) == without
 
 
 def test_template_settings_go_before_the_shorthand():
@@ -436,6 +436,27 @@ def test_effort(switches: set[str], fields: Any, template: Any, told: tuple[str,
     assert (template, told) == (dict(found.command.conversation.template), found.ignored)
 
 
+def test_a_cache_key_is_a_group():
+    """Where no header names one, and where it is a name."""
+    assert "talk-1" == command(prompt_cache_key="talk-1").group
+    assert "one" == command(headers={"session-id": "one"}, prompt_cache_key="talk-1").group
+    assert command(prompt_cache_key="x" * 201).group is None
+    assert () == read(prompt_cache_key="talk-1").ignored
+
+
+def test_a_call_of_the_older_form_is_refused():
+    """It would be lost without a word; an empty one, which some clients send, is none."""
+    older = {"role": "assistant", "content": None, "function_call": {"name": "f"}}
+    with pytest.raises(ClientError) as caught:
+        read(messages=[*HELLO, older])
+    assert ("messages[1].function_call", "unsupported_value") == (
+        caught.value.param,
+        caught.value.code,
+    )
+    assert "tool_calls" in caught.value.message
+    assert "" == message(**{**older, "function_call": None}).content
+
+
 def test_several_answers():
     """So many are asked for of the service."""
     assert 16 == command(n=16).choices
@@ -490,7 +511,6 @@ def test_all_that_the_official_client_has_names_for_is_taken():
         "modalities",
         "moderation",
         "prediction",
-        "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",

@@ -87,14 +87,37 @@ async def test_it_is_served_and_holds_together():
     assert document["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["name"] == "name"
 
 
-async def test_the_fields_of_a_body_are_those_that_are_read():
-    """A field that an adapter learns to read is described from then on."""
-    for operation in OPERATIONS.values():
-        if operation.body is None:
-            continue
-        (schema,), components = msgspec.json.schema_components([operation.body])
-        told = components[schema["$ref"].rpartition("/")[2]]["properties"]
-        assert {field.name for field in msgspec.structs.fields(operation.body)} == set(told)
+WITH_BODIES = [place for place, operation in OPERATIONS.items() if operation.body is not None]
+
+
+def fields_told(method: str, address: str) -> set[str]:
+    """The fields of a body by the document that is served."""
+    document = description(with_keys=False)
+    body = document["paths"][address][method.lower()]["requestBody"]
+    ref = body["content"]["application/json"]["schema"]["$ref"]
+    assert ref.startswith("#/components/schemas/")
+    schema = document["components"]["schemas"][ref.rpartition("/")[2]]
+    assert set(body["content"]["application/json"]["example"]) <= set(schema["properties"])
+    return set(schema["properties"])
+
+
+@pytest.mark.parametrize(("method", "address"), WITH_BODIES)
+async def test_the_fields_of_a_body_are_those_that_are_read(method: str, address: str):
+    """The document has the fields of the struct that reads this body."""
+    body = OPERATIONS[method, address].body
+    assert body is not None
+    assert {field.name for field in msgspec.structs.fields(body)} == fields_told(method, address)
+
+
+async def test_what_is_the_agents_own_is_no_field_of_its_requests():
+    """What would be refused there, or comes to nothing, is not told; a fork may say nothing."""
+    chat = fields_told("POST", "/v1/chat/completions")
+    own = {"tools", "session_id", "n", "prompt_cache_key"}
+    assert chat - own == fields_told("POST", f"{AGENT}/generate")
+    paths = description(with_keys=False)["paths"]
+    assert [False, True] == [
+        paths[f"{AGENT}/{what}"]["post"]["requestBody"]["required"] for what in ("fork", "generate")
+    ]
 
 
 async def test_keys_are_described_where_they_are_needed():

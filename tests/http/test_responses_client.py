@@ -313,6 +313,18 @@ async def test_looked_up(serve: Serve):
     assert [("user", "Hello from req-1")] == [(one.role, one.content[0].text) for one in items]
 
 
+async def test_no_stream_of_what_is_kept():
+    """Who waits for events hears that there are none, and does not get one object instead."""
+    service = FakeService()
+    service.turns["local", "req-1"] = kept()
+    client = create_app(service).test_client()
+    for query, status in (("stream=true", 400), ("stream=false", 200), ("include=x", 200)):
+        response = await client.get(f"/v1/responses/resp_req-1?{query}")
+        assert status == response.status_code
+        error = (await response.get_json()).get("error") or {}
+        assert ("stream" if status == 400 else None) == error.get("param")
+
+
 async def test_items_in_pages(serve: Serve):
     """The client goes through all pages, in the order that it wants."""
     said = tuple(Message(role="user", content=str(number)) for number in range(5))
@@ -437,6 +449,35 @@ async def test_references(serve: Serve):
         with pytest.raises(openai.BadRequestError) as caught:
             await ask(url, lambda api: api.responses.create(model="any", input=items))
         assert ("item_not_found", "input[1].id") == (caught.value.code, caught.value.param)
+
+
+async def test_references_to_what_was_asked(serve: Serve):
+    """The ids that are listed of a request's input stand for its items as well."""
+    call = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": {"a": 1}}}
+    asked = (
+        Message(role="system", content="Be brief."),
+        Message(role="user", content="Hello"),
+        Message(role="assistant", content="I look.", reasoning="Hm.", tool_calls=(call,)),
+        Message(role="tool", content="Rain.", tool_call_id="a1"),
+    )
+    service = FakeService()
+    service.turns["local", "req-1"] = attrs.evolve(kept(), asked=asked)
+    url = await serve(service)
+    listed: Any = await ask(
+        url, lambda api: list(api.responses.input_items.list("resp_req-1", order="asc"))
+    )
+    names = [item.id for item in listed]
+    assert "fco_req-1_in5" == names[-1]
+    items: list[Any] = [{"type": "item_reference", "id": name} for name in names]
+    await ask(url, lambda api: api.responses.create(model="any", input=items))
+    (command,) = service.commands
+    assert command.conversation is not None
+    assert asked == command.conversation.messages
+    for name in ("msg_req-1_in6", "fc_req-1_in0", "msg_other_in0"):
+        items[0] = {"type": "item_reference", "id": name}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(url, lambda api: api.responses.create(model="any", input=items))
+        assert ("item_not_found", "input[0].id") == (caught.value.code, caught.value.param)
 
 
 async def test_the_form_is_read_again():

@@ -124,6 +124,20 @@ def test_an_answer_that_is_sent_back(fields: Body, keeps: Any, told: tuple[Answe
     assert message_of(told) == onward.conversation.messages[2]
 
 
+@pytest.mark.parametrize("told", ANSWERS[:-1], ids=range(len(ANSWERS) - 1))
+def test_a_client_that_forgets_thoughts(told: tuple[AnswerPart, ...]):
+    """Without its thoughts an answer is the same, and so is one to which less was to be thought."""
+    body = {**ASKED, "input": [FIRST]}
+    back = output(body, told)
+    kept = [item for item in back if item["type"] != "reasoning"]
+    whole, pruned = (
+        draft({**body, **more, "input": [FIRST, *items, *results(told)]}).complete((), {}).command
+        for items, more in ((back, {}), (kept, {"reasoning": {"effort": "none"}}))
+    )
+    assert parts(whole) == parts(pruned)
+    assert whole.conversation != pruned.conversation
+
+
 @pytest.mark.parametrize("told", ANSWERS, ids=range(len(ANSWERS)))
 def test_an_answer_that_is_named(told: tuple[AnswerPart, ...]):
     """A client that names the response goes on as one that sends all: the prompts are the same."""

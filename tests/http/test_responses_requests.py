@@ -175,9 +175,11 @@ def test_items_that_nobody_reads_are_left_out():
     assert ("input.local_shell_call_output", "input.web_search_call") == found.ignored
 
 
-def test_no_tools_where_none_may_be_called():
-    """`none` leaves them out of the prompt."""
-    assert command().conversation == command(tools=[LOOK], tool_choice="none").conversation
+def test_where_no_tool_may_be_called():
+    """`none` leaves them in the prompt, which begins with them."""
+    free = command(tools=[LOOK]).conversation
+    assert free is not None
+    assert attrs.evolve(free, calls=False) == command(tools=[LOOK], tool_choice="none").conversation
 
 
 @pytest.mark.parametrize(
@@ -262,6 +264,13 @@ def test_a_cache_key_names_a_group():
     assert "talk-1" == command(prompt_cache_key="talk-1").group
     assert "one" == command(headers={"session-id": "one"}, prompt_cache_key="talk-1").group
     assert command(prompt_cache_key="x" * 201).group is None
+
+
+def test_a_format_beside_calls_that_have_to_be_is_told():
+    """The answer is calls then, so nothing comes of the format."""
+    asked: dict[str, Any] = {"tools": [LOOK], "text": {"format": {"type": "json_object"}}}
+    assert ("text.format",) == request(**asked, tool_choice="required").ignored
+    assert () == request(**asked).ignored
 
 
 def test_what_is_kept():
@@ -365,6 +374,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "item_reference", "id": "msg_x_0"}]}, "input[0].id", "item_not_found"),
     ({"input": [HELLO] * 10_001}, "input", "invalid_value"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
+    ({"tools": [{**LOOK, "name": ""}]}, "tools[0].name", "invalid_value"),
     ({"tools": [{**LOOK, "parameters": 7}]}, "tools[0].parameters", "invalid_type"),
     ({"tools": [LOOK] * 1025}, "tools", "invalid_value"),
     ({"tool_choice": "any"}, "tool_choice", "invalid_value"),

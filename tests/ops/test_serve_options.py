@@ -33,6 +33,16 @@ def test_who_waits_hears_of_it_in_time(tmp_path: Path) -> None:
     assert 15 >= _settings(options, tmp_path).limits.heartbeat_s
 
 
+def test_who_waits_is_never_left_for_long(tmp_path: Path) -> None:
+    """
+    More than fifteen seconds are refused: clients count on pings, and ask again without them.
+    """
+    with pytest.raises(click.BadParameter, match="15"):
+        serve.make_context("serve", ["--heartbeat", "15.5", "--data-dir", str(tmp_path)])
+    options = serve.make_context("serve", ["--heartbeat", "15", "--data-dir", str(tmp_path)]).params
+    assert 15 == _settings(options, tmp_path).limits.heartbeat_s
+
+
 @pytest.mark.parametrize("option", ["--heartbeat", "--drain", "--request-timeout"])
 def test_what_is_no_number_is_refused(tmp_path: Path, option: str) -> None:
     """

@@ -24,9 +24,9 @@ from cairn.engine.answer_grammar import CannotHold, Constraint, grammar_of
 from cairn.engine.answer_parts import AnswerForm
 from cairn.engine.encoding import Encoder
 from cairn.engine.guidance import guidance_for
-from cairn.engine.markers import markers_of
+from cairn.engine.markers import Markers, markers_of
 from cairn.engine.reports import Guide, ModelFacts
-from cairn.engine.sampling import seed_of_choice
+from cairn.engine.sampling import BIASES_MAX, seed_of_choice
 from cairn.engine.token_bytes import TokenBytes
 from cairn.journal.keys import block_keys
 from cairn.journal.paths import Ask, keys_on_record
@@ -73,6 +73,7 @@ class Reader:
         self._markers = markers_of(tokenizer)
         self._guidance = guidance_for(tokenizer, self._markers, facts)
         self._token_bytes = TokenBytes(tokenizer)
+        self._first_of_calls = _token_of(tokenizer, self._markers)
         self.tokenizing = trio.CapacityLimiter(1)
         # A grammar that takes long holds up no other prompt.
         self._compiling = trio.CapacityLimiter(1)
@@ -94,7 +95,7 @@ class Reader:
         first = await self._prepare(command)
         prepared = [first]
         # What is the client's own goes with the first one: a session serves one at a time.
-        command = attrs.evolve(command, session_name=None, keep=None)
+        command = attrs.evolve(first.command, session_name=None, keep=None)
         ask = attrs.evolve(first.ask, session_name=None)
         for choice in range(1, command.choices):
             # A guide follows one answer.
@@ -140,6 +141,7 @@ class Reader:
 
     def prepared(self, command: Generate) -> Prepared:
         ids, chain_parts, form = self.read(command)
+        command = self._without_calls(command)
         if not ids:
             raise PromptRefused("the prompt is empty; there is nothing to answer")
         context = self._model.context_tokens
@@ -186,6 +188,20 @@ class Reader:
             token_bytes=self._token_bytes if wants_bytes else None,
         )
 
+    def _without_calls(self, command: Generate) -> Generate:
+        """
+        The same request. Where tools stand in the prompt and may not be called, the token with
+        which a call begins is all but forbidden: by a bias, which is on record with the request.
+        What begins like a call all the same is text.
+        """
+        asked, token = command.conversation, self._first_of_calls
+        if asked is None or asked.calls or not asked.tools or token is None:
+            return command
+        biases = {**dict(command.sampling.logit_bias), token: -100.0}
+        if len(biases) > BIASES_MAX:
+            return command
+        return attrs.evolve(command, sampling=attrs.evolve(command.sampling, logit_bias=biases))
+
     def held(self, prepared: Prepared, constraint: Constraint) -> Prepared:
         """
         A request whose answer is held to a grammar, with that grammar and what follows it.
@@ -209,18 +225,30 @@ class Reader:
         Token ids and parts of a request, and the form of its answer.
         """
         if command.conversation is not None:
-            text = prompts.render(self._tokenizer, command.conversation)
+            conversation = command.conversation
+            text = prompts.render(self._tokenizer, conversation)
             ids = self.encoder.encode(text, tenant=command.tenant)
+            offered = (*conversation.tools, *conversation.loaded_tools)
             form = AnswerForm(
                 markers=self._markers,
                 begins=self._markers.begins(text),
-                tools=(*command.conversation.tools, *command.conversation.loaded_tools),
+                tools=offered if conversation.calls else (),
                 may_think=self._markers.may_think(text),
                 held=command.constraint is not None,
             )
-            return ids, prompts.conversation_parts(command.conversation), form
+            return ids, prompts.conversation_parts(conversation), form
         if isinstance(command.prompt, str):
             ids = self.encoder.encode_raw(command.prompt)
             return ids, (("prompt", command.prompt.encode()),), AnswerForm()
         ids = shared(command.prompt or ())
         return ids, (("prompt", repr(ids).encode()),), AnswerForm()
+
+
+def _token_of(tokenizer: Any, markers: Markers) -> int | None:
+    """
+    The token with which calls begin; None where the marker is none, or several.
+    """
+    if markers.calling is None or not markers.calling[0]:
+        return None
+    ids = tokenizer.encode(markers.calling[0], add_special_tokens=False)
+    return int(ids[0]) if len(ids) == 1 else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +36,17 @@ How large the numbers may be of which others shall be multiples. The library goe
 remainders of each, and where two are about one value, through those of their common multiple. Its
 own limits let numbers of five digits take seconds each, and two of four digits are not seen to end.
 """
+
+_OPTIONAL_MAX = 480
+"""
+How many properties of an object may be left out. The library has four items of its parser for each,
+all at once when the object begins, and takes 2,000: more would end the answer there.
+"""
+
+#: Keywords whose values are values, and those whose values are schemas by names of their own.
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+_ALTERNATIVES = frozenset({"allOf", "anyOf", "oneOf"})
+_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 
 ANY_OBJECT: Mapping[str, Any] = MappingProxyType({"type": "object"})
 
@@ -137,6 +148,14 @@ def grammar_of(constraint: Constraint, form: AnswerForm) -> Grammar:
                 "schema",
                 place,
             )
+        if (optional := _optional(schema)[1]) > _OPTIONAL_MAX:
+            raise CannotHold(
+                f"an object in it has {optional} properties that may be left out, with those of "
+                f"its alternatives; {_OPTIONAL_MAX} may be left out at most, so name others in "
+                "`required`",
+                "schema",
+                place,
+            )
         written = json.dumps({**schema, "x-guidance": ways})
         rules.append(f"{name}: %json {written}")
         schemas.append((place, f"{_HEAD}\nstart: %json {written}"))
@@ -232,10 +251,11 @@ def _parameters(function: Mapping[str, Any], place: int) -> Mapping[str, Any]:
 
 def _multiples(schema: Any) -> set[Decimal]:
     """
-    The numbers that stand at ``multipleOf``, wherever that is.
+    The numbers that stand at ``multipleOf``, wherever that is a keyword.
     """
     found = set[Decimal]()
     waiting = [schema]
+    values = frozenset[str]() if _refers_to_values(schema) else _VALUES
     while waiting:
         value = waiting.pop()
         if isinstance(value, Mapping):
@@ -243,10 +263,70 @@ def _multiples(schema: Any) -> set[Decimal]:
             # True is an integer to Python. What is none, the library refuses.
             if isinstance(number, int | float) and number is not True and 0 < number < math.inf:
                 found.add(Decimal(str(number)).normalize())
-            waiting.extend(value.values())
+            waiting.extend(_within(value, values))
         elif isinstance(value, list):
             waiting.extend(value)
     return found
+
+
+def _within(schema: Mapping[str, Any], values: Collection[str]) -> Iterator[Any]:
+    """
+    What stands in a schema and may be one, or a list of some.
+
+    Args:
+        values: keywords that have none.
+    """
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            yield from value.values()
+        elif key not in values:
+            yield value
+
+
+def _refers_to_values(schema: Any) -> bool:
+    """
+    Whether a reference may lead into a value, which is a schema then. Taken for one that does is
+    each that is no plain path.
+    """
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            for key, one in value.items():
+                if key.lower().endswith("ref") and isinstance(one, str):
+                    plain = one.startswith("#") and "%" not in one
+                    if not plain or _VALUES & set(one.split("/")):
+                        return True
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return False
+
+
+def _optional(schema: Any) -> tuple[int, int]:
+    """
+    How many properties may be left out where an object of this schema begins, with those of its
+    alternatives, and the most of that in it or below.
+    """
+    if isinstance(schema, list):
+        found = [_optional(one) for one in schema]
+        return sum(here for here, _ in found), max((most for _, most in found), default=0)
+    if not isinstance(schema, Mapping):
+        return 0, 0
+    properties, required = schema.get("properties"), schema.get("required")
+    names = set(properties) if isinstance(properties, Mapping) else set()
+    if isinstance(required, list):
+        names -= {name for name in required if isinstance(name, str)}
+    here, below = len(names), 0
+    for keyword, value in schema.items():
+        if keyword in _VALUES:
+            continue
+        is_named = keyword in _NAMED and isinstance(value, Mapping)
+        beginning, most = _optional(list(value.values()) if is_named else value)
+        below = max(below, most)
+        if keyword in _ALTERNATIVES and isinstance(value, list):
+            here += beginning
+    return here, max(here, below)
 
 
 def _is_countable(numbers: Collection[Decimal]) -> bool:

@@ -97,12 +97,15 @@ class Conversation:
         tools: as the template takes them.
         loaded_tools: those that are on offer from a message on. They stand there as text, so they
             are no part of their own, and the template is not given them.
+        calls: whether tools may be called. Where not, they stand in the prompt all the same, since
+            it would be another one from its first tokens on; what looks like a call is text.
         template: further arguments of the template, such as ``enable_thinking``.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     loaded_tools: tuple[Mapping[str, Any], ...] = ()
+    calls: bool = True
     template: Mapping[str, Any] = attrs.field(factory=dict)
 
 
@@ -273,17 +276,28 @@ def conversation_parts(conversation: Conversation) -> tuple[tuple[str, bytes], .
     """
     The parts of a conversation in order: (label, canonical bytes).
 
-    Tools come first, then template settings where there are any, then the messages: what stands
-    in front of everything else changes everything behind it.
+    Tools come first, since what stands in front of everything else changes everything behind it.
+    What clients change while the conversation stays the same one is no part: template settings
+    (thinking is switched on and off), what was thought, and the ids of calls. Where these make
+    another prompt, its token ids say from where on, and they alone decide what is reused.
     """
     parts: list[tuple[str, bytes]] = []
     if conversation.tools:
         parts.append(("tools", _encoder.encode(conversation.tools)))
-    if conversation.template:
-        parts.append(("settings", _encoder.encode(conversation.template)))
     for message in conversation.messages:
-        parts.append((message.role, _encoder.encode(attrs.asdict(message))))
+        parts.append((message.role, _encoder.encode(_compared(message))))
     return tuple(parts)
+
+
+def _compared(message: Message) -> dict[str, Any]:
+    """
+    A message as it is compared. Clients drop what was thought as soon as a user speaks, and those
+    in between number calls anew.
+    """
+    calls = [
+        {key: value for key, value in call.items() if key != "id"} for call in message.tool_calls
+    ]
+    return {"content": message.content, "name": message.name, "tool_calls": calls}
 
 
 def chain_of(parts: Sequence[tuple[str, bytes]], *, secret: bytes, tenant: str) -> tuple[Part, ...]:

@@ -24,7 +24,7 @@ from cairn.journal.agents import NAME_MAX, is_agent_name, session_of
 from . import parameters
 from .errors import ClientError
 from .limits import MESSAGES_MAX, check_count
-from .openai import ChatRequest, chat_request
+from .openai import ChatRequest, _Request, chat_request
 from .openai_conversation import message_object, read_tools
 from .parameters import INT64_MAX, Ignored, integer
 from .service import Service
@@ -57,6 +57,23 @@ class _Fork(msgspec.Struct):
     turn: int | None = None
 
 
+ASKED = msgspec.defstruct(
+    "ASKED",
+    [
+        (field.name, field.type)
+        if field.default is msgspec.NODEFAULT
+        else (field.name, field.type, field.default)
+        for field in msgspec.structs.fields(_Request)
+        if field.name not in {*_NOT_HERE, "n", "prompt_cache_key"}
+    ],
+    module=__name__,
+)
+"""
+What may be asked of an agent, for the description of this server: a chat, without what is the
+agent's own.
+"""
+
+
 @attrs.frozen(kw_only=True)
 class Fork:
     """
@@ -85,7 +102,7 @@ def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, 
         model=parameters.model_name(wire.model),
         # An empty one is no message: a template would render it all the same.
         system=wire.system_prompt or None,
-        tools=read_tools(wire.tools or (), None),
+        tools=read_tools(wire.tools or ()),
         max_context=integer("max_context", wire.max_context, 2, INT64_MAX),
         persist=wire.persist is not False,
     )
@@ -154,7 +171,10 @@ def read_generate_request(
         keep=Keep(previous=held.head, asked=new, note="", agent=agent.name, created=held.created),
         context_max=agent.max_context,
     )
-    return attrs.evolve(asked, command=command)
+    # The session is the agent's; there is no group in which it would have to be found.
+    names = ("prompt_cache_key",) if fields.get("prompt_cache_key") is not None else ()
+    told = sorted({*asked.ignored, *ignored.told(names, names)})
+    return attrs.evolve(asked, command=command, ignored=tuple(told))
 
 
 def _name(wire: str | None) -> str:

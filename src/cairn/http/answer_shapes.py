@@ -261,6 +261,9 @@ class Model(msgspec.Struct):
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
     cairn: ModelState
 
 
@@ -271,6 +274,9 @@ class Models(_Closed):
 
     object: Literal["list"]
     data: list[Model]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
 
 
 class Agent(_Closed):

@@ -15,6 +15,7 @@ import attrs
 import msgspec
 
 from cairn.actors.messages import Generate, ServerFacts
+from cairn.engine.answer_grammar import Constraint
 from cairn.engine.prompt import Conversation
 
 from . import parameters
@@ -31,6 +32,7 @@ from .anthropic_conversation import (
 )
 from .anthropic_formats import WireToolChoice, offers_tools, read_constraint
 from .errors import ClientError, missing
+from .formats import ignored_format, ignored_strict
 from .parameters import INT64_MAX, Ignored, integer
 from .wire import decode_object, to_struct
 
@@ -134,15 +136,19 @@ def read_count_request(
     """
     fields = decode_object(body)
     wire = to_struct(fields, _Request)
-    offers = offers_tools(wire.tool_choice)
+    calls = offers_tools(wire.tool_choice)
     tools = read_tools(wire.tools or ())
     talk = read_talk(wire.system, wire.messages, tools)
-    offered, loaded = (tools.offered, talk.loaded) if offers else ((), ())
+    offered = [
+        tool
+        for tool in (*tools.offered, *talk.loaded)
+        if calls and tool["function"]["name"] not in talk.withdrawn
+    ]
     constraint = read_constraint(
         wire.output_config.format if wire.output_config is not None else None,
         wire.output_format,
         wire.tool_choice,
-        [tool for tool in (*offered, *loaded) if tool["function"]["name"] not in talk.withdrawn],
+        offered,
     )
     thinks = _thinks(wire.thinking)
     given = {"temperature": wire.temperature, "top_p": wire.top_p, "top_k": wire.top_k}
@@ -150,8 +156,9 @@ def read_count_request(
         protocol=PROTOCOL,
         conversation=Conversation(
             messages=talk.messages,
-            tools=offered,
-            loaded_tools=loaded,
+            tools=tools.offered,
+            loaded_tools=talk.loaded,
+            calls=calls,
             template={**facts.template, "enable_thinking": thinks},
         ),
         prompt=None,
@@ -172,7 +179,9 @@ def read_count_request(
         command=command,
         stream=wire.stream is True,
         ignored=ignored.told(
-            _ignored(wire, fields, facts, is_held=constraint is not None),
+            _ignored(wire, fields, facts, is_held=constraint is not None)
+            | ignored_strict(offered, constraint)
+            | _ignored_format(wire, constraint),
             _Request.__struct_fields__,
         ),
     )
@@ -207,6 +216,13 @@ def _ignored(
         inner = parameters.unknown(fields["output_config"], ("format",))
         names |= {f"output_config.{name}" for name in inner}
     return names
+
+
+def _ignored_format(wire: _Request, constraint: Constraint | None) -> frozenset[str]:
+    given = wire.output_config.format if wire.output_config is not None else None
+    return ignored_format(given, constraint, "output_config.format") | ignored_format(
+        wire.output_format, constraint, "output_format"
+    )
 
 
 def _lifetimes(wire: _Request) -> tuple[Any, ...]:

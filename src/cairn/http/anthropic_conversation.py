@@ -182,8 +182,6 @@ def ignored_tools(wire: Sequence[WireTool]) -> set[str]:
     What of the tools is not acted on: kinds of tools, and wishes that ask for more than a prompt.
     """
     names = {f"tools.{tool.type}" for tool in wire if not _is_custom(tool)}
-    if any(tool.strict for tool in wire):
-        names.add("tools.strict")
     if any(tool.input_examples for tool in wire):
         names.add("tools.input_examples")
     return names
@@ -245,6 +243,8 @@ def _tool(wire: WireTool, where: str) -> Mapping[str, Any]:
     if wire.description is not None:
         function["description"] = wire.description
     function["parameters"] = schema
+    if wire.strict:
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 

@@ -30,7 +30,7 @@ class WireToolChoice(msgspec.Struct):
 
 def offers_tools(wire: WireToolChoice | None) -> bool:
     """
-    Whether the tools are on offer at all.
+    Whether tools may be called at all.
 
     Raises:
         ClientError: the choice is unknown.

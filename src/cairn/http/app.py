@@ -32,7 +32,7 @@ from .cors import Cors
 from .errors import ClientError, ErrorAnswer, describe
 from .limits import BODY_BYTES_MAX
 from .metrics import Metrics
-from .models import listed, model_object, named_model
+from .models import listed, model_list, model_object, named_model
 from .openai import read_chat_request
 from .pages import front_page
 from .parameters import Ignored
@@ -185,7 +185,7 @@ def create_app(
 
     @app.get(f"{responses_errors.ADDRESS}/<name>")
     async def response(name: str) -> Response:
-        return _json(await look_up(name, service))
+        return _json(await look_up(name, service, request.args))
 
     @app.delete(f"{responses_errors.ADDRESS}/<name>")
     async def delete_response(name: str) -> Response:
@@ -210,7 +210,7 @@ def create_app(
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": list(map(model_object, service.models))})
+        return _json(model_list(service.models))
 
     @app.get("/v1/models/<path:name>")
     async def model(name: str) -> Response:

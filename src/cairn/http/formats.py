@@ -88,6 +88,44 @@ def ignored_strict(
     return frozenset({"tools.strict"} if asked else ())
 
 
+def ignored_format(
+    given: Mapping[str, Any] | None, constraint: Constraint | None, where: str
+) -> frozenset[str]:
+    """
+    The format, where calls have to be: then no words are, which could be of it.
+
+    Args:
+        given: the format, with its ``type``.
+        where: it stands, as a path into the body.
+    """
+    wanted = given is not None and given.get("type", "text") != "text"
+    calls = constraint is not None and constraint.schema is None
+    return frozenset({where} if wanted and calls else ())
+
+
+def allowed_tools(
+    mode: Any, names: Any, tools: Sequence[Mapping[str, Any]], where: str
+) -> tuple[Choice, tuple[Mapping[str, Any], ...] | None]:
+    """
+    What a choice of the type ``allowed_tools`` says, and the tools that it leaves.
+
+    Args:
+        names: of the tools that are allowed; None where they are no list.
+        where: mode and list stand, as a path into the body.
+
+    Raises:
+        ClientError: the mode is unknown, or there is no list.
+    """
+    if mode not in ("auto", "required"):
+        raise ClientError(f"{where}.mode must be auto or required", param=f"{where}.mode")
+    if names is None:
+        raise ClientError(
+            f"{where}.tools must be a list", param=f"{where}.tools", code="invalid_type"
+        )
+    among = tuple(tool for tool in tools if tool["function"]["name"] in names)
+    return Choice(required=mode == "required"), among
+
+
 def schema_at(found: Any, where: str) -> Mapping[str, Any]:
     """
     The schema that stands at a place of the body.

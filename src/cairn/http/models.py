@@ -4,6 +4,8 @@ The models that may be asked for: as a list has them, and which one a request me
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -14,9 +16,23 @@ from .errors import ClientError
 from .service import Service
 
 
+def model_list(models: Sequence[ListedModel]) -> dict[str, Any]:
+    """
+    All models: OpenAI's list and Anthropic's page, which is the only one.
+    """
+    data = [model_object(model) for model in models]
+    return {
+        "object": "list",
+        "data": data,
+        "has_more": False,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+    }
+
+
 def model_object(model: ListedModel) -> dict[str, Any]:
     """
-    A model, as the list of models has it.
+    A model, as the list of models has it: with what OpenAI's clients look for, and Anthropic's.
     """
     facts = model.facts
     return {
@@ -24,6 +40,9 @@ def model_object(model: ListedModel) -> dict[str, Any]:
         "object": "model",
         "created": facts.started_s,
         "owned_by": "cairn",
+        "type": "model",
+        "display_name": facts.model,
+        "created_at": f"{datetime.fromtimestamp(facts.started_s, UTC):%Y-%m-%dT%H:%M:%SZ}",
         "cairn": {
             "state": model.state,
             "waiting": model.waiting,

@@ -23,7 +23,7 @@ from cairn.engine.sampling import Sampling
 
 from . import parameters
 from .errors import ClientError
-from .formats import ignored_strict
+from .formats import ignored_format, ignored_strict
 from .openai_answers import Chunks, Completion
 from .openai_conversation import (
     WireMessage,
@@ -32,7 +32,7 @@ from .openai_conversation import (
     read_template,
     read_tools,
 )
-from .openai_formats import read_constraint
+from .openai_formats import ignored_choice, read_constraint
 from .parameters import INT64_MAX, NAME_MAX, Ignored, integer
 from .wire import decode_object, to_struct
 
@@ -83,6 +83,7 @@ class _Request(msgspec.Struct):
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
+    prompt_cache_key: str | None = None
     cache_prompt: bool | None = None
     cache_mode: str | None = None
     session_id: str | None = None
@@ -153,12 +154,13 @@ def chat_request(
     """
     wire = to_struct(fields, _Request)
     options = wire.stream_options
-    tools = read_tools(wire.tools or (), wire.tool_choice)
+    tools = read_tools(wire.tools or ())
+    offered = () if wire.tool_choice == "none" else tools
     effort, ignored_effort = parameters.thinking(wire.reasoning_effort, "reasoning_effort", facts)
     constraint = read_constraint(
         wire.response_format,
         wire.tool_choice,
-        tools,
+        offered,
         one_call=wire.parallel_tool_calls is False,
     )
     command = Generate(
@@ -166,6 +168,7 @@ def chat_request(
         conversation=Conversation(
             messages=read_messages(wire.messages),
             tools=tools,
+            calls=wire.tool_choice != "none",
             template=read_template(
                 wire.chat_template_kwargs or {}, wire.enable_thinking, effort, facts.template
             ),
@@ -177,7 +180,7 @@ def chat_request(
         stop=stop_texts(wire.stop),
         top_logprobs=_top_logprobs(wire),
         session_name=parameters.session_name(wire.session_id),
-        group=parameters.group(headers),
+        group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
         cache_prompt=wire.cache_prompt is not False,
         cache_mode=parameters.cache_mode(wire.cache_mode),
         ttl_s=parameters.lifetime(wire.ttl),
@@ -186,8 +189,10 @@ def chat_request(
         choices=choices(wire.n),
     )
     names = parameters.unknown(fields, _Request.__struct_fields__) | ignored_effort
-    names |= ignored_strict(tools, constraint) | ignored_parts(wire.messages)
-    if wire.parallel_tool_calls is False and tools and constraint is None:
+    names |= ignored_strict(offered, constraint) | ignored_choice(wire.tool_choice)
+    names |= ignored_format(wire.response_format, constraint, "response_format")
+    names |= ignored_parts(wire.messages)
+    if wire.parallel_tool_calls is False and offered and constraint is None:
         names.add("parallel_tool_calls")
     return ChatRequest(
         command=command,

@@ -63,6 +63,7 @@ class WireMessage(msgspec.Struct):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[WireToolCall] | None = None
+    function_call: Any = None
     tool_call_id: str | None = None
 
 
@@ -92,19 +93,16 @@ def ignored_parts(wire: Sequence[WireMessage]) -> set[str]:
     }
 
 
-def read_tools(
-    wire: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None
-) -> tuple[Mapping[str, Any], ...]:
+def read_tools(wire: Sequence[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """
-    The tools as the template takes them; none where the choice is ``none``. One that is named by
-    the choice stands among the others all the same, so that the prompt begins as it did before.
+    The tools as the template takes them, whatever may be called of them, so that the prompt begins
+    as it did before.
 
     Raises:
         ClientError: one of them is no function.
     """
     check_count(wire, "tools", TOOLS_MAX)
-    tools = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(wire))
-    return () if choice == "none" else tools
+    return tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(wire))
 
 
 def read_template(
@@ -160,6 +158,14 @@ def _message(wire: WireMessage, where: str) -> Message:
             param=f"{where}.role",
         )
     is_assistant = wire.role == "assistant"
+    if is_assistant and wire.function_call is not None:
+        # Its result would be of the role `function`, which has no call that it answers.
+        raise ClientError(
+            f"{where}.function_call is a call of the older form; send it in tool_calls, and its "
+            "result as a message of the role tool",
+            param=f"{where}.function_call",
+            code="unsupported_value",
+        )
     if wire.content is None and not is_assistant:
         raise ClientError(
             f"{where}.content is missing; only an assistant's message may be without",

@@ -60,6 +60,7 @@ class Operation:
         answer: the shape of a good answer; None for a text.
         body: the struct that reads the request's; None where it takes none.
         example: such a body.
+        may_be_empty: whether it may be left out.
         streams: whether the answer may be a stream instead.
         text: the type of an answer that is a text.
         query: names and schemas of parameters in the address.
@@ -70,6 +71,7 @@ class Operation:
     answer: type | None = None
     body: type | None = None
     example: Mapping[str, Any] = attrs.field(factory=dict)
+    may_be_empty: bool = False
     streams: bool = False
     text: str = ""
     query: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
@@ -164,13 +166,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", f"{_AGENT}/fork"): Operation(
         summary="Create an agent whose history begins with this one's, up to a turn.",
         body=agents._Fork,
+        may_be_empty=True,
         example={"agent_id": "notes-2", "turn": 1},
         answer=shapes.Agent,
         statuses=(404, 409, *_OF_BODIES),
     ),
     ("POST", f"{_AGENT}/generate"): Operation(
         summary="Answer new messages behind an agent's history.",
-        body=openai._Request,
+        body=agents.ASKED,
         example=_HELLO,
         answer=shapes.ChatCompletion,
         streams=True,
@@ -262,7 +265,7 @@ def _operation(
                 "example": dict(operation.example),
             }
         }
-        told["requestBody"] = {"required": True, "content": body}
+        told["requestBody"] = {"required": not operation.may_be_empty, "content": body}
     return told
 
 

@@ -189,12 +189,12 @@ def read_responses_request(
     fields = decode_object(body)
     wire = to_struct(fields, _Request)
     _refuse_elsewhere(wire)
-    tools = read_tools(wire.tools or (), offered=wire.tool_choice != "none")
+    tools, calls = read_tools(wire.tools or ()), wire.tool_choice != "none"
     held = read_held(
         wire.text.format if wire.text is not None else None,
         wire.tool_choice,
         wire.parallel_tool_calls,
-        tools,
+        tools if calls else (),
     )
     reasoning = wire.reasoning
     effort = reasoning.effort if reasoning is not None else None
@@ -203,7 +203,7 @@ def read_responses_request(
     command = Generate(
         protocol=PROTOCOL,
         conversation=Conversation(
-            messages=(), tools=tools, template={**facts.template, **template}
+            messages=(), tools=tools, calls=calls, template={**facts.template, **template}
         ),
         prompt=None,
         sampling=sampling,
@@ -267,13 +267,22 @@ async def completed(draft: Draft, service: Service) -> ResponsesRequest:
 # --- what is kept ------------------------------------------------------------------------------
 
 
-async def look_up(name: str, service: Service) -> dict[str, Any]:
+async def look_up(name: str, service: Service, query: Mapping[str, str]) -> dict[str, Any]:
     """
     The response of a name.
 
+    Args:
+        query: of the address.
+
     Raises:
-        ClientError: none is kept.
+        ClientError: none is kept, or it is to come as a stream.
     """
+    if query.get("stream", "false").lower() not in ("false", "0", ""):
+        raise ClientError(
+            "stream: a response that is kept is given as a whole; leave it out",
+            param="stream",
+            code="unsupported_value",
+        )
     return kept_body(await _turn(name, service), service.facts.model)
 
 

@@ -23,6 +23,7 @@ from cairn.engine.prompt import Message, call_arguments
 
 from .errors import ClientError
 from .limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
+from .parameters import check_name
 from .stand_ins import OF_RESULTS
 from .wire import to_struct
 
@@ -41,7 +42,12 @@ keep it as it is and send it back, also those that drop the thoughts themselves.
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "refusal")
-_REFERENCE = re.compile(r"(?:msg|rs|fc)_(?P<request>.+)_(?P<index>[0-9]{1,9})")
+_REFERENCE = re.compile(
+    r"(?:msg|rs|fc|fco)_(?P<request>.+)_(?P<asked>in)?(?P<index>[0-9]{1,9})", re.ASCII
+)
+"""
+The id of an item, of an answer or, with ``asked``, of what its request brought.
+"""
 
 Item = Mapping[str, Any]
 
@@ -151,20 +157,17 @@ def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
     return {f"input.{kind}" for kind in kinds}
 
 
-def read_tools(
-    wire: Sequence[Mapping[str, Any]], *, offered: bool
-) -> tuple[Mapping[str, Any], ...]:
+def read_tools(wire: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """
-    The functions as the template takes them; none where they are not offered.
+    The functions as the template takes them.
 
     Raises:
         ClientError: one of them cannot be used.
     """
     check_count(wire, "tools", TOOLS_MAX)
-    tools = tuple(
+    return tuple(
         _tool(tool, f"tools[{index}]") for index, tool in enumerate(wire) if _is_function(tool)
     )
-    return tools if offered else ()
 
 
 def ignored_tools(wire: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -180,6 +183,7 @@ def _is_function(tool: Mapping[str, Any]) -> bool:
 
 def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     wire = _at(tool, WireTool, where)
+    check_name(wire.name, f"{where}.name")
     if wire.parameters is not None and (fault := fault_of(wire.parameters)) is not None:
         raise ClientError(f"{where}.parameters {fault}", param=f"{where}.parameters")
     function: dict[str, Any] = {"name": wire.name}
@@ -199,6 +203,7 @@ class _Reader:
 
     def __init__(self, turns: Mapping[str, KeptTurn]) -> None:
         self._turns = turns
+        self._asked: dict[str, Mapping[str, Item]] = {}
         self._messages: list[Message] = []
         self._said: list[str] = []
         self._thought: list[str] = []
@@ -271,6 +276,9 @@ class _Reader:
 
     def _refer(self, item: Item, where: str) -> None:
         name = str(item.get("id"))
+        if (asked := self._asked_item(name)) is not None:
+            self.read(asked, where)
+            return
         match self._referred(name):
             case Said(text):
                 self._acts = True
@@ -284,7 +292,7 @@ class _Reader:
                 self._call(call.id, call.name, call.arguments, where)
             case None:
                 raise ClientError(
-                    f"{where}.id names {name[:100]!r}, which is no item of an answer that is kept "
+                    f"{where}.id names {name[:100]!r}, which is no item of a response that is kept "
                     "here; send the item itself",
                     param=f"{where}.id",
                     code="item_not_found",
@@ -293,9 +301,24 @@ class _Reader:
     def _referred(self, name: str) -> AnswerPart | None:
         found = _REFERENCE.fullmatch(name)
         turn = self._turns.get(found["request"]) if found is not None else None
-        if found is None or turn is None or int(found["index"]) >= len(turn.parts):
+        if found is None or found["asked"] is not None or turn is None:
+            return None
+        if int(found["index"]) >= len(turn.parts):
             return None
         return turn.parts[int(found["index"])]
+
+    def _asked_item(self, name: str) -> Item | None:
+        """
+        The item of what a request brought.
+        """
+        found = _REFERENCE.fullmatch(name)
+        if found is None or found["asked"] is None or found["request"] not in self._turns:
+            return None
+        request = found["request"]
+        if request not in self._asked:
+            items = items_of(self._turns[request].asked, request)
+            self._asked[request] = {item["id"]: item for item in items}
+        return self._asked[request].get(name)
 
     def _pass_turn(self) -> None:
         """

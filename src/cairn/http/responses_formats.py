@@ -12,7 +12,15 @@ import attrs
 from cairn.engine.answer_grammar import ANY_OBJECT, Constraint
 
 from .errors import ClientError
-from .formats import Choice, constraint_of, ignored_strict, object_at, schema_at
+from .formats import (
+    Choice,
+    allowed_tools,
+    constraint_of,
+    ignored_format,
+    ignored_strict,
+    object_at,
+    schema_at,
+)
 
 _CHOICES = ("none", "auto", "required")
 _FORMATS = ("text", "json_object", "json_schema")
@@ -66,6 +74,7 @@ def read_held(
     if parallel is False and constraint is None and tools:
         ignored.add("parallel_tool_calls")
     ignored |= ignored_strict(tools, constraint)
+    ignored |= ignored_format(text_format, constraint, "text.format")
     return Held(constraint=constraint, ignored=frozenset(ignored))
 
 
@@ -99,16 +108,10 @@ def _choice(
 def _allowed(
     choice: Mapping[str, Any], tools: Sequence[Tool]
 ) -> tuple[Choice, tuple[Tool, ...] | None]:
-    mode, allowed = choice.get("mode"), choice.get("tools")
-    if mode not in ("auto", "required"):
-        raise ClientError("tool_choice.mode must be auto or required", param="tool_choice.mode")
-    if not isinstance(allowed, list):
-        raise ClientError(
-            "tool_choice.tools must be a list", param="tool_choice.tools", code="invalid_type"
-        )
-    names = {one.get("name") for one in allowed if isinstance(one, dict)}
-    among = tuple(tool for tool in tools if tool["function"]["name"] in names)
-    return Choice(required=mode == "required"), among
+    listed, names = choice.get("tools"), None
+    if isinstance(listed, list):
+        names = [one.get("name") for one in listed if isinstance(one, dict)]
+    return allowed_tools(choice.get("mode"), names, tools, "tool_choice")
 
 
 def _schema(given: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:

@@ -229,7 +229,8 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     "--heartbeat",
     default=10.0,
     show_default=True,
-    type=click.FloatRange(0.05),
+    # Clients and what stands between give up on a line that is silent for longer.
+    type=click.FloatRange(0.05, 15),
     callback=_is_number,
     metavar="SECONDS",
     help="How often a client that waits is told that it still does.",
