@@ -116,9 +116,11 @@ class ReuseMetrics:
             self._hits.labels("slab").inc(event.reused_tokens * event.kept_blocks // blocks)
 
     def _share(self, event: BlocksShared) -> None:
-        tokens = (event.end - event.start) // len(event.keys)
-        for key in event.keys:
-            # Read for this request: the next one finds it in memory.
-            tier = "disk" if key in self._just_loaded else "memory"
-            self._just_loaded.discard(key)
-            self._hits.labels(tier).inc(tokens)
+        # Read for this request: the next one finds it in memory.
+        read = self._just_loaded.intersection(event.keys)
+        self._just_loaded -= read
+        tokens = event.end - event.start
+        # What lies before a window is of no use to a pass, and was not copied.
+        from_disk = tokens * len(read) // len(event.keys)
+        self._hits.labels("disk").inc(from_disk)
+        self._hits.labels("memory").inc(tokens - from_disk)
