@@ -10,7 +10,7 @@ from immutables import Map
 
 from cairn.journal import eviction
 from cairn.journal.paths import reusable_ahead
-from cairn.journal.state import Session, State
+from cairn.journal.state import Session, SessionId, State
 from cairn.journal.windows import SinkWindow
 from tests.journal.test_eviction import MODEL, chain, held
 
@@ -68,7 +68,7 @@ def test_what_no_window_needs_may_leave():
     assert tuple(keys[place] for place in reversed(middle)) == eviction.let_go_at_rest(
         state, session
     )
-    other = attrs.evolve(held(*keys[:12]), id="other")
+    other = attrs.evolve(held(*keys[:12]), id=SessionId("other"))
     both = attrs.evolve(state, sessions=state.sessions.set(other.id, other))
     stays = {keys[place] for place in range(12)} - {keys[p] for p in POLICY.middle(12, 4)}
     found = eviction.let_go_at_rest(both, session)
