@@ -109,7 +109,9 @@ class Numbers:
         del self._slabs[slab][end:]
         return TrimReport(held_tokens=held, coverage=self._coverage(slab))
 
-    def share(self, slab: int, keys: Sequence[str], start: int) -> ShareReport:
+    def share(
+        self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
+    ) -> ShareReport:
         """
         Copy blocks in.
         """

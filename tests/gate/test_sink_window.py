@@ -11,7 +11,11 @@ from typing import Any, TypeVar
 import attrs
 import pytest
 import trio
+import trio.testing
 
+from cairn.actors.limits import Limits
+from cairn.actors.server import Server
+from cairn.engine.mlx_cache import SinkCache
 from cairn.engine.mlx_model import ModelRefused
 from cairn.engine.prompt import Conversation, Message
 from cairn.journal import events as ev
@@ -234,3 +238,94 @@ def test_what_does_not_go_with_it_is_refused(
     assert isinstance(error, ModelRefused)
     assert why in str(error)
     assert "Start with" in str(error)
+
+
+async def without_slabs(server: Server) -> None:
+    """
+    Wait until no session has anything to do, and none holds a slab.
+    """
+    with trio.fail_after(120):
+        while server.statistics().slabs or any(actor.busy for actor in server._actors.values()):
+            await trio.testing.wait_all_tasks_blocked()
+        await server._writer.wait_committed(server._sequencer.state.position)
+
+
+@attrs.frozen
+class Turn:
+    """
+    A turn of a conversation whose history grows.
+
+    Attributes:
+        missed_tokens: of its prompt that were computed.
+        copied_tokens: of blocks, for it and ahead of the next one.
+        block_bytes, live_bytes: in memory, when it rests.
+    """
+
+    missed_tokens: int
+    copied_tokens: int
+    block_bytes: int
+    live_bytes: int
+
+
+def test_a_turn_costs_no_more_for_a_longer_history(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    While the history grows, what is computed, copied and held at rest for a conversation is what
+    sinks, window and a quarter of it are, and its answers have the bits of a cold server. Where
+    the sinks are lost in copying they have others, so the comparison would show it.
+    """
+    turns, store, empty = list[Turn](), MemoryStore(), MemoryStore()
+    settings = {"window": (SINKS, WINDOW), "limits": Limits(slab_rest_s=0.0)}
+    resume = SinkCache.resume
+
+    def without_sinks(cache: SinkCache, place: int) -> None:
+        cache.keys[..., :SINKS, :] = 0
+        resume(cache, place)
+
+    async def main() -> None:
+        async with serving(model_directory, empty, window=(SINKS, WINDOW)):
+            pass  # spares the cold server the self-test
+        conversation, shared = turn(0), 0
+        async with serving(model_directory, store, **settings) as server:
+            for number in range(8):
+                said = await ask(server, generate(conversation, session_name="one"))
+                await without_slabs(server)
+                copies = Told([], store.rows).events(ev.BlocksShared)
+                held = server.statistics()
+                turns.append(
+                    Turn(
+                        said.finished.prompt_tokens - said.accepted.cached_tokens,
+                        64 * sum(len(copy.keys) for copy in copies[shared:]),
+                        held.block_bytes,
+                        held.kv_live_bytes,
+                    )
+                )
+                shared = len(copies)
+                if number < 7:
+                    answer = Message(role="assistant", content=said.text)
+                    conversation = turn(0, (*conversation.messages, answer))
+            again = await ask(server, generate(conversation, session_name="another"))
+            monkeypatch.setattr(SinkCache, "resume", without_sinks)
+            damaged = await ask(server, generate(conversation, session_name="a third"))
+            monkeypatch.undo()
+        async with serving(model_directory, empty, window=(SINKS, WINDOW)) as cold:
+            missed = await ask(cold, generate(conversation))
+        assert 0 == missed.accepted.cached_tokens
+        assert missed.tokens == said.tokens == again.tokens
+        assert 4 * WINDOW < again.accepted.cached_tokens == damaged.accepted.cached_tokens
+        assert missed.tokens != damaged.tokens
+
+    trio.run(main)
+
+    token_bytes = 4 * 2 * 4 * 32 * 4
+    at_most = 64 + ROWS  # the block that holds the sinks is whole
+    late = turns[4:]
+    assert () == replay(store.rows).findings
+    assert max(one.missed_tokens for one in turns) < WINDOW
+    assert max(one.block_bytes for one in late) <= at_most * token_bytes
+    assert max(one.live_bytes for one in late) <= 2 * at_most * token_bytes
+    # For the request, and where more was anticipated than the slab could be cut back to.
+    assert max(one.copied_tokens for one in late) <= 2 * at_most
+    left = Told([], store.rows).events(ev.BlockEvicted)
+    assert {"window"} == {block.reason for block in left}

@@ -381,7 +381,7 @@ def test_what_is_not_said_has_the_servers_defaults():
 def test_a_misspelt_field_is_told_with_the_one_that_is_meant(sent: str, meant: str):
     """It changes nothing, and both the answer and the log say what it should have been."""
     with structlog.testing.capture_logs() as logs:
-        assert (f"{sent} (did you mean {meant}?)",) == read(**{sent: 1}).ignored
+        assert (f"{sent} (did you mean {meant}?)",) == read({}, **{sent: 1}).ignored
     assert [(sent, meant)] == [(entry["parameter"], entry["did_you_mean"]) for entry in logs]
 
 
@@ -389,7 +389,7 @@ def test_a_misspelt_field_is_told_with_the_one_that_is_meant(sent: str, meant: s
 def test_a_field_that_is_like_none_has_no_hint(sent: str):
     """Fields of other servers are not taken for slips, nor are paths into a known one."""
     with structlog.testing.capture_logs() as logs:
-        assert (sent,) == read(**{sent: 1}).ignored
+        assert (sent,) == read({}, **{sent: 1}).ignored
     assert ["did_you_mean" in entry for entry in logs] == [False]
 
 

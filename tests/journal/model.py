@@ -418,6 +418,7 @@ class World:
             "kept_blocks": event.kept_blocks,
             "shared_blocks": event.shared_blocks,
             "computed_tokens": 0,
+            "rules_version": event.rules_version,
         }
         for key in keys[: event.kept_blocks + event.shared_blocks]:
             self._pin(session, key)

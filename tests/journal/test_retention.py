@@ -34,7 +34,7 @@ from tests.journal.model import TAPES, Driver, Talk, Violated, plain, played, pr
 LONG_AGO = 0
 FAR = 2**60
 
-NAME_OF_FIELDS = "63a8b917689799f1"
+NAME_OF_FIELDS = "4e2bb1107a4d2422"
 """
 Of version 8 of what a base keeps.
 """
@@ -269,6 +269,8 @@ def as_of_version(version: int, state: State) -> bytes:
     requests = [session["request"] for session in sessions if session["request"] is not None]
     if version < 8:
         assert {"full"} >= {request["ask"].pop("cache_mode") for request in requests}
+        known = [session["ahead"] for session in sessions if session["ahead"] is not None]
+        assert {1} >= {ahead.pop("rules_version") for ahead in known}
     if version < 7:
         for model in (contents["state"]["model"], contents["loaded"]):
             assert model is None or model.pop("min_cache_tokens") == 0

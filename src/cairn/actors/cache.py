@@ -222,12 +222,20 @@ class SessionCache:
 
     async def share(self, request: str | None, keys: Sequence[str], start: int) -> None:
         """
-        Copy sealed blocks into the slab, from ``start`` on.
+        Copy sealed blocks into the slab, from ``start`` on: those of them that the policy needs at
+        their end.
 
         Args:
             request: what it is for; None for what is anticipated.
         """
-        slab = self.slab_id
+        slab, end, policy = self.slab_id, start + len(keys) * self.chunk, self._house.facts.policy
+        copied = tuple(keys)
+        places: list[int] | None = None
+        if policy is not None:
+            kept = start // self.chunk
+            found = policy.copied(kept, kept + len(keys), self.chunk)
+            copied = tuple(keys[place - kept] for place in found)
+            places = [place * self.chunk for place in found]
 
         def record(report: ShareReport) -> None:
             self.append(
@@ -235,15 +243,15 @@ class SessionCache:
                     session=self.id,
                     request=request,
                     start=start,
-                    end=start + len(keys) * self.chunk,
-                    keys=tuple(keys),
+                    end=end,
+                    keys=copied,
                     digests=report.digests,
                     coverage=report.coverage,
                     duration_us=report.duration_us,
                 )
             )
 
-        await self._house.engine.call(lambda mlx: mlx.share(slab, keys, start), record)
+        await self._house.engine.call(lambda mlx: mlx.share(slab, copied, start, places), record)
 
     async def prefill(self, ids: Sequence[int], wanted: Wanted | None, request: str) -> PassReport:
         """

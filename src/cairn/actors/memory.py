@@ -37,7 +37,7 @@ from cairn.journal import events as ev
 from cairn.journal import eviction
 from cairn.journal.errors import BugError
 from cairn.journal.lifecycle import Life
-from cairn.journal.state import Session, State
+from cairn.journal.state import Session, SessionId, State
 
 log = structlog.get_logger("cairn")
 
@@ -350,6 +350,24 @@ class Memory:
                     self._stuck.add(key)
         return removed
 
+    async def let_go_at_rest(self, session: str, wanted: Callable[[], bool]) -> None:
+        """
+        Have the blocks of a conversation at rest leave memory that no window reaches any more,
+        under ``sink_window``, each written to a file before.
+
+        Args:
+            wanted: asked before each.
+        """
+        state = self._sequencer.state
+        known = state.sessions.get(SessionId(session))
+        for key in eviction.let_go_at_rest(state, known) if known is not None else ():
+            async with self.steady, self._blocks:
+                # Others may have come to need it since.
+                if not wanted():
+                    return
+                if eviction.is_out_of_windows(self._sequencer.state, key):
+                    await self._evict(key, reason="window")
+
     async def _remove(self, key: str, now_us: int, wanted: Callable[[], bool]) -> bool:
         """
         Remove a block, unless it came to be of use since. Whether it, or its file, went.
@@ -387,7 +405,7 @@ class Memory:
             return eviction.room_for_foreseen(state, size, order=order)
         return eviction.room_for_block(state, size, keep, order=order)
 
-    async def _evict(self, key: str, keep: Collection[str] = ()) -> None:
+    async def _evict(self, key: str, keep: Collection[str] = (), reason: ev.Left = "room") -> None:
         """
         Have a block leave memory, written to a file before.
 
@@ -395,7 +413,7 @@ class Memory:
             keep: blocks whose files must stay.
         """
         await self._spill(key, keep)
-        await self._engine.call(lambda mlx: mlx.evict(key), self._evicted)
+        await self._engine.call(lambda mlx: mlx.evict(key), partial(self._evicted, reason=reason))
 
     def _evicted(self, report: EvictReport, reason: ev.Left = "room") -> None:
         self._sequencer.append(

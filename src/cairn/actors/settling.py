@@ -63,11 +63,12 @@ class Settling:
     async def write_through(self) -> None:
         """
         Have the blocks of this conversation written to files while nobody wants anything, so that a
-        server that is lost loses little.
+        server that is lost loses little; then those leave memory that its window has left behind.
         """
         for key in self.cache.session.slab_keys:
             if not await self.house.memory.write_through(key, lambda: self.inbox.undisturbed):
                 return
+        await self.house.memory.let_go_at_rest(self.cache.id, lambda: self.inbox.undisturbed)
 
     async def has_rested_long(self) -> bool:
         """

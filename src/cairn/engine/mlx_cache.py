@@ -146,7 +146,7 @@ class SinkCache(SlabCache):
             raise EngineFault(
                 f"{keys.shape[2]} rows at {place} do not fit a slab of {self._capacity} tokens"
             )
-        self._let_go(self._policy.start_after(self.start, place, end, self._capacity))
+        self.let_go(self._policy.start_after(self.start, place, end, self._capacity))
         if self.row_of(end) > self.keys.shape[2]:
             raise EngineFault(f"{keys.shape[2]} rows at {place} do not fit behind their window")
         self.keys[..., self.row_of(place) : self.row_of(end), :] = keys
@@ -200,7 +200,18 @@ class SinkCache(SlabCache):
         """
         return token - self.start + self._policy.sinks if self.start else token
 
-    def _let_go(self, start: int) -> None:
+    def resume(self, place: int) -> None:
+        """
+        Go on behind the sinks with the tokens from ``place`` on: all between them is left out.
+
+        Raises:
+            EngineFault: the sinks are not there.
+        """
+        if self.offset < self._policy.sinks or place < self.offset:
+            raise EngineFault(f"a slab that ends at {self.offset} cannot go on at {place}")
+        self.start = self.offset = place
+
+    def let_go(self, start: int) -> None:
         """
         Have the window begin later: what it holds then moves up to the sinks.
         """

@@ -152,10 +152,17 @@ class MlxEngine:
             cache.trim(cache.offset - end)
         return TrimReport(held_tokens=before, coverage=held.coverage())
 
-    def share(self, slab: int, keys: Sequence[str], start: int) -> ShareReport:
+    def share(
+        self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
+    ) -> ShareReport:
         """
         Copy sealed blocks into a slab, and hash what the slab holds then: a block that changed in
         memory is found by it, and a copy that went wrong.
+
+        Args:
+            start: where the slab ends.
+            places: the first token of each block, where some between them are left out: under
+                ``sink_window`` alone.
 
         Raises:
             EngineFault: a block is not in memory, or the slab does not end at ``start``.
@@ -166,6 +173,10 @@ class MlxEngine:
         size = self._at_once or len(blocks)
         digests: list[str] = []
         for place in range(0, len(blocks), size):
+            if places is not None and places[place] != start:
+                start = places[place]
+                for cache in held.caches:
+                    cache.resume(start)
             pasted = blocks[place : place + size]
             end = mlx_blocks.paste(held, pasted, start)
             rows = (end - start) // len(pasted)
@@ -177,6 +188,13 @@ class MlxEngine:
         return ShareReport(
             digests=tuple(digests), coverage=held.coverage(), duration_us=_since_us(began)
         )
+
+    def let_go(self, slab: int, start: int) -> None:
+        """
+        Have a slab let go all between the sinks and a token, under ``sink_window``.
+        """
+        for cache in self.pool.get(slab).caches:
+            cache.let_go(start)
 
     def run_chunk(self, slab: int, ids: Sequence[int], wanted: Wanted | None) -> PassReport:
         """

@@ -140,9 +140,12 @@ class ReuseMetrics:
         query = self._begun.get(event.request or "")
         if query is None:
             return
-        tokens = (event.end - event.start) // len(event.keys)
-        for key in event.keys:
-            query.tiers["disk" if key in query.from_files else "memory"] += tokens
+        tokens = event.end - event.start
+        # What lies before a window is of no use to a pass, and was not copied.
+        from_files = sum(key in query.from_files for key in event.keys)
+        from_disk = tokens * from_files // len(event.keys)
+        query.tiers["disk"] += from_disk
+        query.tiers["memory"] += tokens - from_disk
 
     def _count(self, query: _Query | None) -> None:
         if query is None or query.path is None or query.path.reason == _NEVER:

@@ -108,11 +108,14 @@ def _without_an_end(contents: Contents) -> Contents:
     return {**contents, "version": 7}
 
 
-def _without_a_mode(contents: Contents) -> Contents:
+def _with_one_mode(contents: Contents) -> Contents:
     """
-    Version 8 has the cache mode of an open request. Before it, there was one.
+    Version 8 has the cache mode of an open request, and the rules by which was decided what is
+    computed ahead. Before it, there was one of each.
     """
     for session in contents["state"]["sessions"].values():
+        if session["ahead"] is not None:
+            session["ahead"]["rules_version"] = 1
         if session["request"] is not None:
             session["request"]["ask"]["cache_mode"] = "full"
     return {**contents, "version": 8}
@@ -127,7 +130,7 @@ UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {
     4: _without_a_grammar,
     5: _without_a_window,
     6: _without_an_end,
-    7: _without_a_mode,
+    7: _with_one_mode,
 }
 """
 Version to the function that makes contents of version + 1 of it.

@@ -51,6 +51,8 @@ UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
     ("request_cancelled", 1): lambda payload: payload,
     # Before version 2 blocks left for no other reason.
     ("block_evicted", 1): lambda payload: {**payload, "reason": "room"},
+    # Version 3 may leave since no window needs it.
+    ("block_evicted", 2): lambda payload: payload,
     ("block_dropped", 1): lambda payload: {**payload, "reason": "room"},
     # Version 2 may leave the session out.
     ("blocks_quarantined", 1): lambda payload: payload,
@@ -63,6 +65,8 @@ UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
     ("turn_kept", 1): lambda payload: payload,
     # Version 2 may leave the request out.
     ("blocks_shared", 1): lambda payload: payload,
+    # Version 3 may leave out blocks before a window, where rules 2 decided what is shared.
+    ("blocks_shared", 2): lambda payload: payload,
 }
 """
 (kind, version) to the function that makes a payload of version + 1 of it.

@@ -41,7 +41,7 @@ CancelStage = Literal[
     "journal_full",
     "bug",
 ]
-Left = Literal["room", "life_over"]
+Left = Literal["room", "life_over", "window"]
 FileFault = Literal["missing", "unreadable", "foreign", "digest"]
 NextRole = Literal["user", "tool"]
 GivenUp = Literal["request", "slab_wanted", "closing", "busy", "doubt", "bug", "unrendered"]
@@ -453,13 +453,14 @@ class BlocksShared(Event):
 
     Attributes:
         request: whose prompt they are of; None where they are of what is anticipated.
-        keys: the blocks, in order of their tokens.
+        keys: the blocks that were copied, in order of their tokens; under ``sink_window`` those
+            with the sinks and those of the window at the end (before version 3: all).
         digests: measured: of the bytes that the slab holds of each after the copy.
         coverage: measured: what each layer holds after it.
     """
 
     kind: ClassVar[str] = "blocks_shared"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     session: str
     request: str | None
     start: int = natural()
@@ -546,11 +547,12 @@ class BlockEvicted(Event):
     A block left memory. Figures as in ``BlockSealed``.
 
     Attributes:
-        reason: ``room`` for another one, or ``life_over``.
+        reason: ``room`` for another one, ``life_over``, or ``window``: no window at the end of a
+            conversation at rest reaches back to it.
     """
 
     kind: ClassVar[str] = "block_evicted"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     key: str
     bytes: int = natural()
     store_blocks: int = natural()

@@ -62,7 +62,65 @@ def held_ready(state: State) -> frozenset[str]:
     The blocks of the sessions whose KV is held ready in a slab. What is computed ahead of a request
     takes no room from them.
     """
-    return frozenset(key for session in state.sessions.values() for key in session.slab_keys)
+    return frozenset(
+        key for session in state.sessions.values() for key in _needed(state, session.slab_keys)
+    )
+
+
+def _needed(state: State, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """
+    Those of a chain's blocks that a slab needs to go on behind it: under ``sink_window`` those with
+    the sinks and those of the window, else all.
+    """
+    model = state.model
+    if model is None or model.policy is None:
+        return keys
+    return tuple(keys[place] for place in model.policy.copied(0, len(keys), model.chunk_tokens))
+
+
+def let_go_at_rest(state: State, session: Session) -> tuple[str, ...]:
+    """
+    The blocks in memory of a conversation at rest under ``sink_window`` that no window reaches any
+    more, its own or that of another conversation. Those nearest to the window first. Looks at no
+    more than were there when it last was at rest, and came since.
+    """
+    found: list[str] = []
+    model, keys = state.model, chain_of(session)
+    if model is None or model.policy is None:
+        return ()
+    for place in reversed(model.policy.middle(len(keys), model.chunk_tokens)):
+        block = state.blocks.get(keys[place])
+        if block is None or not block.present:
+            break
+        if is_out_of_windows(state, keys[place]):
+            found.append(keys[place])
+    return tuple(found)
+
+
+def is_out_of_windows(state: State, key: str) -> bool:
+    """
+    Whether a block is in memory under ``sink_window``, nobody works with it, and no conversation
+    has it among its sinks, or in its window or somewhat before.
+    """
+    block, model = state.blocks[key], state.model
+    if model is None or model.policy is None or not block.present or block.pins:
+        return False
+    place = block.start // model.chunk_tokens
+    for session in state.sessions.values():
+        keys = chain_of(session)
+        has_it = place < len(keys) and keys[place] == key
+        if has_it and place not in model.policy.middle(len(keys), model.chunk_tokens):
+            return False
+    return True
+
+
+def chain_of(session: Session) -> tuple[str, ...]:
+    """
+    The blocks that a session goes on from: those in its slab, else those of its prompt.
+    """
+    if session.slab_keys or session.request is not None:
+        return session.slab_keys or session.work_keys
+    return session.last.prompt_keys if session.last is not None else ()
 
 
 def file_bytes_at_most(state: State, size: int) -> int:
@@ -181,7 +239,7 @@ def can_spare_slab(state: State, session: Session) -> bool:
     return (
         session.slab is not None
         and session.life is Life.IDLE
-        and all(state.blocks[key].usable for key in session.slab_keys)
+        and all(state.blocks[key].usable for key in _needed(state, session.slab_keys))
     )
 
 

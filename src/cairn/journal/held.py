@@ -18,8 +18,13 @@ def tokens_held(state: State) -> int:
     alone = 0
     for session in state.sessions.values():
         if session.slab is not None:
-            twice = sum(state.blocks[key].present for key in session.slab_keys)
-            policy = state.model.policy
-            let_go = session.window_start - policy.sinks if policy and session.window_start else 0
-            alone += max(0, session.cached_tokens - let_go - twice * chunk)
+            policy, start = state.model.policy, session.window_start
+            let_go = range(policy.sinks, start) if policy and start else range(0)
+            twice = 0
+            for place, key in enumerate(session.slab_keys):
+                if state.blocks[key].present:
+                    begin, end = place * chunk, (place + 1) * chunk
+                    gone = min(end, let_go.stop) - max(begin, let_go.start)
+                    twice += chunk - max(0, gone)
+            alone += session.cached_tokens - len(let_go) - twice
     return state.pool.blocks * chunk + alone

@@ -279,6 +279,11 @@ def _window_after(state: State, session: Session, event: ev.CacheExtended | ev.B
     start, capacity = session.window_start, session.slab.capacity_tokens if session.slab else 0
     if policy is None:
         return 0
+    if isinstance(event, ev.BlocksShared) and _rules_of(session) > 1:
+        chunk = _chunk_tokens(state)
+        resumed = policy.resumed_at(event.start // chunk, event.end // chunk, chunk)
+        if resumed is not None:
+            return resumed * chunk
     decodes = isinstance(event, ev.CacheExtended) and event.step == "decode"
     rows = 1 if decodes else _chunk_tokens(state)
     for place in range(event.start, event.end, max(1, rows)):
@@ -386,7 +391,7 @@ def _shared(state: State, event: ev.BlocksShared) -> Iterator[Violation]:
         yield _broken("INV-6", "blocks were shared for nothing", "a request", None)
         return
     kept, shared = _to_share(session)
-    due = session.work_keys[kept:][:shared]
+    due = _to_copy(state, session)
     if event.keys != due:
         yield _broken("INV-4", "other blocks were shared than decided", due, event.keys)
     chunk = state.model.chunk_tokens if state.model else 0
@@ -401,6 +406,28 @@ def _shared(state: State, event: ev.BlocksShared) -> Iterator[Violation]:
             known = block.digest if block else "a sealed block"
             yield _broken("INV-3", f"block {key} does not have its digest", known, digest)
             return
+
+
+def _to_copy(state: State, session: Session) -> tuple[str, ...]:
+    """
+    The blocks that are copied for that: of those that were decided, what the policy needs.
+    """
+    kept, shared = _to_share(session)
+    policy = state.model.policy if state.model else None
+    if policy is None or _rules_of(session) == 1:
+        return session.work_keys[kept:][:shared]
+    places = policy.copied(kept, kept + shared, _chunk_tokens(state))
+    return tuple(session.work_keys[place] for place in places if place < len(session.work_keys))
+
+
+def _rules_of(session: Session) -> int:
+    """
+    The rules by which it was decided what is shared.
+    """
+    if session.ahead is not None:
+        return session.ahead.rules_version
+    path = session.request.path if session.request is not None else None
+    return path.rules_version if path is not None else 1
 
 
 def _to_share(session: Session) -> tuple[int, int]:
@@ -599,12 +626,12 @@ def _received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
 def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
     session = state.session(event.session)
     assert session.request is not None
-    if event.rules_version != paths.RULES_VERSION:
+    if event.rules_version not in paths.RULES_KNOWN:
         yield _broken("INV-4", "rules unknown", paths.RULES_VERSION, event.rules_version)
         return
     if event.decided_at != state.position:
         yield _broken("INV-4", "decided on another state", state.position, event.decided_at)
-    decided = paths.select(state, session, session.request)
+    decided = paths.select(state, session, session.request, event.rules_version)
     recorded = {field.name: getattr(event, field.name) for field in attrs.fields(paths.Decision)}
     if attrs.asdict(decided) != recorded:
         yield _broken("INV-4", "another decision", attrs.asdict(decided), recorded)
@@ -619,7 +646,7 @@ def _begun(state: State, event: ev.AnticipationBegun) -> Iterator[Violation]:
     if last is None or not last.answered or session.slab is None or session.request is not None:
         yield _broken("INV-4", "an anticipation after no answer", "answer and slab", session.life)
         return
-    if event.rules_version != paths.RULES_VERSION:
+    if event.rules_version not in paths.RULES_KNOWN:
         yield _broken("INV-4", "rules unknown", paths.RULES_VERSION, event.rules_version)
         return
     ahead = anticipated(last, event)
@@ -633,7 +660,7 @@ def _begun(state: State, event: ev.AnticipationBegun) -> Iterator[Violation]:
     if event.tokens > session.slab.capacity_tokens:
         room = session.slab.capacity_tokens
         yield _broken("INV-4", "more is anticipated than the slab holds", room, event.tokens)
-    decided = paths.reusable_ahead(state, session, ahead.keys)
+    decided = paths.reusable_ahead(state, session, ahead.keys, event.rules_version)
     if decided != (event.kept_blocks, event.shared_blocks):
         told = (event.kept_blocks, event.shared_blocks)
         yield _broken("INV-4", "other reuse for what is anticipated", decided, told)

@@ -16,15 +16,20 @@ sealed blocks. The two are independent: a new session may be built on stones tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.state import OpenRequest, Part, Session, SessionId, State, Turn
+from cairn.journal.state import Block, OpenRequest, Part, Session, SessionId, State, Turn
 
-RULES_VERSION = 1
+RULES_VERSION = 2
+RULES_KNOWN = (1, 2)
+"""
+Under rules 1 all blocks of a chain had to be in memory, and were copied, also where a token attends
+to sinks and a window alone.
+"""
 
 Reason = Literal[
     "cold_start",
@@ -125,12 +130,14 @@ def choose_session(state: State, ask: Ask) -> SessionId | None:
     return None
 
 
-def select(state: State, session: Session, request: OpenRequest) -> Decision:
+def select(
+    state: State, session: Session, request: OpenRequest, rules: int = RULES_VERSION
+) -> Decision:
     """
-    The path of a request that ``session`` has in hand. Changes nothing.
+    The path of a request that ``session`` has in hand, by the rules of a version. Changes nothing.
     """
     ask = ask_of(request.ask, request.chain)
-    kept, shared = _reusable(state, session, request, ask)
+    kept, shared = _reusable(state, session, request, ask, rules)
     goes_on = session.last is not None and continues(session.last, ask.chain)
     nearest = session if goes_on else _nearest(state, session, ask)
     reason = _reason(state, nearest, ask, goes_on, kept + shared)
@@ -257,7 +264,9 @@ def _too_short(state: State, last: Turn) -> bool:
     )
 
 
-def _reusable(state: State, session: Session, request: OpenRequest, ask: Ask) -> tuple[int, int]:
+def _reusable(
+    state: State, session: Session, request: OpenRequest, ask: Ask, rules: int
+) -> tuple[int, int]:
     """
     How many sealed blocks from the front can be reused: (in the session's slab, from the store).
 
@@ -271,29 +280,63 @@ def _reusable(state: State, session: Session, request: OpenRequest, ask: Ask) ->
     keys = request.prompt_keys[:most]
     fits = request.ask.prompt_tokens + request.ask.max_tokens
     kept = _in_slab(state, session, keys, fits) if ask.goes_on else 0
-    return kept, _in_store(state, keys[kept:])
+    return kept, _in_store(state, keys, kept, rules)
 
 
-def reusable_ahead(state: State, session: Session, keys: tuple[str, ...]) -> tuple[int, int]:
+def reusable_ahead(
+    state: State, session: Session, keys: tuple[str, ...], rules: int = RULES_VERSION
+) -> tuple[int, int]:
     """
     How many blocks from the front of what is anticipated are there already: (in the session's slab,
-    from the store). Changes nothing. A decision under ``RULES_VERSION`` like that of a path.
+    from the store). Changes nothing. A decision by rules like that of a path.
     """
     kept = _in_slab(state, session, keys, 0)
-    return kept, _in_store(state, keys[kept:])
+    return kept, _in_store(state, keys, kept, rules)
 
 
-def _in_store(state: State, keys: tuple[str, ...]) -> int:
+def _in_store(state: State, keys: tuple[str, ...], kept: int, rules: int) -> int:
     """
-    How many of these blocks, from the first on, can be shared from memory.
+    How many of these blocks behind those that are kept can be shared from memory. Where a token
+    attends to sinks and a window, those that hold them are enough.
     """
+    if rules > 1 and state.model is not None and state.model.policy is not None:
+        return _behind_window(state, keys, kept, lambda block: block.usable)
     shared = 0
-    for key in keys:
+    for key in keys[kept:]:
         stone = state.blocks.get(key)
         if stone is None or not stone.usable:
             break
         shared += 1
     return shared
+
+
+def _behind_window(
+    state: State, keys: tuple[str, ...], kept: int, there: Callable[[Block], bool]
+) -> int:
+    """
+    How many of these blocks behind those that are kept can be gone on from: up to the last one at
+    which those with the sinks and those of the window are there. The others are on record and not
+    in doubt, since what is built on them is. Looks at no more blocks than a window has where the
+    last ones are there.
+    """
+    assert state.model is not None and state.model.policy is not None
+    policy, chunk = state.model.policy, state.model.chunk_tokens
+    end = len(keys)
+    while end > kept and ((block := state.blocks.get(keys[end - 1])) is None or block.bug_id):
+        end -= 1
+    for place in range(kept, min(policy.sink_blocks(chunk), end)):
+        if not there(state.blocks[keys[place]]):
+            end = place
+            break
+    lowest = end  # those in [lowest, end) are there
+    while end > kept:
+        begin = max(policy.first_block(end, chunk), kept)
+        while lowest > begin and there(state.blocks[keys[lowest - 1]]):
+            lowest -= 1
+        if lowest <= begin:
+            break
+        end = lowest = lowest - 1
+    return end - kept
 
 
 def _first_used(state: State, keys: tuple[str, ...]) -> int:
@@ -380,8 +423,14 @@ def chain_to_load(
     if not ask.cache_prompt:
         return ()
     keys = keys[: (prompt_tokens - 1) // state.model.chunk_tokens]
+    kept = _in_slab(state, session, keys, fits) if ask.goes_on else 0
+    if (policy := state.model.policy) is not None:
+        found = _behind_window(state, keys, kept, lambda block: block.usable or block.loadable)
+        places = policy.copied(kept, kept + found, state.model.chunk_tokens)
+        copied = tuple(keys[place] for place in places)
+        return () if all(state.blocks[key].present for key in copied) else copied
     chain, any_to_load = [], False
-    for key in keys[_in_slab(state, session, keys, fits) if ask.goes_on else 0 :]:
+    for key in keys[kept:]:
         block = state.blocks.get(key)
         if block is None or not (block.usable or block.loadable):
             break

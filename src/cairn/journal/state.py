@@ -148,6 +148,7 @@ class Ahead:
         kept_blocks: those that lay in the slab when it began.
         shared_blocks: those that were to be copied in from the store.
         computed_tokens: what passes have run over since.
+        rules_version: by which that was decided.
     """
 
     ids: tuple[int, ...]
@@ -155,6 +156,7 @@ class Ahead:
     kept_blocks: int
     shared_blocks: int
     computed_tokens: int = 0
+    rules_version: int = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -756,6 +758,7 @@ def _slabs_changed(state: State, slabs: int, size: int) -> State:
 
 def _blocks_shared(state: State, event: ev.BlocksShared) -> State:
     session = state.session(event.session)
+    assert state.model is not None
     return _stepped(
         state,
         session,
@@ -763,7 +766,8 @@ def _blocks_shared(state: State, event: ev.BlocksShared) -> State:
         cached_tokens=event.end,
         canonical_tokens=event.end,
         window_start=event.coverage[0][1] if event.coverage else 0,
-        slab_keys=session.slab_keys + event.keys,
+        # With those that lie before the window and were not copied.
+        slab_keys=session.work_keys[: event.end // state.model.chunk_tokens],
     )
 
 
@@ -898,6 +902,7 @@ def anticipated(last: Turn, event: ev.AnticipationBegun) -> Ahead:
         keys=last.prompt_keys[: event.kept_keys] + event.new_keys,
         kept_blocks=event.kept_blocks,
         shared_blocks=event.shared_blocks,
+        rules_version=event.rules_version,
     )
 
 

@@ -7,6 +7,9 @@ it has room for, so that it can be cut back behind an answer: tokens are let go 
 pass would not fit, and then all that the pass does not attend to. Which they are follows from what
 was held, the pass, and the slab.
 
+Of blocks only those are copied into a slab that hold the sinks, and those from the window's first
+token on: all that lies between was let go by the time that a pass comes to their end.
+
 Positions are those of the sequence, whatever was let go. ``start`` is the first token past the
 sinks that is held; 0 where none was let go.
 """
@@ -65,6 +68,48 @@ class SinkWindow:
         if self.sinks + end - begin <= min(self.rows, capacity_tokens):
             return start
         return self.first(place)
+
+    def sink_blocks(self, chunk_tokens: int) -> int:
+        """
+        How many blocks from the front hold the sinks.
+        """
+        return -(-self.sinks // chunk_tokens)
+
+    def first_block(self, blocks: int, chunk_tokens: int) -> int:
+        """
+        The block that holds the first token past the sinks that the one behind so many blocks
+        attends to.
+        """
+        return self.first(blocks * chunk_tokens) // chunk_tokens
+
+    def resumed_at(self, kept: int, blocks: int, chunk_tokens: int) -> int | None:
+        """
+        The block from which copying goes on behind the sinks, where a slab holds ``kept`` blocks
+        and is to hold ``blocks``; None where nothing is left out.
+        """
+        first = self.first_block(blocks, chunk_tokens)
+        return first if first > max(kept, self.sink_blocks(chunk_tokens)) else None
+
+    def copied(self, kept: int, blocks: int, chunk_tokens: int) -> tuple[int, ...]:
+        """
+        The blocks that are copied into a slab that holds ``kept`` of them and is to hold
+        ``blocks``, by their places: those with the sinks, and those of the window at the end. What
+        lies between them no token attends to from there on.
+        """
+        resumed = self.resumed_at(kept, blocks, chunk_tokens)
+        if resumed is None:
+            return tuple(range(kept, blocks))
+        return (*range(kept, self.sink_blocks(chunk_tokens)), *range(resumed, blocks))
+
+    def middle(self, blocks: int, chunk_tokens: int) -> range:
+        """
+        The places of the blocks, of so many, that may leave memory when a conversation rests: what
+        its next request attends to is there without them, also where that goes on from somewhat
+        before the end, by as much as a slab has room for besides sinks and window.
+        """
+        spare = self.rows - self.sinks - self.window
+        first = self.first(max(0, blocks * chunk_tokens - spare)) // chunk_tokens
+        return range(self.sink_blocks(chunk_tokens), first)
 
     def reaches(self, start: int, end: int) -> bool:
         """

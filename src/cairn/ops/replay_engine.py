@@ -438,12 +438,16 @@ class _Again:
         """
         The journal copied sealed blocks; here their tokens are run.
         """
-        sequence = _sequence(session)
-        for place, digest in enumerate(event.digests):
-            start = event.start + place * self._chunk
+        sequence, digests = _sequence(session), dict(zip(event.keys, event.digests, strict=True))
+        for start in range(event.start, event.end, self._chunk):
             self._pass(sequence[start : start + self._chunk], None)
-            self.blocks += 1
-            _same("digest", digest, self._seal(start, start + self._chunk).digest)
+            digest = digests.get(session.slab_keys[start // self._chunk])
+            if digest is not None:
+                self.blocks += 1
+                _same("digest", digest, self._seal(start, start + self._chunk).digest)
+        if session.window_start:
+            # Passes let go later than a copy that leaves out what none attends to.
+            self._engine.let_go(self._held, session.window_start)
 
     def _decode(self, event: ev.CacheExtended, session: Session) -> None:
         sequence = _sequence(session)

@@ -143,7 +143,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     default="full",
     show_default=True,
     help="What a token attends to: all before it, or the first tokens and a window of the last. "
-    "That bounds the memory of a session, and changes answers past the window.",
+    "That bounds the memory of a session at rest, and changes answers past the window.",
 )
 @click.option(
     "--sink-tokens",

@@ -1,0 +1,76 @@
+"""
+Which blocks a conversation under ``sink_window`` needs, and which may leave memory.
+"""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from immutables import Map
+
+from cairn.journal import eviction
+from cairn.journal.paths import reusable_ahead
+from cairn.journal.state import Session, SessionId, State
+from cairn.journal.windows import SinkWindow
+from tests.journal.test_eviction import MODEL, chain, held
+
+POLICY = SinkWindow.of(2, 16, 4)
+
+
+def test_what_the_next_token_attends_to_is_copied():
+    """Wherever it stands and however many sinks there are, none of it is left out."""
+    for sinks in (0, 2, 4, 7):
+        policy = SinkWindow.of(sinks, 16, 4)
+        for blocks in range(1, 40):
+            for kept in range(blocks):
+                tokens = {4 * one + n for one in policy.copied(kept, blocks, 4) for n in range(4)}
+                seen = {*range(sinks), *range(policy.first(4 * blocks), 4 * blocks)}
+                assert {token for token in seen if 4 * kept <= token < 4 * blocks} <= tokens
+                assert len(tokens) <= policy.rows
+                if kept == 0:
+                    middle = policy.middle(blocks, 4)
+                    assert not tokens & {4 * one + n for one in middle for n in range(4)}
+
+
+def windowed(session: Session, blocks: int, *gone: int) -> State:
+    """A chain of which some blocks have left memory, and the session that has it."""
+    found = [
+        attrs.evolve(block, present=place not in gone)
+        for place, block in enumerate(chain("a", blocks, 100))
+    ]
+    model = attrs.evolve(MODEL, kv_sinks=2, kv_window=16, kv_rows=POLICY.rows)
+    return State(
+        model=model,
+        blocks=Map({block.key: block for block in found}),
+        sessions=Map({session.id: session}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("gone", "due"),
+    [((), 20), (range(1, 16), 20), ((16,), 16), ((17, 16), 16), ((0,), 0), ((19,), 19)],
+)
+def test_a_chain_whose_middle_has_left_goes_on(gone: tuple[int, ...], due: int):
+    """Up to the last place at which sinks and window are there; by rules 1 all had to be."""
+    keys = tuple(f"a{place}" for place in range(20))
+    empty = attrs.evolve(held(), slab=None)
+    state = windowed(empty, 20, *gone)
+    assert (0, due) == reusable_ahead(state, empty, keys)
+    assert (0, min(gone, default=20)) == reusable_ahead(state, empty, keys, 1)
+
+
+def test_what_no_window_needs_may_leave():
+    """The middle, but for what another conversation has in its window."""
+    keys = tuple(f"a{place}" for place in range(20))
+    session = held(*keys)
+    state = windowed(session, 20)
+    middle = POLICY.middle(20, 4)
+    assert tuple(keys[place] for place in reversed(middle)) == eviction.let_go_at_rest(
+        state, session
+    )
+    other = attrs.evolve(held(*keys[:12]), id=SessionId("other"))
+    both = attrs.evolve(state, sessions=state.sessions.set(other.id, other))
+    stays = {keys[place] for place in range(12)} - {keys[p] for p in POLICY.middle(12, 4)}
+    found = eviction.let_go_at_rest(both, session)
+    assert {keys[place] for place in middle} - stays == set(found)
+    assert stays & {keys[place] for place in middle}
