@@ -7,6 +7,11 @@ BLAS, without which MLX multiplies several times as slowly on Linux:
     export LD_PRELOAD=$(python -P -m cairn.engine.blas)
     python -P tools/train_pebble.py --work /tmp/pebble --ranks 2
 
+glibc gives large arrays back to the system in each step and takes them again, which was more than
+half of the time once. Where `top` shows as much for the system, have it keep them:
+
+    export MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_MMAP_THRESHOLD_=4294967296
+
 What was interrupted goes on from its last checkpoint in ``--work``. Where none is left, a training
 goes on from exported weights: ``--from`` says where they lie, and ``--after`` which stage of the
 recipe they read last. The stages up to that one are left out, and the state of the optimisers is

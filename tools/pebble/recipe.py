@@ -227,8 +227,9 @@ STAGES: Final = (
         mix=(*_LONG, (dialogues.echo, 1), (dialogues.untold, 0.5)),
         rates=(0.03, 0.0),
     ),
-    # A fifth one, for what people say and write that is in no form above. No weights have read it
-    # yet; it is made to go on from exported ones (``--from``, ``--after close``).
+    # A fifth one, for what people say and write that is in no form above, from exported weights
+    # (``--from``, ``--after close``). It was run once, and what came of it did not ship: the card
+    # has the figures.
     Stage(
         name="wide",
         tokens=1_300_000,
