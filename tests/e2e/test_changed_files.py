@@ -191,7 +191,8 @@ def test_block_files_that_change_under_a_server(start: Start, cold: Serving):
         talks[damage], sessions[damage] = next_turn(talk, first.text), first.session
     server.at_rest()
     files = {path.stem: path for path in files_of(server)}
-    another = server.events(ev.BlockSealed, session=sessions[remove])[0]
+    # Of the same place, and so of the same size: what tells it is who made it for what.
+    another = server.events(ev.BlockSealed, session=sessions[remove])[1]
     second: dict[Any, ev.BlockSealed] = {}
     for damage in DAMAGES:
         second[damage] = server.events(ev.BlockSealed, session=sessions[damage])[1]

@@ -122,16 +122,23 @@ def test_a_stop_text_in_a_call(client: openai.OpenAI):
     assert choice.message.content == '<tool_call>\n{"name": '
 
 
-@pytest.mark.parametrize("body", [{}, {"tools": TOOLS, "tool_choice": "none"}])
-def test_without_tools_nothing_is_a_call(client: openai.OpenAI, body: Any):
+def test_without_tools_nothing_is_a_call(client: openai.OpenAI):
     """What looks like one is text; thoughts are thoughts."""
-    (choice,) = create(client, **body).choices
+    (choice,) = create(client).choices
     assert ("stop", f"<tool_call>{CALLS}</tool_call>", None) == (
         choice.finish_reason,
         choice.message.content,
         choice.message.tool_calls,
     )
     assert "I look up Rom." == choice.message.model_extra["reasoning"]
+
+
+def test_tools_that_may_not_be_called_are_not(client: openai.OpenAI):
+    """The model would call them: it is kept from the token with which a call begins."""
+    (choice,) = create(client, tools=TOOLS, tool_choice="none").choices
+    assert ("stop", None) == (choice.finish_reason, choice.message.tool_calls)
+    assert choice.message.content.startswith("I look.")
+    assert "<tool_call>" not in choice.message.content
 
 
 def test_what_is_no_call_is_text_and_on_record(server: Serving, client: openai.OpenAI):

@@ -375,7 +375,6 @@ def test_what_is_not_said_has_the_servers_defaults():
         ("temprature", "temperature"),
         ("Stream", "stream"),
         ("cache-prompt", "cache_prompt"),
-        ("repeat_penalty", "repetition_penalty"),
     ],
 )
 def test_a_misspelt_field_is_told_with_the_one_that_is_meant(sent: str, meant: str):
@@ -385,7 +384,9 @@ def test_a_misspelt_field_is_told_with_the_one_that_is_meant(sent: str, meant: s
     assert [(sent, meant)] == [(entry["parameter"], entry["did_you_mean"]) for entry in logs]
 
 
-@pytest.mark.parametrize("sent", ["user", "min_tokens", "top_a", "best_of", "stream.options"])
+@pytest.mark.parametrize(
+    "sent", ["user", "min_tokens", "top_a", "speed", "best_of", "stream.options"]
+)
 def test_a_field_that_is_like_none_has_no_hint(sent: str):
     """Fields of other servers are not taken for slips, nor are paths into a known one."""
     with structlog.testing.capture_logs() as logs:

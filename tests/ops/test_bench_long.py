@@ -301,9 +301,10 @@ def test_each_fault_misses_its_goal(fault: str, goal: str, tmp_path: Path):
     found = verdicts(held(fault, tmp_path))
     assert False is found[goal]
     others = {name: reached for name, reached in found.items() if name != goal}
-    # Where no answer is whole, nothing is there that could have been fast, or be a continuation.
+    # Where no answer is whole, nothing is there that could have been fast, or be a continuation; where
+    # some are turned away, what was to be compared may be among them.
     if fault != "streams have no end":
-        assert dict.fromkeys(others, True) == others
+        assert not [name for name, reached in others.items() if reached is False]
 
 
 def test_a_server_that_answers_no_more_ends_it(tmp_path: Path):

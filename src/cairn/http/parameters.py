@@ -38,9 +38,9 @@ INT64_MAX = 2**63 - 1
 _IGNORED_MAX = 64
 _IGNORED_NAME_MAX = 100
 
-#: How alike a field's name has to be to one that is known. `min_tokens` and `top_a`, which others
-#: have, are less like `max_tokens` and `top_p`.
-_ALIKE = 0.8
+#: How alike a field's name has to be to one that is known. `min_tokens`, `top_a` and `speed`, which
+#: others have, are less like `max_tokens`, `top_p` and `seed`.
+_ALIKE = 0.9
 
 
 class Ignored:
