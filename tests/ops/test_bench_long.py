@@ -301,8 +301,8 @@ def test_each_fault_misses_its_goal(fault: str, goal: str, tmp_path: Path):
     found = verdicts(held(fault, tmp_path))
     assert False is found[goal]
     others = {name: reached for name, reached in found.items() if name != goal}
-    # Where no answer is whole, nothing is there that could have been fast, or be a continuation; where
-    # some are turned away, what was to be compared may be among them.
+    # Where no answer is whole, nothing is there that could have been fast, or be a continuation;
+    # where some are turned away, what was to be compared may be among them.
     if fault != "streams have no end":
         assert not [name for name, reached in others.items() if reached is False]
 
