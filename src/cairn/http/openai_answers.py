@@ -14,9 +14,9 @@ from typing import Any
 from cairn.actors.messages import Accepted, Delta, Finished, Reply, TokenInfo, Waiting
 from cairn.engine.answer_parts import AnswerPart, Called, Calling, Said, Thought
 
-from .answers import UnfinishedAnswer, accepted_headers, cairn_object
+from .answers import UnfinishedAnswer, accepted_headers
 from .errors import describe
-from .openai_choices import DONE, LOGPROB_MIN, Choice, Choices, choice_object, event
+from .openai_choices import DONE, LOGPROB_MIN, Choice, Choices, event, first_told
 
 
 class Completion:
@@ -102,7 +102,7 @@ class Chunks:
             case Waiting():
                 return self._choices.comment(reply)
             case Accepted():
-                told = choice_object(reply) if reply.choice else cairn_object(reply, self._ignored)
+                told = first_told(reply, self._ignored)
                 return self._chunk(reply.choice, {"role": "assistant", "content": ""}, cairn=told)
             case Delta():
                 return self._delta(reply)

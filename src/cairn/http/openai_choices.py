@@ -126,7 +126,7 @@ class Choices:
         if len(self.all) == 1:
             return told
         taken = [choice.accepted for choice in self.all if choice.accepted is not None]
-        return {**told, "choices": [choice_object(accepted) for accepted in taken]}
+        return {**told, "choices": [_choice_object(accepted) for accepted in taken]}
 
     def comment(self, waiting: Waiting) -> bytes:
         """
@@ -142,7 +142,14 @@ class Choices:
         return b": prefill %d/%d\n\n" % (waiting.prefilled_tokens, accepted.prompt_tokens)
 
 
-def choice_object(accepted: Accepted) -> dict[str, Any]:
+def first_told(accepted: Accepted, ignored: tuple[str, ...]) -> dict[str, Any]:
+    """
+    What a stream tells of an answer as it begins: what was ignored with the first of several alone.
+    """
+    return _choice_object(accepted) if accepted.choice else cairn_object(accepted, ignored)
+
+
+def _choice_object(accepted: Accepted) -> dict[str, Any]:
     """
     How one of several answers came about. It is a request of its own in the journal.
     """

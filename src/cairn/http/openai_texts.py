@@ -27,10 +27,10 @@ from cairn.actors.messages import (
 from cairn.engine.answer_parts import AnswerPart, Said
 
 from . import parameters
-from .answers import UnfinishedAnswer, accepted_headers, cairn_object
+from .answers import UnfinishedAnswer, accepted_headers
 from .errors import ClientError, ErrorAnswer, FormatPlaces, describe, missing
 from .openai import StreamOptions, choices, sampling, stop_texts
-from .openai_choices import DONE, LOGPROB_MIN, Choice, Choices, choice_object, event
+from .openai_choices import DONE, LOGPROB_MIN, Choice, Choices, event, first_told
 from .parameters import INT64_MAX, Ignored, integer
 from .wire import decode_object, to_struct
 
@@ -261,11 +261,7 @@ class TextChunks:
             case Waiting():
                 return self._choices.comment(reply)
             case Accepted():
-                told = (
-                    choice_object(reply)
-                    if reply.choice
-                    else cairn_object(reply, self._asked.ignored)
-                )
+                told = first_told(reply, self._asked.ignored)
                 return self._chunk(reply.choice, "", cairn=told)
             case Delta():
                 wants = self._asked.command.top_logprobs is not None
