@@ -12,7 +12,7 @@ SCHEMATHESIS := .cache/schemathesis
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help env serve test fuzz jitter oldest schema clients lint format lock clean FORCE
+.PHONY: help env serve test fuzz jitter soak oldest schema clients lint format lock clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -47,7 +47,7 @@ $(STAMP): pyproject.toml requirements.lock
 		echo "env: $$("$$wanted" -V) in $(VENV)"; \
 		rm -rf $(VENV); "$$wanted" -m venv $(VENV); \
 	fi; \
-	echo "env: packages of requirements.lock"; \
+	echo "env: $$(grep -c == requirements.lock) packages of requirements.lock; the first time takes some minutes"; \
 	$(BIN)/python -m pip install -qq --require-hashes -r requirements.lock; \
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@if [ "$$(uname)" = Linux ]; then \
@@ -89,7 +89,13 @@ jitter: env ## compare random histories with cold answers, bit for bit; REQUESTS
 	@$(with_blas); \
 	seed=$(or $(SEED),$$(date +%s)); echo "jitter: SEED=$$seed"; \
 	CAIRN_JITTER_REQUESTS=$(or $(REQUESTS),1500) CAIRN_JITTER_SEED=$$seed \
-		$(BIN)/python -P -m pytest -q -s tests/gate/test_jitter.py $(ARGS); status=$$?; gate; exit $$status
+		$(BIN)/python -P -m pytest -q -s -m gate tests/gate/test_jitter.py $(ARGS); status=$$?; gate; exit $$status
+
+# What is too long for each change: kills in a row, and the memory of many long sessions.
+soak: env ## run the tests that take minutes each; ARGS="-k memory" for some
+	@$(with_blas); \
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q -m soak --durations=0 tests $(ARGS); \
+	status=$$?; gate; exit $$status
 
 oldest: env ## test caches and markers with the oldest mlx-lm that pyproject.toml admits
 	@set -e; $(with_blas); \

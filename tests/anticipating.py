@@ -7,18 +7,18 @@ as a user speaks. So hardly anything that was generated since the last user is i
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import attrs
-import trio
+import pytest
 
 from cairn.actors.messages import Generate
 from cairn.actors.server import Server
 from cairn.engine.prompt import Conversation, Message, message_of
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
+from cairn.journal.errors import BugError
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
@@ -102,33 +102,17 @@ def new_tokens(server: Server) -> int:
     return len(server._reader.prepared(alone).prompt_ids)
 
 
-@attrs.define
-class Gate:
+def found_wrong(server: Server, key: str) -> None:
     """
-    Holds the engine in a pass over what is anticipated, until it is opened.
+    Have a block found wrong that is in memory: what is to be written has another digest.
     """
-
-    server: Server
-    reached: threading.Event = attrs.field(factory=threading.Event)
-    go: threading.Event = attrs.field(factory=threading.Event)
-    passes: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        device = self.server._engine._device
-        run_chunk = device.run_chunk
-
-        def held(slab: int, ids: Any, wanted: Any) -> Any:
-            sessions = self.server._sequencer.state.sessions.values()
-            if any(s.ahead is not None and s.slab and s.slab.id == slab for s in sessions):
-                self.passes += 1
-                self.reached.set()
-                self.go.wait(120)
-            return run_chunk(slab, ids, wanted)
-
-        device.run_chunk = held
-
-    async def wait(self) -> None:
-        """
-        Until such a pass is in hand.
-        """
-        assert await trio.to_thread.run_sync(self.reached.wait, 120)
+    state = server._sequencer.state
+    wrong = ev.BlockSpilled(
+        key=key,
+        digest="0" * 16,
+        bytes=1,
+        disk_blocks=state.pool.disk_blocks + 1,
+        disk_bytes=state.pool.disk_bytes + 1,
+    )
+    with pytest.raises(BugError):
+        server._sequencer.append(wrong)

@@ -42,6 +42,7 @@ class Numbers:
     """
 
     decode_rows = ROWS
+    grows = False
 
     def __init__(self) -> None:
         self._slabs: dict[int, list[int]] = {}

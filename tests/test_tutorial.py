@@ -166,6 +166,8 @@ class Terminal:
         os.close(ours)
         code = process.wait(DEADLINE_S)
         assert 0 == code, f"{step.commands}\nended with {code}:\n{shown}"
+        # A command that does a part of what it was told may end with 0 all the same.
+        assert not re.search(r"^bash: ", shown, re.MULTILINE), f"{step.commands}\n{shown}"
         return shown
 
     def _serve(self, step: Step) -> str:

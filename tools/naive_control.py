@@ -166,7 +166,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             loaded = load_model(str(make_random_model(Path(folder) / "random")))
     blas = loaded_blas()
-    print(f"model  {loaded.name}, {len(loaded.shapes)} layers, {loaded.shapes[0].dtype}")
+    print(f"model  {loaded.name}, {len(loaded.shapes)} layers, {loaded.shapes[0].dtypes[0]}")
     print(f"BLAS   {blas.name if blas else 'of the system'}")
     print(f"turns  {asked.turns}, {ANSWER} greedy tokens each\n")
     print("turns whose answer  from a cache is not that from nothing    among others is   largest")

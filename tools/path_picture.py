@@ -4,7 +4,7 @@ A picture of path decisions, drawn from a journal: a row a request, a bar of its
 ``python -P tools/path_picture.py -o docs/pictures/paths.svg`` starts a server with the built-in
 model in a directory of its own, holds a conversation with it that takes the branches, stops it, and
 draws its journal. ``--journal FILE`` draws another one instead: a server's ``journal.db`` or what
-`ops export` wrote, with its first requests.
+`ops export` wrote, with its first requests, into ``paths.svg`` of the current directory.
 
 Everything in the picture is read from the journal by ``cairn.journal``; only the words about what
 the client did come from the conversation below.
@@ -34,6 +34,11 @@ from cairn.journal.paths import common_length
 from cairn.journal.replay import replay
 from cairn.journal.state import State
 from cairn.journal.store_sql import SqlStore, sqlite_url
+
+THE_PICTURE = Path("docs/pictures/paths.svg")
+"""
+The documentation's, which is drawn from the conversation below and from no other journal.
+"""
 
 # --- the conversation ----------------------------------------------------------------------------
 
@@ -340,10 +345,16 @@ def main() -> None:
     Draw a journal, or make one first.
     """
     parser = argparse.ArgumentParser(description="Draw the path decisions of a journal as SVG.")
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/pictures/paths.svg"))
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        help=f"default: {THE_PICTURE}; with --journal {THE_PICTURE.name}, here",
+    )
     parser.add_argument("--journal", type=Path, help="an export, or a journal.db; else make one")
     parser.add_argument("-n", type=int, default=12, help="at most so many requests")
     asked = parser.parse_args()
+    output = asked.output or (THE_PICTURE if asked.journal is None else Path(THE_PICTURE.name))
     said: list[str] = []
     if asked.journal is not None:
         rows = list(read_rows(asked.journal))
@@ -353,9 +364,9 @@ def main() -> None:
     requests, chunk = told(rows)
     if not requests:
         raise SystemExit("There is no request in this journal.")
-    asked.output.parent.mkdir(parents=True, exist_ok=True)
-    asked.output.write_text(picture(requests[: asked.n], chunk, said), encoding="utf-8")
-    print(f"{len(requests[: asked.n])} requests in {asked.output}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(picture(requests[: asked.n], chunk, said), encoding="utf-8")
+    print(f"{len(requests[: asked.n])} requests in {output}")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import attrs
 import trio
 from tokenizers import Tokenizer
 
+from cairn.engine import schedule
 from cairn.journal import events as ev
 from cairn.journal.base import Base, base_of, loaded_of, state_of
 from cairn.journal.codec import GENESIS, Row, decode, encode
@@ -51,7 +52,7 @@ sys.path.insert(1, str(Path(__file__).parent))
 
 from pebble.sequences import TURN_END
 
-from tests.anticipating import Gate
+from tests.holding import hold_ahead
 from tests.random_model import make_random_model
 
 HISTORIES = Path("tests/histories")
@@ -183,6 +184,21 @@ async def shared(directory: Path, model: Path) -> None:
         await talk.ask([GUIDE, user("Which of the streams can be crossed after rain?")])
 
 
+async def copied_in_parts(directory: Path, model: Path) -> None:
+    """
+    Another session has a conversation that has run past its window: sinks and window are copied,
+    block by block.
+    """
+    at_once, schedule.COPIED_AT_ONCE_BYTES = schedule.COPIED_AT_ONCE_BYTES, 1
+    try:
+        async with talking(directory, model, window=(4, 64)) as talk:
+            asked = [GUIDE, user("Where do we start? " * 16)]
+            await talk.ask(asked)
+            await talk.ask(asked, session_id="other")
+    finally:
+        schedule.COPIED_AT_ONCE_BYTES = at_once
+
+
 async def evicted(directory: Path, model: Path) -> None:
     """
     Blocks and slabs have to make room for each other's sessions, and one comes back.
@@ -263,13 +279,13 @@ async def anticipated(directory: Path, model: Path) -> None:
     """
     async with talking(directory, model) as talk:
         second = onward(WAY, await talk.ask(WAY, max_tokens=24), "And then?")
-        gate = Gate(talk.house.server)
+        gate = hold_ahead(talk.house.server)
         client, greedily = talk.house.client, {"temperature": 0, "seed": 1}
         # Two chunks and more are to be computed behind it, so it does not end by itself.
         endless = {"max_tokens": 40, "logit_bias": {str(token_of(model, TURN_END)): -100}}
         answer = await client.ask({"messages": second, **greedily, **endless})
         await gate.wait()
-        (actor,) = talk.house.server._actors.values()
+        (actor,) = talk.house.server._sessions.actors.values()
         async with trio.open_nursery() as nursery:
             third = onward(second, answer, "How long does that take?")
             nursery.start_soon(client.ask, {"messages": third, **greedily, "max_tokens": 6})
@@ -315,6 +331,7 @@ HEALTHY = {
     "diverged": diverged,
     "shorter-history": shorter,
     "shared-blocks": shared,
+    "copied-in-parts": copied_in_parts,
     "evicted": evicted,
     "windowed": windowed,
     "cancelled": cancelled,

@@ -303,6 +303,32 @@ async def test_a_fork_is_built_on_the_stones_that_lie_there(model_directory: Pat
         assert "And the lake?" == asked(await history(server, "two"))[-1]
 
 
+async def test_a_fork_of_an_agent_that_goes_meanwhile(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    To close what had the fork's name may take as long as to load a model. Who was deleted by then
+    is forked no more: what it said is kept no longer, and a fork would have forgotten it.
+    """
+    async with serving(model_directory) as server:
+        agents = server.agents
+        await agents.create(NOTES, "local")
+        await go_on(server, "notes", "One")
+        close = server._agents.close
+
+        async def deleted_first(session: str, reason: str) -> None:
+            monkeypatch.setattr(server._agents, "close", close)
+            assert await agents.delete("notes", "local")
+            await close(session, reason)
+
+        monkeypatch.setattr(server._agents, "close", deleted_first)
+        assert await agents.fork("notes", "aside", None, "local") is None
+        assert (None, ()) == (agents.one("aside", "local"), agents.all("local"))
+        # Both names are free.
+        await agents.create(NOTES, "local")
+        assert await agents.fork("notes", "aside", None, "local") is not None
+
+
 async def test_one_thing_at_a_time(model_directory: Path):
     """
     While an agent is at work another request is refused and changes nothing, and it cannot be

@@ -26,20 +26,20 @@ from cairn.engine.answer_parts import Called
 from cairn.engine.prompt import Conversation, Message, TemplateError
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
-from cairn.journal.errors import BugError
 from cairn.journal.lifecycle import Life
 from cairn.journal.replay import replay
 from tests.anticipating import (
     NEW,
     C,
-    Gate,
     Journaled,
+    found_wrong,
     new_tokens,
     onward,
     prefilled,
     thinking,
 )
 from tests.gate.conversation import words
+from tests.holding import Hold, hold_ahead
 from tests.numbers import Numbers, started
 from tests.running import MIB, Said, ask, at_rest, generate
 
@@ -58,35 +58,19 @@ def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
 
 
 @pytest.fixture(name="gated")
-def gated_() -> Iterator[Callable[[Server], Gate]]:
+def gated_() -> Iterator[Callable[[Server], Hold]]:
     """
-    Makes gates; all are open in the end.
+    Holds a server's engine in what it anticipates; all are let go in the end.
     """
-    gates: list[Gate] = []
+    gates: list[Hold] = []
 
-    def make(server: Server) -> Gate:
-        gates.append(Gate(server))
+    def make(server: Server) -> Hold:
+        gates.append(hold_ahead(server))
         return gates[-1]
 
     yield make
     for gate in gates:
         gate.go.set()
-
-
-def doubt(server: Server, key: str) -> None:
-    """
-    Have a block found wrong that is in memory: what is to be written has another digest.
-    """
-    state = server._sequencer.state
-    wrong = ev.BlockSpilled(
-        key=key,
-        digest="0" * 16,
-        bytes=1,
-        disk_blocks=state.pool.disk_blocks + 1,
-        disk_bytes=state.pool.disk_bytes + 1,
-    )
-    with pytest.raises(BugError):
-        server._sequencer.append(wrong)
 
 
 @pytest.mark.parametrize("tenant", ["local", "alice"])
@@ -183,7 +167,7 @@ async def test_what_is_there_is_not_computed_again(house: Journaled) -> None:
     assert house.holds()
 
 
-async def test_a_request_goes_first(house: Journaled, gated: Callable[[Server], Gate]) -> None:
+async def test_a_request_goes_first(house: Journaled, gated: Callable[[Server], Hold]) -> None:
     """
     A request that comes in the middle of a pass is served after that pass, and the rest is given
     up. What was computed stays, and is used.
@@ -193,7 +177,7 @@ async def test_a_request_goes_first(house: Journaled, gated: Callable[[Server], 
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
-        actor = server._actors[first.accepted.session]
+        actor = server._sessions.actors[first.accepted.session]
 
         async def next_turn() -> None:
             answers.append(await ask(server, onward(thinking(), first, max_tokens=2)))
@@ -221,7 +205,7 @@ async def test_a_request_goes_first(house: Journaled, gated: Callable[[Server], 
     assert house.holds()
 
 
-async def test_other_sessions_go_first(house: Journaled, gated: Callable[[Server], Gate]) -> None:
+async def test_other_sessions_go_first(house: Journaled, gated: Callable[[Server], Hold]) -> None:
     """
     Between a request of another session and its end there is no pass over what is anticipated but
     the one in hand; it goes on behind that, and comes to its end.
@@ -259,7 +243,7 @@ async def test_other_sessions_go_first(house: Journaled, gated: Callable[[Server
 
 
 async def test_who_needs_the_slab_gets_it(
-    house: Journaled, gated: Callable[[Server], Gate]
+    house: Journaled, gated: Callable[[Server], Hold]
 ) -> None:
     """
     With one slab, what is anticipated is given up for who is asked something; the blocks stay.
@@ -268,7 +252,7 @@ async def test_who_needs_the_slab_gets_it(
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
-        actor = server._actors[first.accepted.session]
+        actor = server._sessions.actors[first.accepted.session]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, server, thinking(50, max_tokens=2))
             with trio.fail_after(120):
@@ -304,7 +288,7 @@ async def test_a_rendering_holds_nobody_up(
             assert await trio.to_thread.run_sync(rendering.wait, 120)
             assert Life.SETTLING == server._sequencer.session(first.accepted.session).life
             with trio.fail_after(60):
-                await server._give_up_slab(first.accepted.session, "room")
+                await server._sessions.give_up_slab(first.accepted.session, "room")
                 await server._writer.wait_committed(server._sequencer.state.position)
             assert not go.is_set()
             assert 1 == len(house.events(ev.SlabReleased))
@@ -329,14 +313,14 @@ async def test_no_request_ever_pauses(house: Journaled) -> None:
             second = await ask(server, raw)
             await at_rest(server)
             for said in (first, second):
-                assert () == server._sequencer.session(said.accepted.session).pins
+                assert said.accepted.session not in server._sequencer.state.pins
     assert [False, False] == [event.complete for event in house.events(ev.SessionSettled)]
     assert "settle" not in [event.step for event in house.events(ev.CacheExtended)]
     assert house.holds()
 
 
 async def test_it_gives_up_where_the_load_does_not_end(
-    house: Journaled, gated: Callable[[Server], Gate]
+    house: Journaled, gated: Callable[[Server], Hold]
 ) -> None:
     """
     Half-way, it says so: busy. A request that is only being read counts as one.
@@ -353,7 +337,7 @@ async def test_it_gives_up_where_the_load_does_not_end(
     assert house.holds()
 
 
-async def test_a_block_in_doubt_ends_it(house: Journaled, gated: Callable[[Server], Gate]) -> None:
+async def test_a_block_in_doubt_ends_it(house: Journaled, gated: Callable[[Server], Hold]) -> None:
     """
     What it is built on is found wrong while it computes. Nothing is sealed on that, and what was
     run is cut off; the session rests, and serves.
@@ -364,7 +348,7 @@ async def test_a_block_in_doubt_ends_it(house: Journaled, gated: Callable[[Serve
         await gate.wait()
         session = server._sequencer.session(first.accepted.session)
         spoilt = session.slab_keys[-1]
-        doubt(server, spoilt)
+        found_wrong(server, spoilt)
         gate.go.set()
         await at_rest(server)
         sealed = server._sequencer.session(first.accepted.session).slab_keys
@@ -378,7 +362,7 @@ async def test_a_block_in_doubt_ends_it(house: Journaled, gated: Callable[[Serve
 
 
 async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
-    house: Journaled, gated: Callable[[Server], Gate], monkeypatch: pytest.MonkeyPatch
+    house: Journaled, gated: Callable[[Server], Hold], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     The memory of blocks does not add up: the anticipation has its end, and the session rests, with
@@ -400,9 +384,10 @@ async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
         await at_rest(server)
         monkeypatch.undo()
         held = server._sequencer.session(first.accepted.session)
+        assert not server._sequencer.state.pins
     (given_up,) = house.events(ev.AnticipationGivenUp)
     assert ("bug", C) == (given_up.reason, given_up.computed_tokens)
-    assert (None, None, ()) == (held.ahead, held.slab, held.pins)
+    assert (None, None) == (held.ahead, held.slab)
 
 
 async def test_who_speaks_next_is_a_guess(house: Journaled) -> None:
@@ -426,7 +411,7 @@ async def test_who_speaks_next_is_a_guess(house: Journaled) -> None:
     assert house.holds()
 
 
-async def test_a_stop_goes_first(house: Journaled, gated: Callable[[Server], Gate]) -> None:
+async def test_a_stop_goes_first(house: Journaled, gated: Callable[[Server], Hold]) -> None:
     """
     A server that stops computes nothing more for a request that will not come.
     """

@@ -194,20 +194,6 @@ async def test_answers_wait_for_each_others_slabs(model_directory: Path, slabs: 
     assert () == replay(store.read()).findings
 
 
-async def test_answers_wait_beside_others_too(numbers: Path) -> None:
-    """
-    Two clients want three answers each of a pool of two slabs, and have them all.
-    """
-    store = MemoryStore()
-    both = [attrs.evolve(HOT, choices=3, seed=seed) for seed in (1, 2)]
-    async with serving(numbers, store, pool_slabs=2) as server, trio.open_nursery() as nursery:
-        for command in both:
-            nursery.start_soon(heard, server, command)
-    assert 6 == len(events(store, ev.RequestFinished))
-    assert [] == events(store, ev.RequestCancelled)
-    assert () == replay(store.read()).findings
-
-
 class Stuck:
     """
     An engine that writes nothing behind the first token until it is let go.
@@ -235,19 +221,54 @@ class Stuck:
                 await trio.testing.wait_all_tasks_blocked()
 
 
+async def test_answers_wait_beside_others_too(
+    numbers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Two clients want three answers each of a pool of two slabs, and have them all. The first answers
+    have the slabs, and are at work, when the others come.
+    """
+    prefill = Answering.prefill
+
+    async def both_have_slabs(self: Answering) -> Any:
+        with trio.fail_after(60):
+            while self.ticket.first is None and self.house.sequencer.state.pool.slabs < 2:
+                await trio.testing.wait_all_tasks_blocked()
+        return await prefill(self)
+
+    monkeypatch.setattr(Answering, "prefill", both_have_slabs)
+    store = MemoryStore()
+    both = [attrs.evolve(HOT, choices=3, seed=seed) for seed in (1, 2)]
+    async with serving(numbers, store, pool_slabs=2) as server, trio.open_nursery() as nursery:
+        stuck = Stuck(server, monkeypatch)
+        for command in both:
+            nursery.start_soon(heard, server, command)
+        await stuck.reached(4)
+        stuck.go.set()
+    assert 6 == len(events(store, ev.RequestFinished))
+    assert [] == events(store, ev.RequestCancelled)
+    assert () == replay(store.read()).findings
+
+
 async def test_the_first_answer_does_not_wait(
     numbers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Where others hold all slabs the request is refused as a whole, as one of a single answer is.
+    Where others hold all slabs the request is refused as a whole, as one of a single answer is. No
+    other answer begins behind that, even though its client has not read of it yet.
     """
     store = MemoryStore()
     async with serving(numbers, store, pool_slabs=1) as server, trio.open_nursery() as nursery:
         stuck = Stuck(server, monkeypatch)
         nursery.start_soon(heard, server, HOT)
         await stuck.reached(1)
-        with pytest.raises(NoMemory):
-            await heard(server, attrs.evolve(HOT, choices=2))
+        async with server.generate(attrs.evolve(HOT, choices=2)) as replies:
+            with trio.fail_after(60):
+                while len(server._tickets) > 2:
+                    await trio.testing.wait_all_tasks_blocked()
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(NoMemory):
+                assert not [reply async for reply in replies if isinstance(reply, Delta)]
         stuck.go.set()
     assert ["no_memory"] == [one.stage for one in events(store, ev.RequestCancelled)]
     (rejected,) = events(store, ev.RequestRejected)

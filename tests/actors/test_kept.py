@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+import trio
 
 from cairn.actors.messages import Generate, JournalFull, Keep
 from cairn.actors.writer import JournalWriter, WriterDied
@@ -86,6 +87,36 @@ async def test_a_forgotten_turn(model_directory: Path):
     async with serving(model_directory, store) as server:
         assert await server.turn(named) is None
         assert await server.history(second.accepted.request) is None
+
+
+async def test_a_turn_that_is_forgotten_while_it_is_read(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Who asked before has it, and nothing of it stays in memory."""
+    async with serving(model_directory) as server:
+        named = (await ask(server, command(HELLO))).accepted.request
+        rows, found, go_on = server._kept._writer.rows, trio.Event(), trio.Event()
+
+        async def late(positions: Any) -> Any:
+            there = await rows(positions)
+            found.set()
+            await go_on.wait()
+            return there
+
+        monkeypatch.setattr(server._kept._writer, "rows", late)
+
+        async def asks() -> None:
+            turn = await server.turn(named)
+            assert turn is not None
+            assert named == turn.request
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(asks)
+                await found.wait()
+                assert await server.forget(named)
+                go_on.set()
+        assert 0 == server._kept.remembered.bytes
 
 
 async def test_a_turn_is_committed_before_its_answer_is_told(model_directory: Path):

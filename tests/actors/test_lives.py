@@ -87,7 +87,7 @@ async def done(server: Server) -> None:
     """
     await at_rest(server)
     with trio.fail_after(120):
-        while any(actor.busy for actor in server._actors.values()):
+        while server._sessions.busy:
             await trio.testing.wait_all_tasks_blocked()
     await trio.testing.wait_all_tasks_blocked(0.05)
     await server._writer.wait_committed(server._sequencer.state.position)
@@ -232,14 +232,14 @@ async def test_a_use_renews_it(house: Journaled) -> None:
         first = question()
         said = await ask(server, first)
         await done(server)
-        blocks = server._sequencer.state.blocks
-        dues = {key: block.due_us or 0 for key, block in blocks.items()}
+        blocks, order = server._sequencer.state.blocks, server._sequencer.order
+        dues = {key: order.due_us(block) or 0 for key, block in blocks.items()}
         said = await ask(server, onward(first, said, ttl_s=HOUR_S))
         assert said.finished.cached_tokens > 0
         await later(server, 120)
         blocks = server._sequencer.state.blocks
         used = said.finished.cached_tokens // 64
-        renewed = [key for key, due in dues.items() if (blocks[key].due_us or 0) > due]
+        renewed = [key for key, due in dues.items() if (order.due_us(blocks[key]) or 0) > due]
         assert used <= len(renewed)
         assert {True} == {blocks[key].present for key in renewed}
         (session,) = server._sequencer.state.sessions.values()

@@ -14,6 +14,7 @@ from typing import Any, cast
 import attrs
 import pytest
 import trio
+import trio.testing
 from immutables import Map
 
 from cairn.actors.engine import EngineThread
@@ -44,6 +45,7 @@ class ScriptedEngine:
     """
 
     decode_rows = 1
+    grows = False
 
     def __init__(self) -> None:
         self.slabs: dict[int, int] = {}
@@ -239,10 +241,13 @@ class Books:
                     start=0,
                     bytes=report.bytes,
                     present=report.stored,
-                    pins=pins,
                     last_used=used,
                 )
             )
+            if pins:
+                worker = SessionId("works")
+                held = (*self.state.pins.get(worker, ()), *(key,) * pins)
+                self.state = attrs.evolve(self.state, pins=self.state.pins.set(worker, held))
             assert (report.store_blocks, report.store_bytes) == self.blocks
 
         return record
@@ -482,6 +487,30 @@ def test_a_slab_that_the_journal_refused_is_closed(error: Exception) -> None:
     trio.run(main)
 
 
+def test_what_nobody_waits_for_comes_behind_a_request() -> None:
+    """
+    There was room when it was looked for. A request has taken it by the time that it is its turn.
+    """
+
+    async def main() -> None:
+        spared: list[bool | None] = []
+        async with house(slabs=1) as home:
+
+            async def spare() -> None:
+                opened = await home.memory.open_spare_slab(SIZE, lambda _: None, lambda: True)
+                spared.append(opened)
+
+            async with trio.open_nursery() as nursery, home.memory._slabs:
+                nursery.start_soon(home.open, "asks")
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(spare)
+                await trio.testing.wait_all_tasks_blocked()
+            assert ([False], {"asks"}) == (spared, home.books.holders())
+            assert home.agree()
+
+    trio.run(main)
+
+
 def test_a_slab_that_the_engine_refused() -> None:
     """
     Where no slab was opened, none is closed, and the engine's word comes through.
@@ -564,6 +593,31 @@ def test_what_is_pinned_stays() -> None:
             assert {"a", "c", "h"} <= set(home.engine.blocks)
             assert home.engine.most[2] <= 4 * BLOCK_BYTES
             assert home.agree()
+
+    trio.run(main)
+
+
+def test_what_is_pinned_meanwhile_is_not_removed() -> None:
+    """
+    A block's life is over. Who decides to build on it is faster than who removes it.
+    """
+
+    async def main() -> None:
+        async with house() as home:
+            books = home.books
+            await home.seal("over", used=1)
+            books._block(attrs.evolve(books.state.blocks["over"], due_us=1))
+            async with trio.open_nursery() as nursery, home.memory.steady:
+                nursery.start_soon(home.memory.remove_over, lambda: True)
+                await trio.testing.wait_all_tasks_blocked()
+                pins = books.state.pins.set(SessionId("works"), ("over",))
+                books.state = attrs.evolve(books.state, pins=pins)
+            assert [] == books.evicted
+            assert home.agree()
+
+            books.state = attrs.evolve(books.state, pins=Map())
+            assert 1 == await home.memory.remove_over(lambda: True)
+            assert ["over"] == books.evicted
 
     trio.run(main)
 

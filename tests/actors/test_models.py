@@ -17,7 +17,8 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors import counting
+from cairn.actors import counting, loading
+from cairn.actors import models as models_module
 from cairn.actors.agent_messages import NewAgent
 from cairn.actors.boot import booted_models
 from cairn.actors.limits import Limits
@@ -25,6 +26,7 @@ from cairn.actors.memory import Memory
 from cairn.actors.messages import (
     AgentBusy,
     Generate,
+    JournalFull,
     Keep,
     ModelNotLoaded,
     PromptRefused,
@@ -36,6 +38,7 @@ from cairn.actors.messages import (
 )
 from cairn.actors.models import Choice, Models
 from cairn.actors.server import Server
+from cairn.actors.settings import Settings
 from cairn.engine import mlx_start, mlx_tokenizer
 from cairn.engine.mlx_selftest import SelfTest
 from cairn.engine.mlx_tokenizer import load_tokenizer
@@ -323,17 +326,19 @@ async def test_who_waits_hears_that_it_does(house: House) -> None:
 
 async def test_the_line_has_an_end(house: House) -> None:
     """
-    As many as may wait, wait for a model; the next one is told to come again, and it is on record.
+    As many answers as may wait, wait for a model; the next one is told to come again, and it is on
+    record.
     """
     serving = house.serving(limits=Limits(queue=1))  # beside two rows
     async with serving as server, contextlib.AsyncExitStack() as clients:
-        for _ in range(3):
-            await clients.enter_async_context(server.generate(to("other", OPENING)))
+        for choices in (1, 2):
+            command = to("other", OPENING, choices=choices)
+            await clients.enter_async_context(server.generate(command))
         with pytest.raises(QueueFull) as caught:
             await gone(server, to("other", OPENING))
         assert caught.value.request is not None
     rejected = house.events(ev.RequestRejected)
-    assert [429, 499, 499, 499] == [event.status for event in rejected]
+    assert [429, 499, 499] == [event.status for event in rejected]
 
 
 async def test_more_answers_than_there_are_places_for(house: House) -> None:
@@ -458,6 +463,102 @@ async def test_a_stop_ends_the_line(house: House) -> None:
     house.holds()
 
 
+async def test_a_stop_does_not_wait_for_a_load(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Who waits for the model, or for a count by it, is told; the journal ends with what became of the
+    load and with the stop, and nothing comes of it later. The next run goes on.
+    """
+    start, go_on, began = loading._start, threading.Event(), trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def held(settings: Settings, *rest: Any) -> Any:
+        if settings.model == str(house.other):
+            token.run_sync_soon(began.set)
+            go_on.wait(60.0)
+        return start(settings, *rest)
+
+    monkeypatch.setattr(loading, "_start", held)
+    try:
+        with trio.fail_after(60):
+            async with house.serving() as server, trio.open_nursery() as nursery:
+                first = await ask(server, to("one", OPENING))
+                nursery.start_soon(refused, ask, server, to("other", OPENING))
+                await began.wait()
+                nursery.start_soon(refused, server.count, to("other", OPENING))
+                await trio.testing.wait_all_tasks_blocked()
+                assert "loading" == server.models[1].state
+                await server.drain()
+        rows = len(house.store.rows)
+        before, threads = house.swaps(), engines()
+        assert 1 == len(threads)
+    finally:
+        go_on.set()
+    for thread in threads:
+        await trio.to_thread.run_sync(thread.join, 60.0)
+    assert [] == engines()
+    await trio.testing.wait_all_tasks_blocked()
+
+    assert (rows, ["one"]) == (len(house.store.rows), before)
+    (failed,) = house.events(ev.ModelNotLoaded)
+    assert ("other", "the server stopped while it was loading") == (failed.name, failed.reason)
+    ends = [event.kind for event in house.events(ev.ModelUnloaded, ev.ModelNotLoaded)]
+    assert ["model_unloaded", "model_not_loaded"] == ends
+    assert isinstance(decode(house.store.rows[-1]).event, ev.ServerStopped)
+    house.holds()
+    async with house.serving() as server:
+        again = await ask(server, to("one", OPENING, first.text, "And then?"))
+        assert first.accepted.session == again.accepted.session
+        assert again.accepted.cached_tokens > 0
+
+
+def engines() -> list[threading.Thread]:
+    """
+    The threads of engines that have not ended.
+    """
+    return [thread for thread in threading.enumerate() if thread.name == "cairn-engine"]
+
+
+async def refused(ask_for: Any, *arguments: Any) -> None:
+    """
+    Ask for something that ends since the server stops.
+    """
+    with pytest.raises(Stopping):
+        await ask_for(*arguments)
+
+
+@pytest.mark.parametrize("step", ["write_blocks", "unload"])
+async def test_a_stop_before_a_load(
+    house: House, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """
+    One that comes while the model before leaves has none loaded in its place.
+    """
+    holder: Any = Server if step == "write_blocks" else models_module
+    before = getattr(holder, step)
+    stopped = False
+
+    async with house.serving() as server, trio.open_nursery() as nursery:
+
+        async def stops_there(*arguments: Any) -> None:
+            nonlocal stopped
+            await before(*arguments)
+            if not stopped:
+                stopped = True
+                nursery.start_soon(server.drain)
+                await trio.testing.wait_all_tasks_blocked()
+
+        monkeypatch.setattr(holder, step, stops_there)
+        await refused(ask, server, to("other", OPENING))
+
+    assert stopped
+    assert ["one"] == house.swaps()
+    assert [] == house.events(ev.ModelNotLoaded)
+    assert (step == "unload") == bool(house.events(ev.ModelUnloaded))
+    house.holds()
+
+
 async def test_a_session_by_name_outlives_its_model(
     house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -549,14 +650,15 @@ def template(directory: Path, text: str) -> None:
 
 async def test_a_few_tokenizers_are_kept(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Those that were used last.
+    Those that were used last, whichever was loaded first.
     """
-    monkeypatch.setattr(counting, "TOKENIZERS_MAX", 1)
+    monkeypatch.setattr(counting, "TOKENIZERS_MAX", 2)
     async with house.serving() as server:
         one, other = server._choices.values()
-        for choice in (one, other, other):
+        third = attrs.evolve(other, entry=attrs.evolve(other.entry, name="third"))
+        for choice in (one, other, one, third):
             await server._counting.count(choice, to("", OPENING))
-        assert ["other"] == list(server._counting._texts)
+        assert ["one", "third"] == list(server._counting._texts)
 
 
 async def test_a_tokenizer_that_cannot_be_loaded(
@@ -674,12 +776,16 @@ async def test_an_agent_that_waits_for_its_model_is_at_work(house: House) -> Non
 
 async def test_an_agent_whose_request_leaves_the_line_is_free(house: House) -> None:
     """
-    However that ends: its client goes, there is no room in the line, or what was read before the
-    model was loaded does not fit it.
+    However that ends: its client goes, there is no room in the journal or in the line, or what was
+    read before the model was loaded does not fit it.
     """
     async with house.serving(limits=Limits(queue=0)) as server:  # two rows wait
         await server.agents.create(NewAgent(name="notes", model="other"))
         async with engine_held(server), contextlib.AsyncExitStack() as clients:
+            server._run.writer._stalled = True
+            with pytest.raises(JournalFull):
+                await gone(server, turn("other", OPENING, previous=None))
+            server._run.writer._stalled = False
             await gone(server, turn("other", OPENING, previous=None))
             for _ in range(2):
                 await clients.enter_async_context(server.generate(to("other", OPENING)))

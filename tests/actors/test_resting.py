@@ -62,7 +62,7 @@ async def without_slabs(server: Server) -> None:
     Wait until no session has anything to do, and none holds a slab.
     """
     with trio.fail_after(120):
-        while server.statistics().slabs or any(actor.busy for actor in server._actors.values()):
+        while server.statistics().slabs or server._sessions.busy:
             await trio.testing.wait_all_tasks_blocked()
         await server._writer.wait_committed(server._sequencer.state.position)
 
@@ -73,7 +73,7 @@ async def unmoved(server: Server) -> None:
     """
     await at_rest(server)
     with trio.fail_after(120):
-        while any(actor.busy for actor in server._actors.values()):
+        while server._sessions.busy:
             await trio.testing.wait_all_tasks_blocked()
     await trio.testing.wait_all_tasks_blocked(0.05)
 

@@ -243,7 +243,7 @@ def test_memory_in_doubt_is_one_bug_for_all_who_wait(
             told = [decode(row).event for row in store.rows if row.kind == "request_rejected"]
             assert [] == told  # who was told of a bug did not go away by itself
             assert set(server.statistics().sessions) <= {"idle", "settling"}
-            assert all(actor.opened for actor in server._actors.values())
+            assert all(actor.opened for actor in server._sessions.actors.values())
 
     trio.run(main)
 
@@ -380,7 +380,7 @@ def test_a_client_that_leaves_before_its_turn_leaves_nothing_behind(
             with trio.fail_after(30):
                 while server._tickets:
                     await trio.testing.wait_all_tasks_blocked(0.01)
-                while server._actors:
+                while server._sessions.actors:
                     await trio.testing.wait_all_tasks_blocked(0.01)
             assert server.statistics().running == 0
 

@@ -4,7 +4,6 @@ The shadow check: what it chooses, what it finds, and that a request always goes
 
 from __future__ import annotations
 
-import threading
 import uuid
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from cairn.journal.replay import replay
 from cairn.journal.shadow import is_chosen
 from cairn.journal.state import SessionId
 from cairn.journal.store import MemoryStore
+from tests.holding import Hold
 from tests.running import Said, ask, at_rest, generate, serving
 
 LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6
@@ -94,36 +94,16 @@ def events(store: MemoryStore) -> list[ev.Event]:
     return [decode(row).event for row in store.rows]
 
 
-class Held:
+def hold_in_check(server: Server) -> Hold:
     """
-    Holds the engine's thread in the next pass of the shadow check's slab.
+    Hold the engine in a pass over the shadow check's slab.
     """
 
-    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.inside = threading.Event()
-        self.go = threading.Event()
-        self.passes = 0
-        engine = server._engine._device
-        run_chunk = engine.run_chunk
+    def is_check(slab: int, *_: Any) -> bool:
+        sessions = server._sequencer.state.sessions.values()
+        return all(s.slab is None or s.slab.id != slab for s in sessions)
 
-        def held(slab: int, *arguments: Any) -> Any:
-            if all(s.slab is None or s.slab.id != slab for s in _sessions(server)):
-                self.passes += 1
-                self.inside.set()
-                assert self.go.wait(60)
-            return run_chunk(slab, *arguments)
-
-        monkeypatch.setattr(engine, "run_chunk", held)
-
-    async def reached(self) -> None:
-        """
-        Wait until the check is in a pass.
-        """
-        assert await trio.to_thread.run_sync(self.inside.wait, 60)
-
-
-def _sessions(server: Server) -> list[Any]:
-    return list(server._sequencer.state.sessions.values())
+    return Hold(server, "run_chunk", is_check)
 
 
 @pytest.mark.parametrize(
@@ -238,29 +218,28 @@ def test_what_is_decoded_beside_others_is_the_same(model_directory: Path) -> Non
     assert ["same", "same"] == [one.result for one in ended if one.result != "disturbed"]
 
 
-def test_a_request_goes_first(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_goes_first(model_directory: Path) -> None:
     """
     A request that comes while a check is in a pass is served next: the check runs no further pass,
     gives its slab back, and begins anew when the request has its answer and its session is at rest.
     """
     store = MemoryStore()
-    held: list[Held] = []
 
     async def main() -> None:
         async with serving(model_directory, store, **SETTINGS) as server:
             watch = Watch(server)
-            held.append(Held(server, monkeypatch))
+            held = hold_in_check(server)
             await ask(server, command(LONG, max_tokens=4))
-            await held[0].reached()
+            await held.wait()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, server, command("Other. " + LONG, max_tokens=4))
                 while not server._tickets:
                     await trio.testing.wait_all_tasks_blocked()
-                assert 1 == held[0].passes
-                held[0].go.set()
+                assert 1 == held.count
+                held.go.set()
                 (first,) = await watch.until(ev.ShadowEnded)
                 assert "disturbed" == first.result
-                assert 1 == held[0].passes
+                assert 1 == held.count
             await watch.until(ev.ShadowEnded, 3)
 
     trio.run(main)
@@ -283,9 +262,7 @@ def test_a_request_goes_first(model_directory: Path, monkeypatch: pytest.MonkeyP
     assert () == replay(store.read()).findings
 
 
-def test_a_request_gets_the_only_slab(
-    model_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_gets_the_only_slab(model_directory: Path) -> None:
     """
     Where the check holds the only slab there may be, a request that needs one waits for the pass in
     hand and is answered; it is not refused for want of memory. The session whose slab the check was
@@ -297,9 +274,9 @@ def test_a_request_gets_the_only_slab(
     async def main() -> None:
         async with serving(model_directory, store, pool_slabs=1, **SETTINGS) as server:
             watch = Watch(server)
-            held = Held(server, monkeypatch)
+            held = hold_in_check(server)
             said.append(await ask(server, command(LONG, max_tokens=4)))
-            await held.reached()
+            await held.wait()
             assert 1 == server.statistics().slabs
             asked = trio.Event()
             give_way = server._memory.give_way
@@ -523,9 +500,7 @@ def test_whatever_fails_stops_nobody(
         trio.run(main)
 
 
-def test_a_stop_in_the_middle_of_a_check(
-    model_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_in_the_middle_of_a_check(model_directory: Path) -> None:
     """
     A server that stops while a check is in a pass gives its slab back before it says that it
     stopped; the answer is dropped, and the next server does not check it.
@@ -534,9 +509,9 @@ def test_a_stop_in_the_middle_of_a_check(
 
     async def main() -> None:
         async with serving(model_directory, store, **SETTINGS) as server:
-            held = Held(server, monkeypatch)
+            held = hold_in_check(server)
             await ask(server, command(LONG, max_tokens=4))
-            await held.reached()
+            await held.wait()
             server._stopping = True  # as drain does first of all
             held.go.set()
         async with serving(model_directory, store, **SETTINGS) as server:

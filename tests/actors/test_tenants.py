@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from cairn.actors import server as supervisor
+from cairn.actors.arrival import Arrival
 from cairn.actors.limits import Limits
 from cairn.actors.messages import Broken, Generate, QueueFull, TimeOver, Waiting
 from cairn.actors.replies import Replies
@@ -218,9 +219,7 @@ async def test_a_request_ends_with_its_time(autojump_clock: trio.testing.MockClo
     replies = Replies(
         [ticket],
         NoWriter(),  # type: ignore[arg-type]
-        heartbeat_s=10.0,
-        request_s=25.0,
-        deadline=deadline,
+        Arrival("r1", Limits(heartbeat_s=10.0, request_s=25.0)),
     )
     told = [await anext(replies), await anext(replies)]
     assert [Waiting(queued=True, prefilled_tokens=0)] * 2 == told
@@ -242,9 +241,7 @@ async def test_an_answer_that_keeps_coming_ends_with_its_time_too(
     replies = Replies(
         [ticket],
         NoWriter(),  # type: ignore[arg-type]
-        heartbeat_s=10.0,
-        request_s=5.0,
-        deadline=trio.current_time() + 5.0,
+        Arrival("r1", Limits(heartbeat_s=10.0, request_s=5.0)),
     )
     heard: list[Any] = []
 

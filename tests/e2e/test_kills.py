@@ -167,6 +167,7 @@ def assert_nothing_is_open(data_dir: Path) -> None:
     assert () == tuple(fold.report().findings)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_twenty_times(tmp_path: Path, model_directory: Path, cold: Serving):

@@ -220,6 +220,7 @@ def both(
     return found[0], found[1]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_hundred_sessions_with_one_prefix(begin: Begin) -> None:
     """
@@ -231,6 +232,7 @@ def test_a_hundred_sessions_with_one_prefix(begin: Begin) -> None:
     assert_once(shares_of_due(*runs, 100, 64))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_sessions_of_8192_tokens(begin: Begin) -> None:
     """
@@ -246,6 +248,7 @@ def test_sessions_of_8192_tokens(begin: Begin) -> None:
         assert_once(shares_of_due(*runs, count, 256))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_who_keeps_slabs_holds_it_twice(begin: Begin) -> None:
     """
@@ -289,6 +292,7 @@ def windows(begin: Begin, count: int, policy: tuple[object, ...]) -> dict[str, f
     return shares_of_windows(*runs, count)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_sessions_of_8192_tokens_under_sink_window(begin: Begin) -> None:
     """
@@ -300,6 +304,7 @@ def test_sessions_of_8192_tokens_under_sink_window(begin: Begin) -> None:
     assert max(shares.values()) <= 1.05
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_who_attends_to_all_holds_all_of_it(begin: Begin) -> None:
     """

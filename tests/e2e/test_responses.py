@@ -6,6 +6,7 @@ that says what is written down, with thoughts and calls.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import openai
@@ -15,7 +16,7 @@ from cairn.journal import events as ev
 from tests.e2e.conftest import Start, servers
 from tests.e2e.test_tools import CHUNK, SCRIPT
 from tests.scripted_model import make_scripted_model
-from tests.serving import DEADLINE_S, Serving
+from tests.serving import DEADLINE_S, Serving, assert_holds, run_ops
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 TOOLS: list[Any] = [
@@ -86,6 +87,42 @@ def test_a_named_response_is_gone_on_from_after_a_restart(start: Start):
     assert [None, first.id.removeprefix("resp_")] == [one.previous for one in kept]
     (forgotten,) = again.events(ev.TurnForgotten)
     assert kept[0].request == forgotten.of_request
+
+
+def test_a_prune_leaves_what_later_responses_need(start: Start):
+    """
+    What comes with every turn is noted once in a session. Where the session of the response before
+    is pruned, that response is gone, and those after it have all that they came with.
+    """
+    asked = {"tools": TOOLS, "instructions": "You are a guide. " * 10}
+    server = start()
+    first = create(server, "Hello", **asked, extra_body={"session_id": "one"})
+    server.at_rest()
+    more = {**asked, "extra_body": {"session_id": "two"}}
+    second = create(server, "And then?", previous_response_id=first.id, **more)
+    third = create(server, "And now?", previous_response_id=second.id, **more)
+    server.kill()
+    assert [True, True, False] == ["tools" in kept.texts for kept in server.events(ev.TurnKept)]
+    (before,) = (
+        datetime.fromtimestamp(place.time_us / 1e6, UTC).isoformat()
+        for place in server.recorded()
+        if isinstance(place.event, ev.SessionOpened) and place.event.session == "two"
+    )
+    where = ("--data-dir", server.data_dir)
+    code, out, err = run_ops(
+        "journal", "prune", *where, "--before", before, "--recent", "--close-idle"
+    )
+    assert 0 == code, err
+    assert "1 session removed" in out
+    assert_holds(server.data_dir)
+
+    again = start(data_dir=server.data_dir)
+    with pytest.raises(openai.NotFoundError):
+        client(again).responses.retrieve(first.id)
+    for told in (second, third):
+        found = client(again).responses.retrieve(told.id)
+        assert (told.tools, told.instructions) == (found.tools, found.instructions)
+        assert told.output == found.output
 
 
 @pytest.fixture(scope="module")

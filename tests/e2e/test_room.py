@@ -4,7 +4,6 @@ Two who want the same room at the same moment; the moment is made, in the test's
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from cairn.engine.prompt import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.store import MemoryStore
+from tests.holding import Hold
 from tests.running import Said, ask, at_rest, generate, serving
 
 pytestmark = pytest.mark.trio
@@ -59,7 +59,7 @@ async def test_who_waits_for_a_slab_does_not_wait_for_its_holder(model_directory
         memory: Any = server._memory
         first = await ask(server, generate(said("Hello"), max_tokens=2))
         await until(lambda: server.statistics().sessions == {"idle": 1})
-        holder: Any = server._actors[first.accepted.session]
+        holder: Any = server._sessions.actors[first.accepted.session]
         with trio.fail_after(200):
             async with trio.open_nursery() as nursery:
                 await memory._slabs.acquire()
@@ -82,29 +82,20 @@ async def test_a_block_that_leaves_is_not_shared(model_directory: Path):
     build on them.
     """
     store = MemoryStore()
-    reached, go = threading.Event(), threading.Event()
     async with serving(model_directory, store, blocks_bytes=1024 * 1024) as server:
-        engine: Any = server._engine._device
-        evict = engine.evict
-
-        def slow(key: str) -> Any:
-            reached.set()
-            go.wait(60)
-            return evict(key)
-
-        engine.evict = slow
+        leaving = Hold(server, "evict")
         old, new = said(f"0 {STORY * 20}"), said(f"1 {STORY * 20}")
         await ask(server, generate(old, max_tokens=1))
         await at_rest(server)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, server, generate(new, max_tokens=1))
-                await trio.to_thread.run_sync(reached.wait)
+                await leaving.wait()
                 nursery.start_soon(ask, server, generate(old, max_tokens=1))
                 memory: Any = server._memory
                 # It waits; one that did not would have decided by now.
                 await until(lambda: waiters(memory.steady) or server.statistics().running > 1)
-                go.set()
+                leaving.go.set()
     events = [decode(row).event for row in store.rows]
     assert [] == [event for event in events if isinstance(event, ev.InvariantViolated)]
     assert [] != [event for event in events if isinstance(event, ev.BlockEvicted)]

@@ -4,12 +4,26 @@ Two models in one server: a request says which is to answer, and each goes on wh
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import shutil
 from pathlib import Path
 
 import httpx
 
 from cairn.journal import events as ev
-from tests.serving import Serving, ask, assert_holds, assistant, run_ops, started, user
+from tests.serving import (
+    Listener,
+    Serving,
+    ask,
+    assert_holds,
+    assistant,
+    eventually,
+    run_ops,
+    started,
+    user,
+)
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 
@@ -50,6 +64,56 @@ def test_two_models_take_turns(tmp_path: Path, other_directory: Path, cold: Serv
         code, out, err = run_ops("replay", session, "--engine", "--data-dir", server.data_dir)
         assert 0 == code, out + err
         assert out.splitlines()[-1].startswith("same: ")
+
+
+def test_a_stop_while_a_model_is_loaded(tmp_path: Path, other_directory: Path) -> None:
+    """
+    It does not wait for the load, which here never ends: mlx-lm reads a pipe. Who waits is told, it
+    is on record, and nothing is lost: the next server goes on from the files of this one.
+    """
+    slow = shutil.copytree(other_directory, tmp_path / "slow")
+    pipe = slow / "generation_config.json"
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    models = tmp_path / "models.toml"
+    models.write_text(
+        f"[models.pebble]\nbuiltin = true\n[models.slow]\npath = '{slow}'\n", encoding="utf-8"
+    )
+    talk = [user(PATH * 12)]
+    options = ("--models", models, "--heartbeat", 15)
+    with started(tmp_path / "home", *options) as server, contextlib.ExitStack() as held:
+        first = ask(server, *talk)
+        waiting = Listener(server, user("Hello"), model="slow")
+        held.callback(os.close, eventually(lambda: opened(pipe)))
+        assert 0 == server.stop()
+        assert 503 == waiting.end().status
+        assert waiting.refusal is not None
+        assert "server_stopping" == waiting.refusal["error"]["code"]
+    assert "Traceback" not in server.stderr()
+    assert ["slow"] == [line["model"] for line in server.log() if "load abandoned" in line["event"]]
+    assert ["pebble"] == [event.name for event in server.events(ev.ModelLoaded)]
+    assert ["slow"] == [event.name for event in server.events(ev.ModelNotLoaded)]
+    assert isinstance(server.recorded()[-1].event, ev.ServerStopped)
+    assert_holds(server.data_dir)
+
+    with started(tmp_path / "home", *options) as again:
+        answer = ask(again, *talk, assistant(first.text), user("And then?"))
+        assert (first.session, "continuation") == (answer.session, answer.path)
+        assert answer.cached_tokens >= first.prompt_tokens // 64 * 64 > 0
+        assert 0 == again.stop()
+    assert [] == again.events(ev.ServerLost)
+
+
+def opened(pipe: Path) -> int | None:
+    """
+    The end of a pipe to write to, as soon as somebody reads it.
+    """
+    try:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return None
 
 
 def test_a_file_of_models_is_checked(tmp_path: Path) -> None:

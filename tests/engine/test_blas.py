@@ -17,12 +17,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a BLAS is prelo
 SPLIT_PRODUCTS = """
 import mlx.core as mx
 equal = []
-for width in (256, 768, 1024):
+for width in (256, 1024):
     x = mx.random.normal((600, width), key=mx.random.key(1))
     w = mx.random.normal((1024, width), key=mx.random.key(2))
+    whole = x @ w.T
     for cut in (37, 64, 300, 568, 599):
         parts = mx.concatenate([x[:cut] @ w.T, x[cut:] @ w.T])
-        equal.append(mx.array_equal(x @ w.T, parts).item())
+        equal.append(mx.array_equal(whole, parts).item())
 print(all(equal))
 """
 

@@ -134,7 +134,8 @@ def test_a_digest_sees_the_last_bit(dtype: mx.Dtype, part: str) -> None:
     octets[0, 1, -2] = octets[0, 1, -2] ^ 1
     whole = SealedBlock(keys=(plain,), values=(plain,))
 
-    other = attrs.evolve(whole, **{part: (octets.view(dtype),)})
+    changed: dict[str, Any] = {part: (octets.view(dtype),)}
+    other = attrs.evolve(whole, **changed)
 
     assert digest(whole) != digest(other)
 

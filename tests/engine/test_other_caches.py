@@ -1,6 +1,6 @@
 """
-Models whose layers keep other things than keys and values (recurrent states): they are served cold,
-on mlx-lm's own caches, and P1 holds for them too.
+Models with recurrent states on mlx-lm's own caches, which cannot be cut back: they are served cold,
+and P1 holds for them too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_served_cold_with_the_same_bits(family_directory: Path) -> None:
 
     async def main() -> None:
         messages: list[Message] = []
-        async with serving(family_directory, store) as server:
+        async with serving(family_directory, store, kv_cache="mlx-lm") as server:
             for turn in range(3):
                 messages.append(Message(role="user", content=f"{turn} " + "stone on stone " * 15))
                 conversation = Conversation(messages=tuple(messages))
@@ -46,7 +46,7 @@ def test_served_cold_with_the_same_bits(family_directory: Path) -> None:
                 messages.append(Message(role="assistant", content=said.text))
                 talk.append((conversation, said))
         for conversation, said in talk:
-            async with serving(family_directory) as cold:
+            async with serving(family_directory, kv_cache="mlx-lm") as cold:
                 missed = await ask(cold, generate(conversation, max_tokens=12))
             assert missed.tokens == said.tokens
 
@@ -69,7 +69,7 @@ def test_the_shadow_check_of_an_answer_without_blocks(family_directory: Path) ->
     store = MemoryStore()
 
     async def main() -> None:
-        async with serving(family_directory, store, shadow_share=1.0) as server:
+        async with serving(family_directory, store, kv_cache="mlx-lm", shadow_share=1.0) as server:
             checked = trio.Event()
 
             def watch(recorded: ev.Recorded) -> None:

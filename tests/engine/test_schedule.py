@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.engine.schedule import SMALLEST_SLAB, passes, slab_capacity
+from cairn.engine.schedule import SMALLEST_SLAB, copies, passes, slab_capacity
 
 CHUNKS = st.sampled_from([1, 7, 16, 64, 100, 256, 512, 1000])
 
@@ -106,3 +106,37 @@ def test_there_are_few_capacities() -> None:
     found = {slab_capacity(tokens, 64, 32768) for tokens in range(1, 32769)}
 
     assert {512, 1024, 2048, 4096, 8192, 16384, 32768} == found
+
+
+@given(
+    begin=st.integers(0, 20),
+    count=st.integers(0, 60),
+    gap=st.integers(0, 9),
+    most=st.integers(0, 12),
+    every=st.integers(1, 8),
+)
+def test_parts_of_a_copy(begin: int, count: int, gap: int, most: int, every: int) -> None:
+    """
+    All blocks in their order, none empty; each part but the last ends where one can go on, and one
+    that is longer than it may be could not have ended before.
+    """
+    places = [place + gap * (place > begin) for place in range(begin, begin + count)]
+
+    found = list(copies(places, most, every))
+
+    assert places == [place for part in found for place in part]
+    assert all(found)
+    assert all((part[-1] + 1) % every == 0 for part in found[:-1])
+    for part in found:
+        ends = [place for place in part if (place + 1) % every == 0 or place == places[-1]]
+        assert len(part) <= most or len(ends) == 1
+
+
+def test_a_copy_has_no_more_parts_than_it_must() -> None:
+    """
+    Parts are as long as they may be.
+    """
+    assert [[3, 4, 5, 6, 7], [8, 9]] == list(copies(range(3, 10), 5, 4))
+    assert [[0, 1, 2], [3, 4]] == list(copies(range(5), 3))
+    assert [[0, 1, 2, 3, 4]] == list(copies(range(5), 100))
+    assert [[0], [1]] == list(copies(range(2), 0))

@@ -122,6 +122,18 @@ def test_a_character_split_over_tokens(tokenizer: Any, character: str) -> None:
     assert Piece(text=character, tokens=len(tokens)) == pieces[-1]
 
 
+@pytest.mark.parametrize("words", [" goes over", "  goes", "goes", " "])
+def test_a_space_in_front_belongs_to_a_text_that_goes_on(tokenizer: Any, words: str) -> None:
+    """
+    Behind a raw prompt it parts two words; an answer of its own begins without one.
+    """
+    tokens = tokenizer.encode(words, add_special_tokens=False)
+    for goes_on, due in ((True, words), (False, words.removeprefix(" "))):
+        text = AnswerText(tokenizer.detokenizer, goes_on=goes_on)
+        said = [text.add(token).text for token in tokens]
+        assert due == "".join(said) + text.finish().text
+
+
 def test_a_character_that_never_ends(tokenizer: Any) -> None:
     """
     Bytes that are no character are released at the end, as the detokenizer spells them.

@@ -68,6 +68,9 @@ KINDS = {"ids": 24, "cut": 18, "turn": 36, "again": 10, "cold": 4, "named": 8}
 Of a hundred requests, how many are what, see ``Script``.
 """
 
+TENANTS = ("local", "local", "local", "local", "neighbour")
+DAY_S = 86_400
+
 LEAVES = (-1, 0, 0, 0, 1, 3, 8)
 """
 When clients leave that do not stay, of fifty each; see ``Asked.leaves``.
@@ -165,6 +168,7 @@ class Script:
 
     def __init__(self, seed: int, truth: Truth) -> None:
         self._chance = random.Random(seed)
+        self._besides = random.Random(f"besides {seed}")
         self._truth = truth
         self._past: list[Generate] = []
         whole = self._ids(12 * C)
@@ -263,6 +267,7 @@ class Script:
             max_tokens=chance.choice((1, 6, 12, 18, 24)),
             stop=chance.choice(((), (), (), ("e",))),
             top_logprobs=3,
+            tenant=self._besides.choice(TENANTS),
         )
 
     def _opening(self) -> list[Message]:
@@ -377,6 +382,14 @@ def difference(asked: Asked, heard: Heard) -> str | None:
 # --- the server -----------------------------------------------------------------------------------
 
 
+def _checks(server: Server) -> bool:
+    """
+    Whether a shadow check is in hand, or could be.
+    """
+    shadow = server._shadow
+    return shadow is not None and (shadow._held is not None or shadow._next() is not None)
+
+
 @attrs.define
 class House:
     """
@@ -385,6 +398,8 @@ class House:
     Attributes:
         rows: with which the journal begins: those of a server that has tested itself.
         seed: from which follows how little each life has.
+        window: what a token attends to, see ``Settings.window``.
+        block_bytes: of a chunk's KV.
         heard: what came of each request, in the order in which they were asked.
     """
 
@@ -392,14 +407,18 @@ class House:
     folder: Path
     rows: Sequence[Row]
     seed: int
+    window: tuple[int, int] | None = None
+    block_bytes: int = BLOCK_BYTES
     heard: list[tuple[Asked, Heard]] = attrs.field(factory=list)
     store: MemoryStore = attrs.field(init=False)
     _chance: random.Random = attrs.field(init=False)
+    _besides: random.Random = attrs.field(init=False)
     _moved: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
         self.store = MemoryStore(self.rows)
         self._chance = random.Random(self.seed)
+        self._besides = random.Random(f"besides {self.seed}")
 
     async def live(self, acts: Sequence[Act]) -> None:
         """
@@ -450,11 +469,18 @@ class House:
         return {
             "decode_rows": 4,
             "pool_slabs": chance.choice((2, 2, 3)),
-            "blocks_bytes": chance.choice((5, 8, 12)) * BLOCK_BYTES,
+            "blocks_bytes": chance.choice((5, 8, 12)) * self.block_bytes,
             "blocks_folder": self.folder,
-            "disk_bytes": chance.choice((16, 32, 48)) * (BLOCK_BYTES + 4096),
+            "disk_bytes": chance.choice((16, 32, 48)) * (self.block_bytes + 4096),
             "anticipate": chance.random() < 0.8,
-            "limits": Limits(sessions=12, drain_s=300, slab_rest_s=chance.choice((0.0, 60.0))),
+            "limits": Limits(
+                sessions=12,
+                drain_s=300,
+                slab_rest_s=chance.choice((0.0, 60.0)),
+                ttl_s=self._besides.choice((0, 2, DAY_S, DAY_S, DAY_S, DAY_S)),
+            ),
+            "shadow_share": self._besides.choice((0.0, 0.5, 1.0)),
+            "window": self.window,
         }
 
     async def _together(self, server: Server, act: Together) -> None:
@@ -486,13 +512,14 @@ class House:
 
     async def _rest(self, server: Server) -> None:
         """
-        Wait until no request is under way and no session is at work.
+        Wait until no request is under way, no session is at work, and no answer can be checked.
         """
         resting = {str(life) for life in (Life.IDLE, Life.COLD, Life.QUARANTINED)}
         with trio.fail_after(600):
             while True:
                 now = server.statistics()
-                if not now.queued and not now.running and set(now.sessions) <= resting:
+                idle = not now.queued and not now.running and set(now.sessions) <= resting
+                if idle and not _checks(server):
                     return
                 # A request that no session took leaves no event behind where it met a bug.
                 with trio.move_on_after(1):
@@ -543,6 +570,10 @@ class House:
                     counts["tokens used ahead"] += event.anticipated_tokens
                 case ev.RequestReceived():
                     counts["prompt tokens"] += event.prompt_tokens
+                case ev.ShadowEnded():
+                    counts[f"shadow: {event.result}"] += 1
+                case ev.SessionClosed():
+                    counts[f"closed: {event.reason}"] += 1
                 case ev.RequestCancelled():
                     counts[f"cancelled in {event.stage}"] += 1
                 case ev.SlabReleased():

@@ -20,7 +20,7 @@ from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from cairn.ops.replay_engine import SAME, rerun
-from tests.anticipating import C, Gate, new_tokens, prefilled, thinking
+from tests.anticipating import C, new_tokens, prefilled, thinking
 from tests.gate.conversation import words
 from tests.gate.test_gate import (
     GREEDY,
@@ -29,6 +29,7 @@ from tests.gate.test_gate import (
     rows_of_an_empty_server,
     same_bits,
 )
+from tests.holding import hold_ahead
 from tests.running import Said, ask, at_rest, serving
 
 pytestmark = pytest.mark.gate
@@ -122,7 +123,7 @@ def test_what_was_given_up_half_way_gives_the_bits_of_a_miss(model_directory: Pa
         command = thinking()
         assert command.conversation is not None
         async with serving(model_directory, store) as server:
-            gate = Gate(server)
+            gate = hold_ahead(server)
             first = await ask(server, command)
             await gate.wait()
             more = (
@@ -135,7 +136,7 @@ def test_what_was_given_up_half_way_gives_the_bits_of_a_miss(model_directory: Pa
             async def next_turn() -> None:
                 answers.append(await ask(server, asked))
 
-            actor = server._actors[first.accepted.session]
+            actor = server._sessions.actors[first.accepted.session]
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(next_turn)

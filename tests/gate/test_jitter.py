@@ -12,19 +12,22 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 import trio
 
-from cairn.engine import mlx_blocks
+from cairn.engine import mlx_blocks, schedule
 from cairn.engine.mlx_blocks import SealedBlock, paste
 from cairn.engine.mlx_cache import HeldSlab
 from cairn.engine.mlx_engine import MlxEngine
 from cairn.engine.reports import TrimReport
 from cairn.journal.codec import Row
 from cairn.journal.store import MemoryStore
+from tests.families import config_of, make_family_model
 from tests.gate.jitter import (
+    BLOCK_BYTES,
     Act,
     Asked,
     C,
@@ -53,12 +56,26 @@ HAPPENS = (
     *("slab: room for another session", "slab: too small for the prompt and its answer"),
     "slab: at rest, and all of it lies in blocks",
     *("continuation", "cold_start", "shorter_history", "diverged", "evicted", "session_busy"),
-    *("cache_disabled", "anticipation_settled"),
+    *("cache_disabled", "anticipation_settled", "shadow: same", "closed: its life is over"),
 )
 """
 What must have happened, or a history says nothing of it; see ``House.happened``.
 """
+Window = tuple[int, int] | None
+WINDOW = (4, 256)
+STATE_BLOCK_BYTES = {"qwen3_next": 64 * 1024, "rwkv7": 8 * 1024}
+"""
+Of a chunk's KV in models with states, with its share of a state: beside attention, and alone.
+"""
 MAY_HAPPEN = ("anticipation_given_up", "tokens used ahead", "block_rejected")
+
+
+@pytest.fixture(autouse=True)
+def _in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    What is copied into a slab is copied block by block, so that much may come in between.
+    """
+    monkeypatch.setattr(schedule, "COPIED_AT_ONCE_BYTES", 1)
 
 
 @pytest.fixture(scope="module")
@@ -66,24 +83,34 @@ def empty(model_directory: Path) -> list[Row]:
     """
     The journal of a server that served nobody: it spares the others their self-test.
     """
+    return begun(model_directory)
+
+
+def begun(model: Path, **changes: Any) -> list[Row]:
+    """
+    Such a journal, of a server with other settings.
+    """
     store = MemoryStore()
 
     async def main() -> None:
-        async with serving(model_directory, store, decode_rows=4):
+        async with serving(model, store, decode_rows=4, **changes):
             pass
 
     trio.run(main)
     return store.rows
 
 
-def written(model: Path, empty: list[Row], seed: int, requests: int) -> list[Act]:
+def written(
+    model: Path, empty: list[Row], seed: int, requests: int, window: Window = None
+) -> list[Act]:
     """
     A history, and what is due to each of its requests.
     """
 
     async def main() -> list[Act]:
         store = MemoryStore(empty)
-        async with serving(model, store, decode_rows=4, anticipate=False) as cold:
+        serves = serving(model, store, decode_rows=4, anticipate=False, window=window)
+        async with serves as cold:
             return await Script(seed, Truth(cold)).acts(requests)
 
     return trio.run(main)
@@ -97,11 +124,19 @@ def short(model_directory: Path, empty: list[Row]) -> list[Act]:
     return written(model_directory, empty, SEED, 25)
 
 
-def lived(model: Path, empty: list[Row], folder: Path, acts: Sequence[Act], seed: int) -> House:
+def lived(
+    model: Path,
+    empty: list[Row],
+    folder: Path,
+    acts: Sequence[Act],
+    seed: int,
+    window: Window = None,
+    block_bytes: int = BLOCK_BYTES,
+) -> House:
     """
     A house in which all of it was done.
     """
-    house = House(model, folder, empty, seed)
+    house = House(model, folder, empty, seed, window, block_bytes)
     trio.run(house.live, acts)
     return house
 
@@ -158,6 +193,47 @@ def test_whatever_happens_a_hit_is_a_miss(
     if requests >= 100:
         assert set() == {name for name in HAPPENS if not happened[name]}
         assert reused > 0.2
+
+
+def assert_lived_through(house: House) -> None:
+    """
+    All answers are right, the journal holds, and blocks went every way that they can go.
+    """
+    happened = house.happened()
+    print("\n" + ", ".join(f"{name} {happened[name]}" for name in (*HAPPENS, *MAY_HAPPEN)))
+    assert [] == wrong(house)
+    due = ("block_evicted", "block_spilled", "block_loaded", "blocks_shared", "continuation")
+    assert set() == {name for name in due if not happened[name]}
+    assert happened["reused tokens"] > 0
+
+
+def test_under_a_window_a_hit_is_a_miss(model_directory: Path, tmp_path: Path) -> None:
+    """
+    The same where a token attends to the first few and the last few alone, and windows move on in
+    the midst of answers.
+    """
+    empty = begun(model_directory, window=WINDOW)
+    acts = written(model_directory, empty, SEED, 50, WINDOW)
+
+    house = lived(model_directory, empty, tmp_path / "blocks", acts, SEED, WINDOW)
+
+    assert_lived_through(house)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", pytest.param("rwkv7", marks=pytest.mark.soak)])
+def test_over_states_a_hit_is_a_miss(model_directory: Path, tmp_path: Path, family: str) -> None:
+    """
+    The same where layers have a state, beside others that attend and alone: nothing goes on but
+    from where a slab or a block has it.
+    """
+    model = make_family_model(tmp_path / "model", model_directory, config_of(family))
+    empty = begun(model)
+    acts = written(model, empty, SEED, 35)
+    block_bytes = STATE_BLOCK_BYTES[family]
+
+    house = lived(model, empty, tmp_path / "blocks", acts, SEED, block_bytes=block_bytes)
+
+    assert_lived_through(house)
 
 
 def requests_of(acts: Sequence[Act]) -> list[Asked]:

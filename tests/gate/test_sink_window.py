@@ -245,7 +245,7 @@ async def without_slabs(server: Server) -> None:
     Wait until no session has anything to do, and none holds a slab.
     """
     with trio.fail_after(120):
-        while server.statistics().slabs or any(actor.busy for actor in server._actors.values()):
+        while server.statistics().slabs or server._sessions.busy:
             await trio.testing.wait_all_tasks_blocked()
         await server._writer.wait_committed(server._sequencer.state.position)
 
@@ -329,3 +329,32 @@ def test_a_turn_costs_no_more_for_a_longer_history(
     assert max(one.copied_tokens for one in late) <= 2 * at_most
     left = Told([], store.rows).events(ev.BlockEvicted)
     assert {"window"} == {block.reason for block in left}
+
+
+def test_what_a_long_answer_left_behind_is_written(model_directory: Path, tmp_path: Path) -> None:
+    """
+    The window moved on within the answer, so that the slab was emptied behind it. What the next
+    request goes on from has files when the session rests all the same.
+    """
+    store, rows = MemoryStore(), list[Row]()
+
+    async def main() -> None:
+        window = {"window": (SINKS, WINDOW), "anticipate": False}
+        files = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}
+        asked = generate(Conversation(messages=()), max_tokens=200)
+        command = attrs.evolve(asked, conversation=None, prompt=tuple(range(300, 700)))
+        async with serving(model_directory, store, **window, **files) as server:
+            await ask(server, command)
+            with trio.fail_after(120):
+                while server._sessions.busy:
+                    await trio.testing.wait_all_tasks_blocked()
+            await at_rest(server)
+            rows.extend(store.rows)
+
+    trio.run(main)
+    events = [decode(row).event for row in rows]
+    trimmed = [event.reason for event in events if isinstance(event, ev.CacheTrimmed)]
+    assert ["the window has moved on from what is canonical"] == trimmed
+    sealed = [event.key for event in events if isinstance(event, ev.BlockSealed)]
+    assert 6 == len(sealed)
+    assert sealed == [event.key for event in events if isinstance(event, ev.BlockSpilled)]

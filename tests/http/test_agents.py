@@ -214,6 +214,36 @@ async def test_an_agent_is_forked():
     )
 
 
+@pytest.mark.parametrize("slip", ["turns", "trun", "tun", "Turn"])
+async def test_a_fork_whose_turn_is_misspelt(slip: str):
+    """It is refused, and not made behind the last turn; beside a turn it is ignored."""
+    service = FakeService()
+    service.agents.have("notes", TURN)
+    status, told = await call(service, "POST", "/notes/fork", {slip: 0})
+    assert (400, "invalid_value", slip) == refused((status, told))
+    assert (
+        f"a fork has no field {slip}. Is turn meant? Nothing was forked"
+        == (told["error"]["message"])
+    )
+    assert ["notes"] == [one.name for one in service.agents.all()]
+    status, made = await call(service, "POST", "/notes/fork", {slip: 0, "turn": 1})
+    assert (200, 1) == (status, made["turns"])
+    status, made = await call(service, "POST", "/notes/fork", {"colour": 0})
+    assert (200, ["colour"]) == (status, made["ignored"])
+
+
+async def test_a_new_agent_by_what_others_call_its_fields():
+    """They are ignored, with the names that are meant, where those are not sent."""
+    body = {"name": "bob", "system": "Be brief."}
+    _, made = await call(FakeService(), "POST", "", body)
+    assert [
+        "name (did you mean agent_id?)",
+        "system (did you mean system_prompt?)",
+    ] == made["ignored"]
+    _, made = await call(FakeService(), "POST", "", {"agent_id": "bob", "name": "Bob"})
+    assert ["name"] == made["ignored"]
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [

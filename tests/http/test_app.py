@@ -17,6 +17,7 @@ from cairn.engine.sampling import Sampling
 from cairn.http.access import Keys
 from cairn.http.app import create_app
 from cairn.http.limits import BODY_BYTES_MAX
+from cairn.http.openapi import OPERATIONS
 from tests.http.conftest import Serve
 from tests.http.fake_service import FACTS, FakeService
 
@@ -46,6 +47,7 @@ async def test_health():
             "model": FACTS.model,
             "fingerprint": FACTS.fingerprint,
             "context_tokens": 4096,
+            "chunk_tokens": 64,
             "contexts": [{"session": "agent/notes", "tokens": 96, "left": 4000}],
             "models": [{"name": FACTS.model, "state": "loaded", "waiting": 0}],
             "started": FACTS.started_s,
@@ -183,6 +185,8 @@ async def test_front_page():
     assert "curl -N http://127.0.0.1:8080/v1/chat/completions" in text
     assert "&lt;script&gt;" in text
     assert "<script" not in text
+    posts = (path for method, path in OPERATIONS if method == "POST" and "{" not in path)
+    assert [] == [path for path in posts if f"<code>{path}</code>" not in text]
     assert "default-src 'none'" in response.headers["content-security-policy"]
 
 
@@ -221,7 +225,8 @@ async def test_wrong_address_or_method(method: str, path: str, status: int, code
     assert (status == 405) == ("allow" in response.headers)
     if status == 405:
         allowed = response.headers["allow"]
-        assert f"{allowed}: this address takes nothing else" == error["message"]
+        told = " and".join(allowed.rsplit(",", 1))
+        assert f"this address takes {told} only" == error["message"]
         takes = {CHAT: "POST, OPTIONS", "/health": "GET, HEAD, OPTIONS", "/": "GET, HEAD, OPTIONS"}
         assert takes[path] == allowed
 

@@ -508,5 +508,5 @@ def settled(it: Fuzzed) -> tuple[collections.Counter[str], int]:
 
     it.inside(closed)
     tasks = it.tasks()
-    del tasks["cairn.actors.server.Server._live"]
+    del tasks["cairn.actors.sessions.Sessions._live"]
     return tasks, open_files()

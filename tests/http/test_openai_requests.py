@@ -373,6 +373,11 @@ def test_what_is_not_said_has_the_servers_defaults():
         ("max_token", "max_tokens"),
         ("maxTokens", "max_tokens"),
         ("temprature", "temperature"),
+        ("tool", "tools"),
+        ("toolls", "tools"),
+        ("sede", "seed"),
+        ("sted", "seed"),
+        ("stpo", "stop"),
         ("Stream", "stream"),
         ("cache-prompt", "cache_prompt"),
     ],
@@ -385,13 +390,32 @@ def test_a_misspelt_field_is_told_with_the_one_that_is_meant(sent: str, meant: s
 
 
 @pytest.mark.parametrize(
-    "sent", ["user", "min_tokens", "top_a", "speed", "best_of", "stream.options"]
+    "sent",
+    ["user", "min_tokens", "top_a", "top_n", "speed", "best_of", "stream.options", "sxxd"],
 )
 def test_a_field_that_is_like_none_has_no_hint(sent: str):
     """Fields of other servers are not taken for slips, nor are paths into a known one."""
     with structlog.testing.capture_logs() as logs:
         assert (sent,) == read({}, **{sent: 1}).ignored
     assert ["did_you_mean" in entry for entry in logs] == [False]
+
+
+@pytest.mark.parametrize(
+    ("sent", "hint"),
+    [
+        ({"message": []}, ". Is message meant for it?"),
+        ({"mesages": [], "model": "m"}, ". Is mesages meant for it?"),
+        ({"message": None}, ""),
+        ({"prompt": "Hi"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_field_that_is_missing_and_may_be_misspelt(sent: dict[str, Any], hint: str):
+    """The refusal names what may have been sent for it."""
+    with pytest.raises(ClientError) as failed:
+        read_chat_request(json.dumps(sent).encode(), {}, Ignored(), FACTS)
+    assert f"messages is missing; it is required{hint}" == failed.value.message
+    assert "messages" == failed.value.param
 
 
 def test_made_up_names_do_not_fill_the_answer():

@@ -22,6 +22,7 @@ from cairn.engine.prompt import Message
 from cairn.http.answers import UnfinishedAnswer
 from cairn.http.app import create_app
 from cairn.http.responses_answers import Chunks, Completion, Form
+from cairn.http.wire import encode
 from tests.http.conftest import Serve
 from tests.http.fake_service import (
     ACCEPTED,
@@ -48,6 +49,7 @@ SCRIPT: tuple[Reply, ...] = (
     Delta(parts=(Said("\nDone."),)),
     FINISHED,
 )
+LONG = "Be brief. " * 20
 CUT = attrs.evolve(FINISHED, finish_reason="length")
 ITEMS = ["reasoning", "message", "function_call", "function_call", "message"]
 IDS = ["rs_req-1_0", "msg_req-1_1", "fc_req-1_2", "fc_req-1_3", "msg_req-1_4"]
@@ -482,14 +484,17 @@ async def test_references_to_what_was_asked(serve: Serve):
 
 async def test_the_form_is_read_again():
     """What a response repeats, and how its thoughts are told, is kept as text."""
-    form = Form(told={"metadata": {"ä": "ö"}}, summarised=True, sealed=True)
-    turn = attrs.evolve(kept(), note=form.note())
-    service = FakeService()
-    service.turns["local", "req-1"] = turn
-    response = await create_app(service).test_client().get("/v1/responses/resp_req-1")
-    found = await response.get_json()
-    assert {"ä": "ö"} == found["metadata"]
-    assert [{"type": "summary_text", "text": "Two cities."}] == found["output"][0]["summary"]
+    form = Form(told={"metadata": {"ä": "ö"}, "instructions": LONG}, summarised=True, sealed=True)
+    assert {"instructions": f'"{LONG}"'} == form.texts()
+    assert LONG not in form.note()
+    whole = encode(attrs.asdict(form, recurse=False)).decode()  # as it was before there were texts
+    for note, texts in ((form.note(), form.texts()), (whole, {})):
+        service = FakeService()
+        service.turns["local", "req-1"] = attrs.evolve(kept(), note=note, texts=texts)
+        response = await create_app(service).test_client().get("/v1/responses/resp_req-1")
+        found = await response.get_json()
+        assert ({"ä": "ö"}, LONG) == (found["metadata"], found["instructions"])
+        assert [{"type": "summary_text", "text": "Two cities."}] == found["output"][0]["summary"]
 
 
 async def test_arguments_come_in_pieces(serve: Serve):

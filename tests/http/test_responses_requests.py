@@ -280,6 +280,11 @@ def test_what_is_kept():
         keep = command(**fields).keep
         assert keep is not None
         assert (None, (Message(role="user", content="Hello"),)) == (keep.previous, keep.asked)
+        assert {} == keep.texts
+    long = {"instructions": "Be brief. " * 20, "tools": [{**LOOK, "description": "x" * 200}]}
+    keep = command(**long).keep
+    assert keep is not None
+    assert long == {name: json.loads(text) for name, text in keep.texts.items()}
 
 
 def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
@@ -424,3 +429,9 @@ def test_what_is_refused(fields: dict[str, Any], param: str, code: str):
     error = refused(**fields)
     assert (param, code) == (error.param, error.code)
     assert param.rpartition(".")[2] in error.message
+
+
+def test_an_input_that_is_misspelt():
+    """The refusal asks whether it is meant."""
+    assert refused(input=None, inptu="x").message.endswith(". Is inptu meant for it?")
+    assert "meant" not in refused(input=[], inbox="x").message

@@ -55,6 +55,7 @@ def test_prompts(prompt: Any, expected: Any):
         ({"prompt": "a", "echo": True}, "echo", "unsupported_value"),
         ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_value"),
         ({"prompt": "a", "best_of": 3, "n": 2}, "best_of", "unsupported_value"),
+        ({"prompt": "a", "best_of": 1, "n": 2}, "best_of", "unsupported_value"),
         ({"prompt": "a", "logprobs": 6}, "logprobs", "invalid_value"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"prompt": "a", "n": 17}, "n", "invalid_value"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cairn.actors.messages import Generate
+from cairn.engine.lifetime import seconds_of
 from cairn.http.anthropic import read_messages_request
 from cairn.http.errors import ClientError
 from cairn.http.openai import read_chat_request
@@ -56,3 +57,9 @@ def test_a_life_that_is_none(read: Callable[..., Any], body: Body, ttl: Any):
     with pytest.raises(ClientError, match="ttl") as refused:
         command_of(read, {**body, "ttl": ttl})
     assert "ttl" == refused.value.param
+
+
+def test_the_longest_life_is_told():
+    """Also where a unit was written that there is none of."""
+    with pytest.raises(ValueError, match="ten years"):
+        seconds_of("11y")

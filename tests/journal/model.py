@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -71,10 +71,34 @@ def plain(state: State) -> dict[str, Any]:
     shown["shadow"] = attrs.asdict(state.shadow) if state.shadow else None
     shown["sessions"] = {name: _plain_session(s) for name, s in state.sessions.items()}
     shown["blocks"] = {key: attrs.asdict(block) for key, block in state.blocks.items()}
+    _spread(shown["sessions"], shown["blocks"], shown.pop("uses"), shown.pop("pins"))
     shown["faults"] = {bug: (f.position, f.event) for bug, f in state.faults.items()}
     for index in ("streams", "requests", "tips", "parts", "self_tests"):
         shown[index] = dict(shown[index].items())
     return shown
+
+
+def _spread(sessions: Any, blocks: Any, uses: Any, pins: Any) -> None:
+    """
+    What stands once for a chain, or for a session, written at each block that it is of.
+    """
+    for session in sessions.values():
+        session["pins"] = ()
+    for block in blocks.values():
+        block["pins"] = 0
+    for name, keys in pins.items():
+        assert keys
+        sessions[name]["pins"] = keys
+        for key in keys:
+            blocks[key]["pins"] += 1
+    for end, use in uses.items():
+        key = end
+        while key is not None:
+            block = blocks[key]
+            block["last_used"] = max(block["last_used"], use.position)
+            dues = [due for due in (block["due_us"], use.due_us) if due is not None]
+            block["due_us"] = max(dues, default=None)
+            key = block["parent"]
 
 
 def _plain_session(session: Session) -> dict[str, Any]:
@@ -182,7 +206,8 @@ class World:
     def _model_loaded(self, event: ev.ModelLoaded) -> None:
         names = (
             "name fingerprint layers chunk_tokens decode_rows context_tokens reusable "
-            "pool_slabs pool_bytes blocks_bytes kv_sinks kv_window kv_rows min_cache_tokens"
+            "pool_slabs pool_bytes blocks_bytes kv_sinks kv_window kv_rows min_cache_tokens "
+            "state_blocks"
         )
         self.model = {name: getattr(event, name) for name in names.split()}
 
@@ -634,7 +659,7 @@ def stones_ahead(world: World, name: str, begun: ev.AnticipationBegun) -> tuple[
     return _lying(world, mine["slab_keys"], keys)
 
 
-def _lying(world: World, slab_keys: tuple[str, ...], keys: Iterable[str]) -> tuple[int, int]:
+def _lying(world: World, slab_keys: tuple[str, ...], keys: Sequence[str]) -> tuple[int, int]:
     """
     How many blocks from the front lie in a slab, and how many more in memory.
     """
@@ -649,6 +674,12 @@ def _lying(world: World, slab_keys: tuple[str, ...], keys: Iterable[str]) -> tup
             shared += 1
         else:
             break
+    assert world.model is not None
+    if every := world.model["state_blocks"]:
+        if kept < len(slab_keys):  # no state of what is kept is there
+            return _lying(world, (), keys)
+        while shared and (kept + shared) % every:
+            shared -= 1
     return kept, shared
 
 
@@ -728,7 +759,13 @@ def profile(examples: int) -> settings:
     )
 
 
-def played(data: bytes, *, crashes: bool = True, kind: type[Driver] | None = None) -> Driver:
+def played(
+    data: bytes,
+    *,
+    crashes: bool = True,
+    kind: type[Driver] | None = None,
+    state_blocks: int = 0,
+) -> Driver:
     """
     The history on a tape, whose first bytes tell how much memory there is.
     """
@@ -740,6 +777,7 @@ def played(data: bytes, *, crashes: bool = True, kind: type[Driver] | None = Non
         blocks_kept=(2, 6, 12, 40)[data[2] % 4],
         files_kept=(0, 3, 10, 40)[data[2] // 4 % 4],
         min_cache_tokens=(0, 0, 0, 14)[data[1] // 4 % 4],
+        state_blocks=state_blocks,
     ).play()
 
 
@@ -875,6 +913,7 @@ class Driver:
         files_kept: int = 40,
         min_cache_tokens: int = 0,
         spare_tokens: int = 0,
+        state_blocks: int = 0,
     ) -> None:
         self.tape = Tape(tape)
         self.rows: list[Row] = []
@@ -900,6 +939,7 @@ class Driver:
         self._files_kept = files_kept
         self._min_cache_tokens = min_cache_tokens
         self._spare_tokens = spare_tokens
+        self._state_blocks = state_blocks
         self._counts: dict[str, int] = {}
         self._seqs: dict[str, int] = {}
         outside = Outside(
@@ -987,6 +1027,7 @@ class Driver:
                 pool_bytes=self._pool_slabs * SLAB_BYTES,
                 blocks_bytes=self._blocks_kept * BLOCK_BYTES,
                 min_cache_tokens=self._min_cache_tokens,
+                state_blocks=self._state_blocks,
             ),
             ev.SelfTestFinished(
                 fingerprint=fingerprint,
@@ -1318,7 +1359,7 @@ class Driver:
         """
         The blocks that nobody holds on to.
         """
-        return [key for key in self.store if self.state.blocks[key].pins == 0]
+        return [key for key in self.store if not self.state.is_pinned(key)]
 
     def release(self, session: str) -> None:
         """
@@ -1470,6 +1511,18 @@ class Driver:
             )
         )
 
+    def parts(self, session: str, keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        """
+        The parts in which blocks are copied into a slab: two at a time, or as many as there are
+        from one that has states to the next.
+        """
+        begin, held = 0, len(self.slabs[session].rows) // self.chunk
+        for place in range(1, len(keys) + 1):
+            ends = not self._state_blocks or (held + place) % self._state_blocks == 0
+            if place == len(keys) or (ends and place - begin >= 2):
+                yield keys[begin:place]
+                begin = place
+
     def share(self, session: str, request: str | None, keys: tuple[str, ...]) -> None:
         """
         Blocks are copied from the store into a slab.
@@ -1582,8 +1635,13 @@ class Driver:
             return
         yield
         if path.shared_blocks:
-            self.share(session, request, held.prompt_keys[path.kept_blocks :][: path.shared_blocks])
-            yield
+            keys = held.prompt_keys[path.kept_blocks :][: path.shared_blocks]
+            for part in self.parts(session, keys):
+                if session in self.cancelled:
+                    yield from self._cancel(session, request, talk.tenant, "prefill")
+                    return
+                self.share(session, request, part)
+                yield
         rows = self.slabs[session].rows
         while len(rows) < len(ids):
             if session in self.cancelled:
@@ -1648,6 +1706,8 @@ class Driver:
                     asked="[]",
                     answer="[]",
                     note="nöte",
+                    texts={"tools": "[]"},
+                    texts_at={},
                 )
             )
         opened = self.state.session(session).request
@@ -1752,8 +1812,14 @@ class Driver:
         yield
         if len(slab.rows) > kept * self.chunk:
             self.trim(session, kept * self.chunk, "not anticipated")
-        if shared:
-            self.share(session, None, keys[kept : kept + shared])
+        for part in self.parts(session, keys[kept : kept + shared]):
+            if session in self.hurried:
+                self.propose(
+                    ev.AnticipationGivenUp(session=session, reason="request", computed_tokens=0)
+                )
+                return False
+            self.share(session, None, part)
+            yield
         computed = 0
         for place in range(kept + shared, full):
             yield

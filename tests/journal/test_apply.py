@@ -10,9 +10,11 @@ from collections.abc import Callable
 import attrs
 import pytest
 from hypothesis import example, given
+from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal.ledger import Outcome
+from cairn.journal.lifecycle import Life
 from cairn.journal.state import EMPTY, Block, Pool, State, apply, lengthened
 from tests.journal.model import (
     BLOCK_BYTES,
@@ -65,11 +67,13 @@ def adds_up(driver: Driver, state: State) -> None:
     What the state says of memory is what there is, by a count of the driver's own slabs, blocks and
     files, and pins are those of the sessions at work.
     """
-    pinned: dict[str, int] = {}
-    for session in state.sessions.values():
-        for key in session.pins:
-            pinned[key] = pinned.get(key, 0) + 1
-    assert pinned == {key: block.pins for key, block in state.blocks.items() if block.pins}
+    for name, session in state.sessions.items():
+        at_work = session.life in (Life.PREFILLING, Life.DECODING, Life.SETTLING)
+        pinned = state.pins.get(name, ())
+        assert at_work or not pinned or session.life is Life.RESTORING
+        assert not at_work or set(session.slab_keys) <= set(pinned)
+    assert {key for keys in state.pins.values() for key in keys} == state.pinned
+    assert all(state.is_pinned(key) is (key in state.pinned) for key in state.blocks)
     slabs = len(driver.slabs) + (driver.check is not None)
     assert slabs == sum(s.slab is not None for s in state.sessions.values()) + bool(state.shadow)
     there = dict.fromkeys(driver.store, BLOCK_BYTES)
@@ -111,16 +115,20 @@ def test_memory_adds_up(data: bytes):
 
 
 def without_a_pin(state: State) -> State:
-    """One pin of a block is not counted."""
-    block = next(block for block in state.blocks.values() if block.pins)
-    return with_block(state, attrs.evolve(block, pins=block.pins - 1))
+    """A session holds on to all but one of its blocks."""
+    name, keys = next(iter(state.pins.items()))
+    return attrs.evolve(state, pins=state.pins.set(name, keys[1:]))
 
 
 def with_a_session_that_forgot(state: State) -> State:
-    """A session holds on to nothing any more, and its blocks do not know."""
-    session = next(session for session in state.sessions.values() if session.pins)
-    forgot = attrs.evolve(session, pins=())
-    return attrs.evolve(state, sessions=state.sessions.set(session.id, forgot))
+    """A session works, and holds on to nothing."""
+    return attrs.evolve(state, pins=Map())
+
+
+def with_a_session_that_holds_on(state: State) -> State:
+    """One that rests holds on to its blocks."""
+    sessions = {name: attrs.evolve(s, life=Life.IDLE) for name, s in state.sessions.items()}
+    return attrs.evolve(state, sessions=Map(sessions))
 
 
 def with_another_size(state: State) -> State:
@@ -167,6 +175,7 @@ def with_one_more(name: str) -> Callable[[State], State]:
         *(with_one_more(field.name) for field in attrs.fields(Pool)),
         without_a_pin,
         with_a_session_that_forgot,
+        with_a_session_that_holds_on,
         with_another_size,
         with_a_block_that_is_gone,
         with_a_file_that_is_not,
@@ -180,7 +189,7 @@ def test_control_what_does_not_add_up_is_seen(damaged: Callable[[State], State])
     talk = Talk(tenant="t1", group=None, name=None, parts=(("user", tuple(range(10, 30))),))
     session = driver.ask(talk)
     assert session is not None
-    while not driver.state.session(session).pins:
+    while not driver.state.pins:
         driver.step(session)
     for key in driver.spillable()[:1]:
         driver.spill(key)
@@ -252,7 +261,8 @@ def test_the_end_of_a_run_takes_the_model_with_it():
     assert (None, None, 0, 0) == (state.boot, state.model, state.pool.slabs, state.pool.blocks)
     assert {} == dict(state.requests)
     assert {"idle"} == {str(session.life) for session in state.sessions.values()}
-    assert {(False, 0)} == {(block.present, block.pins) for block in state.blocks.values()}
+    assert {False} == {block.present for block in state.blocks.values()}
+    assert not state.pins
 
 
 def test_a_quarantine_ends_the_request_in_hand():
@@ -261,7 +271,8 @@ def test_a_quarantine_ends_the_request_in_hand():
     driver.crash("s1")
     session = driver.state.session("s1")
 
-    assert (None, (), driver.bugs[0]) == (session.request, session.pins, session.bug_id)
+    assert (None, driver.bugs[0]) == (session.request, session.bug_id)
+    assert not driver.state.pins
     assert {} == dict(driver.state.requests)
 
     direct = _busy_sessions(1)

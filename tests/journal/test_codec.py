@@ -38,6 +38,8 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "float": FLOATS,
     "Mapping[str, Any]": st.dictionaries(TEXTS, JSON, max_size=4),
+    "Mapping[str, str]": st.dictionaries(TEXTS, TEXTS, max_size=4),
+    "Mapping[str, int]": st.dictionaries(TEXTS, NATURALS, max_size=4),
     "Mapping[str, bool]": st.dictionaries(TEXTS, st.booleans(), max_size=4),
     "tuple[int, ...]": st.lists(NATURALS, max_size=5).map(tuple),
     "tuple[float, ...]": st.lists(FLOATS, max_size=5).map(tuple),
@@ -369,22 +371,41 @@ def test_a_request_that_was_rejected_before_there_were_tenants():
     assert attrs.evolve(event, tenant="local") == decode(row).event
 
 
+KEPT = ev.TurnKept(
+    session="s1",
+    request="r1",
+    tenant="t1",
+    previous=None,
+    created_s=1,
+    asked="[]",
+    answer="[]",
+    note="all of it",
+    texts={},
+    texts_at={},
+)
+
+
 def test_a_turn_that_was_kept_before_there_were_agents():
     """It is no agent's."""
-    event = ev.TurnKept(
-        session="s1",
-        request="r1",
-        tenant="t1",
-        previous=None,
-        created_s=1,
-        asked="[]",
-        answer="[]",
-        note="",
-    )
-    row = encode(placed(event), HASH)
     public = b'{"session":"s1","request":"r1","tenant":"t1","previous":null,"created_s":1}'
-    assert event == decode(attrs.evolve(row, version=1, public=public)).event
-    assert event.agent is None
+    older = attrs.evolve(encode(placed(KEPT), HASH), version=1, public=public)
+    assert KEPT == decode(older).event
+    assert KEPT.agent is None
+
+
+def test_a_turn_that_was_kept_before_notes_had_texts():
+    """All of its note is the note."""
+    row = encode(placed(KEPT), HASH)
+    assert row.private is not None
+    public, private = json.loads(row.public), json.loads(row.private)
+    assert ({}, {}) == (public.pop("texts_at"), private.pop("texts"))
+    older = attrs.evolve(
+        row,
+        version=2,
+        public=json.dumps(public).encode(),
+        private=json.dumps(private).encode(),
+    )
+    assert KEPT == decode(older).event
 
 
 def test_a_request_of_before_there_were_modes():

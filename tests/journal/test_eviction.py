@@ -60,9 +60,12 @@ def chain(name: str, length: int, used: int) -> list[Block]:
     ]
 
 
-def state_of(*blocks: Block) -> State:
+def state_of(*blocks: Block, pinned: tuple[str, ...] = ()) -> State:
     """
     A state with these, and a budget of 80 bytes in memory and on disk.
+
+    Args:
+        pinned: those that a session works with.
     """
     there = [block for block in blocks if block.present]
     filed = [block for block in blocks if block.file_bytes is not None]
@@ -73,7 +76,8 @@ def state_of(*blocks: Block) -> State:
         disk_bytes=10 * len(filed),
     )
     found = Map({block.key: block for block in blocks})
-    return State(model=MODEL, blocks=found, pool=pool, disk_budget=80)
+    pins = Map({SessionId("works"): pinned} if pinned else {})
+    return State(model=MODEL, blocks=found, pins=pins, pool=pool, disk_budget=80)
 
 
 def fresh(block: Block) -> Block:
@@ -123,8 +127,7 @@ def test_what_is_older_makes_no_room_for_what_is_older_still():
 def test_what_is_to_stay_stays():
     """Neither what is pinned nor what the caller keeps is chosen."""
     old = chain("a", 8, 100)
-    old[7] = attrs.evolve(old[7], pins=1)
-    state = state_of(*old)
+    state = state_of(*old, pinned=("a7",))
     assert ("a5", "a4") == eviction.room_for_block(state, 10, {"a6"})
     (new,) = chain("b", 1, 300)
     assert ("a7", "a5") == eviction.room_for_file(state, fresh(new), 10, {"a6"})
@@ -194,15 +197,15 @@ def test_whose_life_is_over():
     """Ends of chains first; neither what is pinned nor what something is built on that lives on."""
     short, long = chain("a", 4, 100), chain("b", 2, 200)
     blocks = [attrs.evolve(block, due_us=10) for block in short]
-    blocks[3] = attrs.evolve(blocks[3], pins=1)
     blocks += [attrs.evolve(long[0], due_us=5), attrs.evolve(long[1], due_us=20)]
     blocks += chain("c", 2, 0)
-    order = Order(state_of(*blocks))
-    assert () == eviction.lives_over(order, 9, 10)
-    assert ("a2", "a1", "a0") == eviction.lives_over(order, 10, 10)
-    assert ("a2", "a1") == eviction.lives_over(order, 10, 2)
-    assert ("a2", "a1", "a0", "b1", "b0") == eviction.lives_over(order, 20, 10)
-    assert ("a0", "b1") == eviction.lives_over(order, 20, 2, {"a2", "a1"})
+    state = state_of(*blocks, pinned=("a3",))
+    order = Order(state)
+    assert () == eviction.lives_over(state, order, 9, 10)
+    assert ("a2", "a1", "a0") == eviction.lives_over(state, order, 10, 10)
+    assert ("a2", "a1") == eviction.lives_over(state, order, 10, 2)
+    assert ("a2", "a1", "a0", "b1", "b0") == eviction.lives_over(state, order, 20, 10)
+    assert ("a0", "b1") == eviction.lives_over(state, order, 20, 2, {"a2", "a1"})
 
 
 def test_no_moment_is_before_the_last_row():
@@ -347,7 +350,7 @@ def test_whose_file_is_removed_is_what_the_model_says(data: bytes):
                 less = attrs.evolve(state, disk_budget=budget)
                 for keep in ((), filed[::2]):
                     loose = [(other, used) for other, used in both if other not in keep]
-                    due = files_due(blocks, budget, FILE_BYTES, loose, new.last_used)
+                    due = files_due(blocks, budget, FILE_BYTES, loose, blocks[key]["last_used"])
                     assert due == eviction.room_for_file(less, new, FILE_BYTES, keep)
 
 

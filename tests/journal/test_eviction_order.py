@@ -15,6 +15,7 @@ from immutables import Map
 from cairn.journal import events as ev
 from cairn.journal.eviction_order import Ends, Order
 from cairn.journal.ledger import Outcome
+from cairn.journal.state import Use
 from tests.journal.model import TAPES, Driver, leaving, plain, played, profile, tape
 from tests.journal.test_eviction import chain, state_of
 
@@ -81,7 +82,10 @@ class Watched(Driver):
         lives = shown(self.ledger.order.lives)
         assert shown(Order(self.state).lives) == lives
         if self.state.position % 7 == 0:
-            blocks = plain(self.state)["blocks"]
+            blocks, order = plain(self.state)["blocks"], self.ledger.order
+            for key, block in self.state.blocks.items():
+                due = blocks[key]["last_used"], blocks[key]["due_us"]
+                assert due == (order.last_used(block), order.due_us(block))
             there = [key for key, block in blocks.items() if block["present"]]
             filed = [key for key, block in blocks.items() if block["file_bytes"] is not None]
             assert (leaving(blocks, there), leaving(blocks, filed)) == kept
@@ -132,6 +136,25 @@ def test_what_stands_between_two_is_passed_over():
     for place in (1, 2):
         blocks[place] = attrs.evolve(blocks[place], present=False)
     assert [("a4", 104), ("a3", 104), ("a0", 104)] == shown(Order(state_of(*blocks)).memory)
+
+
+def test_a_use_is_one_of_all_that_a_chain_is_built_on():
+    """
+    It stands at the end that the chain had. Whatever leaves before its time, what is left of the
+    chain was of use then, and lives as long; a shorter chain that was used later goes later.
+    """
+    uses = Map({"a3": Use(position=500, due_us=90), "a1": Use(position=900, due_us=70)})
+    blocks = [attrs.evolve(block, due_us=50) for block in chain("a", 5, 100)]
+    whole = attrs.evolve(state_of(*blocks), uses=uses)
+    assert [104, 500, 500, 900, 900] == [used for _, used in shown(Order(whole).memory)]
+    assert [50, 90, 90, 90, 90] == [due for _, due in shown(Order(whole).lives)]
+    assert [90, 90, 90, 90, 50] == [Order(whole).due_us(block) for block in blocks]
+    gone = [attrs.evolve(block, present=False, file_bytes=None) for block in blocks[3:]]
+    order = Order(attrs.evolve(state_of(*blocks[:3], *gone), uses=uses))
+    assert [("a2", 500), ("a1", 900), ("a0", 900)] == shown(order.memory)
+    assert [("a2", 90), ("a1", 90), ("a0", 90)] == shown(order.lives)
+    short = attrs.evolve(state_of(*blocks[:2], *blocks[2:]), uses=uses.delete("a3"))
+    assert [50, 50, 50, 70, 70] == [due for _, due in shown(Order(short).lives)]
 
 
 def test_looking_changes_nothing():

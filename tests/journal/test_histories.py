@@ -35,6 +35,7 @@ HEALTHY: dict[str, set[tuple[str | None, ...]]] = {
         ("path_selected", "new_session", "cache_disabled"),
     },
     "shared-blocks": {("blocks_shared",)},
+    "copied-in-parts": {("blocks_shared",)},
     "evicted": {
         ("block_evicted",),
         ("slab_released", "room for another session"),

@@ -259,7 +259,7 @@ def _evicting(driver: Driver, event: Any, key: str) -> ev.Event:
 
 
 def _pinned(driver: Driver, event: Any) -> ev.Event:
-    return _evicting(driver, event, next(k for k, b in driver.state.blocks.items() if b.pins))
+    return _evicting(driver, event, next(iter(sorted(driver.state.pinned))))
 
 
 def _gone(driver: Driver, event: Any) -> ev.Event | None:
@@ -586,6 +586,13 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "more shared than the blocks hold": but(
             Share, end=_more("end", C), coverage=_covered((LAYERS, 0, C))
         ),
+        "sharing ahead left out": instead(Share, lambda d, e: _pass_ahead(d, e, e.start), _ahead),
+        "the first block shared left out": but(
+            Share,
+            lambda e: len(e.keys) > 1,
+            keys=lambda e: e.keys[1:],
+            digests=lambda e: e.digests[1:],
+        ),
         "sharing left out": instead(Share, lambda d, e: _pass(d, e, e.start, e.start + C)),
         "the trim left out": instead(
             Trim,
@@ -851,6 +858,92 @@ def test_nothing_is_anticipated_without_an_answer():
 
     assert caught.value.outcome.bug is not None
     assert "INV-4" == caught.value.outcome.bug.invariant
+
+
+STORY = (SYSTEM, OTHER, SAID, MORE, SAID, OTHER)
+
+
+def _copying(driver: Driver) -> tuple[str, ...]:
+    """
+    Session q has a slab with nothing in it, and these blocks are to be copied into it.
+    """
+    driver.start()
+    driver.serve(talk(*STORY))
+    driver.ask(talk(*STORY, name="q"))
+    while "q" not in driver.slabs:
+        driver.step("q")
+    request = driver.state.session("q").request
+    assert request is not None
+    assert request.path is not None
+    assert request.path.shared_blocks > 3
+    return request.prompt_keys[: request.path.shared_blocks]
+
+
+@pytest.mark.parametrize("most", [1, 2, 100])
+def test_blocks_are_shared_in_parts(most: int):
+    """
+    In as many as one likes, with others' steps in between.
+    """
+    driver = driver_of()
+    keys = _copying(driver)
+    request = driver.state.session("q").request.ask.request  # type: ignore[union-attr]
+    for begin in range(0, len(keys), most):
+        driver.share("q", request, keys[begin : begin + most])
+        driver.serve(talk(HELLO, name=f"r{begin}"))
+
+    session = driver.state.session("q")
+    assert (len(keys) * C, keys) == (session.cached_tokens, session.slab_keys)
+    assert not driver.bugs
+
+
+@pytest.mark.parametrize(
+    ("fault", "broken"),
+    [
+        ("one left out", "other blocks were shared than decided"),
+        ("one twice", "other blocks were shared than decided"),
+        ("one too many", "other blocks were shared than decided"),
+        ("nothing", "blocks were shared elsewhere"),
+        ("a pass too soon", "other reuse than decided"),
+    ],
+)
+def test_a_part_that_is_not_the_next_one(fault: str, broken: str):
+    """
+    INV-4: what follows the first part is the next one, until all of them are there.
+    """
+    driver = driver_of()
+    keys = _copying(driver)
+    request = driver.state.session("q").request.ask.request  # type: ignore[union-attr]
+    ids = driver.state.session("q").request.prompt_ids  # type: ignore[union-attr]
+    driver.share("q", request, keys[:2])
+    steps: dict[str, Callable[[], None]] = {
+        "one left out": lambda: driver.share("q", request, keys[3:]),
+        "one twice": lambda: driver.share("q", request, keys[1:]),
+        "one too many": lambda: driver.share("q", request, (*keys[2:], keys[0])),
+        "nothing": lambda: driver.share("q", request, ()),
+        "a pass too soon": lambda: driver.extend("q", request, "prefill", ids[2 * C : 3 * C]),
+    }
+    with pytest.raises(Violated) as caught:
+        steps[fault]()
+
+    assert caught.value.outcome.bug is not None
+    assert "INV-4" == caught.value.outcome.bug.invariant
+    assert broken in str(caught.value.outcome.bug)
+
+
+def test_a_part_that_ends_without_states():
+    """
+    INV-1: where layers have states, a part ends where a block carries them.
+    """
+    driver = Driver(pool_slabs=4, blocks_kept=40, spare_tokens=60, state_blocks=2)
+    keys = _copying(driver)
+    request = driver.state.session("q").request.ask.request  # type: ignore[union-attr]
+    driver.share("q", request, keys[:2])
+    with pytest.raises(Violated) as caught:
+        driver.share("q", request, keys[2:3])
+
+    assert caught.value.outcome.bug is not None
+    assert "INV-1" == caught.value.outcome.bug.invariant
+    assert "where none has states" in str(caught.value.outcome.bug)
 
 
 def test_what_was_computed_ahead_counts_once():

@@ -111,6 +111,8 @@ SAMPLES: dict[str, ev.Event] = {
             asked="[]",
             answer="[]",
             note="",
+            texts={},
+            texts_at={},
         ),
         ev.RequestFinished(
             session="s1",

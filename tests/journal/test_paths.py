@@ -678,6 +678,25 @@ def test_nothing_is_reused_beyond_a_gap():
     assert 0 == event.reused_tokens
 
 
+@pytest.mark.parametrize(("mode", "reused"), [("full", (3, 0)), ("prefix", (0, 3))])
+def test_who_goes_on_from_none_has_all_of_it_loaded(mode: ev.CacheMode, reused: tuple[int, int]):
+    """
+    Also what lies in the slab of the session that it names, as none of it is kept. For who goes on
+    from there nothing is.
+    """
+    driver = started()
+    driver.serve(talk(*PARTS, name="n"))
+    for key in tuple(driver.store):
+        driver.spill(key)
+        driver.evict(key)
+    path = path_of(driver, driver.ask(talk(*FOLLOWED, name="n"), cache_mode=mode))
+
+    assert reused == (path.kept_blocks, path.shared_blocks)
+    loaded = [one for one in driver.recorded if isinstance(one.event, ev.BlockLoaded)]
+    assert path.shared_blocks == len(loaded)
+    driver.finish("n")
+
+
 def test_a_model_whose_cache_cannot_be_cut_reuses_nothing():
     """Where no blocks can be made, each request runs from its first token."""
     driver = started(reusable=False)

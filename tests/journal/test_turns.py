@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from cairn.journal import events as ev
 from cairn.journal.turns import Place, Turns
 
 
 def kept(
-    request: str, previous: str | None = None, tenant: str = "t1", agent: str | None = None
+    request: str,
+    previous: str | None = None,
+    tenant: str = "t1",
+    agent: str | None = None,
+    *,
+    session: str = "s1",
+    texts: Mapping[str, str] = MappingProxyType({}),
+    texts_at: Mapping[str, int] = MappingProxyType({}),
 ) -> ev.TurnKept:
     """A turn that is to be kept."""
     return ev.TurnKept(
-        session="s1",
+        session=session,
         request=request,
         tenant=tenant,
         agent=agent,
@@ -20,6 +30,8 @@ def kept(
         asked="[]",
         answer="[]",
         note="",
+        texts=texts,
+        texts_at=texts_at,
     )
 
 
@@ -156,3 +168,47 @@ def test_a_forgotten_turn_is_no_part_of_a_history():
     assert turns.place("r2", "t1") is None
     assert turns.history("r3", "t1") is None
     assert turns.history("r1", "t1") is not None
+
+
+BRIEF, TOOLS = {"instructions": "Be brief."}, {"tools": "[1]"}
+
+
+def test_texts_that_a_session_has():
+    """
+    By name and word for word, in the row of the turn that brought them, whatever became of that
+    turn; another session has its own.
+    """
+    turns = seen(
+        *(kept("r1", texts={**BRIEF, **TOOLS}), finished("r1")),
+        *(kept("r2", "r1", texts={"instructions": "Be long."}), finished("r2")),
+        ev.TurnForgotten(of_request="r1", tenant="t1"),
+        kept("r3", session="s2", texts=TOOLS),
+        ev.RequestCancelled(session="s2", request="r3", stage="decode"),
+    )
+    both = {**BRIEF, **TOOLS}
+    assert {"instructions": 1, "tools": 1} == turns.noted("s1", both)
+    assert {"instructions": 3} == turns.noted("s1", {"instructions": "Be long."})
+    assert {"tools": 6} == turns.noted("s2", both)
+    assert {} == turns.noted("s3", both)
+    for strange in ({"tools": "Be brief."}, {"instructions": "Be brief"}, {}):
+        assert {} == turns.noted("s1", strange)
+
+
+def test_texts_end_with_their_session():
+    """One that is opened under the same name later has rows that are pruned apart from those."""
+    closed = ev.SessionClosed(session="s1", reason="-")
+    turns = seen(kept("r1", texts=TOOLS), kept("r2", session="s2", texts=TOOLS), closed)
+    assert {} == turns.noted("s1", TOOLS)
+    assert {"tools": 2} == turns.noted("s2", TOOLS)
+
+
+def test_where_the_texts_of_a_note_stand():
+    """The place of a turn says so; of those that it brought itself it says nothing."""
+    turns = seen(
+        *(kept("r1", texts=TOOLS), finished("r1")),
+        *(kept("r2", "r1", texts=BRIEF, texts_at={"tools": 1}), finished("r2")),
+    )
+    first, second = turns.place("r1", "t1"), turns.place("r2", "t1")
+    assert first is not None
+    assert second is not None
+    assert ((), (("tools", 1),)) == (first.texts_at, second.texts_at)

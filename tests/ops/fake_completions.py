@@ -53,7 +53,8 @@ class Fake:
         hides: what it does not tell: logprobs, usage, cached_tokens, stream_usage; or misses, where
             it tells cached_tokens of hits only.
         refuses: fields of a request that it answers with 400.
-        ignores: fields that it takes and does nothing with.
+        ignores: fields that it takes and does nothing with, whatever is in them.
+        lists_stops: whether it takes stop texts in a list only.
         reuses: how many tokens of a prompt at most.
         keeps: whether what is cached outlives a restart.
         sure: whether it is sure of each of its words.
@@ -63,6 +64,7 @@ class Fake:
         ends_after: so many tokens, each answer ends by itself, by a token that is counted only.
         prefill_s: how long it reads a prompt that is not cached, unless its client leaves.
         settles: at so many looks at its health a session is at work still, behind each answer.
+        holds: at so many looks at its health a slab is held still, behind each answer.
         meets: so many answers with log-probabilities wait for each other behind their first word.
         queues: whether it answers one after the other.
         tells_prefill: in so many steps a stream tells how far its prefill has come.
@@ -76,6 +78,7 @@ class Fake:
         hides: Sequence[str] = (),
         refuses: Sequence[str] = (),
         ignores: Sequence[str] = (),
+        lists_stops: bool = False,
         reuses: int = 1 << 20,
         keeps: bool = False,
         sure: bool = False,
@@ -85,6 +88,7 @@ class Fake:
         ends_after: int | None = None,
         prefill_s: float = 0.05,
         settles: int = 0,
+        holds: int = 0,
         tells_prefill: int = 0,
         meets: int = 0,
         queues: bool = False,
@@ -94,6 +98,7 @@ class Fake:
         self.hides = frozenset(hides)
         self.refuses = frozenset(refuses)
         self.ignores = frozenset(ignores)
+        self.lists_stops = lists_stops
         self.reuses = reuses
         self.keeps = keeps
         self.sure = sure
@@ -111,6 +116,8 @@ class Fake:
         self.queues = queues
         self.counts = dict(counts or {})
         self.settling = 0
+        self.holds = holds
+        self.holding = 0
         self.seen: list[list[str]] = []
         self.halves: list[list[str]] = []
         self.last: list[str] = []
@@ -140,10 +147,12 @@ class Fake:
         Whether it is at rest, and its budgets.
         """
         at_work, self.settling = self.settling, max(0, self.settling - 1)
+        held, self.holding = self.holding, max(0, self.holding - 1)
         return {
+            "chunk_tokens": _BLOCK,
             "queue": {"queued": 0, "running": 0},
             "sessions": {"settling": 1} if at_work else {"idle": 1},
-            "pool": {"bytes_total": 8 * _MIB},
+            "pool": {"bytes_total": 8 * _MIB, "slabs": min(1, held)},
             "blocks": {"bytes_total": 8 * _MIB, "disk_bytes_total": 8 * _MIB},
         }
 
@@ -205,8 +214,9 @@ class Fake:
                 raise Refusal(400, f"{name} is no number")
             if not 0 <= value <= most:
                 raise Refusal(400, f"{name} is out of its limits")
-        for name, kind in (("stream", bool), ("logprobs", bool), ("stop", str | list)):
-            if name in body and not isinstance(body[name], kind):
+        stops = list if self.lists_stops else str | list
+        for name, kind in (("stream", bool), ("logprobs", bool), ("stop", stops)):
+            if name in body.keys() - self.ignores and not isinstance(body[name], kind):
                 raise Refusal(400, f"{name} is of another type")
         if len(words(body)) > 3000:
             raise Refusal(400, "the prompt is too long")
@@ -396,6 +406,7 @@ class _Handler(BaseHTTPRequestHandler):
         fake.last = prompt
         fake.served += 1
         fake.settling = fake.settles
+        fake.holding = fake.holds
         usage = self._usage(prompt, cached, made, stream=stream)
         logprobs = [
             {"token": text, "logprob": number, "bytes": list(text.encode())}

@@ -59,6 +59,8 @@ def kept(end: ev.RequestFinished, agent: str, previous: str | None) -> ev.TurnKe
         asked=messages_text([Message(role="user", content="What is there?\n\x1b[31mred")]),
         answer=parts_text([Thought("Hm."), Said("A stone."), call]),
         note="",
+        texts={},
+        texts_at={},
     )
 
 

@@ -19,6 +19,7 @@ import attrs
 import pytest
 from click.testing import Result
 
+from cairn.ops import preload
 from cairn.ops.api_keys import KEYS_VARIABLE
 from cairn.ops.bench import command, report, servers
 from cairn.ops.bench.asking import NoAnswer, NoResult, Sample, spread
@@ -263,6 +264,25 @@ def test_what_shows_nothing_is_no_result(fake: Fake, words: str):
     fake.prefill_s = 0
     with pytest.raises(NoResult, match=words):
         held(fake)
+
+
+def test_one_hit_of_many_is_no_result():
+    """
+    Also where all that hit could reuse as much, so that nothing but the server tells how long a
+    chunk is.
+    """
+
+    class Once(Fake):
+        """
+        It hits once, and when it is asked for log-probabilities.
+        """
+
+        def cached(self, prompt: list[str], body: Any) -> int:
+            found = super().cached(prompt, body)
+            return found if self.served < 2 or "logprobs" in body else 0
+
+    with pytest.raises(NoResult, match="the cache was hardly hit: 0 of"):
+        held(Once(prefill_s=0), "repeats")
 
 
 def test_only_a_text_that_was_timed_is_wrong():
@@ -558,6 +578,20 @@ def test_an_environment_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch):
     assert "" == servers.environment_with({})["LD_PRELOAD"]
 
 
+def test_the_threads_of_the_blas_sleep(monkeypatch: pytest.MonkeyPatch):
+    """
+    Where OpenBLAS is preloaded its threads look out for work but shortly, unless somebody asked.
+    """
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setattr(preload, "find_blas", lambda: Path("libopenblas.so"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    found = {"LD_PRELOAD": "libopenblas.so", "OPENBLAS_THREAD_TIMEOUT": "20"}
+    monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT", raising=False)
+    assert found == blas_environment()
+    monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", "26")
+    assert {**found, "OPENBLAS_THREAD_TIMEOUT": "26"} == blas_environment()
+
+
 def test_a_server_is_started_once_and_again_when_it_was_ended(tmp_path: Path):
     """
     Asked for by its name it is the same one, until it is ended; then it is another.
@@ -584,6 +618,7 @@ def beside(monkeypatch: pytest.MonkeyPatch, model_directory: Path) -> Callable[.
     def put(*fault: str, peer: Sequence[str] = ()) -> list[object]:
         monkeypatch.setattr(command, "ours", lambda: fake_kind("cairn", *fault, is_ours=True))
         monkeypatch.setattr(command, "mlx_lm", lambda **_: fake_kind("mlx-lm", *peer))
+        monkeypatch.setattr(command, "_QUICK_PAUSES_S", (0.0, 0.5))  # two, so that they take turns
         return ["bench", "--quick", "--scenario", "4 turns", "--model", model_directory]
 
     return put
@@ -786,7 +821,7 @@ def test_a_quick_run_has_no_long_pauses():
     """
     It leaves out what takes long; whoever names scenarios gets those.
     """
-    assert {"20 in turn", "batch", "branches"} == set(NAMES) - {
+    assert {"20 in turn", "edits", "documents", "batch", "branches"} == set(NAMES) - {
         one.name for one in command._chosen((), quick=True)
     }
     assert NAMES == [one.name for one in command._chosen((), quick=False)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import attrs
 import pytest
 from immutables import Map
 
+from cairn.journal.lifecycle import Life
 from cairn.journal.state import OpenRequest
 from cairn.journal.store import MemoryStore
-from cairn.ops.bench import capacity, first_token, matching, recovery, servers, stage
+from cairn.ops.bench import capacity, first_token, given_up, matching, recovery, servers, stage
 from cairn.ops.bench.asking import NoAnswer, NoResult, Sample
 from cairn.ops.bench.bits import BITS
 from cairn.ops.bench.capacity import CAPACITY
@@ -29,9 +31,10 @@ from cairn.ops.bench.recovery import RECOVERY
 from cairn.ops.bench.reuse import REUSE, SHORT_BATCH, WORK
 from cairn.ops.bench.rows import Row
 from cairn.ops.bench.scenarios import Drawn, Request
-from cairn.ops.bench.servers import DidNotStart, Kind, Running
-from cairn.ops.bench.stage import Bare, Measure, Part, Stage
+from cairn.ops.bench.servers import DidNotStart, Kind, NeverAtRest, Running
+from cairn.ops.bench.stage import Bare, Measure, Part, Stage, milliseconds
 from cairn.ops.bench.throughput import THROUGHPUT
+from cairn.ops.bench.turns import Conversation
 from cairn.ops.outside.answers import Answer
 from cairn.ops.outside.client import Client
 from cairn.ops.outside.texts import system, user
@@ -120,6 +123,8 @@ def sound_beside(kind: Kind) -> Fake:
         return Bounded(200)
     return quick(
         keeps=True,
+        # Longer than it takes to see that it is at rest.
+        holds=4 if "--slab-rest" in options else 0,
         tells_prefill=20 if "--heartbeat" in options else 0,
         # So long between two steps that a client which leaves at one is gone at the next.
         prefill_s=0.05 if "--heartbeat" in options else 0,
@@ -194,6 +199,8 @@ MEASURES = {
     "warm and cold": measure_of(BITS, 0),
     "among others": measure_of(BITS, 1),
     "continuations": measure_of(FIRST_TOKEN, 0),
+    "given up": measure_of(FIRST_TOKEN, 2),
+    "beside others": measure_of(FIRST_TOKEN, 3),
     "decoding": measure_of(DECODE, 0),
     "journal": measure_of(DECODE, 1),
     "restart": measure_of(RECOVERY, 0),
@@ -217,7 +224,9 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     A fake's words are its tokens, and it refuses long prompts. It is at rest at once.
     """
     monkeypatch.setattr(servers, "_LOOK_S", 0.001)
-    monkeypatch.setattr(first_token, "_HISTORIES", (200, 800))
+    monkeypatch.setattr(first_token, "_SHORT", 200)
+    monkeypatch.setattr(first_token, "_LONG", 800)
+    monkeypatch.setattr(given_up, "_HISTORY", 800)
     monkeypatch.setattr(recovery, "_HISTORY", 800)
     monkeypatch.setattr(recovery, "_CUT_TOKENS", 800)
     monkeypatch.setattr(capacity, "_PROMPT_TOKENS", 100)
@@ -248,7 +257,8 @@ def test_a_sound_server_gives_rows(name: str, tmp_path: Path):
     assert len({row.name for row in rows}) == len(rows)
 
 
-HIT = [name for name in MEASURES if name not in ("restart", "cut off", "short batch", "capacity")]
+APART = ("given up", "beside others", "restart", "cut off", "short batch", "capacity")
+HIT = [name for name in MEASURES if name not in APART]
 
 
 @pytest.mark.parametrize("name", HIT)
@@ -270,7 +280,7 @@ def test_a_hit_that_is_not_the_miss_is_no_row(name: str, fault: str, tmp_path: P
         rows_on(tmp_path, name, Fake(fault, prefill_s=0))
 
 
-@pytest.mark.parametrize("name", ["restart", "cut off", "journal", "short batch"])
+@pytest.mark.parametrize("name", [*APART[:-1], "journal"])
 def test_a_server_besides_is_held_to_the_same(name: str, tmp_path: Path):
     """
     Of servers that are started for a row too, warm answers are compared with cold ones.
@@ -370,6 +380,28 @@ def test_bits_are_compared(name: str, tmp_path: Path):
 # --- first token ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "told", "behind", "more"),
+    [
+        ("given up", "after the slab was given up", "; with its slab ", "with_slab_s"),
+        ("restart", "after a restart, from disk", ", 7 blocks read, a prompt of ", "blocks"),
+    ],
+    ids=["given up", "restart"],
+)
+def test_a_warm_first_token_stands_beside_a_cold_one(
+    name: str, told: str, behind: str, more: str, tmp_path: Path
+):
+    """
+    The figure is the ratio of the two medians, under the name that the page of figures knows.
+    """
+    (row,) = rows_on(tmp_path, name)
+    assert f"first token {told}, at 400 tokens / cold" == row.name
+    assert {"first_s", "cold_s", more} == set(row.figures)
+    warm_s, cold_s = (statistics.median(row.figures[of]) for of in ("first_s", "cold_s"))
+    assert (warm_s / cold_s, 0.1, 1) == (row.value, row.goal, row.checked)
+    assert row.of.startswith(f"{milliseconds(warm_s)} / {milliseconds(cold_s)}{behind}")
+
+
 def test_a_first_token_stands_beside_its_own_passes(tmp_path: Path):
     """
     The passes that are run alone are those that each continuation needed: what was reused of its
@@ -384,8 +416,8 @@ def test_a_first_token_stands_beside_its_own_passes(tmp_path: Path):
     ratio, growth = rows_on(tmp_path, "continuations", bare=noted)
     assert 10 == len(asked)
     assert all(0 < reused < tokens for reused, tokens in asked)
-    assert {"200", "800"} == set(ratio.figures)
-    first_s = ratio.figures["800"]["first_s"]
+    assert {"200", "400"} == set(ratio.figures)
+    first_s = ratio.figures["400"]["first_s"]
     assert ratio.value >= sorted(first_s)[2] / 1e-4 * 0.999
     assert growth.value > 0
 
@@ -481,6 +513,69 @@ def test_an_answer_that_is_too_short_has_no_rate(told: Any):
     assert 2.0 == rate(whole)
     with pytest.raises(NoResult, match="too short to tell"):
         rate(Sample(request=request, answer=attrs.evolve(answer, **told)))
+
+
+# --- given up ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["given up", "beside others"])
+def test_what_is_copied_has_to_be_a_hit(name: str, tmp_path: Path):
+    """
+    A server that is cold behind a pause gives no row.
+    """
+
+    def beside(kind: Kind) -> Fake:
+        return changed(sound_beside(kind), reuses=0)
+
+    with pytest.raises(NoResult, match="the cache was not hit"):
+        rows_on(tmp_path, name, beside=beside)
+
+
+def test_a_slab_that_is_gone_too_soon_is_no_row(tmp_path: Path):
+    """
+    A turn that is to find its slab has to.
+    """
+
+    def beside(kind: Kind) -> Fake:
+        return changed(sound_beside(kind), holds=0)
+
+    with pytest.raises(NoResult, match="given up before its next turn"):
+        rows_on(tmp_path, "given up", beside=beside)
+
+
+def test_a_slab_that_stays_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """
+    A server that keeps its slabs copies nothing.
+    """
+    monkeypatch.setattr(given_up, "_WAIT_S", 0.05)
+
+    def beside(kind: Kind) -> Fake:
+        return changed(sound_beside(kind), holds=1 << 20)
+
+    with pytest.raises(NeverAtRest, match="holds a slab for longer"):
+        rows_on(tmp_path, "given up", beside=beside)
+
+
+def test_an_answer_that_ends_too_soon_has_no_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """
+    Who was not in the midst of an answer did not wait.
+    """
+    monkeypatch.setattr(given_up, "_SPOKEN_TOKENS", 4)
+    with pytest.raises(NoResult, match="did not last as long"):
+        rows_on(tmp_path, "beside others")
+
+
+def test_a_pause_is_one_that_reaches_into_the_time():
+    """
+    The longest of them, and of no other.
+    """
+    heard_s = [0.0, 5.0, 6.0, 8.0, 9.0, 13.0]
+    assert 2.0 == given_up.longest_s(heard_s, 5.0, 9.0)
+    assert 4.0 == given_up.longest_s(heard_s, 5.5, 9.1)
+    assert 5.0 == given_up.longest_s(heard_s, 4.9, 6.0)
+    for began_s, until_s in ((-1.0, 6.0), (5.0, 13.5)):
+        with pytest.raises(NoResult):
+            given_up.longest_s(heard_s, began_s, until_s)
 
 
 # --- recovery ------------------------------------------------------------------------------------
@@ -580,7 +675,7 @@ def test_eight_are_under_way_at_once(tmp_path: Path):
     assert own.crowds
     assert peer.crowds
     assert [2, 2] == [len(rates) for rates in row.figures.values()]
-    assert 2 * 8 * 4 == peer.served
+    assert 2 * 8 * 2 == peer.served
 
 
 # --- reuse ---------------------------------------------------------------------------------------
@@ -725,6 +820,48 @@ def test_matching_is_told_beside_a_pass(tmp_path: Path, monkeypatch: pytest.Monk
         (row,) = MATCHING.measures[0].rows(scene)
     assert not row.is_missed
     assert "1,000 tokens against 1,000 blocks" in row.name
+
+
+def test_the_events_of_a_turn_are_those_of_a_server():
+    """
+    Turn by turn the conversation goes on with all that its slab holds, and nothing breaks a rule.
+    """
+    index = matching.made_index(1000, 500, 16)
+    talk = Conversation(index.state, index.session, matching.SECRET)
+    took = [talk.turn() for _ in range(3)]
+    assert [["begin", "answer", "settle"]] * 3 == [list(steps) for steps in took]
+    assert all(seconds > 0 for steps in took for seconds in steps.values())
+    held = talk._session
+    assert (Life.IDLE, 1000 - 100 + 3 * (100 + 16)) == (held.life, len(talk._last.sequence))
+    assert len(talk._last.sequence) // 16 == len(held.slab_keys)
+
+
+def test_a_turn_that_keeps_less_is_no_result():
+    """
+    A block in doubt in the midst of what the slab holds.
+    """
+    index = matching.made_index(1000, 500, 16)
+    assert index.session.last is not None
+    key = index.session.last.prompt_keys[20]
+    doubted = attrs.evolve(index.state.blocks[key], bug_id="bug")
+    state = attrs.evolve(index.state, blocks=index.state.blocks.set(key, doubted))
+    with pytest.raises(NoResult, match="not all of 56 blocks were kept"):
+        Conversation(state, index.session, matching.SECRET).turn()
+
+
+def test_a_turn_is_told_beside_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """
+    The time of all events of a turn on a long history, of that of a pass alone.
+    """
+    monkeypatch.setattr(matching, "_PROMPT_TOKENS", 1000)
+    monkeypatch.setattr(matching, "_SHORT_TOKENS", 500)
+    monkeypatch.setattr(matching, "_BLOCKS_OF_TURNS", 1000)
+    for pass_s, missed in ((1e6, False), (1e-6, True)):
+        alone_s = attrs.evolve(alone(servers.ours(), tmp_path), spans_s=(pass_s,))
+        with staged(tmp_path, quick(), bare=lambda *_, _s=alone_s, **__: _s) as scene:
+            (row,) = MATCHING.measures[1].rows(scene)
+        assert missed == row.is_missed
+        assert {"pass_s", "long_s", "short_s"} == set(row.figures)
 
 
 # --- rows ----------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from cairn.ops.doctor import Found
 from cairn.ops.growth import growth
 from cairn.ops.home import hold_journal
 from cairn.ops.output import table
-from cairn.ops.reference import page
 from cairn.ops.sessions import time_text, used
 from cairn.ops.where import bytes_on_disk, default_data_dir
 from tests import journals
@@ -409,6 +408,13 @@ def test_doctor_knows_cairn(told: bytes, status: str):
     assert (status == "ok") == ("Cairn is there" in found.fact)
 
 
+@pytest.mark.parametrize("models", [None, Path("models.toml")])
+def test_doctor_looks_at_the_models_that_would_be_served(tmp_path: Path, models: Path | None):
+    """The built-in one, or those of a file."""
+    names = [name for name, _ in doctor.checks(tmp_path, "sqlite:///x", 8000, models)]
+    assert ["model" if models is None else "models"] == [n for n in names if n.startswith("model")]
+
+
 def test_doctor_looks_at_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The built-in model is there, or it is said what is missing of it and what to do."""
     assert ("ok", "pebble, ") == (doctor.check_model().status, doctor.check_model().fact[:8])
@@ -515,6 +521,13 @@ def test_a_command_that_is_like_none_is_only_refused(run):
 
 
 def test_the_reference_is_current():
-    """docs/reference/cli.md is what `python -m cairn.ops.reference` prints."""
+    """
+    docs/reference/cli.md is what `python -m cairn.ops.reference` prints. In a process of its own:
+    click keeps how a command's help is asked for from the first time that it was used.
+    """
     path = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
-    assert page() == path.read_text(), "python -m cairn.ops.reference > docs/reference/cli.md"
+    command = [sys.executable, "-P", "-m", "cairn.ops.reference"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert printed.stdout == path.read_text(), (
+        "python -m cairn.ops.reference > docs/reference/cli.md"
+    )

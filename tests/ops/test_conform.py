@@ -169,7 +169,7 @@ def test_what_is_not_told_is_not_held_against_a_server(run: Run):
     A server that tells neither log-probabilities nor usage breaks nothing; its texts are compared,
     and the rows say what was not told.
     """
-    with serving(Fake(hides=["logprobs", "usage"])) as url:
+    with serving(Fake(hides=["logprobs", "usage"], prefill_s=0.1)) as url:
         result = run("conform", url, "--json", "--restart", restart_of(url))
     rows = report(result)
     expected = {**dict.fromkeys(ROWS, "kept"), "token-accounts": "not tried"}
@@ -207,12 +207,44 @@ def test_what_is_refused_is_not_tried(run: Run):
     A server that refuses fields it does not know is asked without them where that can be.
     """
     refuses = ["logprobs", "seed", "cache_prompt", "stream_options"]
-    with serving(Fake(refuses=refuses)) as url:
+    with serving(Fake(refuses=refuses, prefill_s=0.1)) as url:
         rows = report(run("conform", url, "--json", "--restart", restart_of(url)))
     assert {**dict.fromkeys(ROWS, "kept"), "seeds": "not tried"} == verdicts(rows)
     assert ["a request with a seed was refused: status 400: 'seed is not known here'"] == rows[
         "seeds"
     ]["not_tried"]
+
+
+def test_stop_texts_are_asked_for_as_the_server_takes_them(run: Run):
+    """
+    A server that takes stop texts in a list only is asked for them so, and what it does with them
+    is seen; the row says that one alone was refused.
+    """
+    for fault, verdict in (("", "kept"), ("stop is not looked at", "broken")):
+        with serving(Fake(fault, lists_stops=True)) as url:
+            options = ("--row", "streaming", "--row", "limits")
+            rows = report(run("conform", url, "--json", *options))
+        assert {"streaming": "kept", "limits": verdict} == verdicts(rows)
+        refused = "a stop text alone is refused (status 400: 'stop is of another type'), and was"
+        assert any(refused in told for told in rows["limits"]["seen"])
+
+
+def test_a_field_that_is_not_known_may_have_anything_in_it(run: Run):
+    """
+    A server that does nothing with `logprobs` is not asked to look at its type, and the row says
+    so; one that tells log-probabilities is.
+    """
+    found = {}
+    for told, ignores in ((True, ()), (False, ("logprobs",))):
+        with serving(Fake(ignores=ignores)) as url:
+            rows = report(run("conform", url, "--json", "--row", "bad-bodies"))
+        assert {"bad-bodies": "kept"} == verdicts(rows)
+        found[told] = rows["bad-bodies"]["seen"]
+    left_out = "logprobs that is a text: left out, since log-probabilities are not told"
+    assert [False, True] == [left_out in found[told] for told in (True, False)]
+    assert ["refused: 25 of 25", "refused: 24 of 24"] == [
+        next(line for line in found[told] if line.startswith("refused")) for told in (True, False)
+    ]
 
 
 @pytest.mark.parametrize("reuses", [0, 8])
@@ -380,7 +412,7 @@ def test_without_a_command_nothing_is_restarted(run: Run):
     """
     The row about restarts is not tried without `--restart`, and all else is kept.
     """
-    with serving(Fake()) as url:
+    with serving(Fake(prefill_s=0.1)) as url:
         result = run("conform", url, "--json")
     rows = report(result)
     assert {**dict.fromkeys(ROWS, "kept"), "restart": "not tried"} == verdicts(rows)

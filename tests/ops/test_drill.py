@@ -112,6 +112,10 @@ def in_service(patch: pytest.MonkeyPatch) -> None:
 
 def retried(patch: pytest.MonkeyPatch) -> None:
     """Clients are not told that asking again gives the same."""
+    kinds = errors._REFUSALS.items()
+    patch.setattr(
+        errors, "_REFUSALS", {refusal: attrs.evolve(kind, headers={}) for refusal, kind in kinds}
+    )
     patch.setattr(errors, "_NO_RETRY", {})
 
 

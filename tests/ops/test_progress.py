@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from cairn.ops.serve import ShownProgress
+from cairn.ops.serve_shown import ShownProgress
 
 
 def show(steps: int) -> None:

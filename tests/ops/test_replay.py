@@ -234,6 +234,19 @@ def test_a_bug_of_a_shadow_check(run, stored, reruns):
     assert 1 == len(told.stdout.splitlines())
 
 
+def test_an_agent_by_its_bare_name(run, stored):
+    """Its session is called otherwise, and the refusal says how."""
+    driver = Driver()
+    driver.start()
+    driver.serve(Talk(tenant="t1", group=None, name="agent/guide", parts=(("user", (5,) * 20),)))
+    stored(driver.rows)
+    told = run("replay", "guide")
+    due = "guide is an agent's name; its session is agent/guide."
+    assert (2, True) == (told.exit_code, due in told.stderr)
+    assert 0 == run("replay", "agent/guide").exit_code
+    assert "No bug id or session guid " in run("replay", "guid").stderr
+
+
 def test_an_engine_that_cannot_be_loaded(run, stored, monkeypatch: pytest.MonkeyPatch):
     """Where MLX or what needs it is not there, that is a sentence."""
     stored(healthy())

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from cairn.ops.serve import _settings, serve
+from cairn.ops.serve import serve
+from cairn.ops.serve_run import settings_of
 
 
 @pytest.mark.parametrize(("arguments", "anticipates"), [([], True), (["--no-anticipation"], False)])
@@ -20,7 +21,7 @@ def test_anticipation_can_be_switched_off(
     It is on, and the option switches it off; the journal has which.
     """
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
-    settings = _settings(options, tmp_path)
+    settings = settings_of(options, tmp_path)
     assert anticipates == settings.anticipate
     assert anticipates != settings.on_record["no_anticipation"]
 
@@ -30,7 +31,7 @@ def test_who_waits_hears_of_it_in_time(tmp_path: Path) -> None:
     Every fifteen seconds or sooner, if nobody says otherwise: clients of Anthropic's rely on pings.
     """
     options = serve.make_context("serve", ["--data-dir", str(tmp_path)]).params
-    assert 15 >= _settings(options, tmp_path).limits.heartbeat_s
+    assert 15 >= settings_of(options, tmp_path).limits.heartbeat_s
 
 
 def test_who_waits_is_never_left_for_long(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_who_waits_is_never_left_for_long(tmp_path: Path) -> None:
     with pytest.raises(click.BadParameter, match="15"):
         serve.make_context("serve", ["--heartbeat", "15.5", "--data-dir", str(tmp_path)])
     options = serve.make_context("serve", ["--heartbeat", "15", "--data-dir", str(tmp_path)]).params
-    assert 15 == _settings(options, tmp_path).limits.heartbeat_s
+    assert 15 == settings_of(options, tmp_path).limits.heartbeat_s
 
 
 @pytest.mark.parametrize("option", ["--heartbeat", "--drain", "--request-timeout"])
@@ -58,7 +59,7 @@ def test_how_long_slabs_are_kept(tmp_path: Path, arguments: list[str], seconds: 
     A minute, or as long as the option says; the journal has it.
     """
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
-    settings = _settings(options, tmp_path)
+    settings = settings_of(options, tmp_path)
     assert seconds == settings.limits.slab_rest_s == settings.on_record["slab_rest"]
 
 
@@ -72,7 +73,7 @@ def test_how_long_what_nobody_uses_is_kept(
     A day, or as long as the option says; the journal has it.
     """
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
-    settings = _settings(options, tmp_path)
+    settings = settings_of(options, tmp_path)
     assert seconds == settings.limits.ttl_s == settings.on_record["ttl"]
 
 
@@ -92,7 +93,7 @@ def test_of_how_short_a_prompt_nothing_is_kept(
     Of none that fills a chunk, or as the option says; the journal has it.
     """
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
-    settings = _settings(options, tmp_path)
+    settings = settings_of(options, tmp_path)
     assert least == settings.min_cache_tokens == settings.on_record["min_cache_tokens"]
 
 
@@ -109,12 +110,12 @@ def test_slabs_are_kept_for_a_day_at_most(tmp_path: Path, seconds: str) -> None:
     ("arguments", "window"),
     [
         ([], None),
-        (["--window-tokens", "512"], None),
         (["--kv-policy", "sink_window"], (4, 4096)),
         (
             ["--kv-policy", "sink_window", "--sink-tokens", "0", "--window-tokens", "512"],
             (0, 512),
         ),
+        (["--window-tokens", "512", "--kv-policy", "sink_window"], (4, 512)),
     ],
 )
 def test_what_a_token_attends_to(
@@ -124,6 +125,20 @@ def test_what_a_token_attends_to(
     To all before it, or to sinks and a window where that is chosen; the journal has which.
     """
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
-    settings = _settings(options, tmp_path)
+    settings = settings_of(options, tmp_path)
     assert window == settings.window
     assert ("full" if window is None else "sink_window") == settings.on_record["kv_policy"]
+
+
+@pytest.mark.parametrize("option", ["--sink-tokens", "--window-tokens"])
+@pytest.mark.parametrize("policy", [[], ["--kv-policy", "full"]])
+@pytest.mark.parametrize("tokens", ["64", "4096"])
+def test_a_window_that_nothing_has(
+    tmp_path: Path, option: str, policy: list[str], tokens: str
+) -> None:
+    """
+    Where every token attends to all before it, what is said of a window is refused, not passed
+    over.
+    """
+    with pytest.raises(click.UsageError, match=f"{option} is about --kv-policy sink_window"):
+        serve.make_context("serve", [option, tokens, *policy, "--data-dir", str(tmp_path)])

@@ -100,6 +100,13 @@ def test_events(run, stored):
     assert {"ids": [21], "text": "a "} == event["private"]
 
 
+def test_a_kind_of_the_log(run, log: Path):
+    """No line of the log has one, so it is said where there is."""
+    result = run("tail", "kind=path_selected")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "add --journal" in result.stderr
+
+
 def test_a_kind_that_is_none(run, stored):
     """No event will ever have it, so that is said."""
     stored(healthy())

@@ -120,7 +120,9 @@ class KeptAgents:
         """
         See ``AgentService.create``.
         """
-        return await self._put(new, tenant, forked_from=None, head=None)
+        made = await self._put(new, tenant)
+        assert made is not None
+        return made
 
     async def fork(
         self, name: str, new_name: str, turn: int | None, tenant: str = LOCAL
@@ -132,13 +134,11 @@ class KeptAgents:
         new = await self._created(agent) if agent is not None else None
         # It may have gone on meanwhile, which is no harm, or have been deleted, which is.
         before, agent = agent, self.agents.find(name, tenant)
-        if agent is None or new is None or self._at_work.get((tenant, name)) == _DELETED:
-            return None
-        if before is None or before.created != agent.created:
+        if before is None or agent is None or new is None or not self._is_there(before):
             return None
         head = self.agents.head_after(agent, agent.turns if turn is None else turn)
         new = attrs.evolve(new, name=new_name)
-        return await self._put(new, tenant, forked_from=name, head=head)
+        return await self._put(new, tenant, origin=agent, head=head)
 
     async def delete(self, name: str, tenant: str = LOCAL) -> bool:
         """
@@ -232,11 +232,19 @@ class KeptAgents:
             forked_from=agent.forked_from,
         )
 
-    async def _put(
-        self, new: NewAgent, tenant: str, *, forked_from: str | None, head: str | None
-    ) -> AgentFacts:
+    def _is_there(self, agent: Agent) -> bool:
         """
-        Put a new agent on record.
+        Whether an agent is still there, and not being deleted.
+        """
+        now = self.agents.find(agent.name, agent.tenant)
+        is_same = now is not None and now.created == agent.created
+        return is_same and self._at_work.get((agent.tenant, agent.name)) != _DELETED
+
+    async def _put(
+        self, new: NewAgent, tenant: str, *, origin: Agent | None = None, head: str | None = None
+    ) -> AgentFacts | None:
+        """
+        Put a new agent on record; None where the one that it is forked from has gone meanwhile.
         """
         if self.agents.find(new.name, tenant) is not None:
             raise AgentExists(new.name)
@@ -250,6 +258,10 @@ class KeptAgents:
             # One of that name may have left its session behind: it did not outlive its server, or
             # was deleted when a bug had taken the session out of service.
             await self.close(session_id(tenant, session_of(new.name)), "its agent is created anew")
+            # That waits for a model which is being loaded. A turn that is kept no longer is no
+            # beginning: the fork would have none of its history.
+            if origin is not None and not self._is_there(origin):
+                return None
             await self._commit(
                 ev.AgentCreated(
                     agent=new.name,
@@ -258,7 +270,7 @@ class KeptAgents:
                     max_context=new.max_context,
                     persist=new.persist,
                     created_s=wall_clock_us() // 1_000_000,
-                    forked_from=forked_from,
+                    forked_from=origin.name if origin is not None else None,
                     head=head,
                     system=new.system,
                     tools=msgspec.json.encode(new.tools).decode(),

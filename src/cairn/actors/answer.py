@@ -4,7 +4,7 @@ The answer as it grows: decode passes in, committed text out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cairn.actors.messages import Delta, Finished, TokenInfo
 from cairn.actors.ticket import Ticket
@@ -30,12 +30,14 @@ class Answer:
         tokenizer: Tokenizer,
         ends: frozenset[int],
         append: Callable[[ev.Event], int],
+        noted: Callable[[Mapping[str, str]], Mapping[str, int]],
     ) -> None:
         """
         Args:
             path: the decision under which the request is served.
             ends: tokens that end an answer.
             append: appends an event of the session's and gives the receipt.
+            noted: which texts of a note the session has, and in which rows.
         """
         self._ticket = ticket
         self._path = path
@@ -44,6 +46,7 @@ class Answer:
         self._tokenizer = tokenizer
         self._ends = ends
         self._append = append
+        self._noted = noted
         self._waiting: list[Drawn] = []
         self._told: list[AnswerPart] = []
         self._taken = 0
@@ -138,6 +141,7 @@ class Answer:
         keep = ticket.prepared.command.keep
         if keep is None:
             return
+        texts_at = self._noted(keep.texts)
         self._append(
             ev.TurnKept(
                 session=self._path.session,
@@ -149,6 +153,8 @@ class Answer:
                 asked=messages_text(keep.asked),
                 answer=parts_text(self._told),
                 note=keep.note,
+                texts={name: text for name, text in keep.texts.items() if name not in texts_at},
+                texts_at=texts_at,
             )
         )
 

@@ -61,6 +61,10 @@ class Answering:
     async def lay_stones(self) -> None:
         """
         Bring the slab to what the decision reuses: trim it, or open one, and share blocks into it.
+
+        Raises:
+            BugError: a block that was to be copied was quarantined since. What is decided is not
+                decided again, and what is in doubt is not copied.
         """
         cache, prepared = self.cache, self.ticket.prepared
         path = cache.path
@@ -74,7 +78,15 @@ class Answering:
             await cache.trim(keep, "not shared with this request")
         if path.shared_blocks:
             keys = cache.request.prompt_keys[path.kept_blocks :][: path.shared_blocks]
-            await cache.share(self.ticket.id, keys, keep)
+
+            def wanted() -> bool:
+                return self.ticket.gone is None and cache.doubt(keys) is None
+
+            if not await cache.share(self.ticket.id, keys, keep, wanted):
+                self._look("prefill")
+                bug = cache.doubt(keys)
+                assert bug is not None
+                raise bug
 
     async def prefill(self) -> Drawn:
         """
@@ -120,14 +132,16 @@ class Answering:
             The answer, as its client will send it back.
         """
         house, cache, ticket = self.house, self.cache, self.ticket
+        command = ticket.prepared.command
         answer = Answer(
             ticket,
             cache.path,
-            AnswerText(house.detokenizer, ticket.prepared.command.stop),
+            AnswerText(house.detokenizer, command.stop, goes_on=command.conversation is None),
             AnswerParts(ticket.prepared.form, name=ticket.id),
             house.tokenizer,
             house.facts.eos_ids,
             cache.append,
+            cache.noted,
         )
         if not answer.take([first]):
             decoding, reports = house.engine.decode(

@@ -6,11 +6,14 @@ What that is, ``ahead`` finds out; here it is put on record and computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import attrs
 import structlog
 
 from cairn.actors.ahead import Beginning, Unrendered
-from cairn.actors.cache import SessionCache
+from cairn.actors.cache import Copy, SessionCache
 from cairn.actors.house import House
 from cairn.actors.own_time import OwnTime
 from cairn.engine.prompt import Conversation, Message, TemplateError
@@ -51,7 +54,9 @@ class Anticipation:
         if not begun:
             return begun is not None
         ahead = self._ahead
-        await self._reuse(ahead)
+        if (ended_by := await self._reuse(ahead)) is not None:
+            self._give_up(ended_by, 0)
+            return ended_by == "doubt"
         computed = 0
         for place in range(ahead.kept_blocks + ahead.shared_blocks, len(ahead.keys)):
             done = await self.own_time.settle_chunk(
@@ -128,16 +133,27 @@ class Anticipation:
         assert ahead is not None
         return ahead
 
-    async def _reuse(self, ahead: Ahead) -> None:
+    async def _reuse(self, ahead: Ahead) -> ev.GivenUp | None:
         """
-        Bring the slab to what is there of it.
+        Bring the slab to what is there of it; why not, where that ended before.
         """
-        held = ahead.kept_blocks * self.cache.chunk
-        if self.cache.session.cached_tokens > held:
-            await self.cache.trim(held, "not in what is anticipated")
-        if ahead.shared_blocks:
-            keys = ahead.keys[ahead.kept_blocks :][: ahead.shared_blocks]
-            await self.cache.share(None, keys, held)
+        cache = self.cache
+        held = ahead.kept_blocks * cache.chunk
+        if cache.session.cached_tokens > held:
+            await cache.trim(held, "not in what is anticipated")
+        keys = ahead.keys[ahead.kept_blocks :][: ahead.shared_blocks]
+        for copy in cache.copies(keys, held):
+            done = await self.own_time.run(partial(self._copied, copy))
+            if not done:
+                await cache.end_copy()
+                return self.own_time.ended_by if done is None else "doubt"
+        return None
+
+    async def _copied(self, copy: Copy, wanted: Callable[[], bool]) -> bool | None:
+        # Not before the wait, in which others may find a block wrong.
+        if self.cache.is_in_doubt(copy.keys):
+            return False
+        return await self.cache.share_ahead(copy, wanted) or None
 
     def _give_up(self, reason: ev.GivenUp, computed: int) -> None:
         self.cache.append(

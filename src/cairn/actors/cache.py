@@ -7,8 +7,10 @@ what the engine measured, and is appended in the job's ``record``, in the order 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import attrs
 
 from cairn.actors.answer import runs
 from cairn.actors.house import House
@@ -28,6 +30,24 @@ from cairn.journal.state import OpenRequest, Session, SessionId
 from cairn.journal.tenants import tenant_secret
 
 
+@attrs.frozen(kw_only=True)
+class Copy:
+    """
+    Sealed blocks that are copied into a slab in one go.
+
+    Attributes:
+        start: where the slab ends before it.
+        end: where it ends after it.
+        keys: of the blocks, in their order.
+        places: the first token of each.
+    """
+
+    start: int
+    end: int
+    keys: tuple[str, ...]
+    places: tuple[int, ...]
+
+
 class SessionCache:
     """
     What a session holds, and the events of its stream.
@@ -44,7 +64,10 @@ class SessionCache:
         self.tenant = tenant
         self._house = house
         self._secret = tenant_secret(house.secret, tenant)
-        self.opened = session_id in house.sequencer.state.sessions
+        state = house.sequencer.state
+        self.opened = session_id in state.sessions
+        # Rows up to here are of an earlier session of this id, which has been closed.
+        self._closed_at = 0 if self.opened else state.position
         self.seq = 0
         self.look_up_seq()
 
@@ -115,6 +138,14 @@ class SessionCache:
         bug = state.faults[held.bug_id].event
         return BugError(bug.bug_id, bug.invariant, bug.message)
 
+    def noted(self, texts: Mapping[str, str]) -> dict[str, int]:
+        """
+        Which texts of a note an earlier turn of the session has, and in which row. The fold of the
+        turns may not have heard yet that a session was closed.
+        """
+        rows = self._house.turns.noted(self.id, texts)
+        return {name: row for name, row in rows.items() if row > self._closed_at}
+
     @property
     def out_of_service(self) -> bool:
         """
@@ -159,6 +190,24 @@ class SessionCache:
         known = [blocks[one] for one in (*held[-1:], key) if one in blocks]
         unbroken = len(held) * self.chunk == start
         return unbroken and all(block.bug_id is None for block in known)
+
+    def is_in_doubt(self, keys: Sequence[str]) -> bool:
+        """
+        Whether one of these blocks is quarantined.
+        """
+        blocks = self._house.sequencer.state.blocks
+        return any(blocks[key].bug_id is not None for key in keys if key in blocks)
+
+    def doubt(self, chain: Sequence[str]) -> BugError | None:
+        """
+        The bug that quarantined a block of a chain that is on record. Its last one tells of all.
+        """
+        state = self._house.sequencer.state
+        bug_id = state.blocks[chain[-1]].bug_id
+        if bug_id is None:
+            return None
+        bug = state.faults[bug_id].event
+        return BugError(bug.bug_id, bug.invariant, bug.message)
 
     # --- mutations -------------------------------------------------------------------------------
 
@@ -220,38 +269,89 @@ class SessionCache:
 
         await self._house.engine.call(lambda mlx: mlx.trim(slab, end), record)
 
-    async def share(self, request: str | None, keys: Sequence[str], start: int) -> None:
+    def copies(self, keys: Sequence[str], start: int) -> list[Copy]:
         """
-        Copy sealed blocks into the slab, from ``start`` on: those of them that the policy needs at
-        their end.
+        The parts in which sealed blocks are copied into the slab, from ``start`` on: those of them
+        that are needed at their end.
+        """
+        chunk, kept = self.chunk, start // self.chunk
+        found = []
+        for places in self._house.facts.copies(kept, kept + len(keys)):
+            end = (places[-1] + 1) * chunk
+            found.append(
+                Copy(
+                    start=start,
+                    end=end,
+                    keys=tuple(keys[place - kept] for place in places),
+                    places=tuple(place * chunk for place in places),
+                )
+            )
+            start = end
+        return found
+
+    async def share(
+        self, request: str, keys: Sequence[str], start: int, wanted: Callable[[], bool]
+    ) -> bool:
+        """
+        Copy sealed blocks into the slab for a request, in parts. False where that was not wanted
+        any more before all of them were there; then the slab holds the first parts.
 
         Args:
-            request: what it is for; None for what is anticipated.
+            wanted: asked on the engine's thread.
         """
-        slab, end, policy = self.slab_id, start + len(keys) * self.chunk, self._house.facts.policy
-        copied = tuple(keys)
-        places: list[int] | None = None
-        if policy is not None:
-            kept = start // self.chunk
-            found = policy.copied(kept, kept + len(keys), self.chunk)
-            copied = tuple(keys[place - kept] for place in found)
-            places = [place * self.chunk for place in found]
+        parts = [self._copying(request, copy) for copy in self.copies(keys, start)]
+        done = await self._house.engine.copy(parts, wanted)
+        if not done:
+            await self.end_copy()
+        return done
 
-        def record(report: ShareReport) -> None:
-            self.append(
+    async def share_ahead(self, copy: Copy, wanted: Callable[[], bool]) -> bool:
+        """
+        Copy a part of what is anticipated into the slab, when the engine has nothing else to do.
+        False where that was not wanted any more before its turn came.
+
+        Args:
+            wanted: asked on the engine's thread.
+        """
+        run, record = self._copying(None, copy)
+        return await self._house.engine.settle(run, record, wanted) is not None
+
+    async def end_copy(self) -> None:
+        """
+        Have the slab hold something to go on from, where not all parts were copied: the first
+        blocks of a window are nothing without its last ones.
+        """
+        policy, session = self._house.facts.policy, self.session
+        if policy is not None and not policy.reaches(session.window_start, session.cached_tokens):
+            await self.trim(0, "the blocks of its window are not all there")
+
+    def _copying(
+        self, request: str | None, copy: Copy
+    ) -> tuple[Callable[[Any], ShareReport], Callable[[ShareReport], int]]:
+        """
+        What copies a part, and what records it and gives the receipt.
+        """
+        slab = self.slab_id
+
+        def run(mlx: Any) -> ShareReport:
+            report: ShareReport = mlx.share(slab, copy.keys, copy.start, copy.places)
+            return report
+
+        def record(report: ShareReport) -> int:
+            return self.append(
                 ev.BlocksShared(
                     session=self.id,
                     request=request,
-                    start=start,
-                    end=end,
-                    keys=copied,
+                    start=copy.start,
+                    end=copy.end,
+                    keys=copy.keys,
                     digests=report.digests,
                     coverage=report.coverage,
                     duration_us=report.duration_us,
                 )
             )
 
-        await self._house.engine.call(lambda mlx: mlx.share(slab, copied, start, places), record)
+        return run, record
 
     async def prefill(self, ids: Sequence[int], wanted: Wanted | None, request: str) -> PassReport:
         """

@@ -16,9 +16,9 @@ import attrs
 import structlog
 import trio
 
-from cairn.actors.engine import EngineThread
+from cairn.actors.engine import EngineGone, EngineThread
 from cairn.actors.limits import Limits
-from cairn.actors.messages import Generate, PromptRefused, QueueFull, TimeOver
+from cairn.actors.messages import Generate, PromptRefused, QueueFull, Stopping, TimeOver
 from cairn.actors.model_line import Choice, not_loaded
 from cairn.engine import prompt as prompts
 from cairn.engine.encoding import Encoder
@@ -76,6 +76,7 @@ class Counting:
             ModelNotLoaded: it has none that can be used; told so for a while without a try.
             PromptRefused: the prompt cannot be rendered or tokenised.
             QueueFull: too many wait to be counted.
+            Stopping: the server stopped, and the engine's thread is at something else.
             TimeOver: it took too long.
         """
         if self._under_way > self._limits.queue:
@@ -92,6 +93,8 @@ class Counting:
             raise TimeOver(self._limits.request_s)
         except prompts.TemplateError as error:
             raise PromptRefused(str(error)) from error
+        except EngineGone as gone:
+            raise Stopping("the server was stopped before the tokens were counted") from gone
         finally:
             self._under_way -= 1
 

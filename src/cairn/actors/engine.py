@@ -2,20 +2,23 @@
 The engine's thread: the only one that touches MLX.
 
 Sessions ask for passes; this decides only in which order they run. Between two decode passes at
-most one prefill chunk runs, sessions in fair turn; settling runs when nobody waits for anything.
-Short jobs (slabs, blocks, trims) run between passes.
+most one prefill chunk runs, sessions in fair turn, or one part of what is copied into a slab;
+settling runs when nobody waits for anything. Short jobs (slabs, blocks, trims) run between passes.
+A copy goes before prefill chunks, since all of it takes a fraction of the passes that it spares; a
+chunk that waits has its turn behind a few parts.
 
 A job that has begun is always finished and recorded, whatever happened to who asked: the cache has
 changed, and that must come into the journal. What a job did is recorded by its ``record`` in the
 order in which jobs ran, before any task hears of it: trio wakes tasks in no order, and the totals
-that the engine measured must come into the journal in the order in which it measured them.
+that the engine measured must come into the journal in the order in which it measured them. The one
+exception is a load during which the server stops (``abandon``): no cache is there yet.
 """
 
 from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
@@ -42,8 +45,16 @@ class Urgency(IntEnum):
     """
 
     CALL = 0
-    PREFILL = 1
-    SETTLE = 2
+    COPY = 1
+    PREFILL = 2
+    SETTLE = 3
+
+
+PARTS_A_CHUNK = 8
+"""
+How many parts of copies go before a prefill chunk that waits. A part takes a fraction of a chunk:
+so nobody's first token waits for the whole of another's history, and a copy hardly for chunks.
+"""
 
 
 class Device(Protocol):
@@ -55,6 +66,12 @@ class Device(Protocol):
     def decode_rows(self) -> int:
         """
         W.
+        """
+
+    @property
+    def grows(self) -> bool:
+        """
+        Whether a decode pass changes what is held.
         """
 
     def memory(self) -> MemoryReport:
@@ -86,6 +103,55 @@ class _Job:
 
 
 @attrs.define(eq=False)
+class _Series:
+    """
+    Jobs that go on from each other.
+
+    Attributes:
+        wanted: asked before each.
+        ended: whether no further one is to begin.
+        broken: whether one could not be recorded: then those that ran meanwhile are not, either.
+    """
+
+    wanted: Callable[[], bool]
+    ended: bool = False
+    broken: bool = False
+
+    def goes_on(self) -> bool:
+        """
+        Whether the next one is to run. Asked on the engine's thread.
+        """
+        self.ended = self.ended or not self.wanted()
+        return not self.ended
+
+    def part(
+        self, run: Callable[[Any], Any], record: Callable[[Any], object]
+    ) -> tuple[Callable[[Any], Any], Callable[[Any], bool]]:
+        """
+        What one of the jobs runs and how it is recorded; that gives True.
+        """
+
+        def runs(device: Any) -> Any:
+            try:
+                return run(device)
+            except BaseException:
+                self.ended = True
+                raise
+
+        def records(report: Any) -> bool:
+            if self.broken:
+                return False
+            try:
+                record(report)
+            except BaseException:
+                self.ended = self.broken = True
+                raise
+            return True
+
+        return runs, records
+
+
+@attrs.define(eq=False)
 class Decoding:
     """
     A session that decodes: its row, until it ends by itself or is stopped.
@@ -111,8 +177,9 @@ class EngineThread:
     Runs jobs on the engine's thread. Its methods are for trio's thread.
 
     Attributes:
-        memory: what the engine held after the last job. A decode pass is no job: it puts rows into
-            arrays that are there.
+        memory: what the engine held after the last job. A decode pass is none, where it puts rows
+            into arrays that are there.
+        abandoned: whether nobody waits for the thread any more.
     """
 
     def __init__(self) -> None:
@@ -121,12 +188,20 @@ class EngineThread:
         self._device: Any = None
         self._failure: BaseException | None = None
         self._ended = trio.Event()
+        self._asked: set[_Job] = set()  # jobs that somebody waits for
+        self.abandoned = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """
-        Run the thread until ``close``.
+        Run the thread until ``close`` or ``abandon``.
         """
-        await run_thread("cairn-engine", self._loop, self._ended, task_status=task_status)
+        await run_thread(
+            "cairn-engine",
+            self._loop,
+            self._ended,
+            abandoned=lambda: self.abandoned,
+            task_status=task_status,
+        )
         if self._failure is not None:
             raise self._failure
 
@@ -165,6 +240,52 @@ class EngineThread:
         """
         return await self._do(run, record, Urgency.CALL)
 
+    async def copy(
+        self,
+        parts: Sequence[tuple[Callable[[Any], T], Callable[[T], object]]],
+        wanted: Callable[[], bool],
+    ) -> bool:
+        """
+        Short jobs that take long together, in order: decode passes go between them, and a prefill
+        chunk behind each ``PARTS_A_CHUNK``. Behind one that failed, or before which it was not
+        wanted any more, no further one begins.
+
+        Args:
+            parts: what to run, and what records it, of each.
+            wanted: asked on the engine's thread.
+
+        Returns:
+            Whether all were done.
+
+        Raises:
+            EngineGone: the thread has ended.
+            Exception: what the first one raised that failed.
+        """
+        series = _Series(wanted)
+        jobs = [_Job(*series.part(*part), Urgency.COPY, series.goes_on) for part in parts]
+        if self._ended.is_set():
+            raise EngineGone("the engine has ended")
+        # All at once: whoever waits for a chunk's pass would else come between two parts.
+        for job in jobs:
+            self._inbox.put(job)
+        self._asked.update(jobs)
+        try:
+            for job in jobs:
+                await job.done.wait()
+        finally:
+            series.ended = True
+            with trio.CancelScope(shield=True):
+                for job in jobs:
+                    await job.done.wait()
+            self._asked.difference_update(jobs)
+        if self.abandoned:
+            raise EngineGone("the engine was abandoned")
+        done = []
+        for job in jobs:
+            assert job.result is not None
+            done.append(job.result.unwrap())
+        return all(done)
+
     async def prefill(self, run: Callable[[Any], T], record: Callable[[T], R]) -> R:
         """
         One prefill chunk. Raises as ``call`` does.
@@ -190,11 +311,15 @@ class EngineThread:
         Let a session decode until it draws one of ``ends`` or has drawn ``left`` tokens.
 
         Returns:
-            The handle to stop it by, and its passes as they are done, then None.
+            The handle to stop it by, and its passes as they are done, then None; or what failed,
+            and ``EngineGone`` where the thread has ended.
         """
         send, receive = trio.open_memory_channel[PassReport | BaseException | None](float("inf"))
         decoding = Decoding(row=row, token=token, left=left, ends=ends, reports=send)
-        self._inbox.put(decoding)
+        if self._ended.is_set():
+            send.send_nowait(EngineGone("the engine has ended"))
+        else:
+            self._inbox.put(decoding)
         return decoding, receive
 
     def stop(self, decoding: Decoding) -> None:
@@ -209,6 +334,16 @@ class EngineThread:
         """
         self._inbox.put(None)
 
+    def abandon(self) -> None:
+        """
+        Wait for the thread no more, whatever it is at: all that was asked of it ends with
+        ``EngineGone``, and so does what is asked from here on. For when a model is loaded that
+        nobody wants any more: MLX cannot be interrupted, and the thread goes on to the end of the
+        job in hand, or to that of the process. No cache may be there that a job could change.
+        """
+        self.abandoned = True
+        self._gone(list(self._asked), None)
+
     async def _do(
         self,
         run: Callable[[Any], T],
@@ -220,9 +355,13 @@ class EngineThread:
         if self._ended.is_set():
             raise EngineGone("the engine has ended")
         self._inbox.put(job)
+        self._asked.add(job)
         # Once begun it changes caches, so it is waited for, and what it did is told.
         with trio.CancelScope(shield=True):
             await job.done.wait()
+        self._asked.discard(job)
+        if self.abandoned:
+            raise EngineGone("the engine was abandoned")
         assert job.result is not None
         done: R = job.result.unwrap()
         return done
@@ -231,6 +370,8 @@ class EngineThread:
         """
         In trio's thread, in the order in which jobs ran.
         """
+        if self.abandoned:
+            return  # who asked has heard that nothing comes of it
         if isinstance(job.result, outcome.Value):
             job.result = outcome.capture(job.record, job.result.value)
         job.done.set()
@@ -239,6 +380,8 @@ class EngineThread:
         """
         In trio's thread: nobody waits for ever.
         """
+        if self._ended.is_set():
+            return  # the thread was abandoned
         self._failure = failure
         self._ended.set()
         while not self._inbox.empty():
@@ -254,18 +397,32 @@ class EngineThread:
     # --- on the engine's thread ---------------------------------------------------------------
 
     def _loop(self, token: trio.lowlevel.TrioToken) -> None:
+        try:
+            self._work(token)
+        except trio.RunFinishedError:
+            if not self.abandoned:
+                raise
+
+    def _work(self, token: trio.lowlevel.TrioToken) -> None:
         waiting: dict[Urgency, deque[_Job]] = {urgency: deque() for urgency in Urgency}
         decoding: list[Decoding] = []
         failure: BaseException | None = None
+        copied = 0  # parts since the last prefill chunk
         try:
-            while self._take_in(waiting, decoding):
-                self._drop_unwanted(waiting[Urgency.SETTLE], token)
+            while not self.abandoned and self._take_in(waiting, decoding):
+                for urgency in (Urgency.COPY, Urgency.SETTLE):
+                    self._drop_unwanted(waiting[urgency], token)
                 while waiting[Urgency.CALL]:
                     self._run(waiting[Urgency.CALL].popleft(), token)
                 if decoding:
                     self._pass(decoding, token)
-                if waiting[Urgency.PREFILL]:
+                in_turn = not waiting[Urgency.PREFILL] or copied < PARTS_A_CHUNK
+                if waiting[Urgency.COPY] and in_turn:
+                    self._run(waiting[Urgency.COPY].popleft(), token)
+                    copied += 1
+                elif waiting[Urgency.PREFILL]:
                     self._run(waiting[Urgency.PREFILL].popleft(), token)
+                    copied = 0
                 elif waiting[Urgency.SETTLE] and not decoding:
                     self._run(waiting[Urgency.SETTLE].popleft(), token)
         except BaseException as error:
@@ -329,6 +486,8 @@ class EngineThread:
                 decoding.remove(one)
                 token.run_sync_soon(one.reports.send_nowait, error)
             return
+        if self._device.grows:
+            self.memory = self._device.memory()
         for one, report in zip(seated, reports, strict=False):
             token.run_sync_soon(one.reports.send_nowait, report)
             if isinstance(report, Exception):  # this row's fault, and nobody else's

@@ -13,7 +13,8 @@ from cairn.actors.messages import ContextUse, Statistics
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.writer import JournalWriter
 from cairn.engine.encoding import Encoder
-from cairn.journal.held import tokens_held
+from cairn.engine.growth import Growth
+from cairn.journal.held import states_held, tokens_held, tokens_in_slabs
 from cairn.journal.state import Session, State
 from cairn.journal.tenants import session_name
 
@@ -25,6 +26,8 @@ def figures(
     *,
     queued: int = 0,
     token_bytes: int = 0,
+    state_bytes: int = 0,
+    growth: Growth | None = None,
     encoder: Encoder | None = None,
     remembered_bytes: int = 0,
 ) -> Statistics:
@@ -34,12 +37,18 @@ def figures(
     Args:
         queued: requests that wait for a session.
         token_bytes: bytes of KV for a token of the model, where one is loaded.
+        state_bytes: bytes of the states of its recurrent layers.
+        growth: what its caches take where they grow.
         encoder: of its tokenizer.
         remembered_bytes: what remembered texts of the journal take.
     """
     state = sequencer.state
     lives = collections.Counter(str(session.life) for session in state.sessions.values())
     model, memory = state.model, engine.memory
+    if growth is None:
+        due = tokens_held(state) * token_bytes + states_held(state) * state_bytes
+    else:
+        due = sum(growth.bytes_at(tokens) for tokens in tokens_in_slabs(state))
     return Statistics(
         sessions=dict(lives),
         queued=queued,
@@ -56,7 +65,7 @@ def figures(
         disk_bytes_total=state.disk_budget,
         index_blocks=len(sequencer.order.found),
         kv_live_bytes=memory.slab_bytes + memory.block_bytes,
-        kv_due_bytes=tokens_held(state) * token_bytes,
+        kv_due_bytes=due,
         weights_bytes=memory.weights_bytes,
         active_bytes=memory.active_bytes,
         cache_bytes=memory.cache_bytes,

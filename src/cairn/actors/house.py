@@ -15,6 +15,7 @@ from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
 from cairn.engine.prompt import Tokenizer
 from cairn.engine.reports import ModelFacts
+from cairn.journal.turns import Turns
 
 
 @attrs.frozen(kw_only=True)
@@ -33,6 +34,7 @@ class House:
         foresight: tells what the next prompt will begin with; None where that is not wanted.
         slab_rest_s: how long a session at rest keeps a slab that it can do without.
         ttl_s: the life of what is kept where a client says nothing of it, in seconds.
+        turns: those that are kept.
         rested: is called when a session has done what it had to do.
     """
 
@@ -50,4 +52,5 @@ class House:
     foresight: Foresight | None
     slab_rest_s: float
     ttl_s: int
+    turns: Turns
     rested: Callable[[], None] = attrs.field(repr=False)

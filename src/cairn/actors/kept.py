@@ -8,7 +8,7 @@ request that goes on from many turns reads those of them that are new.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import msgspec
@@ -50,7 +50,11 @@ class KeptTurns:
         """
         place = self._turns.place(request, tenant)
         found = await self.read([place]) if place is not None else None
-        return found[0] if found is not None else None
+        if place is None or found is None:
+            return None
+        turn = found[0]
+        texts = await self._texts(place)
+        return attrs.evolve(turn, texts={**texts, **turn.texts}) if texts is not None else None
 
     async def history(self, request: str, tenant: str) -> tuple[KeptTurn, ...] | None:
         """
@@ -91,12 +95,7 @@ class KeptTurns:
             else:
                 found[place] = known
         if unread:
-            try:
-                rows = await self._writer.rows(
-                    [at for place in unread for at in (place.kept, place.finished)]
-                )
-            except WriterDied as died:
-                raise stopping() from died
+            rows = await self._rows([at for place in unread for at in (place.kept, place.finished)])
             for place, kept, finished in zip(unread, rows[::2], rows[1::2], strict=True):
                 turn = _turn_of(kept, finished)
                 if turn is None:
@@ -115,6 +114,30 @@ class KeptTurns:
         self.remembered.forget(
             lambda place, turn: isinstance(place, Place) and not self._is_held(place, turn)
         )
+
+    async def _texts(self, place: Place) -> dict[str, str] | None:
+        """
+        The texts of a turn's note that stand in rows of earlier turns, whether those are kept or
+        not; None where one was forgotten.
+        """
+        wanted = sorted({row for _, row in place.texts_at})
+        rows = await self._rows(wanted)
+        try:
+            brought = {
+                at: _texts_of(row, place.session) for at, row in zip(wanted, rows, strict=True)
+            }
+            return {name: brought[at][name] for name, at in place.texts_at}
+        except (DamagedRow, LookupError) as error:
+            log.warning("a kept turn cannot be read", row=place.kept, fact=str(error))
+            return None
+
+    async def _rows(self, positions: Sequence[int]) -> list[Row | None]:
+        if not positions:
+            return []
+        try:
+            return await self._writer.rows(positions)
+        except WriterDied as died:
+            raise stopping() from died
 
     def _is_held(self, place: Place, turn: KeptTurn) -> bool:
         return self._turns.held(turn.request) == place
@@ -137,6 +160,7 @@ def _turn_of(kept: Row | None, finished: Row | None) -> KeptTurn | None:
             asked=messages_of(turn.asked),
             parts=parts_of(turn.answer),
             note=turn.note,
+            texts=turn.texts,
             finished=Finished(
                 finish_reason=end.finish_reason,
                 prompt_tokens=end.prompt_tokens,
@@ -147,6 +171,20 @@ def _turn_of(kept: Row | None, finished: Row | None) -> KeptTurn | None:
     except (DamagedRow, msgspec.MsgspecError, KeyError) as error:
         log.warning("a kept turn cannot be read", row=kept.position, fact=str(error))
         return None
+
+
+def _texts_of(row: Row | None, session: str) -> Mapping[str, str]:
+    """
+    The texts that a turn of a session brought.
+
+    Raises:
+        DamagedRow: they cannot be read.
+        LookupError: there is no such turn.
+    """
+    event = decode(row).event if row is not None else None
+    if not isinstance(event, ev.TurnKept) or event.session != session:
+        raise LookupError("texts of its note are not where it says")
+    return event.texts
 
 
 def stopping() -> Stopping:

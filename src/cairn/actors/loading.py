@@ -19,6 +19,7 @@ from cairn.actors.stalls import Stalls
 from cairn.actors.writer import JournalWriter
 from cairn.engine.reports import ModelFacts
 from cairn.journal import events as ev
+from cairn.journal.checkpoints import STATES_A_SLAB
 from cairn.journal.state import State
 
 log = structlog.get_logger("cairn")
@@ -143,19 +144,28 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
     if facts.context_tokens < 2:  # a prompt and an answer, of a token each
         raise BootRefused(
             f"the memory for sessions ({started.held.pool_bytes} bytes) does not hold the KV of "
-            f"one chunk of {facts.chunk_tokens} tokens ({facts.kv_token_bytes} bytes each), so "
+            f"one chunk of {facts.chunk_tokens} tokens ({_told(facts)}), so "
             "nothing could be served. Start with a larger --pool-mb or a smaller --chunk-tokens."
         )
     if started.tight is not None:
         log.warning("memory is tight", fact=started.tight)
         sequencer.append(ev.OperatorActed(action="accept_tight_memory", detail=started.tight))
+    if facts.growth is not None and facts.context_tokens < started.loaded.context_tokens:
+        log.warning(
+            "the memory for sessions bounds the context",
+            tokens=facts.context_tokens,
+            of_the_model=started.loaded.context_tokens,
+            hint="a larger --pool-mb",
+        )
     known = sequencer.state.self_tests.get(facts.fingerprint)
     tested = started.tested
     if started.narrowed is not None:
         other, failed_test = started.narrowed
         sequencer.append(_self_test(other, failed_test))
+        cold = "nothing is reused: going on from a state did not give the bits of a cold answer"
         log.warning(
-            "one row a decode pass", failed=[n for n, ok in failed_test.findings.items() if not ok]
+            "one row a decode pass" if facts.reusable else cold,
+            failed=[n for n, ok in failed_test.findings.items() if not ok],
         )
     if tested is not None:
         sequencer.append(_self_test(facts.fingerprint, tested))
@@ -196,8 +206,21 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
             kv_sinks=facts.policy.sinks if facts.policy else 0,
             kv_window=facts.policy.window if facts.policy else 0,
             kv_rows=facts.policy.rows if facts.policy else 0,
+            state_blocks=facts.checkpoints.blocks if facts.checkpoints else 0,
         )
     )
+
+
+def _told(facts: ModelFacts) -> str:
+    """
+    What a chunk takes.
+    """
+    if facts.growth is not None:
+        return f"{facts.growth.bytes_at(facts.chunk_tokens)} bytes in mlx-lm's own caches"
+    each = f"{facts.kv_token_bytes} bytes each"
+    if not facts.state_bytes:
+        return each
+    return f"{each}, and {STATES_A_SLAB * facts.state_bytes} bytes of states"
 
 
 def _self_test(fingerprint: str, tested: Any) -> ev.SelfTestFinished:

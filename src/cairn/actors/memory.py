@@ -22,6 +22,7 @@ import trio
 from cairn.actors.engine import EngineThread
 from cairn.actors.outside import wall_clock_us
 from cairn.actors.sequencer import Sequencer
+from cairn.engine.growth import Growth
 from cairn.engine.reports import (
     EvictReport,
     FileReport,
@@ -35,6 +36,7 @@ from cairn.engine.reports import (
 )
 from cairn.journal import events as ev
 from cairn.journal import eviction
+from cairn.journal.checkpoints import STATES_A_SLAB, Checkpoints
 from cairn.journal.errors import BugError
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import Session, SessionId, State
@@ -65,12 +67,19 @@ class Memory:
         engine: EngineThread,
         token_bytes: int,
         slab_rows: int | None = None,
+        *,
+        state_bytes: int = 0,
+        checkpoints: Checkpoints | None = None,
+        growth: Growth | None = None,
         now_us: Callable[[], int] = wall_clock_us,
     ) -> None:
         """
         Args:
             token_bytes: bytes of KV that a token takes.
             slab_rows: the most tokens that a slab holds; None for its capacity.
+            state_bytes: bytes of the states of recurrent layers.
+            checkpoints: which blocks carry those; None where there are none.
+            growth: what caches that grow take; None where slabs are of a fixed size.
             now_us: microseconds since 1970.
         """
         self._now_us = now_us
@@ -78,6 +87,9 @@ class Memory:
         self._engine = engine
         self._token_bytes = token_bytes
         self._slab_rows = slab_rows
+        self._state_bytes = state_bytes
+        self._checkpoints = checkpoints
+        self._growth = growth
         self._slabs = trio.Lock()
         self._blocks = trio.Lock()
         self.steady = trio.Lock()
@@ -178,8 +190,11 @@ class Memory:
             raise
 
     def _slab_bytes(self, capacity_tokens: int) -> int:
+        if self._growth is not None:
+            return self._growth.bytes_at(capacity_tokens)
         rows = capacity_tokens if self._slab_rows is None else self._slab_rows
-        return min(rows, capacity_tokens) * self._token_bytes
+        states = STATES_A_SLAB * self._state_bytes
+        return min(rows, capacity_tokens) * self._token_bytes + states
 
     async def seal(
         self,
@@ -200,6 +215,8 @@ class Memory:
                 ready in its slab.
         """
         size = (end - start) * self._token_bytes
+        if self._checkpoints is not None and self._checkpoints.at(end):
+            size += self._state_bytes
         async with contextlib.AsyncExitStack() as held:
             await held.enter_async_context(self._blocks)
             leaving = self._leaving(key, size, foreseen=foreseen)
@@ -316,7 +333,7 @@ class Memory:
         Args:
             progress: called with (done, total).
         """
-        keys = eviction.blocks_to_write(self._sequencer.state)
+        keys = eviction.blocks_to_write(self._sequencer.state, self._sequencer.order)
         if not self._sequencer.state.disk_budget:
             return
         for done, key in enumerate(keys):
@@ -337,8 +354,9 @@ class Memory:
         """
         removed = failed = 0
         while wanted() and failed < _AT_ONCE:
-            now_us = eviction.moment_us(self._sequencer.state, self._now_us())
-            over = eviction.lives_over(self._sequencer.order, now_us, _AT_ONCE, self._stuck)
+            state, order = self._sequencer.state, self._sequencer.order
+            now_us = eviction.moment_us(state, self._now_us())
+            over = eviction.lives_over(state, order, now_us, _AT_ONCE, self._stuck)
             if not over:
                 self._stuck.clear()  # they are tried again when something stirs the next time
                 break
@@ -373,8 +391,10 @@ class Memory:
         Remove a block, unless it came to be of use since. Whether it, or its file, went.
         """
         async with self.steady, self._blocks:
-            block = self._sequencer.state.blocks[key]
-            over = block.due_us is not None and block.due_us <= now_us and block.pins == 0
+            state = self._sequencer.state
+            block = state.blocks[key]
+            due_us = self._sequencer.order.due_us(block)
+            over = due_us is not None and due_us <= now_us and not state.is_pinned(key)
             if not over or not wanted():
                 return False
             if block.present:
@@ -480,7 +500,8 @@ class Memory:
         block, budget = state.blocks.get(key), state.disk_budget
         if block is None or not block.usable or block.file_bytes is not None or not budget:
             return True
-        if block.due_us is not None and block.due_us <= eviction.moment_us(state, self._now_us()):
+        due_us = self._sequencer.order.due_us(block)
+        if due_us is not None and due_us <= eviction.moment_us(state, self._now_us()):
             return True
         size = eviction.file_bytes_at_most(state, block.bytes)
         leaving = eviction.room_for_file(state, block, size, keep, order=self._sequencer.order)

@@ -30,6 +30,8 @@ class Keep:
         asked: the messages that this request brought and no turn before had. What has to come with
             every request, such as instructions, is none of them.
         note: the protocol's own, for who looks the turn up.
+        texts: what else is its own and seldom changes from turn to turn, by name: each is written
+            once in a session.
         agent: whose turn it is, by the agent's name; None for one that is looked up by its request.
         created: the row in which that agent was created, as a name may be given again; None for no
             matter which.
@@ -38,6 +40,7 @@ class Keep:
     previous: str | None
     asked: tuple[Message, ...]
     note: str
+    texts: Mapping[str, str] = attrs.field(factory=dict)
     agent: str | None = None
     created: int | None = None
 
@@ -208,6 +211,7 @@ class KeptTurn:
     Attributes:
         created_s: when it came: seconds since 1970.
         parts: the answer, as its client was told.
+        texts: those of its note, by name; of a history only what the turn itself brought.
         finished: how it ended, as far as that is on record.
     """
 
@@ -217,6 +221,7 @@ class KeptTurn:
     asked: tuple[Message, ...]
     parts: tuple[AnswerPart, ...]
     note: str
+    texts: Mapping[str, str] = attrs.field(factory=dict)
     finished: Finished
 
     @property

@@ -6,14 +6,17 @@ Rules of this module:
 
 1. A model is served by a ``Server`` of its own, from when it is loaded until it leaves. No request
    is under way when it leaves: those that came before have their answers.
-2. Who has to wait waits in one line, in the order of coming. Once somebody waits for another model,
-   who comes for the loaded one waits too. When a model is loaded, all who wait for it then go in
-   together. So nobody is passed over for ever, and a model is not loaded for each of them anew.
+2. Who has to wait waits in one line (``model_line.py``), in the order of coming. Once somebody
+   waits for another model, who comes for the loaded one waits too. When a model is loaded, all who
+   wait for it then go in together. So nobody is passed over for ever, and a model is not loaded for
+   each of them anew.
 3. A model that nobody waits for any more is not loaded: as long as answers of the one before are
    under way, a client that goes away costs nothing.
 4. Nothing is loaded for a count of tokens but a tokenizer (``counting.py``).
 5. A model that cannot be loaded ends the requests that wait for it, goes on record, and is not
    tried again for a while. The one before is loaded again.
+6. A model that is being loaded when the server stops is not waited for: MLX cannot be interrupted,
+   and nobody wants it any more.
 
 Block files stay where they are when a model leaves, and so does all that the journal tells. What
 was in memory goes: before that it is written, as when the server stops.
@@ -26,13 +29,14 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import attrs
 import structlog
 import trio
 
 from cairn.actors.agent_messages import AgentService
+from cairn.actors.arrival import Arrival
 from cairn.actors.counting import Counting
 from cairn.actors.engine import EngineGone
 from cairn.actors.figures import contexts, figures
@@ -44,28 +48,25 @@ from cairn.actors.messages import (
     JournalFull,
     KeptTurn,
     ListedModel,
-    QueueFull,
     RefusalError,
     Reply,
     ServerFacts,
     Statistics,
     Stopping,
-    TimeOver,
-    TooManyAnswers,
 )
 from cairn.actors.model_line import Choice as Choice
 from cairn.actors.model_line import (
+    Line,
     Patient,
     Waiter,
     first_facts,
-    first_for,
     leave_all,
     not_loaded,
     taken,
 )
 from cairn.actors.outside import new_id, wall_clock_us
 from cairn.actors.replies import unless_dead
-from cairn.actors.server import REJECTED, Arrival, Server
+from cairn.actors.server import Server
 from cairn.actors.settings import no_progress
 from cairn.actors.ticket import Ticket
 from cairn.actors.writer import WriterDied
@@ -116,14 +117,13 @@ class Models:
         self._facts[first.name] = self._told_by(server)
         self._open = False  # whether requests may go in
         self._loading: Choice | None = None
-        self._line: list[Waiter[Any]] = []
+        self._at_load = False  # whether the engine's thread is at nothing but to load a model
+        self._line = Line(self._limits, self._stir)
         self._counting = Counting(run.engine, self._limits)
-        self._entering = 0
         self._pauses: dict[str, float] = {}
         self._stirred = trio.lowlevel.ParkingLot()
         self._stopping = False
         self._ended = trio.Event()
-        self._nursery: trio.Nursery | None = None
         self._took_over()
         self._gone_characters = (0, 0)  # what encoders counted whose models have left
 
@@ -152,7 +152,7 @@ class Models:
             ListedModel(
                 aliases=choice.entry.aliases,
                 state=self._state_of(choice),
-                waiting=sum(waiter.choice is choice for waiter in self._line),
+                waiting=len(self._line.all_for(choice)),
                 facts=self._facts[name],
             )
             for name, choice in self._choices.items()
@@ -256,7 +256,7 @@ class Models:
             async with server.generate(command) as replies:
                 yield replies
             return
-        arrival = Arrival(new_id(), trio.current_time() + self._limits.request_s)
+        arrival = Arrival(new_id(), self._limits)
         waiter = None
         try:
             await self._check_bugs()
@@ -274,13 +274,13 @@ class Models:
             except RefusalError:
                 self._run.agents.leave(arrival.request)
                 raise
-            yield Patient(waiter, arrival, self._limits.heartbeat_s, self._time_over)
+            yield Patient(waiter, arrival, self._line.time_over)
         except RefusalError as refusal:
             arrival.name(refusal, command)
             raise
         finally:
             if waiter is not None:
-                self._leave(waiter)
+                self._line.leave(waiter)
 
     async def _take(
         self, command: Generate, arrival: Arrival, server: Server
@@ -333,49 +333,9 @@ class Models:
         if pause_s > 0:
             rejected(503, "model_not_loaded")
             raise not_loaded(choice, pause_s)
-        waiting = sum(waiter.places for waiter in self._line)
-        rows = self._facts[choice.name].decode_rows  # 0 where they are not known yet
-        if rows and places > self._limits.queue + rows:
-            raise TooManyAnswers(places, self._limits.queue + rows)
-        # As many as go in together when it is there: nobody waits beside who runs. How many of one
-        # request can, is seen when it is there.
-        is_full = waiting + places > self._limits.queue + max(1, rows)
-        if is_full and (rows or waiting):
-            rejected(429, "queue_full")
-            raise QueueFull(
-                f"{waiting} requests wait for a model already; try again in a few seconds",
-                retry_after_s=5,
-            )
         waiter = Waiter(choice, work, undo, rejected, places)
-        self._line.append(waiter)
-        self._stir()
+        self._line.join(waiter, self._facts[choice.name].decode_rows)
         return waiter
-
-    def _leave(self, waiter: Waiter[Any]) -> None:
-        """
-        Nobody waits any more, for the model or for the end of an answer.
-        """
-        waiter.gone = True
-        if waiter in self._line:
-            self._line.remove(waiter)
-            waiter.rejected(*REJECTED["client"])
-            self._stir()
-        elif waiter.result is not None:
-            waiter.undo(waiter.result[0])
-
-    def _refuse(self, waiter: Waiter[Any], refusal: RefusalError, status: int, code: str) -> None:
-        """
-        Tell one in the line that nothing comes of it.
-        """
-        self._line.remove(waiter)
-        waiter.rejected(status, code)
-        waiter.failure = refusal
-        waiter.ready.set()
-
-    def _refuse_all(self, why: str, refusal: Callable[[], RefusalError]) -> None:
-        for waiter in list(self._line):
-            self._refuse(waiter, refusal(), *REJECTED[why])
-        self._stir()
 
     def _turned_away(self, request: str, tenant: str, status: int, code: str) -> None:
         """
@@ -385,56 +345,6 @@ class Models:
         self._run.sequencer.append(
             ev.RequestRejected(request=request, tenant=tenant, status=status, code=code)
         )
-
-    def _time_over(self, waiter: Waiter[Any]) -> RefusalError:
-        """
-        A request's time is over while it waits.
-        """
-        refusal = TimeOver(self._limits.request_s)
-        if waiter in self._line:
-            self._refuse(waiter, refusal, *REJECTED["time_over"])
-            self._stir()
-        return refusal
-
-    def _go_in(self, waiters: Iterable[Waiter[Any]]) -> None:
-        """
-        Let some of the line go in to the server over their model.
-        """
-        assert self._nursery is not None
-        assert self._server is not None
-        going = list(waiters)
-        for waiter in going:
-            self._line.remove(waiter)
-        self._entering += len(going)
-        if going:
-            self._nursery.start_soon(self._bring_all, going, self._server)
-
-    async def _bring_all(self, waiters: list[Waiter[Any]], server: Server) -> None:
-        """
-        Begin one after the other, as they came: tasks that are started at once begin in no order.
-        """
-        assert self._nursery is not None
-        for waiter in waiters:
-            await self._nursery.start(self._bring, waiter, server)
-
-    async def _bring(
-        self,
-        waiter: Waiter[Any],
-        server: Server,
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        task_status.started()
-        try:
-            waiter.result = (await waiter.work(server),)
-        except Exception as error:  # it is told to who waits
-            waiter.failure = error
-        finally:
-            self._entering -= 1
-            self._stir()
-        waiter.ready.set()
-        if waiter.gone and waiter.result is not None:
-            waiter.undo(waiter.result[0])
 
     def _stir(self) -> None:
         self._stirred.unpark_all()
@@ -448,7 +358,7 @@ class Models:
         try:
             with self._run.stalls.heard_by(self._stalled):
                 async with trio.open_nursery() as nursery:
-                    self._nursery = nursery
+                    self._line.begin_in(nursery)
                     opened: Callable[[], None] = task_status.started
                     while await self._serve(opened):
                         opened = _told_already
@@ -458,13 +368,16 @@ class Models:
     async def drain(self) -> None:
         """
         Take no more requests, end those that wait for a model, and let those that run come to their
-        end, as ``Server.drain``. All is in the journal then, and what was in memory in files.
+        end, as ``Server.drain``. All is in the journal then, and what was in memory in files. A
+        load that is under way is abandoned.
         """
         self._stopping = True
-        self._refuse_all(
+        self._line.refuse_all(
             "server_stopped",
             lambda: Stopping("the server was stopped before the answer was complete"),
         )
+        if self._at_load:
+            self._run.engine.abandon()
         await self._ended.wait()
 
     async def _serve(self, opened: Callable[[], None]) -> bool:
@@ -483,14 +396,15 @@ class Models:
                 server.on_stir = self._stir
                 self._open = True
                 opened()
-                self._go_in(waiter for waiter in self._line if waiter.choice is self._loaded)
+                self._line.go_in(self._line.all_for(self._loaded), server)
                 target = await self._next()
                 self._open = False
                 self._loading = target
                 await server.drain()
             progress = no_progress if target is not None else self._stopping_progress
             await server.write_blocks(partial(progress, "writing blocks to files"))
-        if target is None:
+        if target is None or self._stopping:
+            self._loading = None
             return False
         self._loading = target
         if server is not None:
@@ -508,12 +422,13 @@ class Models:
         sound: Choice | None = None  # looked at, and no fault was found
         while not self._stopping:
             if self._open:
-                self._go_in(first_for(self._loaded, self._line))
+                assert self._server is not None
+                self._line.go_in(self._line.first_for(self._loaded), self._server)
             if not self._line:
                 sound = None
                 await self._stirred.park()
                 continue
-            target = self._line[0].choice
+            target = self._line.target
             if target is not sound:
                 fault = await trio.to_thread.run_sync(entry_fault, target.entry)
                 sound = target if fault is None else None
@@ -521,20 +436,27 @@ class Models:
                     self._fail(target, fault)
                 continue
             busy = self._server is not None and not self._server.quiet
-            if not busy and not self._entering and not self._run.writer.stalled:
+            if not busy and not self._line.entering and not self._run.writer.stalled:
                 return target
             await self._stirred.park()
         return None
 
     async def _load(self, choice: Choice) -> bool:
         """
-        Load a model; false where that fails, which is on record then.
+        Load a model; false where that fails, which is on record then, or where the server stops.
         """
+        if self._stopping:
+            return False
         self._loading = choice
         reason = None
         try:
             server = await self._server_over(choice)
-        except (EngineGone, WriterDied, BugError):
+        except EngineGone:
+            if not self._run.engine.abandoned:
+                raise
+            self._leave_load(choice)
+            return False
+        except (WriterDied, BugError):
             raise
         except Exception as error:
             # A model may be broken in any way. Behind this block nothing holds it, as a traceback
@@ -560,7 +482,11 @@ class Models:
         Load a model, and give a server over it. A step of its own, in which alone the model is
         held, so that it leaves memory when it fails.
         """
-        started = await load(self._run, choice.settings)
+        self._at_load = True
+        try:
+            started = await load(self._run, choice.settings)
+        finally:
+            self._at_load = False
         return await server_over(self._run, choice.settings, started)
 
     def _fail(self, choice: Choice, reason: str) -> None:
@@ -570,11 +496,21 @@ class Models:
         log.error("model not loaded", model=choice.name, reason=reason, pause_s=PAUSE_S)
         self._run.sequencer.append(ev.ModelNotLoaded(name=choice.name, reason=reason))
         self._pauses[choice.name] = trio.current_time() + PAUSE_S
-        for waiter in [waiter for waiter in self._line if waiter.choice is choice]:
-            self._refuse(waiter, not_loaded(choice, PAUSE_S), 503, "model_not_loaded")
+        for waiter in self._line.all_for(choice):
+            self._line.refuse(waiter, not_loaded(choice, PAUSE_S), 503, "model_not_loaded")
+
+    def _leave_load(self, choice: Choice) -> None:
+        """
+        The server stops while a model is being loaded: put on record that nothing comes of it.
+        """
+        log.warning("load abandoned", model=choice.name)
+        self._run.sequencer.append(
+            ev.ModelNotLoaded(name=choice.name, reason="the server stopped while it was loading")
+        )
+        self._loading, self._server, self._loaded = None, None, None
 
     def _stalled(self) -> None:
-        self._refuse_all("journal_full", JournalFull)
+        self._line.refuse_all("journal_full", JournalFull)
 
     def _took_over(self) -> None:
         """

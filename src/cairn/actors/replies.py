@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 
-import trio
-
+from cairn.actors.arrival import Arrival
 from cairn.actors.messages import Broken, Finished, RefusalError, Reply, Stopping, TimeOver, Waiting
 from cairn.actors.ticket import Ticket
 from cairn.actors.writer import JournalWriter, WriterDied
@@ -18,27 +17,15 @@ class Replies:
     What sessions say to one client, each reply once it is committed.
     """
 
-    def __init__(
-        self,
-        tickets: Sequence[Ticket],
-        writer: JournalWriter,
-        *,
-        heartbeat_s: float,
-        request_s: float,
-        deadline: float,
-    ) -> None:
+    def __init__(self, tickets: Sequence[Ticket], writer: JournalWriter, arrival: Arrival) -> None:
         """
         Args:
             tickets: one for each answer that was asked for, the first one first.
-            heartbeat_s: how often a client that waits hears that it still does.
-            request_s: how long a request may take, for people.
-            deadline: on trio's clock. Behind it nothing more comes.
+            arrival: of the request.
         """
         self._tickets = tickets
         self._writer = writer
-        self._heartbeat_s = heartbeat_s
-        self._request_s = request_s
-        self._deadline = deadline
+        self._arrival = arrival
         self._left = len(tickets)
 
     def __aiter__(self) -> Replies:
@@ -48,15 +35,14 @@ class Replies:
         if not self._left:
             raise StopAsyncIteration
         first = self._tickets[0]
-        beat = trio.current_time() + self._heartbeat_s
-        with trio.move_on_at(min(beat, self._deadline)) as waited:
+        with self._arrival.until_beat() as waited:
             item = await first.replies.receive()
         if waited.cancelled_caught:
-            if trio.current_time() >= self._deadline:
+            if self._arrival.is_over:
                 self._left = 0
                 for ticket in self._tickets:
                     ticket.leave("time_over")
-                raise TimeOver(self._request_s)
+                raise TimeOver(self._arrival.limits.request_s)
             return Waiting(queued=not first.accepted, prefilled_tokens=first.prefilled_tokens)
         left, self._left = self._left, 0  # nothing comes behind a failure
         if isinstance(item, RefusalError):

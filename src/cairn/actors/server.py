@@ -20,6 +20,7 @@ import trio
 from cairn.actors.agent_messages import AgentService
 from cairn.actors.agents import KeptAgents
 from cairn.actors.ahead import Foresight
+from cairn.actors.arrival import Arrival
 from cairn.actors.engine import EngineThread
 from cairn.actors.figures import contexts, figures
 from cairn.actors.house import House
@@ -46,17 +47,15 @@ from cairn.actors.outside import new_id, wall_clock_us
 from cairn.actors.reading import Reader
 from cairn.actors.replies import Replies, unless_dead
 from cairn.actors.sequencer import Sequencer
-from cairn.actors.session import SessionActor
+from cairn.actors.sessions import Sessions
 from cairn.actors.shadow import ShadowCheck
 from cairn.actors.stalls import Stalls
 from cairn.actors.ticket import Prepared, Ticket, leave_together
-from cairn.actors.writer import JournalWriter, WriterDied
+from cairn.actors.writer import JournalWriter
 from cairn.engine import prompt as prompts
 from cairn.engine.reports import ModelFacts
 from cairn.journal import events as ev
-from cairn.journal import eviction
 from cairn.journal.events import Recorded
-from cairn.journal.lifecycle import Life
 from cairn.journal.state import SessionId
 from cairn.journal.tenants import LOCAL, session_id
 
@@ -74,28 +73,6 @@ REJECTED = {
 """
 Why nobody waits for a request that no session has taken: how that goes on record.
 """
-
-
-@attrs.frozen
-class Arrival:
-    """
-    A request as it comes.
-
-    Attributes:
-        request: its id.
-        deadline: on trio's clock. Behind it nothing more comes.
-    """
-
-    request: str
-    deadline: float
-
-    def name(self, refusal: RefusalError, command: Generate) -> None:
-        """
-        Say in a refusal whose it is.
-        """
-        refusal.request = self.request
-        if command.session_name is not None:
-            refusal.session = session_id(command.tenant, command.session_name)
 
 
 class Server:
@@ -145,10 +122,17 @@ class Server:
         )
         self._limits = limits
         rows = facts.policy.rows if facts.policy is not None else None
-        self._memory = Memory(sequencer, engine, facts.kv_token_bytes, rows)
-        self._memory.give_up = self._give_up_slab
+        self._memory = Memory(
+            sequencer,
+            engine,
+            facts.kv_token_bytes,
+            rows,
+            state_bytes=facts.state_bytes,
+            checkpoints=facts.checkpoints,
+            growth=facts.growth,
+        )
         foresight = Foresight(tokenizer, self._reader.encoder, self._reader.tokenizing)
-        self._house = House(
+        house = House(
             sequencer=sequencer,
             engine=engine,
             memory=self._memory,
@@ -163,15 +147,17 @@ class Server:
             foresight=foresight if anticipate else None,
             slab_rest_s=limits.slab_rest_s,
             ttl_s=limits.ttl_s,
+            turns=agents.agents.turns,
             rested=self._stirred,
         )
+        self._sessions = Sessions(house, limits, self._at_rest)
+        self._memory.give_up = self._sessions.give_up_slab
         self.on_stir: Callable[[], None] = _nobody_minds
         self._agents = agents
         self._kept = agents.kept
         agents.context_of = lambda asked_model: facts.context_tokens
-        agents.close = self.close_session
+        agents.close = self._sessions.close_session
         self._stalls = stalls
-        self._actors: dict[str, SessionActor] = {}
         self._running = trio.CapacityLimiter(facts.decode_rows)
         self._tickets: dict[str, Ticket] = {}
         self._preparing = 0
@@ -184,7 +170,7 @@ class Server:
             sequencer=sequencer,
             memory=self._memory,
             at_rest=self._at_rest,
-            close=self._close_over,
+            close=self._sessions.close_over,
         )
         self._shadow: ShadowCheck | None = None
         if shadow_share > 0:
@@ -198,7 +184,7 @@ class Server:
                 disturbed=self._wanted,
                 came=lambda: self._came,
                 at_rest=self._at_rest,
-                taken_out=self._taken_out,
+                taken_out=self._sessions.taken_out,
                 guide=self._reader.guide,
             )
             self._memory.give_way = self._shadow.give_way
@@ -266,6 +252,8 @@ class Server:
             self._engine,
             queued=sum(not ticket.accepted for ticket in self._tickets.values()),
             token_bytes=self._model.kv_token_bytes,
+            state_bytes=self._model.state_bytes,
+            growth=self._model.growth,
             encoder=self._reader.encoder,
             remembered_bytes=self._kept.remembered.bytes,
         )
@@ -329,7 +317,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _generate(self, command: Generate) -> AsyncIterator[AsyncIterator[Reply]]:
-        arrival = self.arrival()
+        arrival = Arrival(new_id(), self._limits)
         tickets: Sequence[Ticket] = ()
         try:
             tickets = await self.take(command, arrival)
@@ -354,12 +342,6 @@ class Server:
         self._tickets.update((ticket.id, ticket) for ticket in tickets)
         self._came += len(tickets)
         return tickets
-
-    def arrival(self) -> Arrival:
-        """
-        A request that comes now.
-        """
-        return Arrival(new_id(), trio.current_time() + self._limits.request_s)
 
     async def take(self, command: Generate, arrival: Arrival) -> Sequence[Ticket]:
         """
@@ -392,13 +374,13 @@ class Server:
         """
         What a request that was taken is told.
         """
-        return Replies(
-            tickets,
-            self._writer,
-            heartbeat_s=self._limits.heartbeat_s,
-            request_s=self._limits.request_s,
-            deadline=arrival.deadline,
-        )
+        return Replies(tickets, self._writer, arrival)
+
+    async def close_session(self, session: str, reason: str) -> None:
+        """
+        See ``Sessions.close_session``.
+        """
+        await self._sessions.close_session(session, reason)
 
     # --- life ------------------------------------------------------------------------------
 
@@ -437,6 +419,7 @@ class Server:
                 told.enter_context(self._writer.observed_by(self._shadow))
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                self._sessions.live_in(nursery)
                 if self._shadow is not None:
                     nursery.start_soon(self._shadow.run)
                 nursery.start_soon(self._lives.run)
@@ -445,8 +428,7 @@ class Server:
                 self._lives.close()
                 if self._shadow is not None:
                     self._shadow.close()
-                for actor in self._actors.values():
-                    actor.close()
+                self._sessions.end_all()
 
     async def drain(self) -> None:
         """
@@ -532,7 +514,7 @@ class Server:
             raise Stopping("the server is stopping; try again in a moment")
         if self._writer.stalled:
             raise self._stalls.refusal()
-        bug_id = state.admission_bug or self._quarantine_of(command.session_name)
+        bug_id = state.admission_bug or self._sessions.quarantine_of(command.session_name)
         if bug_id is not None:
             # Who hears of a bug can look it up.
             await unless_dead(self._writer.wait_all_committed())
@@ -595,7 +577,7 @@ class Server:
                         ticket.leave("sister_failed")
                 name = ticket.prepared.command.session_name
                 if name is not None:
-                    async with self._actor(name, ticket, named=True).line:
+                    async with self._sessions.actor(name, ticket, named=True).line:
                         await self._in_turn(ticket)
                 else:
                     await self._in_turn(ticket)
@@ -606,7 +588,7 @@ class Server:
                 self._agents.leave(ticket.id)
             self._ticket_gone.unpark_all()
             self._stirred()
-            self._dismiss_unopened(ticket.prepared.command.session_name)
+            self._sessions.dismiss_unopened(ticket.prepared.command.session_name)
             if not ticket.accepted and ticket.gone is not None:
                 status, code = REJECTED[ticket.gone]
                 tenant = ticket.prepared.command.tenant
@@ -621,23 +603,23 @@ class Server:
                 ticket.rerouted = False
                 command = ticket.prepared.command
                 name = command.session_name
-                bug_id = self._quarantine_of(name)
+                bug_id = self._sessions.quarantine_of(name)
                 if bug_id is not None:
                     ticket.fail(Broken(bug_id))
                     break
                 chosen = self._sequencer.choose(ticket.prepared.ask)
                 found = chosen or name or session_id(command.tenant, new_id())
-                actor = self._actor(found, ticket, named=name is not None)
+                actor = self._sessions.actor(found, ticket, named=name is not None)
                 # A session that has the ticket looks itself whether somebody still waits.
                 with trio.CancelScope(shield=True):
                     await actor.serve(ticket)
                 if name is None:
-                    self._dismiss_unopened(actor.id)
+                    self._sessions.dismiss_unopened(actor.id)
                 if not ticket.rerouted:
                     break
                 # Serving was shielded: who left since, or ends with the server, goes no further.
                 await trio.lowlevel.checkpoint_if_cancelled()
-        self._forget_sessions()
+        self._sessions.forget_sessions()
 
     # --- the shadow check -------------------------------------------------------------------------
 
@@ -653,113 +635,13 @@ class Server:
         """
         Whether nobody wants anything and no session has anything to do.
         """
-        return not self._wanted() and not any(actor.busy for actor in self._actors.values())
-
-    def _taken_out(self, session_id: str) -> None:
-        """
-        Tell a session that a check took it out of service, where it is still there.
-        """
-        actor = self._actors.get(session_id)
-        if actor is not None:
-            actor.leave_service()
+        return not self._wanted() and not self._sessions.busy
 
     def _stirred(self) -> None:
         self.on_stir()
         self._lives.look()
         if self._shadow is not None:
             self._shadow.look()
-
-    # --- sessions ---------------------------------------------------------------------------------
-
-    def _quarantine_of(self, name: str | None) -> str | None:
-        """
-        The bug that took a named session out of service, if one did.
-        """
-        named = self._sequencer.state.sessions.get(SessionId(name)) if name else None
-        return named.bug_id if named is not None else None
-
-    def _dismiss_unopened(self, session_id: str | None) -> None:
-        """
-        End an actor that never came to be a session, and that nobody waits for.
-        """
-        actor = self._actors.get(session_id) if session_id is not None else None
-        if actor is not None and not actor.opened and not actor.line.locked():
-            del self._actors[actor.id]
-            actor.close()
-
-    def _actor(self, session_id: str, ticket: Ticket, *, named: bool) -> SessionActor:
-        """
-        The actor of a session, which begins to live where it did not.
-        """
-        actor = self._actors.get(session_id)
-        if actor is None or actor.ended:
-            command = ticket.prepared.command
-            actor = SessionActor(
-                session_id, self._house, tenant=command.tenant, group=command.group, named=named
-            )
-            self._actors[session_id] = actor
-            assert self._nursery is not None
-            self._nursery.start_soon(self._live, actor)
-        return actor
-
-    async def _live(self, actor: SessionActor) -> None:
-        """
-        A session's task. What it could not handle itself ends it, and nobody else.
-        """
-        try:
-            await actor.run()
-        except WriterDied:
-            pass  # no fault of the session's; what killed the writer stops the server, and says so
-        except Exception:
-            log.exception("session ended", session=actor.id)
-        finally:
-            if self._actors.get(actor.id) is actor:
-                del self._actors[actor.id]
-
-    async def _give_up_slab(self, session_id: str, reason: str) -> None:
-        actor = self._actors.get(session_id)
-        if actor is None:
-            raise LookupError(f"session {session_id} holds a slab and has no actor")
-        await actor.give_up_slab(reason)
-
-    async def _close_over(self, session_id: str) -> None:
-        """
-        Close a session whose life is over, unless somebody wants something meanwhile.
-        """
-        reason = "its life is over"
-        held = self._sequencer.state.sessions.get(SessionId(session_id))
-        if held is not None and held.slab is not None:
-            await self._give_up_slab(session_id, reason)
-        now = self._sequencer.state.sessions.get(SessionId(session_id))
-        if now is not None and now.slab is None and self._at_rest():
-            self._close(session_id, reason)
-
-    def _close(self, session_id: str, reason: str) -> None:
-        actor = self._actors.pop(session_id, None)
-        if actor is not None:
-            actor.close()
-        self._sequencer.append(ev.SessionClosed(session=session_id, reason=reason))
-
-    def _forget_sessions(self) -> None:
-        """
-        Keep the number of remembered sessions bounded.
-        """
-        while session := eviction.session_to_forget(self._sequencer.state, self._limits.sessions):
-            self._close(session.id, "least recently used")
-
-    async def close_session(self, session_id: str, reason: str) -> None:
-        """
-        End a session that nobody is at work in and that nobody will name meanwhile, also one that a
-        bug took out of service: the bug stays on record.
-        """
-        actor = self._actors.get(session_id)
-        if actor is not None and not actor.ended:
-            await actor.give_up_slab("it is to be closed")
-        held = self._sequencer.state.sessions.get(SessionId(session_id))
-        if held is None or held.slab is not None:
-            return
-        if held.life in (Life.IDLE, Life.COLD, Life.QUARANTINED):
-            self._close(session_id, reason)
 
 
 def _nobody_minds() -> None:

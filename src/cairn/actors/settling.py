@@ -65,7 +65,8 @@ class Settling:
         Have the blocks of this conversation written to files while nobody wants anything, so that a
         server that is lost loses little; then those leave memory that its window has left behind.
         """
-        for key in self.cache.session.slab_keys:
+        # Not those of the slab alone: a window that has moved on leaves none in it.
+        for key in eviction.chain_of(self.cache.session):
             if not await self.house.memory.write_through(key, lambda: self.inbox.undisturbed):
                 return
         await self.house.memory.let_go_at_rest(self.cache.id, lambda: self.inbox.undisturbed)

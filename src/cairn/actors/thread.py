@@ -15,6 +15,7 @@ async def run_thread(
     loop: Callable[[trio.lowlevel.TrioToken], None],
     ended: trio.Event,
     *,
+    abandoned: Callable[[], bool] = lambda: False,
     task_status: trio.TaskStatus[None],
 ) -> None:
     """
@@ -24,6 +25,8 @@ async def run_thread(
     Args:
         loop: given the token by which it calls into trio's thread.
         ended: what the loop has set there, last of all.
+        abandoned: asked then; where it says so, somebody else has set it, and the thread is left to
+            itself.
     """
     token = trio.lowlevel.current_trio_token()
     # Where trio itself fails nobody ends the thread, and the process is not to wait for it.
@@ -32,6 +35,8 @@ async def run_thread(
     task_status.started()
     with trio.CancelScope(shield=True):
         await ended.wait()
+    if abandoned():
+        return
     # It has nothing left to do but to end. An interpreter that ends first kills the thread inside
     # of native code, and that aborts the process.
     thread.join()

@@ -79,6 +79,7 @@ def collect(
     context_tokens: int,
     windows: Sequence[int | None] = (),
     policy: SinkWindow | None = None,
+    states: Mapping[str, Any] | None = None,
     adapter: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -92,6 +93,8 @@ def collect(
         context_tokens: the longest sequence that is served.
         windows: of the layers that have one in Cairn's cache; None for those that have none.
         policy: what a token attends to; None for what the model's layers say.
+        states: what layers keep besides keys and values, and where; None where they keep those
+            alone, or nothing is reused.
         adapter: the directory of an adapter over the weights.
         progress: called with (bytes hashed, bytes in all).
     """
@@ -99,6 +102,8 @@ def collect(
     over: dict[str, Any] = {"adapter": hash_files(adapter, _ADAPTER)} if adapter is not None else {}
     if any(windows):
         over["kv_windows"] = list(windows)
+    if states is not None:
+        over["kv_states"] = dict(states)
     return over | {
         "weights": hash_files(directory, _WEIGHTS, progress),
         "tokenizer": hash_files(directory, _TEXT),

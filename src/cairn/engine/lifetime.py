@@ -21,7 +21,10 @@ def seconds_of(written: int | str) -> int:
     """
     found = _WRITTEN.fullmatch(str(written))
     if found is None:
-        raise ValueError("must be a number of seconds, or a text such as '5m', '1h', '24h' or '7d'")
+        raise ValueError(
+            "must be a number of seconds, or a text such as '5m', '1h', '24h' or '7d', and at most "
+            "ten years ('3650d')"
+        )
     seconds = int(found[1]) * _UNITS[found[2]]
     if seconds > MOST_S:
         raise ValueError(f"must be at most ten years ({MOST_S} seconds)")

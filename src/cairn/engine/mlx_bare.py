@@ -34,11 +34,13 @@ def measured(job: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         job: ``model``, a directory; ``spans``, pairs (tokens that are reused, tokens of the
             prompt); ``repeats``, how often each is run; ``decodes``, triples (rows, tokens of
-            history, steps).
+            history, steps). May have ``chunk_tokens``, another C than the server would choose, and
+            ``plain``, pairs as those of ``spans``.
 
     Returns:
         ``chunk_tokens`` and ``decode_rows`` as the server would choose them; ``spans``, the seconds
-        of each repeat of each span; ``decodes``, the seconds of each.
+        of each repeat of each span; ``plain``, likewise of one pass over mlx-lm's own caches, from
+        the very token on that was not there; ``decodes``, the seconds of each.
 
     Raises:
         ModelRefused: the model cannot be served.
@@ -46,7 +48,7 @@ def measured(job: Mapping[str, Any]) -> dict[str, Any]:
     started = start_engine(
         job["model"],
         name=None,
-        chunk_tokens=None,
+        chunk_tokens=job.get("chunk_tokens"),
         decode_rows=None,
         kv_cache="slab",
         pool_bytes=None,
@@ -60,6 +62,10 @@ def measured(job: Mapping[str, Any]) -> dict[str, Any]:
         "decode_rows": started.facts.decode_rows,
         "spans": [
             _span_s(started, reused, tokens, job["repeats"]) for reused, tokens in job["spans"]
+        ],
+        "plain": [
+            _plain_s(started.loaded.model, reused, tokens, job["repeats"])
+            for reused, tokens in job.get("plain", ())
         ],
         "decodes": [
             _decode_s(started.loaded.model, rows, history, steps)
@@ -76,14 +82,14 @@ def _span_s(started: Started, reused: int, tokens: int, repeats: int) -> list[fl
     model, chunk = started.loaded.model, started.facts.chunk_tokens
     capacity = slab_capacity(tokens + 1, chunk, started.facts.context_tokens)
     slab = started.engine.pool.open(capacity)
-    for cache in slab.caches:
+    for cache in slab.attending:
         # What is in the rows changes no time, but zeros that nobody wrote lie in one page.
         cache.keys = mx.random.normal(cache.keys.shape).astype(cache.keys.dtype)
         cache.values = mx.random.normal(cache.values.shape).astype(cache.values.dtype)
     mx.eval(slab.arrays())
     found = []
     for _ in range(repeats + 1):
-        for cache in slab.caches:
+        for cache in slab.attending:
             cache.offset = reused
         began_s = time.perf_counter()
         for start, end in passes(reused, tokens, chunk):
@@ -99,10 +105,41 @@ def _pass(model: Any, slab: HeldSlab, rows: int, *, is_last: bool) -> None:
     pass would copy them all.
     """
     logits = model(mx.full((1, rows), _TOKEN), cache=slab.caches)
+    slab.passed(rows)
     if is_last:
         mx.eval(mx.argmax(logits[0, -1]), slab.arrays())
     else:
         mx.eval(slab.arrays())
+
+
+def _plain_s(model: Any, reused: int, tokens: int, repeats: int) -> list[float]:
+    """
+    How long one pass from ``[0, reused)`` to ``[0, tokens)`` takes over mlx-lm's own caches, with
+    the token that follows from it. The first run is not counted.
+    """
+    caches = _filled(model, 1, reused)
+    found = []
+    for _ in range(repeats + 1):
+        for cache in caches:
+            cache.trim(cache.offset - reused)
+        began_s = time.perf_counter()
+        logits = model(mx.full((1, tokens - reused), _TOKEN), cache=caches)
+        mx.eval(mx.argmax(logits[0, -1]), [cache.state for cache in caches])
+        found.append(time.perf_counter() - began_s)
+        del logits
+    return found[1:]
+
+
+def _filled(model: Any, rows: int, history: int) -> list[Any]:
+    """
+    mlx-lm's caches with so many tokens in each row.
+    """
+    caches: list[Any] = make_prompt_cache(model)
+    for start in range(0, history, _FILL_ROWS):
+        filled = min(_FILL_ROWS, history - start)
+        model(mx.full((rows, filled), _TOKEN), cache=caches)
+        mx.eval([cache.state for cache in caches])
+    return caches
 
 
 def _decode_s(model: Any, rows: int, history: int, steps: int) -> float:
@@ -110,11 +147,7 @@ def _decode_s(model: Any, rows: int, history: int, steps: int) -> float:
     How long so many steps of mlx-lm's loop take: greedy, so many rows a pass, over its own caches,
     the next pass being enqueued before the last one's tokens are read.
     """
-    caches = make_prompt_cache(model)
-    for start in range(0, history, _FILL_ROWS):
-        filled = min(_FILL_ROWS, history - start)
-        model(mx.full((rows, filled), _TOKEN), cache=caches)
-        mx.eval([cache.state for cache in caches])
+    caches = _filled(model, rows, history)
 
     def stepped(tokens: mx.array) -> mx.array:
         logits = model(tokens[:, None], cache=caches)[:, -1]

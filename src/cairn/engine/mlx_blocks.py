@@ -4,53 +4,108 @@ Sealed blocks in memory: copies of a full chunk of canonical KV, and their diges
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import attrs
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 from cairn.engine.mlx_cache import HeldSlab, SinkCache
+from cairn.engine.mlx_state import StateCache
 from cairn.engine.reports import EngineFault
 
 
 @attrs.frozen(kw_only=True)
 class SealedBlock:
     """
-    Keys and values of one chunk for all layers, ``(kv_heads, C, head_dim)`` each.
+    What all layers keep of one chunk.
+
+    Attributes:
+        keys: ``(kv_heads, C, head_dim)`` for each layer that attends.
+        values: likewise.
+        states: the arrays of the layers with a recurrent state, as they are at the chunk's end;
+            empty where the block carries none.
+        state_tokens: C, where the model has such layers; 0 for others.
     """
 
     keys: tuple[mx.array, ...]
     values: tuple[mx.array, ...]
+    states: tuple[mx.array, ...] = ()
+    state_tokens: int = 0
 
     @property
     def nbytes(self) -> int:
         """
         The size of its arrays.
         """
-        return sum(array.nbytes for array in (*self.keys, *self.values))
+        return sum(array.nbytes for array in (*self.keys, *self.values, *self.states))
+
+    @property
+    def tokens(self) -> int:
+        """
+        C.
+        """
+        return self.state_tokens or self.keys[0].shape[1]
 
 
-def cut(slab: HeldSlab, start: int, end: int) -> SealedBlock:
+def cut(slab: HeldSlab, start: int, end: int, *, states: bool = False) -> SealedBlock:
     """
     Copy the rows ``[start, end)`` of all layers out of a slab. Does not change the slab.
+
+    Args:
+        states: whether to copy the states too, which must be those of ``end`` tokens.
+
+    Raises:
+        EngineFault: the rows were let go, or the states are others.
 
     The copies are evaluated before this returns: a slice that is still pending would make the
     slab's next update copy the whole slab.
     """
-    rows = [_rows(cache, start, end) for cache in slab.caches]
+    layers = slab.attending
+    rows = [_rows(cache, start, end) for cache in layers]
     block = SealedBlock(
         keys=tuple(
-            mx.contiguous(c.keys[0, :, kept, :]) for c, kept in zip(slab.caches, rows, strict=True)
+            mx.contiguous(c.keys[0, :, kept, :]) for c, kept in zip(layers, rows, strict=True)
         ),
         values=tuple(
-            mx.contiguous(c.values[0, :, kept, :])
-            for c, kept in zip(slab.caches, rows, strict=True)
+            mx.contiguous(c.values[0, :, kept, :]) for c, kept in zip(layers, rows, strict=True)
         ),
+        states=tuple(_states(slab.states, end)) if states else (),
+        state_tokens=end - start if slab.states else 0,
     )
-    mx.eval(block.keys, block.values)
+    mx.eval(block.keys, block.values, block.states)
     return block
+
+
+def _states(layers: Sequence[StateCache], end: int) -> list[mx.array]:
+    found: list[mx.array] = []
+    for layer in layers:
+        if layer.tokens != end:
+            raise EngineFault(f"a state of {layer.tokens} tokens for a block that ends at {end}")
+        found.extend(mx.contiguous(array) for array in layer.arrays)
+    return found
+
+
+def pasted(slab: HeldSlab, block: SealedBlock, start: int) -> SealedBlock:
+    """
+    A block as it lies in a slab from ``start`` on, where it was copied to: no copy, but for states,
+    and to be let go before the slab changes, which would else be copied whole. A slab holds the
+    last states alone: those of a block that is not the last come from the block.
+    """
+    end = start + block.tokens
+    last = bool(block.states) and end == slab.end
+    layers = slab.attending
+    rows = [_rows(cache, start, end) for cache in layers]
+    return attrs.evolve(
+        block,
+        keys=tuple(c.keys[0, :, kept, :] for c, kept in zip(layers, rows, strict=True)),
+        values=tuple(c.values[0, :, kept, :] for c, kept in zip(layers, rows, strict=True)),
+        states=tuple(_states(slab.states, end)) if last else block.states,
+    )
 
 
 def _rows(cache: Any, start: int, end: int) -> slice:
@@ -72,37 +127,64 @@ def digest(block: SealedBlock) -> str:
     A strong hash over shapes, types and bytes of a block's arrays.
     """
     found = blake3()
-    for array in (*block.keys, *block.values):
+    if block.state_tokens:
+        found.update(f"{block.state_tokens} tokens, {len(block.states)} of states".encode())
+    for array in (*block.keys, *block.values, *block.states):
         found.update(f"{array.shape}{array.dtype}".encode())
-        # numpy knows no bfloat16; bytes are bytes.
         if array.size:
+            # numpy knows no bfloat16; bytes are bytes.
             octets: Any = array.view(mx.uint8)
-            found.update(memoryview(octets).cast("B"))
+            for run in _runs(np.asarray(memoryview(octets))):
+                found.update(run)
     return found.hexdigest()
+
+
+def _runs(octets: npt.NDArray[np.uint8]) -> Iterator[memoryview]:
+    """
+    Bytes in their order, in runs that have no gaps. Rows that lie in a slab are read where they
+    are: each head's are such a run.
+    """
+    if octets.flags.c_contiguous:
+        yield octets.data.cast("B")
+    else:
+        for part in octets:
+            yield from _runs(part)
 
 
 def paste(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:
     """
-    Copy blocks into a slab from ``start`` on, where it must end now. Changes the slab.
+    Copy blocks into a slab from ``start`` on, where it must end now. Changes the slab, which then
+    keeps the states of the last one.
 
     Returns:
         One past the last token that the slab holds now.
+
+    Raises:
+        EngineFault: it ends elsewhere, or the last block carries no states where layers have some.
     """
-    end = start
-    for layer, cache in enumerate(slab.caches):
+    ends = list(accumulate((block.tokens for block in blocks), initial=start))
+    end = ends[-1]
+    places = sum(state.places for state in slab.states)
+    if places != len(blocks[-1].states):
+        raise EngineFault(
+            f"{len(blocks[-1].states)} states in the last of the blocks, not {places}"
+        )
+    if any(state.tokens != start for state in slab.states):
+        raise EngineFault(f"blocks at {start} on a state of other tokens")
+    for layer, cache in enumerate(slab.attending):
         if cache.offset != start:
             raise EngineFault(f"blocks at {start} on a layer that ends at {cache.offset}")
         if isinstance(cache, SinkCache):
             for block in blocks:
                 cache.update_and_fetch(block.keys[layer][None], block.values[layer][None])
-            end = cache.offset
             continue
-        keys = mx.concatenate([block.keys[layer] for block in blocks], axis=1)
-        values = mx.concatenate([block.values[layer] for block in blocks], axis=1)
-        end = start + keys.shape[1]
-        cache.keys[..., start:end, :] = keys[None]
-        cache.values[..., start:end, :] = values[None]
+        for block, (first, last) in zip(blocks, pairwise(ends), strict=True):
+            cache.keys[..., first:last, :] = block.keys[layer][None]
+            cache.values[..., first:last, :] = block.values[layer][None]
         cache.offset = end
+    states = iter(blocks[-1].states)
+    for state in slab.states:
+        state.put(list(islice(states, state.places)), end)
     mx.eval(slab.arrays())
     return end
 

@@ -8,20 +8,26 @@ the arrays and nobody would have counted them.
 ``WindowCache`` is one for a layer that attends to a window. It too holds all tokens, and shows the
 model the window alone. So what a pass sees follows from its place, whatever was held before, and a
 layer with a window can be cut back, shared and sealed like any other.
+
+A layer with a recurrent state has a ``StateCache`` (``cairn.engine.mlx_state``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import attrs
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import CacheList, KVCache
+from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
+from cairn.engine.growth import Growth
+from cairn.engine.mlx_state import StateCache, StateShape
 from cairn.engine.reports import EngineFault, Forgotten
+from cairn.journal.checkpoints import STATES_A_SLAB
 from cairn.journal.events import Coverage
 from cairn.journal.windows import SinkWindow
 
@@ -261,15 +267,34 @@ class LayerShape:
         size: int = self.dtype.size
         return self.kv_heads * (self.key_dim + self.value_dim) * size
 
+    @property
+    def state_bytes(self) -> int:
+        """
+        What it keeps whatever the number of tokens: nothing.
+        """
+        return 0
+
+    @property
+    def dtypes(self) -> tuple[mx.Dtype, ...]:
+        """
+        Those of its arrays.
+        """
+        return (self.dtype,)
+
+
+AnyShape = LayerShape | StateShape
+
 
 @attrs.define(kw_only=True)
 class HeldSlab:
     """
-    A slab in use: one cache for each layer.
+    A slab in use: one cache for each layer, as the model wants them.
 
     Attributes:
+        layers: the same, those that a layer keeps together taken apart.
         fixed: whether its arrays have been there since it was opened. Other caches are mlx-lm's own
             and grow as they will.
+        set_apart_bytes: what those may come to.
         ran: rows that passes have put in, for models none of whose layers counts its tokens.
     """
 
@@ -277,16 +302,93 @@ class HeldSlab:
     capacity_tokens: int
     caches: list[Any]
     fixed: bool = True
+    set_apart_bytes: int = 0
     ran: int = 0
+    layers: list[Any] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.layers = flat(self.caches)
+
+    @property
+    def states(self) -> list[StateCache]:
+        """
+        The layers that have a recurrent state and can be cut back.
+        """
+        return [layer for layer in self.layers if isinstance(layer, StateCache)]
+
+    @property
+    def attending(self) -> list[Any]:
+        """
+        The others, which keep keys and values.
+        """
+        return [layer for layer in self.layers if not isinstance(layer, StateCache)]
+
+    def passed(self, rows: int) -> None:
+        """
+        A pass over so many rows is done, but for its evaluation. Before ``arrays`` is asked for.
+
+        Raises:
+            EngineFault: it did not leave a state in every layer that has one.
+        """
+        self.ran += rows
+        for layer in self.states:
+            layer.passed(rows)
+
+    def keep_states(self) -> None:
+        """
+        Keep the states as they are now, to be cut back to.
+        """
+        for layer in self.states:
+            layer.keep()
+
+    def trim(self, end: int) -> None:
+        """
+        Cut all layers back to ``[0, end)``.
+
+        Raises:
+            Forgotten: what would be needed behind the end was let go. Nothing has changed.
+        """
+        if not all(layer.can_be_cut_back(end) for layer in self.states):
+            raise Forgotten(f"no state of {end} tokens was kept")
+        for layer in self.attending:
+            layer.trim(layer.offset - end)
+        for layer in self.states:
+            layer.cut_back(end)
+
+    def compact(self) -> None:
+        """
+        Have arrays that grow let go of what they were cut from. For what a prefill pass left, after
+        its evaluation: a decode pass leaves them a row.
+        """
+        if self.fixed:
+            return
+        slices = [layer for layer in self.layers if type(layer) not in _WHOLE]
+        for layer in slices:
+            vars(layer).update(tree_map(_cut_loose, dict(vars(layer))))
+        mx.eval([array for layer in slices for array in _arrays(layer)])
+
+    def stay_within(self) -> None:
+        """
+        See that arrays that grow are no larger than what was set apart for them.
+
+        Raises:
+            EngineFault: they are.
+        """
+        if not self.fixed and (live := self.live_bytes) > self.set_apart_bytes:
+            raise EngineFault(
+                f"the caches of {self.end} tokens take {live} bytes, and {self.set_apart_bytes} "
+                f"were set apart for {self.capacity_tokens} tokens"
+            )
 
     @property
     def nbytes(self) -> int:
         """
-        The size of its fixed arrays, as they are.
+        The size of its fixed arrays, as they are. For those that grow, what was set apart for them,
+        or what they take where that is more.
         """
         if not self.fixed:
-            return 0
-        return sum(cache.keys.nbytes + cache.values.nbytes for cache in self.caches)
+            return max(self.set_apart_bytes, self.live_bytes)
+        return sum(layer.nbytes for layer in self.layers)
 
     @property
     def live_bytes(self) -> int:
@@ -295,8 +397,7 @@ class HeldSlab:
         """
         if self.fixed:
             return self.nbytes
-        held: Any = tree_flatten([vars(layer) for layer in flat(self.caches)])
-        return sum(array.nbytes for _, array in held if isinstance(array, mx.array))
+        return sum(bytes_of(layer) for layer in self.layers)
 
     @property
     def end(self) -> int:
@@ -311,8 +412,9 @@ class HeldSlab:
         All that is to be evaluated after a pass.
         """
         if not self.fixed:
-            return [layer.state for layer in flat(self.caches)]
-        return [array for cache in self.caches for array in (cache.keys, cache.values)]
+            return [layer.state for layer in self.layers]
+        held = [array for layer in self.attending for array in (layer.keys, layer.values)]
+        return held + [array for layer in self.states for array in layer.arrays]
 
     def coverage(self) -> Coverage:
         """
@@ -321,8 +423,30 @@ class HeldSlab:
         return runs(self._spans())
 
     def _spans(self) -> list[tuple[int, int]]:
-        layers = (layer for layer in flat(self.caches) if counts_tokens(layer))
-        return [(getattr(layer, "start", 0), layer.offset) for layer in layers]
+        layers = (layer for layer in self.layers if counts_tokens(layer))
+        return [(getattr(layer, "start", 0), _end(layer)) for layer in layers]
+
+
+_WHOLE = (KVCache, RotatingKVCache, ChunkedKVCache)
+"""
+What they leave behind a pass is cut from nothing.
+"""
+
+
+def _cut_loose(value: Any) -> Any:
+    return mx.contiguous(value, allow_col_major=True) if isinstance(value, mx.array) else value
+
+
+def bytes_of(cache: Any) -> int:
+    """
+    The size of a cache's arrays at this moment, whatever its class calls them.
+    """
+    return sum(array.nbytes for array in _arrays(cache))
+
+
+def _arrays(cache: Any) -> list[mx.array]:
+    held: Any = tree_flatten(vars(cache))
+    return [array for _, array in held if isinstance(array, mx.array)]
 
 
 def flat(caches: Sequence[Any]) -> list[Any]:
@@ -337,9 +461,15 @@ def flat(caches: Sequence[Any]) -> list[Any]:
 
 def counts_tokens(cache: Any) -> bool:
     """
-    Whether a layer's cache knows how many tokens it covers; a recurrent state does not.
+    Whether a layer's cache knows how many tokens it covers; mlx-lm's own for a recurrent state does
+    not.
     """
-    return isinstance(getattr(cache, "offset", None), int)
+    return isinstance(cache, StateCache) or isinstance(getattr(cache, "offset", None), int)
+
+
+def _end(cache: Any) -> int:
+    end: int = cache.tokens if isinstance(cache, StateCache) else cache.offset
+    return end
 
 
 def runs(spans: Sequence[tuple[int, int]]) -> Coverage:
@@ -362,11 +492,13 @@ class SlabPool:
 
     def __init__(
         self,
-        shapes: Sequence[LayerShape],
+        shapes: Sequence[AnyShape],
         *,
         own_classes: bool,
         growing: Callable[[], list[Any]],
+        growth: Growth | None = None,
         policy: SinkWindow | None = None,
+        together: Sequence[int] = (),
     ) -> None:
         """
         Args:
@@ -374,8 +506,15 @@ class SlabPool:
             own_classes: False to use mlx-lm's ``KVCache`` over the same arrays; for layers without
                 a window only.
             growing: makes the model's own caches.
+            growth: what those take; needed where there are no shapes.
             policy: what a token attends to; None for what the layers say.
+            together: how many of the shapes each layer of the model keeps in one list, 0 for one
+                that keeps one without a list; empty where all do.
         """
+        if not shapes and growth is None:
+            raise ValueError("nobody has measured what the model's own caches take")
+        self._growth = growth
+        self._together = tuple(together)
         self._policy = policy
         self._shapes = tuple(shapes)
         self._growing = growing
@@ -387,7 +526,11 @@ class SlabPool:
         """
         The size of a slab of that capacity.
         """
-        return self._rows(capacity_tokens) * sum(shape.token_bytes for shape in self._shapes)
+        if self._growth is not None:
+            return self._growth.bytes_at(capacity_tokens)
+        states = STATES_A_SLAB * sum(shape.state_bytes for shape in self._shapes)
+        rows = self._rows(capacity_tokens)
+        return rows * sum(shape.token_bytes for shape in self._shapes) + states
 
     def open(self, capacity_tokens: int) -> HeldSlab:
         """
@@ -397,12 +540,13 @@ class SlabPool:
         if not self._shapes:
             caches = self._growing()
         else:
-            caches = [self._layer(shape, capacity_tokens) for shape in self._shapes]
+            caches = self._lists([self._layer(shape, capacity_tokens) for shape in self._shapes])
         slab = HeldSlab(
             id=self._opened,
             capacity_tokens=capacity_tokens,
             caches=caches,
             fixed=bool(self._shapes),
+            set_apart_bytes=0 if self._growth is None else self._growth.bytes_at(capacity_tokens),
         )
         if slab.fixed:
             mx.eval(slab.arrays())
@@ -435,7 +579,8 @@ class SlabPool:
 
     def measure(self) -> tuple[int, int]:
         """
-        (slabs held, bytes of their arrays), counted anew.
+        (slabs held, their bytes), counted anew: of their arrays, and what else is set apart for
+        those that grow.
         """
         return len(self._held), sum(slab.nbytes for slab in self._held.values())
 
@@ -448,7 +593,21 @@ class SlabPool:
     def _rows(self, capacity: int) -> int:
         return capacity if self._policy is None else min(capacity, self._policy.rows)
 
-    def _layer(self, shape: LayerShape, capacity: int) -> Any:
+    def _lists(self, layers: list[Any]) -> list[Any]:
+        """
+        The caches as the model wants them.
+        """
+        left = iter(layers)
+        if not self._together:
+            return layers
+        return [
+            CacheList(*islice(left, together)) if together else next(left)
+            for together in self._together
+        ]
+
+    def _layer(self, shape: AnyShape, capacity: int) -> Any:
+        if isinstance(shape, StateShape):
+            return StateCache(shape)
         rows = self._rows(capacity)
         keys = mx.zeros((1, shape.kv_heads, rows, shape.key_dim), shape.dtype)
         values = mx.zeros((1, shape.kv_heads, rows, shape.value_dim), shape.dtype)

@@ -26,6 +26,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from cairn.engine import mlx_blocks
+from cairn.engine.growth import Growth
 from cairn.engine.heap import give_back_free_memory
 from cairn.engine.mlx_blocks import BlockStore
 from cairn.engine.mlx_cache import HeldSlab, SlabPool
@@ -55,6 +56,7 @@ from cairn.engine.reports import (
     Wanted,
 )
 from cairn.engine.sampling import token_key
+from cairn.journal.checkpoints import Checkpoints
 from cairn.journal.windows import SinkWindow
 
 _TAKES_NOTHING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -75,7 +77,15 @@ class MlxEngine:
         decode_rows: int,
         own_classes: bool = True,
         policy: SinkWindow | None = None,
+        checkpoints: Checkpoints | None = None,
+        growth: Growth | None = None,
     ) -> None:
+        """
+        Args:
+            own_classes, policy, growth: see ``SlabPool``.
+            checkpoints: which blocks carry recurrent states; None where no layer has one.
+        """
+        self._checkpoints = checkpoints
         self._model = loaded.model
         self._rows = decode_rows
         parameters: Any = tree_flatten(loaded.model.parameters())
@@ -84,8 +94,11 @@ class MlxEngine:
             loaded.shapes,
             own_classes=own_classes,
             growing=lambda: make_prompt_cache(loaded.model),
+            growth=growth,
             policy=policy,
+            together=loaded.together,
         )
+        self._grows = not loaded.shapes
         # Where a slab lets tokens go, each block is hashed while all of it is there.
         self._at_once = 1 if policy is not None else None
         self.blocks = BlockStore()
@@ -97,6 +110,13 @@ class MlxEngine:
         W.
         """
         return self._rows
+
+    @property
+    def grows(self) -> bool:
+        """
+        Whether caches grow with the tokens in them, in decode passes too.
+        """
+        return self._grows
 
     def open_slab(self, capacity_tokens: int) -> SlabReport:
         """
@@ -148,8 +168,7 @@ class MlxEngine:
         """
         held = self.pool.get(slab)
         before = held.end
-        for cache in held.caches:
-            cache.trim(cache.offset - end)
+        held.trim(end)
         return TrimReport(held_tokens=before, coverage=held.coverage())
 
     def share(
@@ -177,13 +196,11 @@ class MlxEngine:
                 start = places[place]
                 for cache in held.caches:
                     cache.resume(start)
-            pasted = blocks[place : place + size]
-            end = mlx_blocks.paste(held, pasted, start)
-            rows = (end - start) // len(pasted)
-            digests.extend(
-                mlx_blocks.digest(mlx_blocks.cut(held, first, first + rows))
-                for first in range(start, end, rows)
-            )
+            batch = blocks[place : place + size]
+            end = mlx_blocks.paste(held, batch, start)
+            for block in batch:
+                digests.append(mlx_blocks.digest(mlx_blocks.pasted(held, block, start)))
+                start += block.tokens
             start = end
         return ShareReport(
             digests=tuple(digests), coverage=held.coverage(), duration_us=_since_us(began)
@@ -205,7 +222,8 @@ class MlxEngine:
             wanted: what to draw from the last row, or None.
 
         Raises:
-            EngineFault: the rows do not fit, or a log-probability is not finite.
+            EngineFault: the rows do not fit, or a log-probability is not finite, or caches that
+                grow have come to more than was set apart for them.
             NotHeld: it cannot be told which tokens may be drawn. Then nothing was run.
         """
         began = time.perf_counter_ns()
@@ -214,13 +232,15 @@ class MlxEngine:
         start = held.end
         tokens = mx.array(list(ids))
         logits = self._model(tokens[None], cache=held.caches)
+        held.passed(len(ids))
         drawn = None
         if wanted is None:
             mx.eval(held.arrays())
         else:
             position = start + len(ids)
             drawn = self._drawn(logits[0, -1], wanted, allowed, position, held.arrays())
-        held.ran += len(ids)
+        held.compact()
+        held.stay_within()
         return PassReport(
             start=start,
             end=held.end,
@@ -234,7 +254,7 @@ class MlxEngine:
         """
         One decode pass of W rows. Adds one token's KV to each session's slab. A row that has no
         slab, no room in it, no token that may be drawn, or no finite log-probability gets the fault
-        as its report; the others go on.
+        as its report, as one whose caches have grown too far; the others go on.
 
         Args:
             rows: W rows; None for a dummy. At least one is a session's.
@@ -266,6 +286,9 @@ class MlxEngine:
         else:
             caches = row_caches([slab.caches if slab is not None else None for slab in held])
         logits = self._model(tokens, cache=caches)
+        for slab in held:
+            if slab is not None:
+                slab.passed(1)
         pending = [
             _pending(logits[place, -1], row.wanted, allowed[place], starts[place] + 1)
             for place, row in enumerate(rows)
@@ -280,9 +303,9 @@ class MlxEngine:
             slab = held[place]
             if row is None or slab is None:
                 continue
-            slab.ran += 1
             try:
                 drawn = _read(next(ready), row.wanted.top)
+                slab.stay_within()
             except EngineFault as fault:
                 reports[place] = fault
                 continue
@@ -296,14 +319,29 @@ class MlxEngine:
             )
         return reports
 
-    def seal(self, slab: int, key: str, start: int, end: int, *, store: bool) -> SealReport:
+    def seal(
+        self,
+        slab: int,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        store: bool,
+        states: bool | None = None,
+    ) -> SealReport:
         """
-        Make a sealed block of the rows ``[start, end)``. Does not change the slab.
+        Make a sealed block of the rows ``[start, end)``. What the slab holds stays; it keeps its
+        states, to be cut back to.
 
         Args:
             store: whether to keep it in memory; otherwise it is only hashed.
+            states: whether it carries the states; None for what its place says.
         """
-        block = mlx_blocks.cut(self.pool.get(slab), start, end)
+        held = self.pool.get(slab)
+        if states is None:
+            states = self._checkpoints is not None and self._checkpoints.at(end)
+        block = mlx_blocks.cut(held, start, end, states=states)
+        held.keep_states()
         if store:
             self.blocks.put(key, block)
         blocks, size = self.blocks.measure()

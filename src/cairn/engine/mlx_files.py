@@ -189,6 +189,7 @@ class BlockFiles:
         draft = path.with_name(f"{key}.{self._run}{UNFINISHED}")
         arrays = {f"keys.{place}": array for place, array in enumerate(block.keys)}
         arrays |= {f"values.{place}": array for place, array in enumerate(block.values)}
+        arrays |= {f"states.{place}": array for place, array in enumerate(block.states)}
         metadata = {
             "key": key,
             "fingerprint": self._fingerprint,
@@ -196,6 +197,8 @@ class BlockFiles:
             "tokens": f"{span[0]}-{span[1]}",
             "run": self._run,
         }
+        if block.state_tokens:
+            metadata["state_tokens"] = str(block.state_tokens)
         # Whoever has put something in its place keeps it.
         opened = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600)
         try:
@@ -234,12 +237,15 @@ class BlockFiles:
             # MLX reads when it evaluates: what is wrong with the bytes may show only then.
             loaded: Any = mx.load(str(path), return_metadata=True)
             arrays, metadata = loaded
-            layers = range(len(arrays) // 2)
+            states = range(sum(name.startswith("states.") for name in arrays))
+            layers = range((len(arrays) - len(states)) // 2)
             block = SealedBlock(
                 keys=tuple(arrays[f"keys.{layer}"] for layer in layers),
                 values=tuple(arrays[f"values.{layer}"] for layer in layers),
+                states=tuple(arrays[f"states.{place}"] for place in states),
+                state_tokens=int(metadata.get("state_tokens", 0)),
             )
-            mx.eval(block.keys, block.values)
+            mx.eval(block.keys, block.values, block.states)
             told = metadata.get("key"), metadata.get("fingerprint")
             found = digest(block)
         except Exception as error:

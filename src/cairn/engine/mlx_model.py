@@ -13,13 +13,20 @@ import mlx.core as mx
 import mlx_lm
 import mlx_lm.utils
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 from cairn.engine import fingerprint, mlx_rows
 from cairn.engine.generation_config import read_defaults, read_template_settings
 from cairn.engine.hub import Progress, download
-from cairn.engine.mlx_cache import LayerShape
+from cairn.engine.mlx_cache import AnyShape, LayerShape, flat
 from cairn.engine.mlx_dtype import CannotWiden, own_dtypes
+from cairn.engine.mlx_state import StateShape
 from cairn.engine.model_files import (
     ADAPTER_WEIGHTS,
     adapter_fault,
@@ -52,8 +59,10 @@ class LoadedModel:
         adapter: where the adapter over its weights was loaded from, if there is one.
         files: its files, as they were before the first of them was read.
         name: the name that clients see.
-        shapes: what each layer keeps for a token; empty where the layers keep other things than
-            keys and values, of which no sealed block can be made yet.
+        shapes: what each layer keeps; empty where a layer keeps something of which no sealed block
+            can be made.
+        together: how many of the shapes each layer of the model keeps in one list, 0 for one that
+            keeps one without a list; empty where all do.
         vocabulary_tokens: the length of a row of logits.
         defaults: the sampling that the model's makers recommend.
         template: settings of the chat template that they recommend.
@@ -67,13 +76,34 @@ class LoadedModel:
     files: fingerprint.Seen
     name: str
     config: Mapping[str, Any]
-    shapes: tuple[LayerShape, ...]
+    shapes: tuple[AnyShape, ...]
+    together: tuple[int, ...]
     vocabulary_tokens: int
     context_tokens: int
     eos_ids: frozenset[int]
     defaults: Sampling
     template: Mapping[str, Any]
     dtype: str
+
+    @property
+    def state_bytes(self) -> int:
+        """
+        Bytes of the recurrent states of all layers.
+        """
+        return sum(shape.state_bytes for shape in self.shapes)
+
+    @property
+    def is_simple(self) -> bool:
+        """
+        Whether each layer keeps keys and values, and nothing besides.
+        """
+        return not self.together and all(isinstance(one, LayerShape) for one in self.shapes)
+
+    def kept_cold(self) -> LoadedModel:
+        """
+        The same model, to be served on mlx-lm's own caches, without reuse.
+        """
+        return attrs.evolve(self, shapes=(), together=())
 
     def refuse_changed(self) -> None:
         """
@@ -190,7 +220,7 @@ def _loaded(
     model.eval()
     mlx_rows.install()
     try:
-        shapes, vocabulary_tokens = _measured(model)
+        shapes, together, vocabulary_tokens = _measured(model)
     except Exception as error:
         beside = f" with the adapter {over}" if over is not None else ""
         raise ModelRefused(
@@ -206,6 +236,7 @@ def _loaded(
         name=name or (directory.resolve().name if is_path(where) else where),
         config=config,
         shapes=shapes,
+        together=together,
         vocabulary_tokens=vocabulary_tokens,
         context_tokens=_context_tokens(config),
         eos_ids=frozenset(int(token) for token in tokenizer.eos_token_ids),
@@ -312,27 +343,44 @@ def _fact(error: BaseException) -> str:
     return said[:300] or type(error).__name__
 
 
-def _measured(model: Any) -> tuple[tuple[LayerShape, ...], int]:
+def _measured(model: Any) -> tuple[tuple[AnyShape, ...], tuple[int, ...], int]:
     """
-    What each layer keeps and how many logits there are, found by running one token. The shapes are
-    empty where a layer keeps something else than keys and values (a recurrent state).
+    What each layer keeps, how many of that each keeps in a list, and how many logits there are,
+    found by running one token. The first two are empty where a layer keeps something of which no
+    block can be made.
     """
     caches = make_prompt_cache(model)
     logits = model(mx.array([[0]]), cache=caches)
     mx.eval(logits)
-    if not all(type(cache) is KVCache or _is_window(cache) for cache in caches):
-        return (), logits.shape[-1]
-    shapes = tuple(
-        LayerShape(
+    shapes = [_shape(layer) for layer in flat(caches)]
+    if not all(shapes):
+        return (), (), logits.shape[-1]
+    lists = tuple(len(one.caches) if type(one) is CacheList else 0 for one in caches)
+    together = lists if any(lists) else ()
+    return tuple(one for one in shapes if one is not None), together, logits.shape[-1]
+
+
+def _shape(cache: Any) -> AnyShape | None:
+    """
+    What a cache keeps, after a token; None where no block can be made of it.
+    """
+    if type(cache) is KVCache or _is_window(cache):
+        if cache.keys is None:
+            return None
+        return LayerShape(
             kv_heads=cache.keys.shape[1],
             key_dim=cache.keys.shape[3],
             value_dim=cache.values.shape[3],
             dtype=cache.keys.dtype,
             window=cache.max_size if _is_window(cache) else None,
         )
-        for cache in caches
-    )
-    return shapes, logits.shape[-1]
+    if (
+        type(cache) is ArraysCache
+        and cache.cache
+        and all(isinstance(one, mx.array) for one in cache.cache)
+    ):
+        return StateShape(arrays=tuple((array.shape, array.dtype) for array in cache.cache))
+    return None
 
 
 def _is_window(cache: Any) -> bool:

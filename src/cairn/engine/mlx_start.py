@@ -21,12 +21,16 @@ from cairn.engine.heap import give_back_free_memory
 from cairn.engine.mlx_cache import counts_tokens, flat
 from cairn.engine.mlx_dtype import Asked, settle_dtype
 from cairn.engine.mlx_engine import MlxEngine
+from cairn.engine.mlx_growth import measured_growth
 from cairn.engine.mlx_model import LoadedModel, ModelRefused, load_model
 from cairn.engine.mlx_selftest import SelfTest, run_self_test
+from cairn.engine.mlx_state import StateShape
 from cairn.engine.reports import ModelFacts
 from cairn.engine.room import Budgets, budgets, device_memory, machine_memory, memory_fault
+from cairn.journal.checkpoints import STATES_A_SLAB, Checkpoints
 from cairn.journal.windows import LEAST_CHUNKS, SinkWindow
 
+_MEASURING = "measuring what its caches take"
 _TESTING = "self-test: same bits on this device? (once a fingerprint)"
 
 
@@ -37,8 +41,8 @@ class Started:
 
     Attributes:
         tested: what the self-test found; None where an earlier start has shown it already.
-        narrowed: the fingerprint and the self-test of more rows, where they did not hold and decode
-            passes have one row instead.
+        narrowed: the fingerprint and the self-test of more, where it did not hold: decode passes
+            have one row instead of several, or nothing is reused where states would have been.
         held: the budgets of slabs and blocks beside the model.
         tight: where the operator accepted that it may not fit in memory, the figures.
     """
@@ -67,6 +71,9 @@ def start_engine(
     dtype: Asked = "auto",
     accept_tight: bool = False,
     window: tuple[int, int] | None = None,
+    reuse: bool = True,
+    state_blocks: int | None = None,
+    context_tokens: int | None = None,
 ) -> Started:
     """
     Load a model, name its fingerprint and test it. For the engine's thread.
@@ -85,6 +92,11 @@ def start_engine(
         accept_tight: load it even where it may not fit in memory.
         window: (sinks, tokens of the window) that a token attends to; None for what the model's
             layers say.
+        reuse: False to serve a model cold that keeps other things than keys and values.
+        state_blocks: each so-manieth block carries recurrent states; None for what goes with their
+            size.
+        context_tokens: the longest sequence of a model that is served cold; None for what goes with
+            the pool.
 
     Raises:
         ModelRefused: it cannot be served.
@@ -122,19 +134,27 @@ def start_engine(
         where, name=name, adapter=adapter, progress=progress, fits=fits, settle_dtype=settle
     )
     assert held is not None
-    if kv_cache == "mlx-lm" and any(shape.window for shape in loaded.shapes):
-        # Its class for windows forgets what a cut back would need, so that nothing can be reused.
-        loaded = attrs.evolve(loaded, shapes=())
+    windows = any(shape.window for shape in loaded.shapes)
+    if (kv_cache == "mlx-lm" and (windows or not loaded.is_simple)) or not (
+        reuse or loaded.is_simple
+    ):
+        # Its classes for those forget what a cut back would need, so that nothing can be reused.
+        loaded = loaded.kept_cold()
     chunk = chunk_tokens or default_chunk_tokens()
     policy = _policy(loaded, window, chunk, kv_cache) if window is not None else None
     # Rows need caches that can be looked at one token at a time.
-    rows = (decode_rows or default_decode_rows()) if loaded.shapes else 1
-    started = _with_rows(loaded, chunk, rows, kv_cache, policy, held, remembered, progress)
+    apart = bool(loaded.shapes) and loaded.is_simple
+    rows = (decode_rows or default_decode_rows()) if apart else 1
+    rule = _checkpoints(loaded, chunk, state_blocks)
+    more = (held, context_tokens, remembered, progress)
+    started = _with_rows(loaded, chunk, rows, kv_cache, policy, rule, *more)
     started = attrs.evolve(started, tight=tight)
-    if started.tested is None or started.tested.passed or rows == 1:
+    if started.tested is None or started.tested.passed or (rows == 1 and loaded.is_simple):
         return started
     # Where a model or a device does not keep rows apart, W is 1 there, and the fingerprint says so.
-    single = _with_rows(loaded, chunk, 1, kv_cache, policy, held, remembered, progress)
+    # Where one does not go on from a state with the same bits, nothing is reused.
+    less = loaded if loaded.is_simple else loaded.kept_cold()
+    single = _with_rows(less, chunk, 1, kv_cache, policy, None, *more)
     narrowed = (started.facts.fingerprint, started.tested)
     return attrs.evolve(single, narrowed=narrowed, tight=tight)
 
@@ -190,11 +210,21 @@ def _with_rows(
     rows: int,
     kv_cache: str,
     policy: SinkWindow | None,
+    rule: Checkpoints | None,
     held: Budgets,
+    asked: int | None,
     remembered: Callable[[str], bool],
     progress: Callable[[str, int, int], None],
 ) -> Started:
-    context = _context(loaded, policy, held.pool_bytes, chunk)
+    growth = None
+    if not loaded.shapes:
+        progress(_MEASURING, 0, 1)
+        growth = measured_growth(loaded, chunk)
+        progress(_MEASURING, 1, 1)
+    if growth is None:
+        context = _context(loaded, policy, held.pool_bytes, chunk)
+    else:
+        context = asked or growth.context_within(held.pool_bytes, loaded.context_tokens, chunk)
     try:
         fields = fingerprint.collect(
             directory=loaded.directory,
@@ -206,6 +236,7 @@ def _with_rows(
             kv_cache=kv_cache,
             windows=[shape.window for shape in loaded.shapes],
             policy=policy,
+            states=_states(loaded, rule),
             context_tokens=context,
             progress=lambda done, total: progress(
                 "reading the weights for the fingerprint", done, total
@@ -220,7 +251,7 @@ def _with_rows(
         name=loaded.name,
         fingerprint=fingerprint.name_of(fields),
         fields=fields,
-        layers=_layers_that_count(loaded),
+        layers=len(loaded.shapes) or _layers_that_count(loaded),
         kv_token_bytes=token_bytes,
         chunk_tokens=chunk,
         decode_rows=rows,
@@ -232,13 +263,24 @@ def _with_rows(
         template=loaded.template,
         dtype=loaded.dtype,
         policy=policy,
+        state_bytes=loaded.state_bytes,
+        checkpoints=rule,
+        growth=growth,
     )
-    engine = MlxEngine(loaded, decode_rows=rows, own_classes=kv_cache == "slab", policy=policy)
+    engine = MlxEngine(
+        loaded,
+        decode_rows=rows,
+        own_classes=kv_cache == "slab",
+        policy=policy,
+        checkpoints=rule,
+        growth=growth,
+    )
     tested = None
     if not remembered(facts.fingerprint):
         progress(_TESTING, 0, 1)
         tested = run_self_test(loaded, engine, chunk)
         progress(_TESTING, 1, 1)
+    if tested is not None or growth is not None:
         engine.give_back_memory()
     return Started(
         engine=engine,
@@ -260,7 +302,7 @@ def _policy(loaded: LoadedModel, window: tuple[int, int], chunk: int, kv_cache: 
     """
     sinks, tokens = window
     why = None
-    if not loaded.shapes:
+    if not loaded.shapes or not loaded.is_simple:
         why = "it has layers that keep other things than keys and values"
     elif any(shape.window for shape in loaded.shapes):
         why = "layers of it have windows of their own"
@@ -280,12 +322,43 @@ def _policy(loaded: LoadedModel, window: tuple[int, int], chunk: int, kv_cache: 
     return SinkWindow.of(sinks, tokens, chunk)
 
 
+def _checkpoints(loaded: LoadedModel, chunk: int, blocks: int | None) -> Checkpoints | None:
+    """
+    Which blocks carry recurrent states; None where no layer has one.
+    """
+    if not loaded.state_bytes:
+        return None
+    if blocks:
+        return Checkpoints(chunk_tokens=chunk, blocks=blocks)
+    token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
+    return Checkpoints.of(chunk, token_bytes, loaded.state_bytes)
+
+
+def _states(loaded: LoadedModel, rule: Checkpoints | None) -> dict[str, Any] | None:
+    """
+    What the fingerprint tells of layers that keep other things than keys and values, or several
+    together. None where none does.
+    """
+    if loaded.is_simple:
+        return None
+    states = [one.arrays if isinstance(one, StateShape) else () for one in loaded.shapes]
+    return {
+        "blocks": rule.blocks if rule is not None else 0,
+        "together": list(loaded.together),
+        "layers": [[f"{dtype} {list(shape)}" for shape, dtype in arrays] for arrays in states],
+    }
+
+
 def _context(loaded: LoadedModel, policy: SinkWindow | None, pool_bytes: int, chunk: int) -> int:
     """
-    The longest sequence: what the model takes, and what a slab within the budget holds.
+    The longest sequence: what the model takes, and what a slab within the budget holds, where its
+    arrays are fixed.
     """
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
-    if not token_bytes:
+    pool_bytes -= STATES_A_SLAB * loaded.state_bytes
+    if pool_bytes < 0:
+        return 0
+    if not token_bytes:  # states alone
         return loaded.context_tokens
     if policy is not None and policy.rows * token_bytes <= pool_bytes:
         return loaded.context_tokens

@@ -29,12 +29,12 @@ from cairn.engine.builtin import builtin_directory, builtin_fault
 from cairn.engine.generation_config import read_defaults, read_template_settings
 from cairn.engine.json_text import parsed
 from cairn.engine.model_files import adapter_fault, directory_fault
+from cairn.engine.names import NAME_MAX, is_name
 from cairn.engine.prompt import SWITCHES
 from cairn.engine.sampling import Sampling
 
 Dtype = Literal["auto", "float32", "model"]
 
-NAME_MAX = 200
 _FILE_BYTES_MAX = 1 << 20
 _MIB = 1024 * 1024
 
@@ -258,7 +258,7 @@ def _entry(name: str, table: Any, text: str, path: Path) -> ModelEntry:
     where = _where(path, name, text)
     if not isinstance(table, dict):
         raise ModelsFault(f"{where} is no table. Write [models.{_key(name)}] on a line of its own.")
-    if not _is_name(name):
+    if not is_name(name):
         raise ModelsFault(f"{where}: a name has 1 to {NAME_MAX} printable characters.")
     _check_known(table, tuple(_KEYS), where)
     for key, value in table.items():
@@ -309,7 +309,7 @@ def _check_value(key: str, value: Any, where: str) -> None:
         fits = value in get_args(Dtype)
     elif fits and key == "aliases":
         fits = all(isinstance(one, str) for one in value)
-        if fits and (bad := [one for one in value if not _is_name(one)]):
+        if fits and (bad := [one for one in value if not is_name(one)]):
             raise ModelsFault(
                 f"{where}: the alias {bad[0][:80]!r} is no name; one has 1 to {NAME_MAX} printable "
                 "characters."
@@ -358,10 +358,6 @@ def _key(name: str) -> str:
     """
     shown = name[:80]
     return shown if re.fullmatch(r"[A-Za-z0-9_-]+", shown) else f'"{shown}"'
-
-
-def _is_name(text: str) -> bool:
-    return 1 <= len(text) <= NAME_MAX and text.isprintable()
 
 
 def _list(names: Iterator[str] | tuple[str, ...]) -> str:

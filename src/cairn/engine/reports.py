@@ -5,13 +5,15 @@ invariants compare them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from cairn.engine import schedule
+from cairn.engine.growth import Growth
 from cairn.engine.sampling import Sampling
-from cairn.engine.schedule import slab_capacity
+from cairn.journal.checkpoints import Checkpoints
 from cairn.journal.events import Coverage, FileFault
 from cairn.journal.windows import SinkWindow
 
@@ -29,7 +31,8 @@ class EngineFault(Exception):
 
 class Forgotten(EngineFault):
     """
-    A slab cannot be cut back so far: what its window has let go would be needed.
+    A slab cannot be cut back so far: what its window has let go would be needed, or a state that
+    was not kept.
     """
 
 
@@ -124,7 +127,7 @@ class ModelFacts:
     Attributes:
         name: the name that clients see.
         fields: the fingerprint as a whole; ``fingerprint`` is its hash.
-        layers: layers that keep KV.
+        layers: layers that keep KV or a state.
         kv_token_bytes: bytes of KV that one token takes in all layers.
         eos_ids: tokens that end an answer.
         vocabulary_tokens: the length of a row of logits.
@@ -132,6 +135,9 @@ class ModelFacts:
         template: settings of the chat template, likewise.
         dtype: in which dtype it computes, and why, for people.
         policy: what a token attends to; None for what the model's layers say.
+        state_bytes: bytes of the states of its recurrent layers.
+        checkpoints: which blocks carry those; None where there are none, or nothing is reused.
+        growth: what mlx-lm's own caches take, where the model is served on those; else None.
     """
 
     name: str
@@ -149,15 +155,35 @@ class ModelFacts:
     template: Mapping[str, Any] = attrs.field(factory=dict)
     dtype: str = ""
     policy: SinkWindow | None = None
+    state_bytes: int = 0
+    checkpoints: Checkpoints | None = None
+    growth: Growth | None = None
 
     def capacity_for(self, tokens: int) -> int:
         """
         The capacity of a slab for a sequence of ``tokens``. Where no more is held than a window,
-        one for all that may come of it is no larger.
+        one for all that may come of it is no larger. One whose caches grow is given up after the
+        answer, so that there is no room for the next one in it.
         """
+        if self.growth is not None:
+            return -(-tokens // self.chunk_tokens) * self.chunk_tokens
         if self.policy is not None and tokens > self.policy.rows:
             tokens = self.context_tokens
-        return slab_capacity(tokens, self.chunk_tokens, self.context_tokens)
+        return schedule.slab_capacity(tokens, self.chunk_tokens, self.context_tokens)
+
+    def copies(self, kept: int, blocks: int) -> Iterator[Sequence[int]]:
+        """
+        The blocks that are copied into a slab that holds ``kept`` of a sequence and is to hold
+        ``blocks``, by their places, in the parts in which that is done: those that the policy needs
+        at the end, and each part up to where states are carried.
+        """
+        places: Sequence[int] = range(kept, blocks)
+        if self.policy is not None:
+            places = self.policy.copied(kept, blocks, self.chunk_tokens)
+        every = self.checkpoints.blocks if self.checkpoints is not None else 1
+        block_bytes = self.chunk_tokens * self.kv_token_bytes + self.state_bytes // every
+        most = schedule.COPIED_AT_ONCE_BYTES // max(1, block_bytes)
+        yield from schedule.copies(places, most, every)
 
 
 @attrs.frozen(kw_only=True)

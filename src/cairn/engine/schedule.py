@@ -9,9 +9,15 @@ computation; the experiment is told in docs/why-the-same-bits.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 SMALLEST_SLAB = 512
+COPIED_AT_ONCE_BYTES = 32 << 20
+"""
+The most bytes of blocks that are copied into a slab in one go: nobody decodes meanwhile. To copy
+and to hash them takes a core some ten to thirty milliseconds: about what a decode pass takes where
+keys and values are so large, and much more than the event that a part costs.
+"""
 
 
 def passes(start: int, tokens: int, chunk_tokens: int) -> Iterator[tuple[int, int]]:
@@ -32,6 +38,30 @@ def passes(start: int, tokens: int, chunk_tokens: int) -> Iterator[tuple[int, in
         end = min(start + chunk_tokens, tokens)
         yield start, end
         start = end
+
+
+def copies(places: Sequence[int], most: int, every: int = 1) -> Iterator[Sequence[int]]:
+    """
+    Blocks that are copied into a slab, in the parts in which that is done, in order.
+
+    Args:
+        places: of the blocks in their sequence, ascending.
+        most: so many blocks make a part at most, as far as ``every`` allows.
+        every: a part ends behind each so-manieth block of the sequence, and nowhere else but at the
+            end: what a slab holds can be gone on from only there.
+    """
+    part: list[int] = []
+    group: list[int] = []
+    for place in places:
+        group.append(place)
+        if (place + 1) % every and place != places[-1]:
+            continue
+        if part and len(part) + len(group) > most:
+            yield part
+            part = []
+        part, group = part + group, []
+    if part:
+        yield part
 
 
 def slab_capacity(tokens: int, chunk_tokens: int, context_tokens: int) -> int:

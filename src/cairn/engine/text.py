@@ -13,6 +13,9 @@ from typing import Any
 
 import attrs
 
+#: Stands in the place of a prompt that a text goes on from.
+_BEFORE = "."
+
 
 @attrs.frozen(kw_only=True)
 class Piece:
@@ -43,17 +46,23 @@ class AnswerText:
     Turns the tokens of one answer into text, in order.
     """
 
-    def __init__(self, detokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, detokenizer: Any, stop: Sequence[str] = (), *, goes_on: bool = False
+    ) -> None:
         """
         Args:
             detokenizer: one of mlx-lm's streaming detokenizers; it is copied, so that one that was
                 made at start serves all answers.
             stop: texts that end the answer.
+            goes_on: whether it stands right behind the prompt, so that a space in front is its own.
         """
         self._detokenizer = copy.copy(detokenizer)
         self._detokenizer.reset()
         self._stop = tuple(text for text in stop if text)
         self._taken = 0
+        if goes_on and "text" in vars(self._detokenizer):
+            # mlx-lm's take a space off where there is no text so far.
+            self._detokenizer.text, self._taken = _BEFORE, len(_BEFORE)
         self._waiting = ""
         self._tokens = 0
         self._stopped = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -28,6 +29,7 @@ from .openai import ChatRequest, _Request, chat_request
 from .openai_conversation import message_object, read_tools
 from .parameters import INT64_MAX, Ignored, integer
 from .service import Service
+from .spelling import slip_for
 from .wire import decode_object, to_struct
 
 ADDRESS = "/v1/agents"
@@ -40,6 +42,12 @@ _NOT_HERE = {
 }
 """
 What is the agent's, and how else to have it.
+"""
+
+
+_ALIASES = {"id": "agent_id", "name": "agent_id", "system": "system_prompt"}
+"""
+What others call a field of a new agent.
 """
 
 
@@ -106,7 +114,8 @@ def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, 
         max_context=integer("max_context", wire.max_context, 2, INT64_MAX),
         persist=wire.persist is not False,
     )
-    return new, _told(ignored, fields, _NewAgent)
+    aliases = {name: one for name, one in _ALIASES.items() if fields.get(one) is None}
+    return new, _told(ignored, fields, _NewAgent, aliases)
 
 
 def read_fork(body: bytes, ignored: Ignored) -> tuple[Fork, tuple[str, ...]]:
@@ -118,6 +127,12 @@ def read_fork(body: bytes, ignored: Ignored) -> tuple[Fork, tuple[str, ...]]:
     """
     fields = decode_object(body or b"{}")
     wire = to_struct(fields, _Fork)
+    if wire.turn is None and (slip := slip_for("turn", fields, _Fork.__struct_fields__)):
+        # Behind the last turn instead of the one that is meant, it would be another agent.
+        slip = slip[:100]
+        raise ClientError(
+            f"a fork has no field {slip}. Is turn meant? Nothing was forked", param=slip
+        )
     fork = Fork(name=_name(wire.agent_id), turn=integer("turn", wire.turn, 0, INT64_MAX))
     return fork, _told(ignored, fields, _Fork)
 
@@ -303,10 +318,13 @@ def agent_object(
 
 
 def _told(
-    ignored: Ignored, fields: Mapping[str, Any], known: type[msgspec.Struct]
+    ignored: Ignored,
+    fields: Mapping[str, Any],
+    known: type[msgspec.Struct],
+    aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     names = known.__struct_fields__
-    return ignored.told(parameters.unknown(fields, names), names)
+    return ignored.told(parameters.unknown(fields, names), names, aliases)
 
 
 def _turn_object(number: int, turn: KeptTurn) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from .anthropic_conversation import (
 from .anthropic_formats import WireToolChoice, offers_tools, read_constraint
 from .errors import ClientError, missing
 from .formats import ignored_format, ignored_strict
-from .parameters import INT64_MAX, Ignored, integer
+from .parameters import INT64_MAX, Ignored, ReuseFields, integer
 from .wire import decode_object, to_struct
 
 PROTOCOL = "anthropic.messages"
@@ -60,7 +60,7 @@ class _OutputConfig(msgspec.Struct):
     format: dict[str, Any] | None = None
 
 
-class _Request(msgspec.Struct):
+class _Request(ReuseFields):
     messages: list[WireMessage]
     max_tokens: int | None = None
     model: str | None = None
@@ -77,10 +77,6 @@ class _Request(msgspec.Struct):
     output_format: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
     seed: int | None = None
-    cache_prompt: bool | None = None
-    cache_mode: str | None = None
-    session_id: str | None = None
-    ttl: int | str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -166,11 +162,8 @@ def read_count_request(
         seed=parameters.seed(wire.seed),
         max_tokens=integer("max_tokens", wire.max_tokens, 1, INT64_MAX),
         stop=parameters.stop_texts("stop_sequences", tuple(wire.stop_sequences or ()), _STOPS_MAX),
-        session_name=parameters.session_name(wire.session_id),
         group=parameters.group(headers),
-        cache_prompt=wire.cache_prompt is not False,
-        cache_mode=parameters.cache_mode(wire.cache_mode),
-        ttl_s=parameters.lifetime(wire.ttl),
+        **parameters.reuse(wire),
         least_ttl_s=_least_life(wire),
         asked_model=parameters.model_name(wire.model),
         constraint=constraint,

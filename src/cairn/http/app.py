@@ -277,6 +277,7 @@ def _health(service: Service, *, known: bool) -> Response:
         "model": facts.model,
         "fingerprint": facts.fingerprint,
         "context_tokens": facts.context_tokens,
+        "chunk_tokens": facts.chunk_tokens,
         "contexts": [
             {"session": one.session, "tokens": one.tokens, "left": one.left}
             for one in service.contexts(_CONTEXTS_TOLD)

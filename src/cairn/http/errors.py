@@ -5,7 +5,7 @@ By whose fault it is::
 
     ClientError            the client's: a body, a parameter or a key cannot be used; 400, 401, ...
     HTTPException          the client's: no such page, method or size; its own status
-    messages.RefusalError  the tree in ``messages.py``; statuses in ``describe``
+    messages.RefusalError  the tree in ``messages.py``; statuses in ``_REFUSALS``
     anything else          ours: 500 with a fresh id, and a traceback in the log
 
 The envelope is OpenAI's, ``{"error": {"message", "type", "param", "code"}}``; the module
@@ -74,15 +74,25 @@ class ClientError(Exception):
         self.headers = headers
 
 
-def missing(where: str) -> ClientError:
+def asked_of(instead: str | None) -> str:
+    """
+    What stands behind a sentence about a missing field, where another may have been sent for it.
+    """
+    return "" if instead is None else f". Is {instead[:100]} meant for it?"
+
+
+def missing(where: str, instead: str | None = None) -> ClientError:
     """
     What to raise where a field is missing that has to be there.
 
     Args:
         where: it, as a path into the body.
+        instead: a field that may have been sent for it.
     """
     return ClientError(
-        f"{where} is missing; it is required", param=where, code="missing_required_parameter"
+        f"{where} is missing; it is required{asked_of(instead)}",
+        param=where,
+        code="missing_required_parameter",
     )
 
 
@@ -134,6 +144,48 @@ class FormatPlaces:
     parameters: str = "tools[{place}].function.parameters"
 
 
+@attrs.frozen(kw_only=True)
+class _Kind:
+    """
+    What is the same of every refusal of a class.
+
+    Attributes:
+        of_prompt: whether ``param`` is the conversation, wherever that stands.
+        headers: where the refusal has no time to come back.
+    """
+
+    status: int
+    code: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    of_prompt: bool = False
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+_REFUSALS: Mapping[type[RefusalError], _Kind] = {
+    PromptTooLong: _Kind(status=400, code="context_length_exceeded", of_prompt=True),
+    PromptRefused: _Kind(status=400, code="prompt_refused", of_prompt=True),
+    TooManyAnswers: _Kind(status=400, code="invalid_value", param="n"),
+    AgentBusy: _Kind(status=409, code="agent_busy"),
+    AgentExists: _Kind(status=409, code="agent_exists", param="agent_id", headers=_NO_RETRY),
+    TooManyAgents: _Kind(status=409, code="too_many_agents", headers=_NO_RETRY),
+    QueueFull: _Kind(status=429, code="queue_full", type="rate_limit_error"),
+    TimeOver: _Kind(status=504, code="time_over", type="timeout_error", headers=_NO_RETRY),
+    ModelNotLoaded: _Kind(
+        status=503, code="model_not_loaded", type="overloaded_error", param="model"
+    ),
+    NoMemory: _Kind(status=503, code="no_memory", type="overloaded_error"),
+    JournalFull: _Kind(status=503, code="journal_full", type="overloaded_error"),
+    Stopping: _Kind(status=503, code="server_stopping", type="overloaded_error"),
+    Broken: _Kind(
+        status=500, code="kv_cache_inv_violation", type="internal_error", headers=_NO_RETRY
+    ),
+}
+"""
+All of ``RefusalError``'s tree but ``FormatRefused``, which says itself where its fault stands.
+"""
+
+
 def describe(error: BaseException, places: FormatPlaces = FormatPlaces()) -> ErrorAnswer:
     """
     What to tell the client. Writes to the log where the error is not foreseen.
@@ -174,118 +226,20 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def _refusal(error: RefusalError, places: FormatPlaces) -> ErrorAnswer:
-    message = error.message
-    match error:
-        case PromptTooLong():
-            return ErrorAnswer(
-                status=400,
-                message=message,
-                type="invalid_request_error",
-                code="context_length_exceeded",
-                param=places.prompt,
-            )
-        case PromptRefused():
-            return ErrorAnswer(
-                status=400,
-                message=message,
-                type="invalid_request_error",
-                code="prompt_refused",
-                param=places.prompt,
-            )
-        case FormatRefused():
-            return _format(error, places)
-        case TooManyAnswers():
-            return ErrorAnswer(
-                status=400,
-                message=message,
-                type="invalid_request_error",
-                code="invalid_value",
-                param="n",
-            )
-        case AgentBusy():
-            return ErrorAnswer(
-                status=409,
-                message=message,
-                type="invalid_request_error",
-                code="agent_busy",
-                headers=_retry_after(error.retry_after_s),
-            )
-        case AgentExists():
-            return ErrorAnswer(
-                status=409,
-                message=message,
-                type="invalid_request_error",
-                code="agent_exists",
-                param="agent_id",
-                headers=_NO_RETRY,
-            )
-        case TooManyAgents():
-            return ErrorAnswer(
-                status=409,
-                message=message,
-                type="invalid_request_error",
-                code="too_many_agents",
-                headers=_NO_RETRY,
-            )
-        case QueueFull():
-            return ErrorAnswer(
-                status=429,
-                message=message,
-                type="rate_limit_error",
-                code="queue_full",
-                headers=_retry_after(error.retry_after_s),
-            )
-        case TimeOver():
-            return ErrorAnswer(
-                status=504,
-                message=message,
-                type="timeout_error",
-                code="time_over",
-                headers=_NO_RETRY,
-            )
-        case ModelNotLoaded():
-            return ErrorAnswer(
-                status=503,
-                message=message,
-                type="overloaded_error",
-                code="model_not_loaded",
-                param="model",
-                headers=_retry_after(error.retry_after_s),
-            )
-        case NoMemory():
-            return ErrorAnswer(
-                status=503,
-                message=message,
-                type="overloaded_error",
-                code="no_memory",
-                headers=_retry_after(error.retry_after_s),
-            )
-        case JournalFull():
-            return ErrorAnswer(
-                status=503,
-                message=message,
-                type="overloaded_error",
-                code="journal_full",
-                headers=_retry_after(error.retry_after_s),
-            )
-        case Stopping():
-            return ErrorAnswer(
-                status=503,
-                message=message,
-                type="overloaded_error",
-                code="server_stopping",
-                headers=_retry_after(error.retry_after_s),
-            )
-        case Broken():
-            return ErrorAnswer(
-                status=500,
-                message=message,
-                type="internal_error",
-                code="kv_cache_inv_violation",
-                headers=_NO_RETRY,
-            )
-        case _:  # a refusal that was added to the tree and not to this border
-            return _unforeseen(error)
+    if isinstance(error, FormatRefused):
+        return _format(error, places)
+    told = _REFUSALS.get(type(error))
+    if told is None:  # a refusal that was added to the tree and not to this border
+        return _unforeseen(error)
+    retry_after_s = getattr(error, "retry_after_s", None)
+    return ErrorAnswer(
+        status=told.status,
+        message=error.message,
+        type=told.type,
+        code=told.code,
+        param=places.prompt if told.of_prompt else told.param,
+        headers=told.headers if retry_after_s is None else _retry_after(retry_after_s),
+    )
 
 
 def _format(error: FormatRefused, places: FormatPlaces) -> ErrorAnswer:
@@ -323,8 +277,9 @@ def _http(error: HTTPException) -> ErrorAnswer:
         case 404:
             code, message = "not_found", "there is nothing at this address; GET / lists what is"
         case 405:
-            allowed = ", ".join(_methods(error)) or "another method"
-            code, message = "method_not_allowed", f"{allowed}: this address takes nothing else"
+            *others, last = _methods(error) or ["another method"]
+            allowed = f"{', '.join(others)} and {last}" if others else last
+            code, message = "method_not_allowed", f"this address takes {allowed} only"
         case 408:
             code, message = "request_timeout", "the body did not arrive in time; send it again"
         case 413:

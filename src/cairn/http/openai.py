@@ -18,6 +18,7 @@ import attrs
 import msgspec
 
 from cairn.actors.messages import Generate, ServerFacts
+from cairn.engine.names import NAME_MAX
 from cairn.engine.prompt import Conversation
 from cairn.engine.sampling import Sampling
 
@@ -33,7 +34,7 @@ from .openai_conversation import (
     read_tools,
 )
 from .openai_formats import ignored_choice, read_constraint
-from .parameters import INT64_MAX, NAME_MAX, Ignored, integer
+from .parameters import INT64_MAX, Ignored, ReuseFields, integer
 from .wire import decode_object, to_struct
 
 PROTOCOL = "openai.chat"
@@ -56,7 +57,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _Request(msgspec.Struct):
+class _Request(ReuseFields):
     messages: list[WireMessage]
     model: str | None = None
     stream: bool | None = None
@@ -84,10 +85,6 @@ class _Request(msgspec.Struct):
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     prompt_cache_key: str | None = None
-    cache_prompt: bool | None = None
-    cache_mode: str | None = None
-    session_id: str | None = None
-    ttl: int | str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -179,11 +176,8 @@ def chat_request(
         max_tokens=_max_tokens(wire),
         stop=stop_texts(wire.stop),
         top_logprobs=_top_logprobs(wire),
-        session_name=parameters.session_name(wire.session_id),
         group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
-        cache_prompt=wire.cache_prompt is not False,
-        cache_mode=parameters.cache_mode(wire.cache_mode),
-        ttl_s=parameters.lifetime(wire.ttl),
+        **parameters.reuse(wire),
         asked_model=parameters.model_name(wire.model),
         constraint=constraint,
         choices=choices(wire.n),

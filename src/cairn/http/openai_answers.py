@@ -9,14 +9,14 @@ Thoughts go under both names that are in use, ``reasoning_content`` and ``reason
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from cairn.actors.messages import Accepted, Delta, Finished, Reply, TokenInfo, Waiting
 from cairn.engine.answer_parts import AnswerPart, Called, Calling, Said, Thought
 
-from .answers import UnfinishedAnswer, accepted_headers
-from .errors import describe
-from .openai_choices import DONE, LOGPROB_MIN, Choice, Choices, event, first_told
+from .errors import FormatPlaces
+from .openai_choices import LOGPROB_MIN, Choice, Choices, StreamedChoices
 
 
 class Completion:
@@ -71,7 +71,7 @@ class Completion:
         }
 
 
-class Chunks:
+class Chunks(StreamedChoices):
     """
     An answer that is sent as server-sent events. The last one is sent by ``done``.
     """
@@ -84,14 +84,18 @@ class Chunks:
         choices: int = 1,
         ignored: tuple[str, ...] = (),
     ) -> None:
-        self._ignored = ignored
+        head = partial(_head, "chat.completion.chunk")
+        super().__init__(
+            choices,
+            head,
+            include_usage=include_usage,
+            ignored=ignored,
+            places=FormatPlaces(),
+        )
         self._logprobs = logprobs
-        self._include_usage = include_usage
-        self._choices = Choices(choices)
         self._with_calls: set[int] = set()
         # Of the call that is open, by the answer: how many characters of its arguments were sent.
         self._sent: dict[int, int] = {}
-        self._left = choices
 
     def take(self, reply: Reply) -> bytes:
         """
@@ -102,38 +106,13 @@ class Chunks:
             case Waiting():
                 return self._choices.comment(reply)
             case Accepted():
-                told = first_told(reply, self._ignored)
-                return self._chunk(reply.choice, {"role": "assistant", "content": ""}, cairn=told)
+                said = {"role": "assistant", "content": ""}
+                return self._chunk(reply.choice, said, cairn=self._told(reply))
             case Delta():
                 return self._delta(reply)
             case Finished():
-                self._left -= 1
                 reason = _finish_reason(reply, reply.choice in self._with_calls)
-                last = self._chunk(reply.choice, {}, finish_reason=reason)
-                return last if self._left else last + self._usage_chunk()
-
-    def done(self) -> bytes:
-        """
-        The end of a complete stream.
-
-        Raises:
-            UnfinishedAnswer: it is not complete.
-        """
-        if self._left:
-            raise UnfinishedAnswer("the replies ended before the answer did")
-        return DONE
-
-    def headers(self, first: Reply) -> dict[str, str]:
-        """
-        What is known of the request with its first reply, for the response's headers.
-        """
-        return accepted_headers(first)
-
-    def failed(self, error: Exception) -> bytes:
-        """
-        The end of a stream that broke off. Without it the client would take the rest for complete.
-        """
-        return event(describe(error).envelope())
+                return self._ended(self._chunk(reply.choice, {}, finish_reason=reason))
 
     def _delta(self, reply: Delta) -> bytes:
         if any(isinstance(part, Called) for part in reply.parts):
@@ -177,20 +156,7 @@ class Chunks:
             "logprobs": _logprobs(tokens) if self._logprobs and tokens else None,
             "finish_reason": finish_reason,
         }
-        chunk = {**self._head(), "choices": [choice]}
-        if self._include_usage:
-            chunk["usage"] = None
-        if cairn is not None:
-            chunk["cairn"] = cairn
-        return event(chunk)
-
-    def _usage_chunk(self) -> bytes:
-        if not self._include_usage:
-            return b""
-        return event({**self._head(), "choices": [], "usage": self._choices.usage()})
-
-    def _head(self) -> dict[str, Any]:
-        return _head("chat.completion.chunk", self._choices.accepted())
+        return self._event(choice, cairn)
 
 
 def _head(kind: str, accepted: Accepted) -> dict[str, Any]:

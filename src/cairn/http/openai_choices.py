@@ -5,6 +5,7 @@ what is told while nothing comes. ``openai_answers.py`` and ``openai_texts.py`` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ from cairn.actors.messages import Accepted, Delta, Finished, Reply, TokenInfo, W
 from cairn.engine.answer_parts import AnswerPart, Called
 
 from .answers import UnfinishedAnswer, accepted_headers, cairn_object
+from .errors import FormatPlaces, describe
 from .wire import encode
 
 DONE = b"data: [DONE]\n\n"
@@ -142,11 +144,86 @@ class Choices:
         return b": prefill %d/%d\n\n" % (waiting.prefilled_tokens, accepted.prompt_tokens)
 
 
-def first_told(accepted: Accepted, ignored: tuple[str, ...]) -> dict[str, Any]:
+class StreamedChoices:
     """
-    What a stream tells of an answer as it begins: what was ignored with the first of several alone.
+    All answers to a request as server-sent events; the last one is sent by ``done``. What an event
+    tells of an answer is the form's.
     """
-    return _choice_object(accepted) if accepted.choice else cairn_object(accepted, ignored)
+
+    def __init__(
+        self,
+        count: int,
+        head: Callable[[Accepted], dict[str, Any]],
+        *,
+        include_usage: bool,
+        ignored: tuple[str, ...],
+        places: FormatPlaces,
+    ) -> None:
+        """
+        Args:
+            head: what each event begins with.
+            ignored: what was sent and is not acted on.
+            places: in the bodies of the form.
+        """
+        self._choices = Choices(count)
+        self._left = count
+        self._head = head
+        self._include_usage = include_usage
+        self._ignored = ignored
+        self._places = places
+
+    def done(self) -> bytes:
+        """
+        The end of a complete stream.
+
+        Raises:
+            UnfinishedAnswer: it is not complete.
+        """
+        if self._left:
+            raise UnfinishedAnswer("the replies ended before the answer did")
+        return DONE
+
+    def headers(self, first: Reply) -> dict[str, str]:
+        """
+        What is known of the request with its first reply, for the response's headers.
+        """
+        return accepted_headers(first)
+
+    def failed(self, error: Exception) -> bytes:
+        """
+        The end of a stream that broke off. Without it the client would take the rest for complete.
+        """
+        return event(describe(error, self._places).envelope())
+
+    def _told(self, accepted: Accepted) -> dict[str, Any]:
+        """
+        How an answer came about: what was ignored, with the first of several alone.
+        """
+        if accepted.choice:
+            return _choice_object(accepted)
+        return cairn_object(accepted, self._ignored)
+
+    def _event(self, choice: dict[str, Any], cairn: dict[str, Any] | None = None) -> bytes:
+        """
+        What an event tells of an answer, with what all events have.
+        """
+        chunk = {**self._head(self._choices.accepted()), "choices": [choice]}
+        if self._include_usage:
+            chunk["usage"] = None
+        if cairn is not None:
+            chunk["cairn"] = cairn
+        return event(chunk)
+
+    def _ended(self, last: bytes) -> bytes:
+        """
+        The last event of an answer; behind that of the last answer stands the usage. Changes how
+        many are left.
+        """
+        self._left -= 1
+        if self._left or not self._include_usage:
+            return last
+        head = self._head(self._choices.accepted())
+        return last + event({**head, "choices": [], "usage": self._choices.usage()})
 
 
 def _choice_object(accepted: Accepted) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-import msgspec
 
 from cairn.actors.messages import (
     Accepted,
@@ -27,11 +26,11 @@ from cairn.actors.messages import (
 from cairn.engine.answer_parts import AnswerPart, Said
 
 from . import parameters
-from .answers import UnfinishedAnswer, accepted_headers
 from .errors import ClientError, ErrorAnswer, FormatPlaces, describe, missing
 from .openai import StreamOptions, choices, sampling, stop_texts
-from .openai_choices import DONE, LOGPROB_MIN, Choice, Choices, event, first_told
-from .parameters import INT64_MAX, Ignored, integer
+from .openai_choices import LOGPROB_MIN, Choice, Choices, StreamedChoices
+from .parameters import INT64_MAX, Ignored, ReuseFields, integer
+from .spelling import slip_for
 from .wire import decode_object, to_struct
 
 PROTOCOL = "openai.completions"
@@ -42,7 +41,7 @@ _PLACES = FormatPlaces(prompt="prompt")
 _LOGPROBS_MAX = 5
 
 
-class _Request(msgspec.Struct):
+class _Request(ReuseFields):
     prompt: str | list[str | int | list[int]] | None = None
     model: str | None = None
     stream: bool | None = None
@@ -63,10 +62,6 @@ class _Request(msgspec.Struct):
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
-    cache_prompt: bool | None = None
-    cache_mode: str | None = None
-    session_id: str | None = None
-    ttl: int | str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -111,6 +106,9 @@ def read_text_request(
     """
     fields = decode_object(body)
     wire = to_struct(fields, _Request)
+    known = _Request.__struct_fields__
+    if wire.prompt is None:
+        raise missing("prompt", slip_for("prompt", fields, known))
     _check_refused(wire)
     options = wire.stream_options
     command = Generate(
@@ -122,15 +120,11 @@ def read_text_request(
         max_tokens=integer("max_tokens", wire.max_tokens, 1, INT64_MAX),
         stop=stop_texts(wire.stop),
         top_logprobs=integer("logprobs", wire.logprobs, 0, _LOGPROBS_MAX),
-        session_name=parameters.session_name(wire.session_id),
         group=parameters.group(headers),
-        cache_prompt=wire.cache_prompt is not False,
-        cache_mode=parameters.cache_mode(wire.cache_mode),
-        ttl_s=parameters.lifetime(wire.ttl),
+        **parameters.reuse(wire),
         asked_model=parameters.model_name(wire.model),
         choices=choices(wire.n),
     )
-    known = _Request.__struct_fields__
     return TextRequest(
         command=command,
         stream=wire.stream is True,
@@ -144,7 +138,7 @@ def _check_refused(wire: _Request) -> None:
         "echo": (wire.echo is True, "this server does not give the prompt back; put it in front"),
         "suffix": (bool(wire.suffix), "this model goes on with a text, and fills in none"),
         "best_of": (
-            wire.best_of not in (None, 1, wire.n),
+            wire.best_of not in (None, wire.n or 1),
             "this server gives all answers that it writes; ask for them by n",
         ),
     }
@@ -154,10 +148,8 @@ def _check_refused(wire: _Request) -> None:
 
 
 def _prompt(
-    wire: str | Sequence[str | int | list[int]] | None, vocabulary_tokens: int
+    wire: str | Sequence[str | int | list[int]], vocabulary_tokens: int
 ) -> str | tuple[int, ...]:
-    if wire is None:
-        raise missing("prompt")
     if isinstance(wire, str):
         return wire
     if not wire:
@@ -241,16 +233,22 @@ class TextCompletion:
         }
 
 
-class TextChunks:
+class TextChunks(StreamedChoices):
     """
     An answer that is sent as server-sent events. The last one is sent by ``done``.
     """
 
     def __init__(self, asked: TextRequest) -> None:
-        self._asked = asked
-        self._choices = Choices(asked.command.choices)
-        self._left = asked.command.choices
-        self._offsets = [_Offsets() for _ in range(self._left)]
+        count = asked.command.choices
+        super().__init__(
+            count,
+            _head,
+            include_usage=asked.include_usage,
+            ignored=asked.ignored,
+            places=_PLACES,
+        )
+        self._logprobs = asked.command.top_logprobs is not None
+        self._offsets = [_Offsets() for _ in range(count)]
 
     def take(self, reply: Reply) -> bytes:
         """
@@ -261,39 +259,13 @@ class TextChunks:
             case Waiting():
                 return self._choices.comment(reply)
             case Accepted():
-                told = first_told(reply, self._asked.ignored)
-                return self._chunk(reply.choice, "", cairn=told)
+                return self._chunk(reply.choice, "", cairn=self._told(reply))
             case Delta():
-                wants = self._asked.command.top_logprobs is not None
-                text, tokens = _text(reply.parts), reply.tokens if wants else ()
+                text, tokens = _text(reply.parts), reply.tokens if self._logprobs else ()
                 return self._chunk(reply.choice, text, tokens) if text or tokens else b""
             case Finished():
-                self._left -= 1
                 last = self._chunk(reply.choice, "", finish_reason=reply.finish_reason)
-                return last if self._left else last + self._usage_chunk()
-
-    def done(self) -> bytes:
-        """
-        The end of a complete stream.
-
-        Raises:
-            UnfinishedAnswer: it is not complete.
-        """
-        if self._left:
-            raise UnfinishedAnswer("the replies ended before the answer did")
-        return DONE
-
-    def headers(self, first: Reply) -> dict[str, str]:
-        """
-        What is known of the request with its first reply, for the response's headers.
-        """
-        return accepted_headers(first)
-
-    def failed(self, error: Exception) -> bytes:
-        """
-        The end of a stream that broke off. Without it the client would take the rest for complete.
-        """
-        return event(texts_error(error).envelope())
+                return self._ended(last)
 
     def _chunk(
         self,
@@ -311,18 +283,7 @@ class TextChunks:
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        chunk = {**_head(self._choices.accepted()), "choices": [choice]}
-        if self._asked.include_usage:
-            chunk["usage"] = None
-        if cairn is not None:
-            chunk["cairn"] = cairn
-        return event(chunk)
-
-    def _usage_chunk(self) -> bytes:
-        if not self._asked.include_usage:
-            return b""
-        head = _head(self._choices.accepted())
-        return event({**head, "choices": [], "usage": self._choices.usage()})
+        return self._event(choice, cairn)
 
 
 def _head(accepted: Accepted) -> dict[str, Any]:

@@ -42,6 +42,9 @@ completions and responses and Anthropic's messages, and keeps conversations as a
   -d '{{"messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'</pre>
 <p>With a client of OpenAI's: base URL <code>{base}/v1</code>, {key}.</p>
 <p>With a client of Anthropic's: base URL <code>{base}</code>, likewise.</p>
+<p>POST to <code>/v1/chat/completions</code>, <code>/v1/completions</code>,
+   <code>/v1/responses</code>, <code>/v1/messages</code>,
+   <code>/v1/messages/count_tokens</code> or <code>/v1/agents</code>.</p>
 <p><a href="/v1/models">/v1/models</a> · <a href="/v1/agents">/v1/agents</a> ·
    <a href="/health">/health</a> · <a href="/metrics">/metrics</a></p>
 <p>All addresses stand in <a href="/openapi.json">/openapi.json</a>, the description for programs.

@@ -7,14 +7,16 @@ No protocol's types stand here; every adapter uses it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
-from typing import Any, get_args
+from types import MappingProxyType
+from typing import Any, TypedDict, get_args
 
 import attrs
+import msgspec
 import structlog
 
 from cairn.actors.messages import ServerFacts
 from cairn.engine.lifetime import seconds_of
+from cairn.engine.names import NAME_MAX, is_name
 from cairn.engine.prompt import GRADES
 from cairn.engine.sampling import Sampling
 from cairn.journal.agents import SESSIONS
@@ -22,6 +24,7 @@ from cairn.journal.events import CacheMode
 
 from .errors import ClientError
 from .limits import check_count
+from .spelling import meant
 
 log = structlog.get_logger(__name__)
 
@@ -31,16 +34,34 @@ GROUP_HEADERS = ("x-claude-code-session-id", "x-session-id", "session-id")
 #: How much thinking a client may ask for.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-NAME_MAX = 200
 INT64_MAX = 2**63 - 1
 
 #: A client may make up any number of names; the answer has so many, cut to so many characters.
 _IGNORED_MAX = 64
 _IGNORED_NAME_MAX = 100
 
-#: How alike a field's name has to be to one that is known. `min_tokens`, `top_a` and `speed`, which
-#: others have, are less like `max_tokens`, `top_p` and `seed`.
-_ALIKE = 0.9
+
+class ReuseFields(msgspec.Struct, kw_only=True):
+    """
+    What the body of every protocol may say of what its prompt is built on, and what is kept of it.
+    These stand behind the fields of the protocol.
+    """
+
+    cache_prompt: bool | None = None
+    cache_mode: str | None = None
+    session_id: str | None = None
+    ttl: int | str | None = None
+
+
+class Reuse(TypedDict):
+    """
+    The same as a command has it.
+    """
+
+    session_name: str | None
+    cache_prompt: bool
+    cache_mode: CacheMode
+    ttl_s: int | None
 
 
 class Ignored:
@@ -63,29 +84,29 @@ class Ignored:
         hint = {} if meant is None else {"did_you_mean": meant}
         log.warning("parameter ignored", parameter=name, **hint)
 
-    def told(self, names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    def told(
+        self,
+        names: Iterable[str],
+        known: Iterable[str],
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> tuple[str, ...]:
         """
         The names as an answer has them, sorted; behind one that is misspelt stands the known one.
         Logs those that are new.
+
+        Args:
+            aliases: the known names by what others call them.
         """
         found = sorted({name[:_IGNORED_NAME_MAX] for name in names})[:_IGNORED_MAX]
-        spelt = {_bare(name): name for name in known}
+        known = frozenset(known)
         told = []
         for name in found:
             # A known one is not acted on here; what stands in one is told by its path.
-            is_known = name in spelt.values() or "." in name
-            near = [] if is_known else get_close_matches(_bare(name), spelt, n=1, cutoff=_ALIKE)
-            meant = spelt[near[0]] if near else None
-            self.add(name, meant)
-            told.append(name if meant is None else f"{name} (did you mean {meant}?)")
+            is_known = name in known or "." in name
+            near = None if is_known else aliases.get(name) or meant(name, sorted(known))
+            self.add(name, near)
+            told.append(name if near is None else f"{name} (did you mean {near}?)")
         return tuple(told)
-
-
-def _bare(name: str) -> str:
-    """
-    A field's name without what other spellings have otherwise: `maxTokens` is `max_tokens`.
-    """
-    return name.replace("_", "").replace("-", "").casefold()
 
 
 def unknown(fields: Mapping[str, Any], known: Iterable[str]) -> set[str]:
@@ -193,14 +214,29 @@ def model_name(value: str | None) -> str:
     return value or ""
 
 
-def session_name(value: str | None) -> str | None:
+def reuse(wire: ReuseFields) -> Reuse:
+    """
+    What a request is built on, and what is kept of it.
+
+    Raises:
+        ClientError: a value cannot be used.
+    """
+    return Reuse(
+        session_name=_session_name(wire.session_id),
+        cache_prompt=wire.cache_prompt is not False,
+        cache_mode=_cache_mode(wire.cache_mode),
+        ttl_s=_lifetime(wire.ttl),
+    )
+
+
+def _session_name(value: str | None) -> str | None:
     """
     The session that a client names, if any.
 
     Raises:
         ClientError: it is no name.
     """
-    if value is not None and not _is_name(value):
+    if value is not None and not is_name(value):
         raise ClientError(
             f"session_id must be 1 to {NAME_MAX} printable characters", param="session_id"
         )
@@ -213,7 +249,7 @@ def session_name(value: str | None) -> str | None:
     return value
 
 
-def lifetime(value: int | str | None) -> int | None:
+def _lifetime(value: int | str | None) -> int | None:
     """
     The life of what a request uses and leaves, in seconds, if the client says it.
 
@@ -228,7 +264,7 @@ def lifetime(value: int | str | None) -> int | None:
         raise ClientError(f"ttl {error}", param="ttl") from error
 
 
-def cache_mode(value: str | None) -> CacheMode:
+def _cache_mode(value: str | None) -> CacheMode:
     """
     From what a request may go on; from all that there is, where the client does not say.
 
@@ -279,8 +315,4 @@ def group_name(value: str | None) -> str | None:
     cannot be a name is no reason to refuse.
     """
     name = (value or "").strip()
-    return name if _is_name(name) else None
-
-
-def _is_name(text: str) -> bool:
-    return 1 <= len(text) <= NAME_MAX and text.isprintable()
+    return name if is_name(name) else None

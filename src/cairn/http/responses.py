@@ -22,9 +22,9 @@ from cairn.actors.messages import Generate, Keep, KeptTurn, ServerFacts
 from cairn.engine.prompt import Conversation, Message
 
 from . import parameters
-from .errors import ClientError
+from .errors import ClientError, asked_of
 from .limits import MESSAGES_MAX, check_count
-from .parameters import INT64_MAX, Ignored, integer
+from .parameters import INT64_MAX, Ignored, ReuseFields, integer
 from .responses_answers import PREFIX, Chunks, Completion, Form, kept_body
 from .responses_conversation import (
     ignored_items,
@@ -36,6 +36,7 @@ from .responses_conversation import (
 )
 from .responses_formats import read_held
 from .service import Service
+from .spelling import slip_for
 from .wire import decode_object, to_struct
 
 PROTOCOL = "openai.responses"
@@ -55,7 +56,7 @@ class _Reasoning(msgspec.Struct):
     summary: str | None = None
 
 
-class _Request(msgspec.Struct):
+class _Request(ReuseFields):
     input: str | list[dict[str, Any]] | None = None
     model: str | None = None
     instructions: str | None = None
@@ -78,10 +79,6 @@ class _Request(msgspec.Struct):
     conversation: Any = None
     prompt: Any = None
     seed: int | None = None
-    cache_prompt: bool | None = None
-    cache_mode: str | None = None
-    session_id: str | None = None
-    ttl: int | str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -128,6 +125,7 @@ class Draft:
     form: Form
     ignored: tuple[str, ...]
     _wire: _Request
+    _instead: str | None
 
     @property
     def named(self) -> str:
@@ -154,7 +152,8 @@ class Draft:
         asked = read_input(wire.input, turns)
         if not asked and not history:
             raise ClientError(
-                "input is missing; send a text, or a list of at least one item",
+                "input is missing; send a text, or a list of at least one item"
+                f"{asked_of(self._instead)}",
                 param="input",
                 code="missing_required_parameter",
             )
@@ -162,7 +161,9 @@ class Draft:
         instructions = [Message(role="system", content=wire.instructions or "")]
         messages = (*(instructions if wire.instructions else ()), *before, *asked)
         check_count(messages, "input", MESSAGES_MAX)
-        keep = Keep(previous=self.previous, asked=asked, note=self.form.note())
+        keep = Keep(
+            previous=self.previous, asked=asked, note=self.form.note(), texts=self.form.texts()
+        )
         command = attrs.evolve(
             self.command,
             conversation=attrs.evolve(conversation, messages=messages),
@@ -209,11 +210,8 @@ def read_responses_request(
         sampling=sampling,
         seed=parameters.seed(wire.seed),
         max_tokens=integer("max_output_tokens", wire.max_output_tokens, 1, INT64_MAX),
-        session_name=parameters.session_name(wire.session_id),
         group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
-        cache_prompt=wire.cache_prompt is not False,
-        cache_mode=parameters.cache_mode(wire.cache_mode),
-        ttl_s=parameters.lifetime(wire.ttl),
+        **parameters.reuse(wire),
         asked_model=parameters.model_name(wire.model),
         constraint=held.constraint,
     )
@@ -232,6 +230,7 @@ def read_responses_request(
             _ignored(wire, fields) | held.ignored | ignored_effort, _Request.__struct_fields__
         ),
         wire=wire,
+        instead=slip_for("input", fields, _Request.__struct_fields__),
     )
 
 

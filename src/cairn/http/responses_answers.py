@@ -32,13 +32,17 @@ from .wire import encode
 
 PREFIX = "resp_"
 
+#: In characters. To refer to a text takes about as much as to repeat one of this length.
+_SHORT = 100
+
 _KINDS = {Thought: "rs", Said: "msg", Called: "fc"}
 
 
 @attrs.frozen(kw_only=True)
 class Form:
     """
-    How a client wants to be answered. It is kept with the answer.
+    How a client wants to be answered. It is kept with the answer: as a note of this turn's own, and
+    as texts that are the same in most turns (``note`` and ``texts``; ``form_of`` reads both).
 
     Attributes:
         told: of the request, what a response repeats.
@@ -54,16 +58,28 @@ class Form:
 
     def note(self) -> str:
         """
-        The form as text.
+        The form as text, without what ``texts`` has of it.
         """
-        return encode(attrs.asdict(self, recurse=False)).decode()
+        texts = self.texts()
+        told = {name: value for name, value in self.told.items() if name not in texts}
+        return encode({**attrs.asdict(self, recurse=False), "told": told}).decode()
+
+    def texts(self) -> dict[str, str]:
+        """
+        What a response repeats and is long, by name: tools, instructions, formats.
+        """
+        texts = {name: encode(value).decode() for name, value in self.told.items()}
+        return {name: text for name, text in texts.items() if len(text) > _SHORT}
 
 
-def form_of(note: str) -> Form:
+def form_of(note: str, texts: Mapping[str, str]) -> Form:
     """
-    The form that ``Form.note`` made a text of.
+    The form of which ``Form.note`` and ``Form.texts`` made these. Notes of before there were texts
+    have all of it.
     """
-    return msgspec.json.decode(note, type=Form)
+    form = msgspec.json.decode(note, type=Form)
+    more = {name: msgspec.json.decode(text) for name, text in texts.items()}
+    return attrs.evolve(form, told={**form.told, **more})
 
 
 class Completion(WholeAnswer):
@@ -300,7 +316,7 @@ def kept_body(turn: KeptTurn, model: str) -> dict[str, Any]:
         model: the name of the one that is served now, for answers that were kept before the form
             said which one it was.
     """
-    form = form_of(turn.note)
+    form = form_of(turn.note, turn.texts)
     head = _head(turn.request, turn.created_s, form.model or model, form)
     output = output_items(turn.parts, turn.request, form, turn.finished)
     return {**head, **_end(turn.finished), "output": output}

@@ -7,13 +7,18 @@ No protocol's names stand here; every adapter uses it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
 
 from .errors import ClientError, missing
+from .spelling import slip_for
 
 T = TypeVar("T")
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 _encoder = msgspec.json.Encoder()
 
@@ -68,7 +73,7 @@ def to_struct(fields: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise _invalid(error) from error
+        raise _invalid(error, fields, getattr(kind, "__struct_fields__", ())) from error
     except RecursionError as error:
         raise _too_deep() from error
 
@@ -77,14 +82,17 @@ def _too_deep() -> ClientError:
     return ClientError("the body is nested too deep to be read", code="invalid_json")
 
 
-def _invalid(error: msgspec.ValidationError) -> ClientError:
+def _invalid(
+    error: msgspec.ValidationError, fields: Mapping[str, Any] = _NONE, known: Iterable[str] = ()
+) -> ClientError:
     text = str(error)
     place = _PLACE.search(text)
     param = place[1] if place else ""
     if "..." in param:  # somewhere below: the decoder does not say where
         param = param.split("...")[0].rstrip("[.")
     if absent := _MISSING.search(text):
-        return missing(f"{param}.{absent[1]}".lstrip("."))
+        instead = None if param else slip_for(absent[1], fields, known)
+        return missing(f"{param}.{absent[1]}".lstrip("."), instead)
     if expected := _EXPECTED.search(text):
         wanted = [_WORDS.get(kind, kind) for kind in expected[1].split(" | ") if kind != "null"]
         got = _WORDS.get(expected[2], expected[2])

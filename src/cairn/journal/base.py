@@ -29,7 +29,7 @@ from cairn.journal import events as ev
 from cairn.journal.errors import UnknownEvent
 from cairn.journal.state import Fault, State
 
-VERSION = 8
+VERSION = 10
 """
 Of what ``Base.state`` holds.
 """
@@ -121,6 +121,30 @@ def _with_one_mode(contents: Contents) -> Contents:
     return {**contents, "version": 8}
 
 
+def _without_a_state(contents: Contents) -> Contents:
+    """
+    Version 9 tells which blocks carry recurrent states. Before it, none did.
+    """
+    for model in (contents["state"]["model"], contents["loaded"]):
+        if model is not None:
+            model["state_blocks"] = 0
+    return {**contents, "version": 9}
+
+
+def _with_uses(contents: Contents) -> Contents:
+    """
+    Version 10 has uses of chains, and pins by session alone. Before it, each block had its own:
+    what that says holds of it as if it had been sealed then.
+    """
+    state = contents["state"]
+    pins = {name: session.pop("pins") for name, session in state["sessions"].items()}
+    for block in state["blocks"].values():
+        del block["pins"]
+    state["uses"] = {}
+    state["pins"] = {name: keys for name, keys in pins.items() if keys}
+    return {**contents, "version": 10}
+
+
 UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {
     # Before version 1 none was written.
     0: lambda contents: {**contents, "version": 1},
@@ -131,6 +155,8 @@ UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {
     5: _without_a_window,
     6: _without_an_end,
     7: _with_one_mode,
+    8: _without_a_state,
+    9: _with_uses,
 }
 """
 Version to the function that makes contents of version + 1 of it.

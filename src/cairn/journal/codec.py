@@ -40,6 +40,8 @@ UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
     ("model_unloaded", 1): lambda payload: payload,
     # Before version 5 blocks were sealed of the shortest prompt.
     ("model_loaded", 4): lambda payload: {**payload, "min_cache_tokens": 0},
+    # Before version 6 no recurrent state was kept. The version of the rules stayed here too.
+    ("model_loaded", 5): lambda payload: {**payload, "state_blocks": 0},
     # Version 2 may have a grammar.
     ("request_received", 1): lambda payload: payload,
     # Before version 3 nothing had a life that ends.
@@ -63,10 +65,14 @@ UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
     ("request_rejected", 1): lambda payload: {**payload, "tenant": LOCAL},
     # Before version 2 there were no agents.
     ("turn_kept", 1): lambda payload: payload,
+    # Before version 3 its note had all that is the protocol's own.
+    ("turn_kept", 2): lambda payload: {**payload, "texts": {}, "texts_at": {}},
     # Version 2 may leave the request out.
     ("blocks_shared", 1): lambda payload: payload,
     # Version 3 may leave out blocks before a window, where rules 2 decided what is shared.
     ("blocks_shared", 2): lambda payload: payload,
+    # Version 4 may be a part of what was decided.
+    ("blocks_shared", 3): lambda payload: payload,
 }
 """
 (kind, version) to the function that makes a payload of version + 1 of it.

@@ -141,7 +141,7 @@ class ModelLoaded(Event):
         fingerprint: the hash that names ``fields``.
         fields: the fingerprint as a whole.
         dtype: in which dtype it computes, and why, for people; what counts is in ``fields``.
-        layers: the number of layers that keep KV.
+        layers: the number of layers that keep KV or a state.
         chunk_tokens: C, the rows of a canonical pass.
         decode_rows: W, the rows of a decode pass.
         context_tokens: the longest sequence that the model serves.
@@ -152,10 +152,12 @@ class ModelLoaded(Event):
         kv_sinks, kv_window, kv_rows: of the policy ``sink_window``, see ``windows.SinkWindow``; 0
             where a token attends to all before it, or to what the model's own layers say.
         min_cache_tokens: of a shorter prompt no blocks are sealed.
+        state_blocks: each so-manieth block carries the states of recurrent layers, see
+            ``checkpoints.Checkpoints``; 0 where no layer has one, or nothing is reused.
     """
 
     kind: ClassVar[str] = "model_loaded"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     name: str
     directory: str = private(default="")
     adapter: str = private(default="")
@@ -174,6 +176,7 @@ class ModelLoaded(Event):
     kv_window: int = natural(default=0)
     kv_rows: int = natural(default=0)
     min_cache_tokens: int = natural(default=0)
+    state_blocks: int = natural(default=0)
 
 
 @attrs.frozen(kw_only=True)
@@ -449,7 +452,8 @@ class SlabReleased(Event):
 @attrs.frozen(kw_only=True)
 class BlocksShared(Event):
     """
-    Sealed blocks were copied into a session's slab, which now covers ``[0, end)``.
+    Sealed blocks were copied into a session's slab, which now covers ``[0, end)``: all that were
+    decided, or the next part of them (before version 4: always all).
 
     Attributes:
         request: whose prompt they are of; None where they are of what is anticipated.
@@ -460,7 +464,7 @@ class BlocksShared(Event):
     """
 
     kind: ClassVar[str] = "blocks_shared"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     session: str
     request: str | None
     start: int = natural()
@@ -724,10 +728,14 @@ class TurnKept(Event):
         asked: what it brought that no turn before had, as ``engine.turns`` writes messages.
         answer: what its client was told, as ``engine.turns`` writes the parts of an answer.
         note: the protocol's own, for who looks the turn up; nothing else reads it.
+        texts: what else is the protocol's own and seldom changes from turn to turn, by name: those
+            that no earlier turn of the session has under this name.
+        texts_at: the names of the others, each with the row of that earlier turn. What a turn of
+            another session has is not referred to, since its rows may be pruned alone.
     """
 
     kind: ClassVar[str] = "turn_kept"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     session: str
     request: str
     tenant: str
@@ -737,6 +745,8 @@ class TurnKept(Event):
     asked: str = private()
     answer: str = private()
     note: str = private()
+    texts: Mapping[str, str] = private()
+    texts_at: Mapping[str, int]
 
 
 @attrs.frozen(kw_only=True)

@@ -35,11 +35,12 @@ def room_for_block(
         return ()
     wanted = state.pool.block_bytes + size - state.model.blocks_bytes
     ample = wanted + _ample(size, state.model.blocks_bytes)
+    pinned = state.pinned
     freed, chosen = 0, []
     for block, _ in (order or Order(state)).memory.in_order():
         if freed >= ample:
             break
-        if block.pins == 0 and block.key not in keep:
+        if block.key not in pinned and block.key not in keep:
             chosen.append(block.key)
             freed += block.bytes
     return tuple(chosen) if freed >= wanted else None
@@ -88,11 +89,12 @@ def let_go_at_rest(state: State, session: Session) -> tuple[str, ...]:
     model, keys = state.model, chain_of(session)
     if model is None or model.policy is None:
         return ()
+    pinned = state.pinned
     for place in reversed(model.policy.middle(len(keys), model.chunk_tokens)):
         block = state.blocks.get(keys[place])
         if block is None or not block.present:
             break
-        if is_out_of_windows(state, keys[place]):
+        if keys[place] not in pinned and _in_no_window(state, keys[place]):
             found.append(keys[place])
     return tuple(found)
 
@@ -102,8 +104,12 @@ def is_out_of_windows(state: State, key: str) -> bool:
     Whether a block is in memory under ``sink_window``, nobody works with it, and no conversation
     has it among its sinks, or in its window or somewhat before.
     """
+    return not state.is_pinned(key) and _in_no_window(state, key)
+
+
+def _in_no_window(state: State, key: str) -> bool:
     block, model = state.blocks[key], state.model
-    if model is None or model.policy is None or not block.present or block.pins:
+    if model is None or model.policy is None or not block.present:
         return False
     place = block.start // model.chunk_tokens
     for session in state.sessions.values():
@@ -157,9 +163,11 @@ def room_for_file(
         return None
     ample = over + _ample(size, state.disk_budget)
     built_on = _built_on(state, block)
+    order = order or Order(state)
+    of_block = order.last_used(block)
     freed, chosen = 0, []
-    for other, last_used in (order or Order(state)).files.in_order():
-        if freed >= ample or last_used >= block.last_used:
+    for other, last_used in order.files.in_order():
+        if freed >= ample or last_used >= of_block:
             break
         if other.key not in keep and other.key not in built_on:
             chosen.append(other.key)
@@ -181,18 +189,22 @@ def files_over_budget(state: State, order: Order | None = None) -> tuple[str, ..
     return tuple(chosen)
 
 
-def blocks_to_write(state: State) -> tuple[str, ...]:
+def blocks_to_write(state: State, order: Order | None = None) -> tuple[str, ...]:
     """
     The blocks in memory that no file has, those first that are worth most: the last used, but each
     behind the one before it in its chain, without which it cannot be found.
+
+    Args:
+        order: that of this state.
     """
+    last_used = (order or Order(state)).last_used
     unwritten = {
         block.key: block
         for block in state.blocks.values()
         if block.usable and block.file_bytes is None
     }
     chosen: dict[str, None] = {}
-    for block in sorted(unwritten.values(), key=lambda block: -block.last_used):
+    for block in sorted(unwritten.values(), key=last_used, reverse=True):
         chain = []
         at: Block | None = block
         while at is not None and at.key not in chosen:
@@ -234,11 +246,14 @@ def slab_will_come(state: State) -> bool:
 def can_spare_slab(state: State, session: Session) -> bool:
     """
     Whether a session rests with a slab that it can do without: all KV that the slab holds lies in
-    blocks in memory too, so that it costs a copy and no pass.
+    blocks in memory too, and its states in the last of them, so that it costs a copy and no pass.
     """
+    rule = state.model.checkpoints if state.model is not None else None
+    blocks = len(session.slab_keys)
     return (
         session.slab is not None
         and session.life is Life.IDLE
+        and (rule is None or rule.last(blocks) == blocks)
         and all(state.blocks[key].usable for key in _needed(state, session.slab_keys))
     )
 
@@ -296,7 +311,7 @@ def moment_us(state: State, now_us: int) -> int:
 
 
 def lives_over(
-    order: Order, now_us: int, most: int, without: Collection[str] = ()
+    state: State, order: Order, now_us: int, most: int, without: Collection[str] = ()
 ) -> tuple[str, ...]:
     """
     The blocks whose lives are over, the ends of chains first, ``most`` of them at most. None of
@@ -307,8 +322,9 @@ def lives_over(
         now_us: microseconds since 1970.
         without: blocks that could not be removed.
     """
+    pinned = state.pinned
     over = takewhile(lambda one: one[1] <= now_us, order.lives.in_order())
-    loose = (block.key for block, _ in over if block.pins == 0 and block.key not in without)
+    loose = (block.key for block, _ in over if block.key not in pinned and block.key not in without)
     return tuple(islice(loose, most))
 
 

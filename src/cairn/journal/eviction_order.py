@@ -8,6 +8,10 @@ kept alone, those blocks on which nothing else there is built, by when they were
 first of them is the first of all: whatever is built on a block was of use no later than the block
 itself. When it goes, the block before it may be an end.
 
+The fold has a use once for a whole chain, under its last block. What it means for the others, which
+may be the ends of tomorrow, is kept here for each of them: a use of a chain is one update of a
+dictionary by all of its keys, and the same object for all.
+
 Rules of this module:
 
 1. What is kept follows from the fold alone. It can be made from a state at any time, and then is
@@ -18,12 +22,13 @@ Rules of this module:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from immutables import Map
 
 from cairn.journal import events as ev
-from cairn.journal.state import Block, State
+from cairn.journal.state import Block, SessionId, State, Use
 
 _Rank = tuple[int, int, str]
 """
@@ -85,15 +90,25 @@ class Ends:
                     self._behind_shrinks(self._blocks[key].parent)
         self._tidy()
 
-    def used(self, blocks: Map[str, Block], keys: Iterable[str]) -> None:
+    def others(self, keys: Iterable[str]) -> list[str]:
         """
-        Take in that these blocks were used, and nothing else happened to them. Of most there is
-        nothing to take in: the front of a chain is as long of use as its end is.
+        Those of some keys whose blocks are not among these.
+        """
+        members = self._members
+        return [key for key in keys if key not in members]
+
+    def used(self, blocks: Map[str, Block], keys: Sequence[str]) -> None:
+        """
+        Take in that a chain was used, and nothing else happened to it. Of most of its blocks there
+        is nothing to take in: the front of a chain is as long of use as its end is.
+
+        Args:
+            keys: the chain's, from the first one on. The last of these may be an end, and no other.
         """
         self._blocks = blocks
-        for key in keys:
-            if key in self._ends:
-                self._ends_with(blocks[key])
+        last = next((key for key in reversed(keys) if key in self._members), None)
+        if last is not None and last in self._ends:
+            self._ends_with(blocks[last])
         self._tidy()
 
     def in_order(self) -> Iterator[tuple[Block, int]]:
@@ -182,15 +197,33 @@ class Order:
     def __init__(self, state: State) -> None:
         self._begin(state)
 
+    def last_used(self, block: Block) -> int:
+        """
+        The position at which a block was last sealed or loaded, or a chain was used that it is of.
+        """
+        use = self._uses.get(block.key)
+        return block.last_used if use is None else max(block.last_used, use.position)
+
+    def due_us(self, block: Block) -> int | None:
+        """
+        When a block's life is over, in microseconds since 1970: the last of what those who sealed
+        and used it gave it. None where it has no end.
+        """
+        use = self._uses.get(block.key)
+        return block.due_us if use is None else _later(block.due_us, use.due_us)
+
     def _begin(self, state: State) -> None:
-        self.memory = Ends(lambda block: block.present)
-        self.files = Ends(lambda block: block.file_bytes is not None)
+        # key to the last use of all chains that a block is of, and the last due of these
+        self._uses = _of_each(state)
+        self._last_due_us = max((use.due_us or 0 for use in state.uses.values()), default=0)
+        self.memory = Ends(lambda block: block.present, self.last_used)
+        self.files = Ends(lambda block: block.file_bytes is not None, self.last_used)
         self.found: set[str] = set()
         self.lives = Ends(
             lambda block: (
-                (block.present or block.file_bytes is not None) and block.due_us is not None
+                (block.present or block.file_bytes is not None) and self.due_us(block) is not None
             ),
-            lambda block: block.due_us or 0,
+            lambda block: self.due_us(block) or 0,
         )
         of_any = (
             key
@@ -211,11 +244,9 @@ class Order:
             case ev.ServerStopped() | ev.ServerLost() | ev.ModelUnloaded():
                 self._begin(after)
             case ev.PathSelected() | ev.AnticipationBegun():
-                pinned = len(before.session(event.session).pins)
-                keys = after.session(event.session).pins[pinned:]
-                self.memory.used(after.blocks, keys)
-                self.files.used(after.blocks, keys)
-                self.lives.follow(after.blocks, keys)
+                session = SessionId(event.session)
+                pinned = len(before.pins.get(session, ()))
+                self._chain_used(after, after.pins.get(session, ())[pinned:])
             case (
                 ev.BlockSealed()
                 | ev.BlockEvicted()
@@ -229,6 +260,26 @@ class Order:
                 # Pins and bugs change no order, but who asks for it sees the blocks as they are.
                 self._follow(after, ())
 
+    def _chain_used(self, state: State, keys: tuple[str, ...]) -> None:
+        if not keys:
+            self._follow(state, ())
+            return
+        use = state.uses[keys[-1]]
+        if (use.due_us or 0) >= self._last_due_us:
+            self._last_due_us = use.due_us or 0
+            self._uses.update(dict.fromkeys(keys, use))
+        else:  # some may have a longer life, which is not made shorter
+            for key in keys:
+                known = self._uses.get(key, use)
+                due_us = _later(known.due_us, use.due_us)
+                same = due_us == use.due_us
+                self._uses[key] = use if same else Use(position=use.position, due_us=due_us)
+        if use.due_us is not None:
+            # Lives that had no end have one now. From the last one on: what is before it is no end.
+            self.lives.follow(state.blocks, self.lives.others(reversed(keys)))
+        for ends in (self.memory, self.files, self.lives):
+            ends.used(state.blocks, keys)
+
     def _follow(self, state: State, keys: tuple[str, ...]) -> None:
         self.memory.follow(state.blocks, keys)
         self.files.follow(state.blocks, keys)
@@ -239,3 +290,42 @@ class Order:
                 self.found.add(key)
             else:
                 self.found.discard(key)
+
+
+def _of_each(state: State) -> dict[str, Use]:
+    """
+    The last use of each block, of all chains that it is of, with the last due of these; of blocks
+    that are of any. Takes what there are of them, however many chains share a front.
+    """
+    last_first = sorted(state.uses.items(), key=lambda use: use[1].position, reverse=True)
+    found = dict(_fronts(state, last_first))
+    dues = [use.due_us or 0 for _, use in last_first]
+    if all(one >= other for one, other in pairwise(dues)):
+        return found  # as where all ask for lives of one length
+    longest_first = sorted(last_first, key=lambda use: use[1].due_us or 0, reverse=True)
+    for key, use in _fronts(state, longest_first):
+        if found[key].due_us != use.due_us:
+            found[key] = Use(position=found[key].position, due_us=use.due_us)
+    return found
+
+
+def _fronts(state: State, uses: Iterable[tuple[str, Use]]) -> Iterator[tuple[str, Use]]:
+    """
+    Each block of these chains once, with the first of the uses that it is of.
+    """
+    seen: set[str] = set()
+    for end, use in uses:
+        key: str | None = end
+        while key is not None and key in state.blocks and key not in seen:
+            seen.add(key)
+            yield key, use
+            key = state.blocks[key].parent
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    """
+    The later of two ends; None where neither has one.
+    """
+    if one is None or other is None:
+        return one if other is None else other
+    return max(one, other)

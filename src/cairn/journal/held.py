@@ -4,6 +4,8 @@ What is held in memory by the journal's account: pure figures over the fold.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cairn.journal.state import State
 
 
@@ -28,3 +30,32 @@ def tokens_held(state: State) -> int:
                     twice += chunk - max(0, gone)
             alone += session.cached_tokens - len(let_go) - twice
     return state.pool.blocks * chunk + alone
+
+
+def states_held(state: State) -> int:
+    """
+    How many times the states of recurrent layers are in memory: in blocks, and at the ends of slabs
+    that no such block has. What else a slab keeps is none.
+    """
+    model = state.model
+    rule = model.checkpoints if model is not None else None
+    if model is None or rule is None:
+        return 0
+    chunk = model.chunk_tokens
+    found = sum(b.present and rule.at(b.start + chunk) for b in state.blocks.values())
+    for session in state.sessions.values():
+        if session.slab is not None and session.cached_tokens:
+            end = len(session.slab_keys) * chunk == session.cached_tokens
+            last = state.blocks[session.slab_keys[-1]] if session.slab_keys else None
+            twice = end and rule.at(session.cached_tokens) and last is not None and last.present
+            found += not twice
+    return found
+
+
+def tokens_in_slabs(state: State) -> Iterator[int]:
+    """
+    The tokens in the slab of each session that has one with tokens in it.
+    """
+    for session in state.sessions.values():
+        if session.slab is not None and session.cached_tokens:
+            yield session.cached_tokens

@@ -14,7 +14,8 @@ looked at further.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import attrs
@@ -64,7 +65,7 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
     "INV-5": (
         (
             "slabs, blocks, files and bytes acquired less those released equal what is measured, "
-            "references are never negative, and the budgets are kept"
+            "no block leaves memory that a session works with, and the budgets are kept"
         ),
         "admission",
     ),
@@ -273,16 +274,17 @@ def _coverage(
 
 def _window_after(state: State, session: Session, event: ev.CacheExtended | ev.BlocksShared) -> int:
     """
-    Where the policy has the window begin behind passes, or blocks, over ``[start, end)``.
+    Where the policy has the window begin behind passes, or blocks, over ``[start, end)``. It begins
+    anew with the first of the blocks behind the sinks, where some between them were left out.
     """
     policy = state.model.policy if state.model else None
     start, capacity = session.window_start, session.slab.capacity_tokens if session.slab else 0
     if policy is None:
         return 0
     if isinstance(event, ev.BlocksShared) and _rules_of(session) > 1:
-        chunk = _chunk_tokens(state)
-        resumed = policy.resumed_at(event.start // chunk, event.end // chunk, chunk)
-        if resumed is not None:
+        chunk, (kept, shared) = _chunk_tokens(state), _to_share(session)
+        resumed = policy.resumed_at(kept, kept + shared, chunk)
+        if resumed is not None and event.start <= resumed * chunk < event.end:
             return resumed * chunk
     decodes = isinstance(event, ev.CacheExtended) and event.step == "decode"
     rows = 1 if decodes else _chunk_tokens(state)
@@ -355,7 +357,7 @@ def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterat
             drawn = 1 if event.end == prompt else 0
         case "settle":
             due, drawn = chunk, 0
-            yield from _on_what_is_ahead(session)
+            yield from _on_what_is_ahead(session, event, chunk)
         case "decode":
             due, drawn = rows, rows
             if event.start < prompt:
@@ -368,13 +370,18 @@ def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterat
         yield _broken("INV-1", "tokens drawn from other passes", drawn, len(event.sampled))
 
 
-def _on_what_is_ahead(session: Session) -> Iterator[Violation]:
+def _on_what_is_ahead(session: Session, event: ev.CacheExtended, chunk: int) -> Iterator[Violation]:
     """
-    The KV before a pass over what is anticipated must be of the same tokens. A key covers all that
-    came before it, so the last one tells.
+    A pass over what is anticipated comes behind all that is there of it, and the KV before it must
+    be of the same tokens. A key covers all that came before it, so the last one tells.
     """
     held = session.slab_keys
-    if session.ahead is None or not held:
+    if session.ahead is None:
+        return
+    reused = sum(_to_share(session)) * chunk
+    if event.start < reused:
+        yield _broken("INV-4", "other reuse than decided", reused, event.start)
+    if not held:
         return
     due = session.ahead.keys[len(held) - 1 : len(held)]
     if due != held[-1:]:
@@ -390,14 +397,7 @@ def _shared(state: State, event: ev.BlocksShared) -> Iterator[Violation]:
     if session.request is None and session.ahead is None:
         yield _broken("INV-6", "blocks were shared for nothing", "a request", None)
         return
-    kept, shared = _to_share(session)
-    due = _to_copy(state, session)
-    if event.keys != due:
-        yield _broken("INV-4", "other blocks were shared than decided", due, event.keys)
-    chunk = state.model.chunk_tokens if state.model else 0
-    place = (kept * chunk, (kept + shared) * chunk)
-    if (event.start, event.end) != place:
-        yield _broken("INV-4", "blocks were shared elsewhere", place, (event.start, event.end))
+    yield from _as_decided(state, session, event)
     if len(event.digests) != len(event.keys):
         yield _broken("INV-3", "not a digest a block", len(event.keys), len(event.digests))
     for key, digest in zip(event.keys, event.digests, strict=False):
@@ -408,16 +408,38 @@ def _shared(state: State, event: ev.BlocksShared) -> Iterator[Violation]:
             return
 
 
-def _to_copy(state: State, session: Session) -> tuple[str, ...]:
+def _as_decided(state: State, session: Session, event: ev.BlocksShared) -> Iterator[Violation]:
     """
-    The blocks that are copied for that: of those that were decided, what the policy needs.
+    What is copied is all, or the next part, of what was decided; a part ends where it can be gone
+    on from.
+    """
+    kept, shared = _to_share(session)
+    chunk = _chunk_tokens(state)
+    decided = _to_copy(state, session)
+    # The places from its start to its end: a long copy has many parts.
+    first, behind = (bisect_left(decided, -(-at // chunk)) for at in (event.start, event.end))
+    places = decided[first:behind]
+    due = tuple(session.work_keys[place] for place in places if place < len(session.work_keys))
+    if event.keys != due:
+        yield _broken("INV-4", "other blocks were shared than decided", due, event.keys)
+    if event.start < kept * chunk or not places or event.end != (places[-1] + 1) * chunk:
+        span = (kept * chunk, (kept + shared) * chunk)
+        yield _broken("INV-4", "blocks were shared elsewhere", span, (event.start, event.end))
+    rule = state.model.checkpoints if state.model else None
+    if rule is not None and not rule.at(event.end):
+        yield _broken("INV-1", "blocks were shared up to where none has states", rule, event.end)
+
+
+def _to_copy(state: State, session: Session) -> Sequence[int]:
+    """
+    The blocks that are copied for that, by their places: of those that were decided, what the
+    policy needs.
     """
     kept, shared = _to_share(session)
     policy = state.model.policy if state.model else None
     if policy is None or _rules_of(session) == 1:
-        return session.work_keys[kept:][:shared]
-    places = policy.copied(kept, kept + shared, _chunk_tokens(state))
-    return tuple(session.work_keys[place] for place in places if place < len(session.work_keys))
+        return range(kept, kept + shared)
+    return policy.copied(kept, kept + shared, _chunk_tokens(state))
 
 
 def _rules_of(session: Session) -> int:
@@ -448,6 +470,9 @@ def _trimmed(state: State, event: ev.CacheTrimmed) -> Iterator[Violation]:
     if policy is not None and event.end and not policy.reaches(start, event.end):
         told = policy.first(event.end)
         yield _broken("INV-2", "cut back to where tokens are missing", told, start)
+    kept = len(session.slab_keys) * _chunk_tokens(state)
+    if state.model is not None and state.model.checkpoints and event.end not in (0, kept):
+        yield _broken("INV-1", "cut back to where no state was kept", (0, kept), event.end)
     yield from _coverage(state, session, event.coverage, event.end, start if event.end else 0)
 
 
@@ -610,7 +635,7 @@ def _received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
         yield _broken("INV-4", "keys kept of tokens that were not", keepable, event.kept_keys)
     request = opened_request(session, event)
     if len(request.prompt_ids) != event.prompt_tokens:
-        yield _broken("INV-4", "another prompt", event.prompt_tokens, len(request.prompt_ids))
+        yield _broken("INV-4", "another prompt", len(request.prompt_ids), event.prompt_tokens)
     keys = event.prompt_tokens // model.chunk_tokens
     if len(request.prompt_keys) != keys:
         yield _broken("INV-4", "not a key a chunk", keys, len(request.prompt_keys))
@@ -738,8 +763,9 @@ def _evicted(state: State, event: ev.BlockEvicted) -> Iterator[Violation]:
     if not block.present:
         yield _broken("INV-5", "a block evicted twice", "in memory", "gone")
         return
-    if block.pins:
-        yield _broken("INV-5", "a pinned block evicted", 0, block.pins)
+    if state.is_pinned(event.key):
+        who = sorted(session for session, keys in state.pins.items() if event.key in keys)
+        yield _broken("INV-5", "a pinned block evicted", "one that no session works with", who)
     if block.bytes != event.bytes:
         yield _broken("INV-5", "a block of another size", block.bytes, event.bytes)
     yield from _store_measured(
@@ -788,13 +814,6 @@ def _disk_measured(
         yield _broken("INV-5", "block files do not add up", blocks, event.disk_blocks)
     if event.disk_bytes != size:
         yield _broken("INV-5", "bytes of block files do not add up", size, event.disk_bytes)
-
-
-def _unpinned(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
-    for key in state.session(event.session).pins:
-        if state.blocks[key].pins < 1:
-            yield _broken("INV-5", f"block {key} released twice", ">= 1", 0)
-            return
 
 
 def _closed(state: State, event: ev.SessionClosed) -> Iterator[Violation]:
@@ -870,7 +889,7 @@ _CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation
     ev.AnticipationBegun: (_begun,),  # type: ignore[dict-item]
     ev.AnticipationSettled: (_ahead_ended,),  # type: ignore[dict-item]
     ev.AnticipationGivenUp: (_ahead_ended,),  # type: ignore[dict-item]
-    ev.SessionSettled: (_settled, _unpinned),  # type: ignore[dict-item]
+    ev.SessionSettled: (_settled,),  # type: ignore[dict-item]
     ev.SessionClosed: (_closed,),  # type: ignore[dict-item]
     ev.ShadowBegan: (_opened,),  # type: ignore[dict-item]
     ev.ShadowChecked: (_shadowed,),  # type: ignore[dict-item]

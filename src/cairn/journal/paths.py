@@ -297,17 +297,27 @@ def reusable_ahead(
 def _in_store(state: State, keys: tuple[str, ...], kept: int, rules: int) -> int:
     """
     How many of these blocks behind those that are kept can be shared from memory. Where a token
-    attends to sinks and a window, those that hold them are enough.
+    attends to sinks and a window, those that hold them are enough; where layers have states, up to
+    the last block that carries them.
     """
     if rules > 1 and state.model is not None and state.model.policy is not None:
         return _behind_window(state, keys, kept, lambda block: block.usable)
-    shared = 0
+    shared, find = 0, state.blocks.get
     for key in keys[kept:]:
-        stone = state.blocks.get(key)
-        if stone is None or not stone.usable:
+        stone = find(key)
+        # As ``usable`` says; a long prompt asks that of many.
+        if stone is None or not stone.present or stone.bug_id is not None:
             break
         shared += 1
-    return shared
+    return _up_to_a_checkpoint(state, kept, shared)
+
+
+def _up_to_a_checkpoint(state: State, kept: int, blocks: int) -> int:
+    """
+    How many of so many blocks behind those that are kept can be gone on from.
+    """
+    rule = state.model.checkpoints if state.model is not None else None
+    return blocks if rule is None else max(0, rule.last(kept + blocks) - kept)
 
 
 def _behind_window(
@@ -343,21 +353,28 @@ def _first_used(state: State, keys: tuple[str, ...]) -> int:
     """
     How many of these blocks were computed ahead and have not been reused yet.
     """
-    return sum(state.blocks[key].foreseen for key in keys)
+    blocks = state.blocks
+    return sum([blocks[key].foreseen for key in keys])
 
 
 def _in_slab(state: State, session: Session | None, keys: tuple[str, ...], fits: int) -> int:
     """
     How many of these blocks lie at the front of a session's slab, if prompt and answer fit it. None
-    where their window has moved on, so that it could not be cut back to them.
+    where their window has moved on, or layers have states and more was sealed since, so that it
+    could not be cut back to them.
     """
     kept = 0
     if session is None or session.slab is None or session.slab.capacity_tokens < fits:
         return kept
-    for mine, wanted in zip(session.slab_keys, keys, strict=False):
-        if mine != wanted or state.blocks[mine].bug_id is not None:
+    blocks = state.blocks
+    same = keys[: common_length(session.slab_keys, keys)]
+    kept = len(same)
+    for place, bug_id in enumerate([blocks[key].bug_id for key in same]):
+        if bug_id is not None:
+            kept = place
             break
-        kept += 1
+    if state.model is not None and state.model.checkpoints and kept < len(session.slab_keys):
+        return 0
     policy = state.model.policy if state.model is not None else None
     if policy is not None and not policy.reaches(session.window_start, kept * _chunk(state)):
         return 0
@@ -429,14 +446,14 @@ def chain_to_load(
         places = policy.copied(kept, kept + found, state.model.chunk_tokens)
         copied = tuple(keys[place] for place in places)
         return () if all(state.blocks[key].present for key in copied) else copied
-    chain, any_to_load = [], False
+    chain: list[Block] = []
     for key in keys[kept:]:
         block = state.blocks.get(key)
         if block is None or not (block.usable or block.loadable):
             break
-        chain.append(key)
-        any_to_load = any_to_load or not block.present
-    return tuple(chain) if any_to_load else ()
+        chain.append(block)
+    del chain[_up_to_a_checkpoint(state, kept, len(chain)) :]
+    return () if all(block.present for block in chain) else tuple(block.key for block in chain)
 
 
 def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:
@@ -453,7 +470,7 @@ def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:
     return "messages_changed"
 
 
-def common_length(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+def common_length(one: tuple[object, ...], other: tuple[object, ...]) -> int:
     """
     The length of the longest common beginning.
     """

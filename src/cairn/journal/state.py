@@ -21,6 +21,7 @@ import attrs
 from immutables import Map
 
 from cairn.journal import events as ev
+from cairn.journal.checkpoints import Checkpoints
 from cairn.journal.lifecycle import Life, next_life
 from cairn.journal.windows import SinkWindow
 
@@ -51,6 +52,16 @@ class Model:
     kv_window: int = 0
     kv_rows: int = 0
     min_cache_tokens: int = 0
+    state_blocks: int = 0
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:
+        """
+        Which blocks carry recurrent states; None where no layer has one.
+        """
+        if not self.state_blocks:
+            return None
+        return Checkpoints(chunk_tokens=self.chunk_tokens, blocks=self.state_blocks)
 
     @property
     def policy(self) -> SinkWindow | None:
@@ -172,7 +183,6 @@ class Session:
         window_start: the first token that the layers still hold; 0 where nothing is dropped.
         slab_keys: the keys of the canonical chunks at the beginning of the slab.
         ahead: what is computed ahead of the next request, while it is.
-        pins: the blocks that may not leave memory while the session works with them.
         bug_id: why it is quarantined.
         last_used: position of its last request.
         ttl_s: the life that this gave it, in seconds; None where it has no end.
@@ -193,7 +203,6 @@ class Session:
     canonical_tokens: int = 0
     window_start: int = 0
     slab_keys: tuple[str, ...] = ()
-    pins: tuple[str, ...] = ()
     bug_id: str | None = None
     last_used: int = 0
     ttl_s: int | None = None
@@ -235,13 +244,16 @@ class Block:
     """
     A sealed block: in memory, in a file, or only remembered by its digest.
 
+    That requests use it stands in ``State.uses``, once for all of a chain.
+
     Attributes:
         bytes: of its KV in memory.
         present: whether it is in memory.
         foreseen: whether it was computed ahead of any request, and none has reused it yet.
         file_bytes: the size of its file, or None where there is none.
-        due_us: when its life is over, in microseconds since 1970: the last of what those who used
-            it gave it. None where it has no end.
+        last_used: position at which it was last sealed or loaded.
+        due_us: when the life is over that those who sealed it gave it, in microseconds since 1970:
+            the last of these. None where it has no end.
     """
 
     key: str
@@ -252,7 +264,6 @@ class Block:
     present: bool
     foreseen: bool = False
     file_bytes: int | None = None
-    pins: int = 0
     last_used: int = 0
     due_us: int | None = None
     bug_id: str | None = None
@@ -270,6 +281,22 @@ class Block:
         Whether it might be had from its file.
         """
         return not self.present and self.file_bytes is not None and self.bug_id is None
+
+
+@attrs.frozen(kw_only=True)
+class Use:
+    """
+    The last use of a chain of blocks: of the one under whose key it stands, and of all that this is
+    built on. There may be later ones, of longer chains with the same front.
+
+    Attributes:
+        position: of the decision to use it.
+        due_us: when the life is over that such decisions gave the chain, in microseconds since
+            1970: the last of these. None where it has no end.
+    """
+
+    position: int
+    due_us: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -331,6 +358,11 @@ class State:
         parts: hash of a part to the sessions whose last request had it, the one that had it last at
             the end; finds the nearest conversation.
         blocks: every block ever sealed under its key, since a key has one digest for ever.
+        uses: key of a chain's last block to the last use of that chain. Written once for a whole
+            chain, so that to use a long one costs no more than a short one;
+            ``eviction_order.Order`` knows what follows for each block.
+        pins: session to the blocks that may not leave memory while it works with them; of those
+            that work with any.
         requests: open requests to their session.
         self_tests: fingerprint to what its self-test found.
         shadow: the check that holds a slab, or None.
@@ -347,6 +379,8 @@ class State:
     tips: Map[str, tuple[SessionId, ...]] = Map()
     parts: Map[str, tuple[SessionId, ...]] = Map()
     blocks: Map[str, Block] = Map()
+    uses: Map[str, Use] = Map()
+    pins: Map[SessionId, tuple[str, ...]] = Map()
     faults: Map[str, Fault] = Map()
     self_tests: Map[str, ev.SelfTestFinished] = Map()
     pool: Pool = Pool()
@@ -362,6 +396,19 @@ class State:
             KeyError: there is none.
         """
         return self.sessions[SessionId(session)]
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        """
+        All blocks that a session works with. Put together anew at each look.
+        """
+        return frozenset(key for keys in self.pins.values() for key in keys)
+
+    def is_pinned(self, key: str) -> bool:
+        """
+        Whether a session works with this block.
+        """
+        return any(key in keys for keys in self.pins.values())
 
 
 EMPTY = State()
@@ -507,34 +554,32 @@ def _stepped(state: State, session: Session, event: ev.Event, **changes: Any) ->
     return _put(state, attrs.evolve(session, life=life, **changes))
 
 
-def _pinned(state: State, keys: tuple[str, ...], ttl_s: int | None) -> State:
+def _chain_used(state: State, session: Session, keys: tuple[str, ...]) -> State:
     """
-    Blocks that a session works with from now on, which gives them this life.
+    A session works from now on with the chain of these blocks, which gives it the session's life.
     """
-    blocks = state.blocks
-    for key in keys:
-        if (block := blocks.get(key)) is not None:
-            held = attrs.evolve(
-                block,
-                pins=block.pins + 1,
-                last_used=state.position,
-                due_us=_renewed(state, block.due_us, ttl_s),
-            )
-            blocks = blocks.set(key, held)
-    return attrs.evolve(state, blocks=blocks)
+    if not keys:
+        return state
+    known = state.uses.get(keys[-1])
+    due_us = _renewed(state, known.due_us if known is not None else None, session.ttl_s)
+    uses = state.uses.set(keys[-1], Use(position=state.position, due_us=due_us))
+    return _pinned(attrs.evolve(state, uses=uses), session.id, keys)
 
 
-def _unpinned(state: State, keys: tuple[str, ...]) -> State:
-    blocks = state.blocks
-    for key in keys:
-        if (block := blocks.get(key)) is not None:
-            blocks = blocks.set(key, attrs.evolve(block, pins=block.pins - 1))
-    return attrs.evolve(state, blocks=blocks)
+def _pinned(state: State, session: SessionId, keys: tuple[str, ...]) -> State:
+    pins = state.pins.set(session, state.pins.get(session, ()) + keys)
+    return attrs.evolve(state, pins=pins)
+
+
+def _unpinned(state: State, session: SessionId) -> State:
+    if session not in state.pins:
+        return state
+    return attrs.evolve(state, pins=state.pins.delete(session))
 
 
 def _renewed(state: State, due_us: int | None, ttl_s: int | None) -> int | None:
     """
-    When the life of a block is over that is used now. No use shortens what another one gave it;
+    When the life is over of what is used now. No use shortens what another one gave it;
     what had no end has the one of its next use.
     """
     if ttl_s is None:
@@ -542,14 +587,21 @@ def _renewed(state: State, due_us: int | None, ttl_s: int | None) -> int | None:
     return max(due_us or 0, state.time_us + 1_000_000 * ttl_s)
 
 
-def _used(state: State, keys: tuple[str, ...]) -> State:
+def _not_for_nothing(state: State, keys: tuple[str, ...], count: int) -> State:
     """
-    Blocks that a request reuses were not computed ahead for nothing.
+    Blocks that a request reuses were not computed ahead for nothing. Looked for from the end, where
+    they are: a long chain is not gone through for the few of it.
+
+    Args:
+        count: how many of them were.
     """
     blocks = state.blocks
-    for key in keys:
+    for key in reversed(keys):
+        if not count:
+            break
         if blocks[key].foreseen:
             blocks = blocks.set(key, attrs.evolve(blocks[key], foreseen=False))
+            count -= 1
     return attrs.evolve(state, blocks=blocks)
 
 
@@ -614,19 +666,19 @@ def _memory_gone(state: State) -> State:
                 canonical_tokens=0,
                 window_start=0,
                 slab_keys=(),
-                pins=(),
             ),
         )
     blocks = state.blocks
     for block in state.blocks.values():
-        if block.present or block.pins:
-            blocks = blocks.set(block.key, attrs.evolve(block, present=False, pins=0))
+        if block.present:
+            blocks = blocks.set(block.key, attrs.evolve(block, present=False))
     pool = Pool(disk_blocks=state.pool.disk_blocks, disk_bytes=state.pool.disk_bytes)
     return attrs.evolve(
         state,
         model=None,
         sessions=sessions,
         blocks=blocks,
+        pins=Map(),
         pool=pool,
         shadow=None,
         disk_budget=0,
@@ -722,9 +774,12 @@ def _path_selected(state: State, event: ev.PathSelected) -> State:
     session = state.session(event.session)
     assert session.request is not None
     keys = session.request.prompt_keys[: event.kept_blocks + event.shared_blocks]
-    state = _pinned(_used(state, keys), keys, session.ttl_s)
+    if event.anticipated_tokens:
+        assert state.model is not None
+        state = _not_for_nothing(state, keys, event.anticipated_tokens // state.model.chunk_tokens)
+    state = _chain_used(state, session, keys)
     request = attrs.evolve(session.request, path=event)
-    return _stepped(state, session, event, request=request, pins=session.pins + keys)
+    return _stepped(state, session, event, request=request)
 
 
 def _slab_acquired(state: State, event: ev.SlabAcquired) -> State:
@@ -821,7 +876,6 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
         # Who computed it again changes nothing about whom the one in memory was computed for.
         foreseen=present.foreseen if present is not None else session.ahead is not None,
         file_bytes=known.file_bytes if known else None,
-        pins=(known.pins if known else 0) + 1,
         last_used=state.position,
         due_us=_renewed(state, known.due_us if known else None, session.ttl_s),
         bug_id=known.bug_id if known else None,
@@ -831,13 +885,8 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
         pool = attrs.evolve(
             pool, blocks=pool.blocks + 1, block_bytes=pool.block_bytes + event.bytes
         )
-    state = _stepped(
-        state,
-        session,
-        event,
-        slab_keys=(*session.slab_keys, event.key),
-        pins=(*session.pins, event.key),
-    )
+    state = _pinned(state, session.id, (event.key,))
+    state = _stepped(state, session, event, slab_keys=(*session.slab_keys, event.key))
     return attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
 
 
@@ -889,8 +938,8 @@ def _anticipation_begun(state: State, event: ev.AnticipationBegun) -> State:
     assert session.last is not None
     ahead = anticipated(session.last, event)
     keys = ahead.keys[: event.kept_blocks + event.shared_blocks]
-    state = _pinned(state, keys, session.ttl_s)
-    return _stepped(state, session, event, ahead=ahead, pins=session.pins + keys)
+    state = _chain_used(state, session, keys)
+    return _stepped(state, session, event, ahead=ahead)
 
 
 def anticipated(last: Turn, event: ev.AnticipationBegun) -> Ahead:
@@ -908,8 +957,7 @@ def anticipated(last: Turn, event: ev.AnticipationBegun) -> Ahead:
 
 def _session_settled(state: State, event: ev.SessionSettled) -> State:
     session = state.session(event.session)
-    state = _unpinned(state, session.pins)
-    return _stepped(state, session, event, pins=())
+    return _stepped(_unpinned(state, session.id), session, event)
 
 
 def _session_closed(state: State, event: ev.SessionClosed) -> State:
@@ -932,8 +980,8 @@ def _invariant_violated(state: State, event: ev.InvariantViolated) -> State:
 
 def _session_quarantined(state: State, event: ev.SessionQuarantined) -> State:
     session = state.session(event.session)
-    state = _unpinned(state, session.pins)
-    state = _stepped(state, session, event, pins=(), ahead=None, bug_id=event.bug_id)
+    state = _unpinned(state, session.id)
+    state = _stepped(state, session, event, ahead=None, bug_id=event.bug_id)
     return _request_ended(state, event.session, None)
 
 

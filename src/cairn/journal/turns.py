@@ -1,11 +1,16 @@
 """
 Which turns are kept, and where in the journal: a fold of its events of its own, since no decision
 reads it. It holds places, not texts, and ends with the rows: what was pruned is kept no longer.
+
+What comes with every turn and seldom changes is noted once in a session (``noted``). A session is
+pruned as a whole, so that a turn which is there has all of its texts, whatever became of the turn
+that brought them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
@@ -23,6 +28,7 @@ class Place:
         previous: the request whose turn comes before it.
         kept: the row of ``turn_kept``.
         finished: the row of ``request_finished``; 0 while the request is under way.
+        texts_at: the rows of earlier turns that have texts of its note, each with its name.
         tokens: of its prompt and its answer together.
         finish_reason: how the answer ended; None while the request is under way.
     """
@@ -33,6 +39,7 @@ class Place:
     previous: str | None
     kept: int
     finished: int = 0
+    texts_at: tuple[tuple[str, int], ...] = ()
     tokens: int = 0
     finish_reason: ev.FinishReason | None = None
 
@@ -45,6 +52,8 @@ class Turns:
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
         self._under_way: dict[str, Place] = {}
+        # Of each session that is not closed: the rows of texts, by name and digest.
+        self._texts: dict[str, dict[tuple[str, bytes], int]] = {}
         self._last: tuple[int, str] = (0, "")  # the last turn that came to be: its end, its request
 
     def __len__(self) -> int:
@@ -64,7 +73,11 @@ class Turns:
                     agent=kept.agent,
                     previous=kept.previous,
                     kept=recorded.position,
+                    texts_at=tuple(kept.texts_at.items()),
                 )
+                self._note(kept, recorded.position)
+            case ev.SessionClosed(session=session):
+                self._texts.pop(session, None)
             case ev.RequestFinished(request=request) as end if request in self._under_way:
                 self._places[request] = attrs.evolve(
                     self._under_way.pop(request),
@@ -81,6 +94,15 @@ class Turns:
                 self._under_way.clear()
             case ev.TurnForgotten(of_request=request):
                 self._places.pop(request, None)
+
+    def noted(self, session: str, texts: Mapping[str, str]) -> dict[str, int]:
+        """
+        Which of the texts of a note an earlier turn of the session has, under the same name, and in
+        which row.
+        """
+        known = self._texts.get(session, {})
+        found = {name: known.get(_named(name, text)) for name, text in texts.items()}
+        return {name: row for name, row in found.items() if row is not None}
 
     def place(self, request: str, tenant: str) -> Place | None:
         """
@@ -129,3 +151,15 @@ class Turns:
         """
         for request in requests:
             self._places.pop(request, None)
+
+    def _note(self, kept: ev.TurnKept, row: int) -> None:
+        """
+        Take in the texts that a turn brought, as digests.
+        """
+        if kept.texts:
+            known = self._texts.setdefault(kept.session, {})
+            known.update((_named(name, text), row) for name, text in kept.texts.items())
+
+
+def _named(name: str, text: str) -> tuple[str, bytes]:
+    return name, hashlib.sha256(text.encode()).digest()

@@ -110,8 +110,10 @@ def checks(
     yield "python", check_python
     yield "blas", check_blas
     yield "mlx", check_mlx
-    yield "model", check_model
-    if models is not None:
+    if models is None:
+        yield "model", check_model
+    else:
+        # Pebble is looked at where a table has it.
         yield "models", lambda: check_models(models)
     yield "sqlite", lambda: check_sqlite(url, sqlite3.sqlite_version_info)
     yield "journal", lambda: check_journal(url)

@@ -20,6 +20,7 @@ import attrs
 import click
 
 from cairn.journal import events as ev
+from cairn.journal.agents import SESSIONS
 from cairn.journal.base import Base, state_of
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import DamagedRow, StoreError
@@ -221,6 +222,10 @@ def _meant(report: Report, target: str, base: Base | None) -> tuple[Finding | No
             if name.startswith(target) or session_name(name).startswith(target)
         )
     if not names:
+        # A tenant's name may stand in front of it.
+        of_agent = f"{SESSIONS}{target}"
+        if any(of_agent in (name, session_name(name)) for name in known):
+            raise StoreError(f"{target} is an agent's name; its session is {of_agent}.")
         short = f" (name at least {PREFIX_MIN} characters)" if len(target) < PREFIX_MIN else ""
         raise StoreError(
             f"No bug id or session {target} is in the journal{short}. `ops verify` lists the bug "
@@ -469,7 +474,7 @@ def _show_state(report: Report, at: int) -> None:
     )
     for session in sorted(state.sessions.values(), key=lambda session: session.last_used):
         click.echo(f"session {session.id}:")
-        facts(_of_session(session), indent=2)
+        facts(_of_session(state, session), indent=2)
 
 
 def _show_session(state: State, session: str | None, at: int) -> None:
@@ -478,7 +483,7 @@ def _show_session(state: State, session: str | None, at: int) -> None:
     if held is None:
         click.echo("It is not open there.")
         return
-    facts(_of_session(held))
+    facts(_of_session(state, held))
 
 
 def _reached(state: State, at: int) -> str:
@@ -491,7 +496,7 @@ def _path(path: ev.PathSelected | None) -> str:
     return f"{path.path} ({path.reason})" if path.reason else path.path
 
 
-def _of_session(session: Session) -> Iterator[tuple[str, object]]:
+def _of_session(state: State, session: Session) -> Iterator[tuple[str, object]]:
     """
     A session's state in figures; no texts and no token ids.
     """
@@ -513,5 +518,5 @@ def _of_session(session: Session) -> Iterator[tuple[str, object]]:
         yield "slab", f"{session.slab.id} ({session.slab.capacity_tokens} tokens)"
     yield "cached tokens", session.cached_tokens
     yield "blocks in slab", len(session.slab_keys)
-    yield "blocks pinned", len(session.pins)
+    yield "blocks pinned", len(state.pins.get(session.id, ()))
     yield "bug id", session.bug_id

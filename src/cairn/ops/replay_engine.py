@@ -209,6 +209,9 @@ def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> 
             dtype=widened_on_record(recorded.fields["dtypes"]),
             accept_tight=True,  # it was loaded once
             window=(recorded.kv_sinks, recorded.kv_window) if recorded.kv_window else None,
+            reuse=recorded.reusable,
+            state_blocks=recorded.state_blocks or None,
+            context_tokens=recorded.context_tokens,  # the pool did not always bound it
         )
     except ModelRefused as error:
         raise StoreError(str(error)) from error
@@ -229,15 +232,19 @@ class _Text:
     def __init__(self, detokenizer: Any, ends: Collection[int]) -> None:
         self._detokenizer = detokenizer
         self._ends = ends
-        self.begin()
+        self.begin(goes_on=False)
 
-    def begin(self) -> None:
+    def begin(self, *, goes_on: bool) -> None:
         """
         Another answer begins.
+
+        Args:
+            goes_on: whether it stands right behind a raw prompt.
         """
+        self._goes_on = goes_on
         self._tokens: list[int] = []
         self._said = ""
-        self._text = AnswerText(self._detokenizer)
+        self._text = AnswerText(self._detokenizer, goes_on=goes_on)
         self._certain = ""
         self._over = False
 
@@ -262,6 +269,10 @@ class _Text:
         # The last piece of an answer may hold what is no whole character.
         if not self._certain.startswith(self._said):
             whole = self._whole(self._tokens)
+            if self._goes_on and not whole.startswith(self._said):
+                # Journals of before have the answers to raw prompts without a space in front.
+                self._goes_on = False
+                whole = self._whole(self._tokens)
             if not whole.startswith(self._said):
                 raise self._other(whole)
 
@@ -294,7 +305,7 @@ class _Text:
             raise self._other(whole)
 
     def _whole(self, tokens: Sequence[int]) -> str:
-        text = AnswerText(self._detokenizer)
+        text = AnswerText(self._detokenizer, goes_on=self._goes_on)
         made = ""
         for token in tokens:
             if token in self._ends:
@@ -367,7 +378,8 @@ class _Again:
                 slab = self._engine.open_slab(event.capacity_tokens)
                 self._slab = slab.slab
                 _same("tokens of the slab", event.capacity_tokens, slab.capacity_tokens)
-                _same("bytes of the slab", event.bytes, slab.bytes)
+                if event.bytes:  # once nobody counted caches that grow
+                    _same("bytes of the slab", event.bytes, slab.bytes)
             case ev.SlabReleased() | ev.ModelUnloaded() | ev.ServerStopped() | ev.ServerLost():
                 self._close()
             case ev.CacheTrimmed():
@@ -392,7 +404,9 @@ class _Again:
                 _same_pass(event, report, report.drawn.token if report.drawn else None)
                 self._text.drawn(event.sampled)
             case ev.RequestReceived():
-                self._text.begin()
+                assert session is not None
+                assert session.request is not None
+                self._text.begin(goes_on=session.request.chain[0][0] == "prompt")
             case ev.TokensEmitted():
                 self._text.emitted(event.text)
             case ev.CallRejected():
@@ -445,8 +459,9 @@ class _Again:
             if digest is not None:
                 self.blocks += 1
                 _same("digest", digest, self._seal(start, start + self._chunk).digest)
-        if session.window_start:
-            # Passes let go later than a copy that leaves out what none attends to.
+        if session.window_start and event.end == _shared_end(session, self._chunk):
+            # Passes let go later than a copy that leaves out what none attends to. Those over the
+            # blocks of a part that is not the last attend to what lies before them.
             self._engine.let_go(self._held, session.window_start)
 
     def _decode(self, event: ev.CacheExtended, session: Session) -> None:
@@ -469,6 +484,17 @@ class _Again:
                 _same("tokens that ran", event.ran_hash, ids_hash(fed))
                 _same("coverage", event.coverage, report.coverage)
         self._text.drawn(event.sampled)
+
+
+def _shared_end(session: Session, chunk_tokens: int) -> int:
+    """
+    Where all that was decided to be shared ends, in tokens.
+    """
+    decided = session.ahead
+    if decided is not None:
+        return (decided.kept_blocks + decided.shared_blocks) * chunk_tokens
+    assert session.request is not None and session.request.path is not None
+    return session.request.path.reused_tokens
 
 
 def _sequence(session: Session) -> tuple[int, ...]:

@@ -1,56 +1,22 @@
 """
-``ops serve``: the server, from the command line to the last commit.
+``ops serve``: the server's command line.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import signal
-import socket
-import sqlite3
-import sysconfig
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import click
-import trio
+from click.core import ParameterSource
 
-from cairn.actors.boot import BootRefused, Settings, booted, booted_models
-from cairn.actors.limits import Limits
-from cairn.actors.models import Models
-from cairn.actors.server import Server
-from cairn.actors.writer import WriterDied
-from cairn.engine.builtin import builtin_directory, builtin_fault
-from cairn.engine.heap import use_one_heap
 from cairn.engine.lifetime import seconds_of
-from cairn.engine.model_files import adapter_fault, directory_fault, is_path
-from cairn.engine.models_file import ModelList
-from cairn.http.access import Keys
-from cairn.http.app import create_app
-from cairn.http.cors import ANY, read_origin
-from cairn.http.serving import bind_socket, is_loopback, serve_http
-from cairn.http.serving import url_of as address_of
-from cairn.journal.store import Store
-from cairn.journal.store_sql import SqlStore, migrate, sqlite_path
-from cairn.ops.api_keys import KEYS_VARIABLE, read_keys
-from cairn.ops.cli import Unreadable
-from cairn.ops.greeting import greet
-from cairn.ops.home import hold, make_home, root_secret
-from cairn.ops.logs import set_up_logs
-from cairn.ops.models_option import choices_of, models_option, read_models_option
+from cairn.http.cors import read_origin
+from cairn.ops.api_keys import KEYS_VARIABLE
+from cairn.ops.models_option import models_option
 from cairn.ops.preload import preload_blas
-from cairn.ops.second_writer import warning
-from cairn.ops.serve_shown import ShownProgress as ShownProgress
-from cairn.ops.where import default_data_dir, example, log_path, url_of
-
-_ENDED_AT_ONCE = 130
-# Where things lie is nobody's business who reads a journal.
-_PLACES = ("model", "models", "adapter", "journal")
-# After the last answer was cut off, its client still has to hear of it.
-_LAST_WORDS_S = 10.0
+from cairn.ops.where import default_data_dir, example
 
 
 def _is_number(context: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -67,6 +33,24 @@ def _lifetime(context: click.Context, parameter: click.Parameter, value: str) ->
         return seconds_of(value)
     except ValueError as error:
         raise click.BadParameter(f"{value!r} {error}.", context, parameter) from error
+
+
+def _of_window(context: click.Context, parameter: click.Parameter, value: int) -> int:
+    """
+    Refuse an option of the policy ``sink_window`` under another one, where it would change nothing.
+    """
+    name = parameter.name or ""
+    if (
+        context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        and context.params["kv_policy"] != "sink_window"
+    ):
+        raise click.UsageError(
+            f"{parameter.opts[0]} is about --kv-policy sink_window, and the policy is "
+            f"{context.params['kv_policy']}. Give --kv-policy sink_window too, or leave "
+            f"{parameter.opts[0]} out.",
+            context,
+        )
+    return value
 
 
 def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -142,6 +126,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     type=click.Choice(["full", "sink_window"]),
     default="full",
     show_default=True,
+    is_eager=True,  # read before what is said of it, wherever it stands
     help="What a token attends to: all before it, or the first tokens and a window of the last. "
     "That bounds the memory of a session at rest, and changes answers past the window.",
 )
@@ -150,6 +135,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     type=click.IntRange(0, 4096),
     default=4,
     show_default=True,
+    callback=_of_window,
     help="The first tokens, under --kv-policy sink_window.",
 )
 @click.option(
@@ -157,6 +143,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     type=click.IntRange(32),
     default=4096,
     show_default=True,
+    callback=_of_window,
     help="The window, likewise; at least four chunks.",
 )
 @click.option(
@@ -306,212 +293,7 @@ def serve(**options: Any) -> None:
     Run the server. SIGTERM or Ctrl-C drains it; a second one ends it at once.
     """
     preload_blas(options["blas"])
-    use_one_heap()
-    models = read_models_option(options)
-    model = options["model"]
-    if model is not None and is_path(model) and (fault := directory_fault(model)):
-        raise Unreadable(fault)
-    if model is None and models is None and (fault := builtin_fault()):
-        raise Unreadable(fault)
-    if options["adapter"] is not None and (fault := adapter_fault(options["adapter"])):
-        raise Unreadable(fault)
-    given = read_keys(options.pop("api_key"), options.pop("api_key_file"))
-    keys = Keys(given) if given is not None else None
-    del given  # only digests stay
-    if keys is None and ANY in options["cors"]:
-        raise Unreadable(
-            "Without API keys, --cors '*' would let every page that a browser on this machine "
-            "opens talk to the server. Name the origins of your pages, or give keys with "
-            "--api-key-file."
-        )
-    data_dir: Path = options["data_dir"]
-    make_home(data_dir)
-    set_up_logs(log_path(data_dir))
-    url = url_of(data_dir, options["journal"])
-    with hold(data_dir, url) as held:
-        try:
-            listener = bind_socket(options["host"], options["port"])
-        except OSError as error:
-            raise Unreadable(
-                f"Port {options['port']} on {options['host']} cannot be used: {error.strerror}. "
-                "Choose another with --port; --port 0 takes a free one."
-            ) from error
-        if keys is None and not is_loopback(listener):
-            listener.close()
-            raise Unreadable(
-                f"Others reach {options['host']}, and without API keys the server answers this "
-                "machine alone. Give each of them a key with --api-key-file FILE (lines of "
-                f"NAME=KEY) or ${KEYS_VARIABLE}, or leave --host out."
-            )
-        held.answers_at(address_of(listener))
-        migrate(url)
-        if url.startswith("sqlite"):
-            told = warning(sqlite_path(url), sqlite3.sqlite_version_info)
-            if told is not None:
-                click.echo(f"Warning: {'; '.join(told)}.", err=True)
-        store = SqlStore.open(url)
-        try:
-            trio.run(serve_over, options, store, listener, data_dir, keys, models)
-        except BaseExceptionGroup as failed:
-            raise _told(failed) from failed
-        finally:
-            store.close()
-    click.echo("Stopped.", err=True)
+    # Not before the process was started anew: what is loaded by then is loaded twice.
+    from cairn.ops.serve_run import run
 
-
-class Stopped(Unreadable):
-    """
-    The server ran and cannot go on.
-    """
-
-    exit_code = 1
-
-
-def _told(failed: BaseExceptionGroup[BaseException]) -> BaseException:
-    """
-    What ended the server: a sentence where it is the operator's or the world's, else what it is.
-    Where several things failed at once, why it did not start comes first.
-    """
-    errors = list(_leaves(failed))
-    for error in errors:
-        # The class of a refused model lives behind MLX.
-        refused = isinstance(error, BootRefused | Unreadable)
-        if refused or type(error).__name__ == "ModelRefused":
-            return Unreadable(str(error))
-    for error in errors:
-        if isinstance(error, WriterDied):
-            return Stopped(f"The server stopped. {error.__cause__}")
-    return errors[0] if len(errors) == 1 else failed
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """
-    The errors in a group of groups.
-    """
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
-
-
-async def serve_over(
-    options: dict[str, Any],
-    store: Store,
-    listener: socket.socket,
-    data_dir: Path,
-    keys: Keys | None,
-    models: ModelList | None = None,
-) -> None:
-    """
-    Serve with the options of the command over a store, until a signal comes.
-
-    Args:
-        models: where there are several, in the place of the option ``--model``.
-    """
-    options = {**options, "tenants": ", ".join(keys.tenants) if keys is not None else None}
-    stop = trio.Event()
-    async with trio.open_nursery() as nursery:
-        serving = trio.Event()
-        await nursery.start(_signals, stop, serving)
-        with ShownProgress() as progress:
-            settings = _settings(options, data_dir)
-            secret = root_secret(data_dir)
-            booting: AbstractAsyncContextManager[Server | Models]
-            if models is None:
-                booting = booted(settings, store, secret, progress)
-            else:
-                choices, default = choices_of(models, settings), models.default.name
-                booting = booted_models(choices, default, store, secret, progress)
-            async with booting as server:
-                progress.close()
-                serving.set()
-                nursery.start_soon(_drain, server, stop)
-                await serve_http(
-                    create_app(
-                        server,
-                        hosts_allowed=options["allow_host"],
-                        strict_model_names=options["strict_model_names"],
-                        keys=keys,
-                        cors=options["cors"],
-                    ),
-                    listener,
-                    shutdown=stop,
-                    on_ready=lambda url: greet(url, server, options),
-                    grace_s=settings.limits.drain_s + _LAST_WORDS_S,
-                )
-        nursery.cancel_scope.cancel()
-
-
-async def _drain(server: Server | Models, stop: trio.Event) -> None:
-    """
-    Turn new requests away while those that run come to their end.
-    """
-    await stop.wait()
-    await server.drain()
-
-
-async def _signals(
-    stop: trio.Event,
-    serving: trio.Event,
-    *,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """
-    The first signal drains, the second ends the process: what is committed is on disk. Before there
-    is anything to drain, the first one ends it.
-    """
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        async for _ in signals:
-            if not serving.is_set():
-                click.echo("Stopped before it served anything.", err=True)
-                os._exit(_ENDED_AT_ONCE)
-            if stop.is_set():
-                os._exit(_ENDED_AT_ONCE)
-            click.echo(
-                "Stopping when the running answers are done; once more ends at once.", err=True
-            )
-            stop.set()
-
-
-def _settings(options: dict[str, Any], data_dir: Path) -> Settings:
-    budgets = {
-        name: options[option] * 1024 * 1024
-        for name, option in (("pool_bytes", "pool_mb"), ("blocks_bytes", "blocks_mb"))
-        if options[option] is not None
-    }
-    kept = (
-        *("chunk_tokens", "dtype", "decode_rows", "kv_cache", "pool_slabs", "accept_unstable"),
-        "min_cache_tokens",
-    )
-    return Settings(
-        model=options["model"] or str(builtin_directory()),
-        model_name=options["model_name"],
-        adapter=options["adapter"],
-        accept_tight=options["accept_tight_memory"],
-        window=(options["sink_tokens"], options["window_tokens"])
-        if options["kv_policy"] == "sink_window"
-        else None,
-        limits=Limits(
-            queue=options["queue"],
-            max_tokens=options["max_tokens"],
-            heartbeat_s=options["heartbeat"],
-            drain_s=options["drain"],
-            request_s=options["request_timeout"],
-            slab_rest_s=options["slab_rest"],
-            ttl_s=options["ttl"],
-        ),
-        on_record={
-            name: value
-            for name, value in options.items()
-            if isinstance(value, str | int | float | bool) and name not in _PLACES
-        }
-        | {"python": sysconfig.get_python_version()},
-        blocks_folder=data_dir / "blocks",
-        disk_bytes=options["disk_mb"] * 1024 * 1024,
-        anticipate=not options["no_anticipation"],
-        shadow_share=options["shadow_check"],
-        **budgets,
-        **{name: options[name] for name in kept},
-    )
+    run(options)

@@ -159,6 +159,12 @@ def tail(
             reader.skip_to_last(lines)
     else:
         reader = Log(log_path(data_dir), after or 0)
+        if any(name == "kind" for name, _ in wanted.values):
+            # It would wait for ever, in silence.
+            raise click.BadParameter(
+                "no line of the log has a field kind; events have it: add --journal",
+                param_hint="FIELD=VALUE",
+            )
     try:
         found = (entry for entry in reader.read() if wanted(entry))
         for entry in found if lines is None else deque(found, maxlen=lines):

@@ -67,7 +67,7 @@ class Sample:
         return self.answer.ended_s - self.answer.began_s
 
 
-def unhit(samples: Sequence[Sample]) -> list[tuple[Sample, float]]:
+def unhit(samples: Sequence[Sample], chunk_tokens: int | None = None) -> list[tuple[Sample, float]]:
     """
     The warm ones that reused too little of what an earlier one of them had sent, each with how many
     tokens that was. Only whole chunks are reused, and where texts meet is not known to the token:
@@ -75,8 +75,11 @@ def unhit(samples: Sequence[Sample]) -> list[tuple[Sample, float]]:
 
     Args:
         samples: of one server, in the order of the requests.
+        chunk_tokens: C; where it is not told, what all reused is taken for multiples of it. Where
+            all that hit reuse as much, that is too much, and who reused nothing is passed over.
     """
-    chunk = math.gcd(*(sample.answer.cached_tokens or 0 for sample in samples))
+    reused = (sample.answer.cached_tokens or 0 for sample in samples)
+    chunk = chunk_tokens or math.gcd(*reused)
     found = []
     for place, sample in enumerate(samples):
         if sample.request.warm:

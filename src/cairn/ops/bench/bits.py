@@ -26,7 +26,7 @@ def warm(stage: Stage) -> list[Row]:
     passes: there bits have to differ, else nothing is shown.
     """
     server = stage.ours()
-    requests = _turns(stage, server, stage.count(6, 20))
+    requests = _turns(stage, server, stage.count(4, 20))
     found = [ask(server, request, logprobs=True) for request in requests]
     require_hits("answers of a conversation", found)
     cold = [ask(server, request, logprobs=True, cache_prompt=False) for request in requests]

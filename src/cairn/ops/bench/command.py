@@ -52,9 +52,9 @@ The exit code where a goal is missed.
 """
 
 _TERMINATED = 143
-_QUICK_PAUSES_S = (0.0, 0.5)
+_QUICK_PAUSES_S = (0.5,)
 _PAUSES_S = tuple(report.GOALS)
-_QUICK_LEAVES_OUT = ("20 in turn", "batch", "branches")
+_QUICK_LEAVES_OUT = ("20 in turn", "edits", "documents", "batch", "branches")
 _RANDOM_MODEL = "random weights, 8 layers of 256"
 
 
@@ -74,7 +74,7 @@ class Failed(Unreadable):
     )
 )
 @click.option("--model", metavar="DIR", help="A model directory; else one of random weights.")
-@click.option("--quick", is_flag=True, help="Less of everything: ten minutes, not an hour.")
+@click.option("--quick", is_flag=True, help="Less of everything: 15 minutes, not an hour.")
 @click.option(
     "--part",
     "part_names",

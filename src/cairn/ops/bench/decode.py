@@ -25,7 +25,7 @@ def decoding(stage: Stage) -> list[Row]:
     rows, which is how W is chosen.
     """
     server = stage.ours()
-    answer_tokens = stage.count(96, 256)
+    answer_tokens = stage.count(64, 256)
     request = _request(stage.drawn("decode"), server, answer_tokens)
     samples = _warm(server, request, stage.count(3, 10))
     compared = len(checked("decoding", samples, server))
@@ -80,7 +80,7 @@ def journal(stage: Stage) -> list[Row]:
     """
     One client's answers with the journal on disk and with one that is written nowhere, in turn.
     """
-    answer_tokens = stage.count(96, 256)
+    answer_tokens = stage.count(64, 256)
     with stage.apart("null store", kind=unrecorded()) as without:
         servers = {"with": stage.ours(), "without": without}
         found: dict[str, list[Sample]] = {name: [] for name in servers}

@@ -15,6 +15,7 @@ from cairn.journal.state import OpenRequest, Session, State
 from cairn.journal.store import Store
 from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops.bench.asking import NoResult, Sample
+from cairn.ops.bench.given_up import GIVEN_UP
 from cairn.ops.bench.rows import Row
 from cairn.ops.bench.scenarios import Talk
 from cairn.ops.bench.servers import Running
@@ -32,7 +33,7 @@ from cairn.ops.bench.stage import (
 )
 
 # Below a class of slabs each, so that no conversation changes its slab while it is measured.
-_HISTORIES = (560, 7600)
+_SHORT, _LONG = 560, 7600
 _ANSWER_TOKENS = 8
 _WORDS = 6
 _MOSTLY = 0.75
@@ -44,7 +45,10 @@ def continuations(stage: Stage) -> list[Row]:
     """
     server = stage.ours()
     words = words_of(server, stage.drawn("lengths"))
-    held = {history: _continued(stage, server, history, words(history)) for history in _HISTORIES}
+    short, long = _SHORT, stage.length(_LONG)
+    held = {
+        history: _continued(stage, server, history, words(history)) for history in (short, long)
+    }
     compared = sum(
         len(checked(f"continuations at {history} tokens", samples, server))
         for history, samples in held.items()
@@ -65,7 +69,6 @@ def continuations(stage: Stage) -> list[Row]:
         )
         for history, found in held.items()
     }
-    short, long = _HISTORIES
     if min(left.values()) <= 0:
         raise NoResult(
             "the passes alone took as long as the first tokens that they are part of: "
@@ -79,7 +82,7 @@ def continuations(stage: Stage) -> list[Row]:
         }
         for history, found in held.items()
     }
-    worst = max(_HISTORIES, key=lambda history: ratios[history])
+    worst = max(held, key=lambda history: ratios[history])
     return [
         Row(
             name="first token of a continuation / its passes alone",
@@ -88,7 +91,7 @@ def continuations(stage: Stage) -> list[Row]:
             of=", ".join(
                 f"{milliseconds(median_s(held[history]))} / "
                 f"{milliseconds(statistics.median(raw[history]))} at {history} tokens"
-                for history in _HISTORIES
+                for history in held
             ),
             checked=compared,
             figures=figures,
@@ -99,7 +102,7 @@ def continuations(stage: Stage) -> list[Row]:
             goal=1.2,
             of=f"{milliseconds(left[long])} / {milliseconds(left[short])}",
             checked=compared,
-            figures={str(history): left[history] for history in _HISTORIES},
+            figures={str(history): left[history] for history in held},
         ),
     ]
 
@@ -201,5 +204,6 @@ FIRST_TOKEN = Part(
     (
         Measure("the first token of a continuation", continuations),
         Measure("tokens prefilled again", again),
+        *GIVEN_UP,
     ),
 )

@@ -32,11 +32,16 @@ from cairn.journal.token_ids import shared
 from cairn.ops.bench.asking import NoResult
 from cairn.ops.bench.rows import Row
 from cairn.ops.bench.stage import Measure, Part, Stage, milliseconds
+from cairn.ops.bench.turns import Conversation
 
 _PROMPT_TOKENS: Final = 100_000
 _NEW_TOKENS: Final = 100
 _BLOCKS: Final = 1_000_000
-_SECRET: Final = b"a secret of the bench, 32 bytes!"
+_BLOCKS_OF_TURNS: Final = 100_000
+_SHORT_TOKENS: Final = 8_000
+_TURNS: Final = 15
+_TURN_GOAL: Final = 0.2
+SECRET: Final = b"a secret of the bench, 32 bytes!"
 _FINGERPRINT: Final = "f"
 _TENANT: Final = "local"
 _REPEATS: Final = 40
@@ -97,7 +102,7 @@ def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
         {
             name: Block(
                 key=name,
-                parent=None,
+                parent=keys[place - 1] if 0 < place < len(keys) else None,
                 digest="d",
                 start=place * chunk if place < len(keys) else 0,
                 bytes=1,
@@ -135,7 +140,7 @@ def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
         reusable=True,
         pool_slabs=1,
         pool_bytes=1,
-        blocks_bytes=blocks,
+        blocks_bytes=blocks,  # of which the fold says that none are taken
     )
     state = attrs.evolve(
         EMPTY,
@@ -201,7 +206,7 @@ def _matched(index: Index) -> tuple[list[float], SessionId | None, paths.Decisio
 
 def _keys(ids: Sequence[int], chunk: int, known: tuple[str, ...] = ()) -> tuple[str, ...]:
     return block_keys(
-        secret=_SECRET,
+        secret=SECRET,
         fingerprint=_FINGERPRINT,
         tenant=_TENANT,
         ids=ids,
@@ -241,8 +246,40 @@ def _received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.Reque
     )
 
 
+def turns(stage: Stage) -> list[Row]:
+    """
+    What the events of a turn cost the one thread that decides, for a long conversation beside a
+    short one: everybody else waits meanwhile.
+    """
+    bare = stage.alone(stage.own, stage.model, spans=[(_AT, _AT + 64)], repeats=9)
+    short_s, long_s = (
+        took_by_turn(tokens, _BLOCKS_OF_TURNS, bare.chunk_tokens)
+        for tokens in (_SHORT_TOKENS, _PROMPT_TOKENS)
+    )
+    return [
+        Row(
+            name=f"the events of a turn on {_PROMPT_TOKENS:,} tokens / a chunk's pass",
+            value=long_s / bare.spans_s[0],
+            goal=_TURN_GOAL,
+            shown="share",
+            of=f"{milliseconds(long_s)} / {milliseconds(bare.spans_s[0])}; "
+            f"on {_SHORT_TOKENS:,} tokens {milliseconds(short_s)}",
+            figures={"pass_s": bare.spans_s[0], "long_s": long_s, "short_s": short_s},
+        )
+    ]
+
+
+def took_by_turn(tokens: int, blocks: int, chunk: int) -> float:
+    """
+    The median of the seconds that the events of a turn of such a conversation take.
+    """
+    index = made_index(tokens, blocks, chunk)
+    talk = Conversation(index.state, index.session, SECRET)
+    return statistics.median(sum(talk.turn().values()) for _ in range(_TURNS))
+
+
 MATCHING = Part(
     "matching",
-    "a long prompt against a large index",
-    (Measure("matching a long prompt", matching),),
+    "a long prompt against a large index, and the events of a turn of a long conversation",
+    (Measure("matching a long prompt", matching), Measure("the events of a turn", turns)),
 )

@@ -17,7 +17,8 @@ from cairn.http.serving import bind_socket
 from cairn.journal.store import MemoryStore
 from cairn.ops.home import make_home
 from cairn.ops.logs import set_up_logs
-from cairn.ops.serve import serve, serve_over
+from cairn.ops.serve import serve
+from cairn.ops.serve_run import serve_over
 from cairn.ops.where import log_path
 
 

@@ -16,9 +16,8 @@ from cairn.ops.bench.stage import (
     Part,
     Stage,
     ask,
+    beside_cold,
     checked,
-    median_s,
-    milliseconds,
     require_hits,
     told_hit,
     words_of,
@@ -38,9 +37,9 @@ def restart(stage: Stage) -> list[Row]:
     """
     A long conversation that goes on after the server was stopped and started again.
     """
-    words = words_of(stage.ours(), stage.drawn("lengths"))
+    words, history = words_of(stage.ours(), stage.drawn("lengths")), stage.length(_HISTORY)
     with stage.apart("restart") as server:
-        talk = Talk(stage.drawn("restart"), system_words=words(_HISTORY))
+        talk = Talk(stage.drawn("restart"), system_words=words(history))
         talk.hear(ask(server, talk.ask(8, answer_tokens=8)).answer.text)
         server.wait_at_rest()
     samples: list[Sample] = []
@@ -59,18 +58,13 @@ def restart(stage: Stage) -> list[Row]:
                 cold = checked("after a restart", samples[-1:], server)
     tokens = samples[-1].answer.prompt_tokens
     return [
-        Row(
-            name=f"first token after a restart, from disk, at {_HISTORY} tokens / cold",
-            value=median_s(samples) / median_s(cold),
+        beside_cold(
+            f"first token after a restart, from disk, at {history} tokens",
+            samples,
+            cold,
             goal=0.1,
-            of=f"{milliseconds(median_s(samples))} / {milliseconds(median_s(cold))}, "
-            f"{loaded} blocks read, a prompt of {tokens} tokens",
-            checked=len(cold),
-            figures={
-                "first_s": [sample.first_s for sample in samples],
-                "cold_s": [sample.first_s for sample in cold],
-                "blocks": loaded,
-            },
+            of=f", {loaded} blocks read, a prompt of {tokens} tokens",
+            blocks=loaded,
         )
     ]
 
@@ -82,7 +76,7 @@ def cut_off(stage: Stage) -> list[Row]:
     again, left_at, told, compared = [], [], [], 0
     words = words_of(stage.ours(), stage.drawn("lengths"))(_CUT_TOKENS)
     with stage.apart("cut off", *_HEARTBEAT) as server:
-        for place in range(stage.count(2, 6)):
+        for place in range(stage.count(1, 6)):
             left, request = _left(stage, server, place, words)
             sample = ask(server, request)
             require_hits("after a prefill that was cut off", [sample])

@@ -192,6 +192,14 @@ class Running:
         """
         return _counter((self.client.content("/metrics") or b"").decode(), name)
 
+    def chunk_tokens(self) -> int | None:
+        """
+        C; None where it does not tell.
+        """
+        health = self.client.get("/health")
+        told = health.get("chunk_tokens") if isinstance(health, Mapping) else None
+        return told if isinstance(told, int) else None
+
     def settled(self) -> Settled | None:
         """
         What it computed ahead by now; None where it does not tell.

@@ -112,6 +112,12 @@ class Stage:
         """
         return quick if self.quick else usual
 
+    def length(self, tokens: int) -> int:
+        """
+        How long a long history is, by how much time there is: half of it takes a quarter.
+        """
+        return self.count(tokens // 2, tokens)
+
 
 @attrs.frozen
 class Measure:
@@ -211,6 +217,30 @@ def median_s(samples: Sequence[Sample]) -> float:
     The median time to the first token.
     """
     return statistics.median(sample.first_s for sample in samples)
+
+
+def beside_cold(
+    name: str, warm: Sequence[Sample], cold: Sequence[Sample], *, goal: float, of: str, **more: Any
+) -> Row:
+    """
+    The first token of warm answers, and that of cold ones to compare.
+
+    Args:
+        of: what else is told, behind the two times and with what parts it from them.
+        more: further figures.
+    """
+    return Row(
+        name=f"{name} / cold",
+        value=median_s(warm) / median_s(cold),
+        goal=goal,
+        of=f"{milliseconds(median_s(warm))} / {milliseconds(median_s(cold))}{of}",
+        checked=len(cold),
+        figures={
+            "first_s": [sample.first_s for sample in warm],
+            "cold_s": [sample.first_s for sample in cold],
+            **more,
+        },
+    )
 
 
 def span(sample: Sample) -> tuple[int, int]:

@@ -76,7 +76,7 @@ def _held(stage: Stage, server: Running, name: str) -> Crowd:
     Raises:
         NoAnswer: the server did not answer one of them, or does not tell how long an answer is.
     """
-    turns = stage.count(4, 8)
+    turns = stage.count(2, 8)
     talks = [
         Talk(stage.drawn(f"{name}, {place}"), system_words=30) for place in range(_CONVERSATIONS)
     ]

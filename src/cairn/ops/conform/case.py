@@ -312,6 +312,12 @@ class Case:
         self.broke(f"{what} got no answer: {answer.outcome}")
         raise Ended(what)
 
+    def refuses(self, answer: Answer) -> bool:
+        """
+        Whether the server takes no such request, and is not only busy.
+        """
+        return answer.refused and answer.status not in _BUSY
+
     def spoken(self, answer: Answer) -> Answer:
         """
         The answer, if it says anything.
@@ -417,7 +423,7 @@ class Case:
         ``complete``; and what was answered once is not to be refused later.
         """
         key = json.dumps(body)
-        if answer.refused and answer.status not in _BUSY and key in self._answered:
+        if self.refuses(answer) and key in self._answered:
             self.broke(f"{what} was refused, and was answered before: {answer.outcome}")
             raise Ended(what)
         self.complete(answer, what)

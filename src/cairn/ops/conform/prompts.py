@@ -32,12 +32,13 @@ def odd_prompts(salt: str) -> Mapping[str, str]:
     }
 
 
-def bad_bodies(good: Mapping[str, Any]) -> Mapping[str, bytes]:
+def bad_bodies(good: Mapping[str, Any], *, logprobs: bool) -> Mapping[str, bytes]:
     """
     Bodies that cannot be used, by name.
 
     Args:
         good: a body that can.
+        logprobs: whether log-probabilities are told. Who does not know a field does not look at it.
     """
     text = json.dumps(good).encode()
 
@@ -47,7 +48,7 @@ def bad_bodies(good: Mapping[str, Any]) -> Mapping[str, bytes]:
     def said(**message: Any) -> bytes:
         return other(messages=[message])
 
-    return {
+    bodies = {
         "an empty body": b"",
         "no JSON": b"hello",
         "JSON that is cut off": text[:-2],
@@ -71,5 +72,7 @@ def bad_bodies(good: Mapping[str, Any]) -> Mapping[str, bytes]:
         "top_p above 1": other(top_p=7),
         "stream that is a number": other(stream=7),
         "stop that is a number": other(stop=7),
-        "logprobs that is a text": other(logprobs="please"),
     }
+    if logprobs:
+        bodies["logprobs that is a text"] = other(logprobs="please")
+    return bodies

@@ -11,7 +11,7 @@ from typing import Any
 from cairn.ops.conform.case import TOKENS, Case, Row, cached
 from cairn.ops.conform.prompts import bad_bodies, odd_prompts
 from cairn.ops.outside.answers import Answer, compared, count, shown
-from cairn.ops.outside.texts import listed, user
+from cairn.ops.outside.texts import Message, listed, user
 
 _SEED = 7
 _OTHER_SEEDS = (8, 9, 10)
@@ -30,7 +30,7 @@ def streaming(case: Case) -> None:
     plain = case.warm(prompt)
     requests: list[tuple[str, dict[str, Any]]] = [("plain", {})]
     if stops := _stops(plain.text):
-        requests.append(("with a stop text", {"stop": stops[0]}))
+        requests.append(("with a stop text", {"stop": [stops[0]]}))
     for name, more in requests:
         whole = case.ask(prompt, **more)
         stream = case.stream(prompt, **more)
@@ -92,9 +92,7 @@ def limits_kept(case: Case) -> None:
     if not stops:
         case.note("stop texts: not tried, the answer has no text to stop at")
     for place, stop in enumerate(stops):
-        # A text, or a list whose first text does not come.
-        given = ["\x00never\x00", stop] if place else stop
-        answer = case.ask(prompt, "a request with a stop text", stop=given)
+        answer = _ask_stop(case, prompt, stop, alone=not place)
         _check_stop(case, full, answer, stop)
     case.note(f"max_tokens: {', '.join(map(str, (*_LIMITS, TOKENS)))}")
     case.note(f"stop texts: {', '.join(map(shown, stops)) or 'none'} in {shown(full.text)}")
@@ -128,6 +126,20 @@ def _length(answer: Answer) -> int | None:
     if answer.completion_tokens is None and answer.tokens is not None:
         return len(answer.tokens)
     return answer.completion_tokens
+
+
+def _ask_stop(case: Case, prompt: list[Message], stop: str, *, alone: bool) -> Answer:
+    """
+    An answer that is to end at a text: given alone where the server takes it so, or in a list whose
+    first text does not come.
+    """
+    if alone:
+        answer = case.subject.client.ask(case.subject.body(prompt, stop=stop))
+        if not case.refuses(answer):
+            return case.complete(answer, "a request with a stop text")
+        case.note(f"a stop text alone is refused ({answer.outcome}), and was asked for in a list")
+    given = ["\x00never\x00", stop]
+    return case.ask(prompt, "a request with a list of stop texts", stop=given)
 
 
 def _check_stop(case: Case, full: Answer, answer: Answer, stop: str) -> None:
@@ -228,7 +240,10 @@ def bad(case: Case) -> None:
     """
     known = case.short()
     before = case.warm(known)
-    bodies = dict(bad_bodies(case.subject.body(known)))
+    told = before.tokens is not None
+    bodies = dict(bad_bodies(case.subject.body(known), logprobs=told))
+    if not told:
+        case.note("logprobs that is a text: left out, since log-probabilities are not told")
     context = case.subject.context_tokens
     if context is None or context > _WORDS_MAX:
         case.note("a prompt that is too long: not tried, since the context is not told (--context)")

@@ -66,7 +66,7 @@ class Damage:
         """
         The victim's actor; the victim must have been served.
         """
-        return self.server._actors[self.victim]
+        return self.server._sessions.actors[self.victim]
 
 
 def wrap(owner: object, name: str, around: Callable[[Method], Method]) -> None:

@@ -79,21 +79,27 @@ class Client:
         self.requests = 0
         self.tells_cached = False
 
-    def ask(self, body: Mapping[str, Any]) -> Answer:
+    def ask(self, body: Mapping[str, Any], *, heard: list[float] | None = None) -> Answer:
         """
         A chat completion, whole or as a stream, as the body says.
+
+        Args:
+            heard: is added to as pieces of a stream come: when, on the clock of the answer.
         """
-        answer = self.send(json.dumps(body).encode())
+        answer = self.send(json.dumps(body).encode(), heard=heard)
         self.tells_cached = self.tells_cached or answer.cached_tokens is not None
         return answer
 
-    def send(self, body: bytes) -> Answer:
+    def send(self, body: bytes, *, heard: list[float] | None = None) -> Answer:
         """
         A chat completion whose body goes out as it is.
+
+        Args:
+            heard: see ``ask``.
         """
         self._counted()
         began_s = time.monotonic()
-        reading = _Reading()
+        reading = _Reading([] if heard is None else heard)
         with self._connected() as connection:
             try:
                 connection.open()
@@ -273,16 +279,23 @@ class _Reading:
 
     Attributes:
         status: 0 as long as nothing came.
-        first_s: when the first of a streamed answer's text came.
+        heard_s: when pieces of a streamed answer's text came; those that came together count once.
         fault: why it is not complete; empty where it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, heard_s: list[float]) -> None:
         self._content = bytearray()
         self._stream: Streamed | None = None
         self.status = 0
-        self.first_s: float | None = None
+        self.heard_s = heard_s
         self.fault = ""
+
+    @property
+    def first_s(self) -> float | None:
+        """
+        When the first of them came.
+        """
+        return self.heard_s[0] if self.heard_s else None
 
     def read(self, response: http.client.HTTPResponse) -> None:
         """
@@ -322,9 +335,10 @@ class _Reading:
         if self._stream is None:
             self._content += data
             return
+        before = self._stream.pieces
         self._stream.feed(data)
-        if self.first_s is None and self._stream.pieces:
-            self.first_s = time.monotonic()
+        if self._stream.pieces > before:
+            self.heard_s.append(time.monotonic())
 
 
 def _words(error: Exception) -> str:

@@ -1,0 +1,182 @@
+"""
+The recurrent state of a layer, in the slab of a session.
+
+``StateCache`` is mlx-lm's ``ArraysCache`` for a layer with a recurrent state, which every pass puts
+another one in the place of. It can be cut back to where a copy was kept, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+from cairn.engine.reports import EngineFault
+
+
+@attrs.frozen(kw_only=True)
+class StateShape:
+    """
+    What one layer with a recurrent state keeps.
+
+    Attributes:
+        arrays: (shape, dtype) of each of its arrays.
+    """
+
+    arrays: tuple[tuple[tuple[int, ...], mx.Dtype], ...]
+
+    @property
+    def window(self) -> None:
+        """
+        It attends to nothing.
+        """
+        return
+
+    @property
+    def token_bytes(self) -> int:
+        """
+        A further token takes nothing.
+        """
+        return 0
+
+    @property
+    def state_bytes(self) -> int:
+        """
+        Bytes of the state.
+        """
+        return sum(math.prod(shape) * dtype.size for shape, dtype in self.arrays)
+
+    @property
+    def dtypes(self) -> tuple[mx.Dtype, ...]:
+        """
+        Those of its arrays.
+        """
+        return tuple(dtype for _, dtype in self.arrays)
+
+
+class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
+    """
+    One layer's state, and a copy of an earlier one.
+
+    Models see None until they have put a state in, as in mlx-lm's class. So that what is counted is
+    held, arrays of its size lie there until then.
+
+    Attributes:
+        start: 0; a state is of all tokens.
+        tokens: of how many tokens the state is. It moves with a pass that has put another state
+            into every place, and with no other.
+    """
+
+    start = 0
+
+    def __init__(self, shape: StateShape) -> None:
+        super().__init__(len(shape.arrays))
+        self.cache: list[mx.array | None] = [None] * len(shape.arrays)
+        self._shape = shape
+        self._written: set[int] = set()
+        self.tokens = 0
+        self._kept: list[mx.array] = []
+        self._kept_tokens = 0
+        self._spare = self._zeros()
+        self._spare_kept = self._zeros()
+
+    def __setitem__(self, place: int, array: mx.array) -> None:
+        super().__setitem__(place, array)
+        self._written.add(place)
+
+    def passed(self, rows: int) -> None:
+        """
+        A pass over so many rows is done, but for its evaluation.
+
+        Raises:
+            EngineFault: it left a state as it was, or one of another form than was counted.
+        """
+        found = [(one.shape, one.dtype) if one is not None else None for one in self.cache]
+        if self._written != set(range(len(found))) or found != list(self._shape.arrays):
+            raise EngineFault(f"a pass left {found} as a state, not all of {self._shape.arrays}")
+        if self.lengths is not None or self.left_padding is not None:
+            raise EngineFault("a state was told of padding")
+        self._written.clear()
+        # A slice would hold on to all that it was cut from; and what a block brings has no gaps.
+        self.cache = [mx.contiguous(array) for array in self.arrays]
+        self._spare = []
+        self.tokens += rows
+
+    def keep(self) -> None:
+        """
+        Keep the state as it is, to be cut back to, in the place of what was kept before.
+        """
+        if not self.tokens:
+            return
+        # Other objects: a model may write into those that it finds.
+        self._kept = [mx.contiguous(array) for array in self.arrays]
+        mx.eval(self._kept)
+        self._kept_tokens = self.tokens
+        self._spare_kept = []
+
+    def can_be_cut_back(self, end: int) -> bool:
+        """
+        Whether a state of so many tokens is there.
+        """
+        return end in (0, self.tokens) or (bool(self._kept) and end == self._kept_tokens)
+
+    def cut_back(self, end: int) -> None:
+        """
+        Go back to the state of so many tokens, which must be there.
+        """
+        if end == self.tokens:
+            return
+        self._written.clear()
+        self.tokens = end
+        if end:
+            self.cache = [mx.contiguous(array) for array in self._kept]
+            return
+        self.cache = [None for _ in self.cache]
+        self._kept, self._kept_tokens = [], 0
+        self._spare, self._spare_kept = self._zeros(), self._zeros()
+
+    def put(self, arrays: Sequence[mx.array], end: int) -> None:
+        """
+        Have the state of so many tokens that a block carries, and keep it.
+
+        Raises:
+            EngineFault: it is of another form.
+        """
+        found = tuple((one.shape, one.dtype) for one in arrays)
+        if found != self._shape.arrays:
+            raise EngineFault(f"a block carries {found} as a state, not {self._shape.arrays}")
+        self.cache = [mx.contiguous(array) for array in arrays]
+        self._written.clear()
+        self._spare = []
+        self.tokens = end
+        self.keep()
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """
+        The state; empty where it is of no token.
+        """
+        return [array for array in self.cache if array is not None]
+
+    @property
+    def places(self) -> int:
+        """
+        How many arrays a state has.
+        """
+        return len(self._shape.arrays)
+
+    @property
+    def nbytes(self) -> int:
+        """
+        The size of the state, of the copy, and of what lies in their places.
+        """
+        held = [*self.arrays, *self._kept, *self._spare, *self._spare_kept]
+        return sum(array.nbytes for array in held)
+
+    def _zeros(self) -> list[mx.array]:
+        made = [mx.zeros(shape, dtype) for shape, dtype in self._shape.arrays]
+        mx.eval(made)
+        return made

@@ -1,0 +1,65 @@
+"""
+Which known name is meant by one that is spelt otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+#: How alike a field's name has to be to one that is known, where they differ in more than one
+#: letter. `min_tokens`, which others have, is less like `max_tokens`.
+_ALIKE = 0.9
+#: Of a shorter name, one letter is too much to be a slip.
+_LETTERS_MIN = 4
+#: Fields of others' that are one letter from a known one (`seed`) and mean something else.
+_OF_OTHERS = frozenset({"speed"})
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """
+    The known name that one is a slip of; None where it is like none.
+    """
+    spelt = {_bare(one): one for one in known}
+    bare = _bare(name)
+    near = get_close_matches(bare, spelt, n=1, cutoff=_ALIKE)
+    if not near and bare not in _OF_OTHERS:
+        slips = [one for one, full in spelt.items() if _has_slips(full) and _is_slip(bare, one)]
+        near = get_close_matches(bare, slips, n=1, cutoff=0)
+    return spelt[near[0]] if near else None
+
+
+def slip_for(wanted: str, fields: Mapping[str, Any], known: Iterable[str]) -> str | None:
+    """
+    The field that may be sent for one that is missing; None where none is like it.
+
+    Args:
+        known: names that mean what they say, whatever they are like.
+    """
+    others = (name for name in sorted(fields.keys() - set(known)) if fields[name] is not None)
+    return next((name for name in others if meant(name, (wanted,)) is not None), None)
+
+
+def _bare(name: str) -> str:
+    """
+    A field's name without what other spellings have otherwise: `maxTokens` is `max_tokens`.
+    """
+    return name.replace("_", "").replace("-", "").casefold()
+
+
+def _has_slips(name: str) -> bool:
+    # A letter is all that tells `top_p` from `top_k`, and from `top_a` of others'.
+    return len(_bare(name)) >= _LETTERS_MIN and all(len(part) > 1 for part in name.split("_"))
+
+
+def _is_slip(one: str, other: str) -> bool:
+    """
+    Whether a letter more, less or changed, or two neighbours swapped, make one name of another.
+    """
+    short, long = sorted((one, other), key=len)
+    at = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
+    if len(short) < len(long):
+        return short[at:] == long[at + 1 :]
+    swapped = short[at : at + 2] == long[at : at + 2][::-1] and short[at + 2 :] == long[at + 2 :]
+    return swapped or short[at + 1 :] == long[at + 1 :]

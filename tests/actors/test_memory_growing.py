@@ -1,0 +1,198 @@
+"""
+A model on caches that grow, in a server: the pool knows what they will take, and they take no more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors.boot import BootRefused
+from cairn.actors.messages import Broken, PromptTooLong, Statistics
+from cairn.engine.growth import Growth, LayerGrowth
+from cairn.engine.prompt import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.codec import Row, decode
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from cairn.ops.replay_engine import DIFFERS, SAME, rerun
+from tests.families import config_of, make_family_model
+from tests.ops.test_replay_engine import forged
+from tests.running import MIB, ask, at_rest, generate, serving
+
+ROW = 2 * 4 * 128 * 4  # of a layer: keys and values, four heads, floats
+BOUNDED = 3 * 356 * ROW  # three layers keep a chunk of 100 tokens, and a step besides
+STEP = 256 * ROW
+
+
+@pytest.fixture(scope="module")
+def directory(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A small Llama 4, whose caches are served as they are.
+    """
+    config = config_of("llama4")
+    config["text_config"] |= {"head_dim": 128, "num_key_value_heads": 4}
+    return make_family_model(tmp_path_factory.mktemp("cold") / "model", model_directory, config)
+
+
+def says(words: int) -> Conversation:
+    """
+    A conversation of so many words.
+    """
+    return Conversation(messages=(Message(role="user", content="stone " * words),))
+
+
+def events_of(store: MemoryStore) -> list[ev.Event]:
+    """
+    The journal.
+    """
+    return [decode(row).event for row in store.rows]
+
+
+def test_a_small_pool_bounds_the_context(directory: Path) -> None:
+    """
+    The model takes 4,096 tokens, and 8 MiB hold three steps: a longer prompt is refused with that
+    figure, and a shorter one is answered within the budget. What is held in the midst of it is what
+    is due, to 5 %, and never more than was set apart.
+    """
+    store = MemoryStore()
+    seen: list[Statistics] = []
+
+    async def main() -> None:
+        async with serving(directory, store, pool_bytes=8 * MIB) as server:
+
+            def watch(recorded: ev.Recorded) -> None:
+                if isinstance(recorded.event, ev.CacheExtended):
+                    seen.append(server.statistics())
+
+            server.observe(watch)
+            with pytest.raises(PromptTooLong, match="> 767 maximum"):
+                await ask(server, generate(says(900)))
+            await ask(server, generate(says(200), max_tokens=120))
+            await at_rest(server)
+            now = server.statistics()
+            assert (0, 0, 0) == (now.slab_bytes, now.kv_live_bytes, now.kv_due_bytes)
+
+    trio.run(main)
+
+    (loaded,) = [event for event in events_of(store) if isinstance(event, ev.ModelLoaded)]
+    assert (False, 768) == (loaded.reusable, loaded.context_tokens)
+    (slab,) = [event for event in events_of(store) if isinstance(event, ev.SlabAcquired)]
+    assert BOUNDED + -(-slab.capacity_tokens // 256) * STEP == slab.bytes == slab.pool_bytes
+    assert slab.bytes <= 8 * MIB
+    # A figure is read some passes after its event.
+    assert all(now.kv_live_bytes <= slab.bytes >= now.kv_due_bytes for now in seen)
+    live, due = max(now.kv_live_bytes for now in seen), max(now.kv_due_bytes for now in seen)
+    assert live == pytest.approx(due, rel=0.05) == pytest.approx(slab.bytes, rel=0.05)
+    # Decode passes are measured too: the prompt was within the first step.
+    assert BOUNDED + STEP in {now.kv_live_bytes for now in seen}
+    assert BOUNDED + 2 * STEP == live
+    assert () == replay(store.read()).findings
+
+
+def test_a_pool_that_holds_no_chunk_is_refused(directory: Path) -> None:
+    """
+    With the bytes that a chunk takes, before anything is served.
+    """
+
+    async def main() -> None:
+        async with serving(directory, pool_bytes=MIB):
+            pass
+
+    with pytest.raises(ExceptionGroup) as caught:
+        trio.run(main)
+    assert caught.group_contains(BootRefused, match=rf"\({4 * STEP} bytes in mlx-lm's own caches\)")
+
+
+def test_a_pool_that_is_large_enough_changes_no_fingerprint(directory: Path) -> None:
+    """
+    Only where it bounds the context does it.
+    """
+
+    def fingerprint(pool: int) -> str:
+        store = MemoryStore()
+
+        async def main() -> None:
+            async with serving(directory, store, pool_bytes=pool):
+                pass
+
+        trio.run(main)
+        (loaded,) = [event for event in events_of(store) if isinstance(event, ev.ModelLoaded)]
+        assert (loaded.context_tokens < 4096) == (pool == 8 * MIB)
+        return loaded.fingerprint
+
+    assert fingerprint(64 * MIB) == fingerprint(512 * MIB) != fingerprint(8 * MIB)
+
+
+def test_caches_that_take_more_than_they_should_are_a_bug(directory: Path) -> None:
+    """
+    INV-5: the answer ends with a bug where they do, and the sum that was acquired is not the one
+    that is given back, so that nobody new is let in.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(directory, store) as server:
+            short = Growth(layers=(LayerGrowth(constant_bytes=STEP),))
+            server._engine._device.pool._growth = short
+            with pytest.raises(Broken):
+                await ask(server, generate(says(300)))
+            with trio.fail_after(30):
+                while server.statistics().admission_bug is None:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+
+    trio.run(main)
+
+    found = replay(store.read()).findings
+    assert ["CRASH", "INV-5"] == [one.invariant for one in found]
+    assert "were set apart for" in found[0].message
+    assert "a slab of another size" == found[1].message
+
+
+@pytest.fixture(scope="module")
+def rows(directory: Path) -> list[Row]:
+    """
+    The journal of an answer.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(directory, store) as server:
+            await ask(server, generate(says(200), session_name="it"))
+
+    trio.run(main)
+    return store.rows
+
+
+def uncounted(event: ev.Event) -> ev.Event:
+    """
+    As it stood in the journal when nobody counted caches that grow: the pool bounded no context.
+    """
+    if isinstance(event, ev.SlabAcquired | ev.SlabReleased):
+        return attrs.evolve(event, bytes=0, pool_bytes=0)
+    return attrs.evolve(event, pool_bytes=4 * MIB) if isinstance(event, ev.ModelLoaded) else event
+
+
+def test_a_journal_of_before_is_replayed_as_it_is(rows: list[Row]) -> None:
+    """
+    Its slabs have no bytes, and its context was the model's, however small the pool.
+    """
+    old = forged(rows, uncounted)
+    assert () == replay(old).findings
+    assert SAME == rerun(old, "it", None)
+    assert SAME == rerun(rows, "it", None)
+
+
+def test_a_slab_of_other_bytes_is_told(rows: list[Row]) -> None:
+    """
+    The control: what was counted is compared.
+    """
+
+    def other(event: ev.Event) -> ev.Event:
+        return attrs.evolve(event, bytes=7) if isinstance(event, ev.SlabAcquired) else event
+
+    assert DIFFERS == rerun(forged(rows, other), "it", None)

@@ -1,0 +1,211 @@
+"""
+The gate for histories that are copied into a slab in parts: whatever comes between two of them,
+answers have the bits of a cold one, and what happened can be told and run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors.server import Server
+from cairn.engine import schedule
+from cairn.engine.prompt import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.codec import Row, decode
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from cairn.ops.replay_engine import SAME, rerun
+from tests.families import config_of, make_family_model
+from tests.gate.conversation import words
+from tests.gate.test_gate import same_bits
+from tests.holding import hold_in_copy
+from tests.running import Said, ask, at_rest, generate, serving
+
+pytestmark = pytest.mark.gate
+
+C = 64
+WORDS = 300
+WINDOW: dict[str, Any] = {"window": (4, 256)}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "keys and values": ("llama", {}),
+    "a window of its own": ("gpt_oss", {}),
+    "states beside attention": ("qwen3_next", {}),
+    "states alone": ("rwkv7", {}),
+    "sinks and a window": ("llama", WINDOW),
+}
+
+
+@pytest.fixture(name="a_block_a_part", autouse=True)
+def a_block_a_part_(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Small models have histories of few bytes: no part is larger than it must be.
+    """
+    monkeypatch.setattr(schedule, "COPIED_AT_ONCE_BYTES", 1)
+
+
+@attrs.define
+class Case:
+    """
+    A model, how it is served, and the journal of a server that tested itself and served nobody.
+    """
+
+    model: Path
+    settings: dict[str, Any]
+    empty: list[Row] = attrs.field(factory=list)
+    store: MemoryStore = attrs.field(factory=MemoryStore)
+
+    @classmethod
+    async def of(cls, kind: str, model_directory: Path, folder: Path) -> Case:
+        """
+        One of the kinds above.
+        """
+        family, settings = KINDS[kind]
+        model = make_family_model(folder / "model", model_directory, config_of(family))
+        case = cls(model, settings)
+        async with case.cold(case.store):
+            pass
+        case.empty = list(case.store.rows)
+        return case
+
+    def cold(self, store: MemoryStore | None = None) -> Any:
+        """
+        A server that knows nothing.
+        """
+        store = MemoryStore(list(self.empty)) if store is None else store
+        return serving(self.model, store, **self.settings)
+
+    def serving(self) -> Any:
+        """
+        A server over the journal.
+        """
+        return serving(self.model, self.store, **self.settings)
+
+    async def is_the_cold_one(self, said: Said, talk: Sequence[Message]) -> None:
+        """
+        Fails where an answer has other bits than one of a server that knows nothing.
+        """
+        async with self.cold() as cold:
+            missed = await ask(cold, told(talk))
+        assert 0 == missed.accepted.cached_tokens
+        same_bits(said, missed)
+
+    def events(self, kind: type[ev.Event]) -> list[Any]:
+        """
+        The journal's events of a kind.
+        """
+        found = (decode(row).event for row in self.store.rows)
+        return [event for event in found if isinstance(event, kind)]
+
+    def holds(self, session: str) -> bool:
+        """
+        Whether the journal has no violation, and all of a session comes out again on the model.
+        """
+        return () == replay(self.store.rows).findings and SAME == rerun(
+            self.store.rows, session, None
+        )
+
+
+def told(talk: Sequence[Message], **changes: Any) -> Any:
+    """
+    A conversation's request.
+    """
+    return generate(Conversation(messages=tuple(talk)), session_name="one", **changes)
+
+
+def says(place: int, count: int) -> Message:
+    """
+    A user's words.
+    """
+    return Message(role="user", content=words(place, count))
+
+
+async def paused(server: Server) -> list[Message]:
+    """
+    A conversation whose slab was given up behind its first answer, and what is said next.
+    """
+    talk = [says(1, WORDS)]
+    first = await ask(server, told(talk))
+    await at_rest(server)
+    await server._sessions.actors["one"].give_up_slab("room for another session")
+    return [*talk, Message(role="assistant", content=first.text), says(2, 8)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continuation_without_its_slab(kind: str, model_directory: Path, tmp_path: Path) -> None:
+    """
+    Its history is copied in parts that follow each other, each up to where it can be gone on from.
+    """
+    cases: list[Case] = []
+
+    async def main() -> None:
+        case = await Case.of(kind, model_directory, tmp_path)
+        cases.append(case)
+        async with case.serving() as server:
+            talk = await paused(server)
+            second = await ask(server, told(talk))
+            await at_rest(server)
+        assert second.accepted.cached_tokens > 8 * C
+        await case.is_the_cold_one(second, talk)
+
+    trio.run(main)
+    (case,) = cases
+    (chosen,) = [one for one in case.events(ev.PathSelected) if one.shared_blocks]
+    parts = [one for one in case.events(ev.BlocksShared) if one.request == chosen.request]
+    every = 64 * max(1, *(event.state_blocks for event in case.events(ev.ModelLoaded)))
+    assert len(parts) > 1
+    assert [0, *(part.end for part in parts[:-1])] == [part.start for part in parts]
+    assert chosen.reused_tokens == parts[-1].end
+    assert {0} == {part.end % every for part in parts}
+    assert max(len(part.keys) for part in parts) == every // 64
+    assert case.holds("one")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_that_leaves_between_two_parts(
+    kind: str, model_directory: Path, tmp_path: Path
+) -> None:
+    """
+    No further part is copied. The session comes to rest with what it has, or with nothing where a
+    window has its first blocks alone; the same request goes on from there, and has the cold bits.
+    """
+    cases: list[Case] = []
+    held: list[int] = []
+
+    async def main() -> None:
+        case = await Case.of(kind, model_directory, tmp_path)
+        cases.append(case)
+        async with case.serving() as server:
+            talk = await paused(server)
+            between = hold_in_copy(server)
+            async with trio.open_nursery() as nursery:
+                leaving = trio.CancelScope()
+
+                async def leave() -> None:
+                    with leaving:
+                        await ask(server, told(talk))
+
+                nursery.start_soon(leave)
+                await between.wait()
+                leaving.cancel()
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                between.go.set()
+            await at_rest(server)
+            held.append(server._sequencer.session("one").cached_tokens)
+            second = await ask(server, told(talk))
+            await at_rest(server)
+        await case.is_the_cold_one(second, talk)
+
+    trio.run(main)
+    (case,) = cases
+    (left,) = case.events(ev.RequestCancelled)
+    parts = [one for one in case.events(ev.BlocksShared) if one.request == left.request]
+    assert ("prefill", 2) == (left.stage, len(parts))
+    assert [0 if "sinks" in kind else parts[-1].end] == held
+    assert case.holds("one")

@@ -1,0 +1,252 @@
+"""
+The gate for models with recurrent layers: what goes on from a state has the bits of a cold answer,
+by every way on which a state is come by; and where states are not what they were, it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+import trio
+
+from cairn.actors.limits import Limits
+from cairn.engine.mlx_state import StateCache
+from cairn.engine.prompt import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from tests.families import config_of, make_family_model
+from tests.gate.test_blocks_on_disk import House, run, says
+from tests.gate.test_gate import rows_of_an_empty_server
+from tests.running import MIB, Said, ask, at_rest, generate, serving
+
+pytestmark = pytest.mark.gate
+
+BESIDE_ATTENTION = "qwen3_next"
+
+
+def made(family: str, model_directory: Path, tmp_path: Path) -> Path:
+    """
+    A small model of a family, with random weights.
+    """
+    return make_family_model(tmp_path / "model", model_directory, config_of(family))
+
+
+def blocks_apart(house: House) -> int:
+    """
+    How many blocks lie between two that carry states, that one included.
+    """
+    return max(event.state_blocks for event in house.events(ev.ModelLoaded))
+
+
+def bits_of_a_state(house: House) -> list[ev.BlockSealed]:
+    """
+    The blocks that were sealed with states: those that are larger than others.
+    """
+    every = 64 * blocks_apart(house)
+    return [event for event in house.events(ev.BlockSealed) if event.end % every == 0]
+
+
+@pytest.mark.parametrize("family", [BESIDE_ATTENTION, "falcon_h1", "rwkv7"])
+def test_a_conversation_an_edit_and_a_restart(
+    family: str, model_directory: Path, tmp_path: Path
+) -> None:
+    """
+    Three turns go on from the slab; one is edited, and goes on from a block before it; then all
+    again from files. Each answer has the bits of a server that knows nothing.
+    """
+    turns: list[Said] = []
+    others: list[Said] = []
+
+    async def main(house: House) -> None:
+        talk = [says(1, 30)]
+        async with house.serving() as server:
+            for turn in range(3):
+                turns.append(await house.asked(server, talk))
+                await at_rest(server)
+                talk.append(says(2 + turn, (25, 120, 70)[turn]))
+            edited = [*talk[:4], says(9, 20)]
+            others.append(await house.asked(server, edited))
+            await at_rest(server)
+        async with house.serving() as server:
+            others.append(await house.asked(server, talk))
+
+    house = run(made(family, model_directory, tmp_path), tmp_path, main)
+    every = 64 * blocks_apart(house)
+    assert every
+    assert ["cold_start", None, None] == [said.accepted.reason for said in turns]
+    # From the end of the last full chunk, whether a block carries its states or not; but where
+    # a larger slab was needed.
+    assert turns[1].accepted.cached_tokens >= turns[0].accepted.prompt_tokens // 64 * 64 > 0
+    kept = turns[1].accepted.prompt_tokens // every * every
+    assert turns[2].accepted.cached_tokens >= kept
+    edit, restarted = (said.accepted for said in others)
+    assert ("new_session", "diverged") == (edit.path, edit.reason)
+    assert ("continuation", None) == (restarted.path, restarted.reason)
+    last = turns[-1].accepted.prompt_tokens
+    for accepted, common in ((edit, turns[1].accepted.prompt_tokens - 80), (restarted, last)):
+        assert 0 == accepted.cached_tokens % every
+        assert accepted.cached_tokens >= common // every * every
+    assert restarted.cached_tokens > 0
+    assert house.events(ev.BlockLoaded)
+    assert bits_of_a_state(house)
+
+
+def test_states_that_leave_memory(model_directory: Path, tmp_path: Path) -> None:
+    """
+    Conversations in turn over room for few blocks, and for one slab: states go to files and come
+    back with their blocks.
+    """
+    warm: list[Said] = []
+
+    async def main(house: House) -> None:
+        talks: list[list[Message]] = [[], []]
+        async with house.serving(blocks_bytes=MIB, pool_slabs=1) as server:
+            for turn in range(3):
+                for number, talk in enumerate(talks):
+                    talk.append(says(10 * turn + number, 90))
+                    said = await house.asked(server, talk, seed=turn)
+                    await at_rest(server)
+                    if turn:
+                        warm.append(said)
+
+    house = run(made(BESIDE_ATTENTION, model_directory, tmp_path), tmp_path, main)
+    assert any(said.accepted.cached_tokens for said in warm)
+    assert house.events(ev.BlockEvicted)
+    assert house.events(ev.BlockLoaded)
+
+
+def test_bytes_of_states_are_counted(model_directory: Path, tmp_path: Path) -> None:
+    """What lies in memory at rest is what the model's shapes say: rows, and states besides."""
+    measured: list[Any] = []
+
+    async def main(house: House) -> None:
+        async with house.serving(limits=Limits(slab_rest_s=0.0)) as server:
+            await house.asked(server, [says(1, 120)])
+            await at_rest(server)
+            measured.append((server.statistics(), server._model))
+
+    run(made(BESIDE_ATTENTION, model_directory, tmp_path), tmp_path, main)
+    ((now, facts),) = measured
+    rows, rule = facts.kv_token_bytes * facts.chunk_tokens, facts.checkpoints
+    carried = now.blocks // rule.blocks
+    assert now.block_bytes == now.blocks * rows + carried * facts.state_bytes
+    assert now.kv_live_bytes == now.block_bytes + now.slab_bytes
+    # The states of the slab's end are in a block too, or are due once more.
+    alone = now.blocks % rule.blocks != 0
+    assert now.kv_due_bytes == now.block_bytes + alone * facts.state_bytes
+    assert facts.state_bytes > 0
+
+
+def spoiled_cut(cache: StateCache, end: int) -> None:
+    """
+    ``StateCache.cut_back`` that leaves the state as it is.
+    """
+    cache.tokens = end
+
+
+def spoiled_put(cache: StateCache, arrays: Sequence[mx.array], end: int) -> None:
+    """
+    ``StateCache.put`` of a state in which there is nothing.
+    """
+    cache.cache = [mx.zeros_like(array) for array in arrays]
+    cache._spare = []
+    cache.tokens = end
+    cache.keep()
+
+
+@pytest.mark.parametrize("way", ["cut back", "a block"])
+def test_control_a_state_that_is_not_what_it_was(
+    way: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The answer that goes on from it has other bits than a cold one, so that the tests above prove
+    something. In a block digests would see it before, so they are blinded.
+    """
+    directory = made("lfm2", model_directory, tmp_path)
+    answers: list[Said] = []
+
+    async def main() -> None:
+        empty = await rows_of_an_empty_server(directory)  # the self-test has passed
+        if way == "cut back":
+            monkeypatch.setattr(StateCache, "cut_back", spoiled_cut)
+        else:
+            monkeypatch.setattr(StateCache, "put", spoiled_put)
+            for place in ("mlx_blocks", "mlx_files"):
+                monkeypatch.setattr(f"cairn.engine.{place}.digest", lambda block: "blind")
+        talk = [says(1, 60)]
+        files = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}
+        store = MemoryStore(list(empty))
+        async with serving(directory, store, anticipate=False, **files) as server:
+            said = await ask(server, generate(Conversation(messages=tuple(talk))))
+            await at_rest(server)
+            talk += [Message(role="assistant", content=said.text), says(2, 30)]
+            command = generate(Conversation(messages=tuple(talk)))
+            if way == "cut back":
+                answers.append(await ask(server, command))
+        if way == "a block":
+            async with serving(directory, store, anticipate=False, **files) as server:
+                answers.append(await ask(server, command))
+        async with serving(directory, MemoryStore(list(empty))) as cold:
+            answers.append(await ask(cold, command))
+
+    trio.run(main)
+    warm, missed = answers
+    assert warm.accepted.cached_tokens > 0 == missed.accepted.cached_tokens
+    assert warm.tokens != missed.tokens
+
+
+def test_a_model_whose_states_do_not_come_back_is_served_cold(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The self-test finds it, on record; then nothing is reused, and answers are right.
+    """
+    monkeypatch.setattr(StateCache, "cut_back", spoiled_cut)
+    store = MemoryStore()
+    said: list[Said] = []
+
+    async def main() -> None:
+        empty = await rows_of_an_empty_server(directory)
+        house = House(model=directory, folder=tmp_path / "blocks", empty=empty, store=store)
+        async with house.serving() as server:
+            talk = [says(1, 60)]
+            said.append(await house.asked(server, talk))
+            talk.append(says(2, 30))
+            said.append(await house.asked(server, talk))
+
+    directory = made("lfm2", model_directory, tmp_path)
+    trio.run(main)
+
+    events = [decode(row).event for row in store.rows]
+    tests = [event for event in events if isinstance(event, ev.SelfTestFinished)]
+    (loaded,) = [event for event in events if isinstance(event, ev.ModelLoaded)]
+    assert [False, True] == [event.passed for event in tests]
+    assert not tests[0].findings["warm_equals_cold"]
+    assert (False, 0) == (loaded.reusable, loaded.state_blocks)
+    assert "kv_states" not in loaded.fields
+    assert [0, 0] == [one.accepted.cached_tokens for one in said]
+    assert () == replay(store.read()).findings
+
+
+def test_one_row_and_no_window(model_directory: Path, tmp_path: Path) -> None:
+    """Rows are not kept apart over states; what blocks carry is in the fingerprint."""
+    loaded: list[ev.ModelLoaded] = []
+
+    async def main() -> None:
+        store = MemoryStore()
+        async with serving(made("lfm2", model_directory, tmp_path), store, decode_rows=4):
+            pass
+        events = [decode(row).event for row in store.rows]
+        loaded.extend(event for event in events if isinstance(event, ev.ModelLoaded))
+
+    trio.run(main)
+    (one,) = loaded
+    assert (1, True) == (one.decode_rows, one.reusable)
+    assert one.state_blocks == one.fields["kv_states"]["blocks"] > 0
+    assert 4 == one.layers

@@ -1,0 +1,75 @@
+"""
+An engine that is held in the midst of something, for tests of what happens meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import trio
+
+from cairn.actors.server import Server
+
+
+@attrs.define
+class Hold:
+    """
+    Holds the engine in calls of one of its methods, until it is let go.
+
+    Attributes:
+        method: its name.
+        holds: whether to hold in a call, by what that is given.
+        reached: set while it is held in one, and from then on.
+        go: to be set, to let it go for good.
+        count: how many calls there were to hold in, also after it was let go.
+    """
+
+    server: Server
+    method: str
+    holds: Callable[..., bool] = lambda *_: True
+    reached: threading.Event = attrs.field(factory=threading.Event)
+    go: threading.Event = attrs.field(factory=threading.Event)
+    count: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        device: Any = self.server._engine._device
+        call = getattr(device, self.method)
+
+        def held(*given: Any) -> Any:
+            if self.holds(*given):
+                self.count += 1
+                self.reached.set()
+                assert self.go.wait(120)
+            return call(*given)
+
+        setattr(device, self.method, held)
+
+    async def wait(self) -> None:
+        """
+        Until there is a call to hold in.
+        """
+        assert await trio.to_thread.run_sync(self.reached.wait, 120)
+
+
+def hold_in_copy(server: Server) -> Hold:
+    """
+    Hold the engine in the second part of a copy.
+    """
+    parts = itertools.count(1)
+    return Hold(server, "share", lambda *_: next(parts) == 2)
+
+
+def hold_ahead(server: Server) -> Hold:
+    """
+    Hold the engine in a pass over what is anticipated.
+    """
+
+    def is_ahead(slab: int, *_: Any) -> bool:
+        sessions = server._sequencer.state.sessions.values()
+        return any(s.ahead is not None and s.slab and s.slab.id == slab for s in sessions)
+
+    return Hold(server, "run_chunk", is_ahead)

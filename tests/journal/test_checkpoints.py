@@ -1,0 +1,140 @@
+"""
+Models with recurrent states: some blocks carry them, and nothing goes on from anywhere else.
+"""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from immutables import Map
+
+from cairn.journal import events as ev
+from cairn.journal import eviction, paths
+from cairn.journal.checkpoints import MOST_BLOCKS, Checkpoints
+from cairn.journal.held import states_held
+from cairn.journal.lifecycle import Life
+from cairn.journal.state import State
+from tests.journal.model import CHUNKS, TAPES, Driver, Talk, Violated, World, played, profile
+from tests.journal.test_eviction import MODEL, chain, held
+
+SYSTEM, HELLO = ("system", tuple(range(1, 9))), ("user", tuple(range(10, 20)))
+
+
+@pytest.mark.parametrize(
+    ("token_bytes", "state_bytes", "blocks"),
+    [(10, 1, 1), (10, 640, 1), (10, 641, 2), (10, 64_000_000, MOST_BLOCKS), (0, 1, MOST_BLOCKS)],
+)
+def test_how_often_a_block_carries_states(token_bytes: int, state_bytes: int, blocks: int) -> None:
+    """They take no more than keys and values do, but for states so large that work counts more."""
+    rule = Checkpoints.of(64, token_bytes, state_bytes)
+
+    assert blocks == rule.blocks
+    assert [blocks, 2 * blocks] == [n for n in range(1, 2 * blocks + 1) if rule.at(64 * n)]
+    assert [0, blocks] == [rule.last(blocks - 1), rule.last(2 * blocks - 1)]
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+@profile(30)
+@given(TAPES)
+def test_histories_go_on_from_states_alone(blocks: int, data: bytes) -> None:
+    """
+    Whatever is asked, evicted and lost: a slab is cut back to the end of its last block or emptied,
+    what is shared ends where a block carries states, and each decision is what looking at every
+    block finds.
+    """
+    driver = played(data, state_blocks=blocks)
+    world = World()
+    for recorded in driver.recorded:
+        event = recorded.event
+        chunk = CHUNKS[driver.fingerprint] if world.model is None else world.model["chunk_tokens"]
+        match event:
+            case ev.CacheTrimmed():
+                sealed = len(world.sessions[event.session]["slab_keys"]) * chunk
+                assert event.end in (0, sealed)
+            case ev.BlocksShared():
+                assert event.end % (blocks * chunk) == 0
+        world.take(recorded)
+
+    found = {
+        r.event.invariant for r in driver.recorded if isinstance(r.event, ev.InvariantViolated)
+    }
+    assert found <= {"CRASH"}  # sessions fall, as tapes have it
+
+
+def _settling(driver: Driver) -> str:
+    """
+    A session whose answer is done, with sealed blocks in its slab.
+    """
+    driver.start()
+    talk = Talk(tenant="t1", group=None, name=None, parts=(SYSTEM, HELLO))
+    name = driver.ask(talk)
+    assert name is not None
+    while driver.state.session(name).life != "settling":
+        driver.step(name)
+    assert len(driver.state.session(name).slab_keys) > 1
+    return name
+
+
+@pytest.mark.parametrize("states", [0, 1])
+def test_a_slab_cut_back_to_where_no_state_was_kept(states: int) -> None:
+    """INV-1 sees it; without states there is nothing to see."""
+    driver = Driver(pool_slabs=4, blocks_kept=40, spare_tokens=60, state_blocks=states)
+    name = _settling(driver)
+    if not states:
+        driver.trim(name, driver.chunk, "anywhere")
+        return
+    with pytest.raises(Violated) as caught:
+        driver.trim(name, driver.chunk, "anywhere")
+
+    assert caught.value.outcome.bug is not None
+    assert "INV-1" == caught.value.outcome.bug.invariant
+    assert "no state was kept" in str(caught.value.outcome.bug)
+
+
+def test_blocks_without_states_are_not_gone_on_from() -> None:
+    """Four blocks are there, and each third carries states: three are reused, or none of two."""
+    driver = Driver(pool_slabs=4, blocks_kept=40, spare_tokens=60, state_blocks=3)
+    name = _settling(driver)
+    keys = driver.state.session(name).slab_keys
+    driver.release(name)
+    session = driver.state.session(name)
+
+    assert (0, len(keys) // 3 * 3) == paths.reusable_ahead(driver.state, session, keys)
+    assert (0, 0) == paths.reusable_ahead(driver.state, session, keys[:2])
+
+
+def state_with(blocks: int, count: int, *, slab: bool = True) -> State:
+    """
+    A session at rest over so many blocks in memory.
+    """
+    stones = chain("a", count, 100)
+    keys = tuple(block.key for block in stones)
+    session = attrs.evolve(held(*keys), life=Life.IDLE, cached_tokens=4 * count)
+    return State(
+        model=attrs.evolve(MODEL, state_blocks=blocks),
+        blocks=Map({block.key: block for block in stones}),
+        sessions=Map({session.id: session} if slab else {}),
+    )
+
+
+def test_a_slab_is_spared_where_a_block_has_its_states() -> None:
+    """The states of an end that no block carries would have to be computed again."""
+
+    def spared(blocks: int, count: int) -> bool:
+        state = state_with(blocks, count)
+        (session,) = state.sessions.values()
+        return eviction.can_spare_slab(state, session)
+
+    assert [True, True, False, True] == [
+        spared(blocks, count) for blocks, count in ((0, 3), (1, 3), (2, 3), (2, 4))
+    ]
+
+
+def test_states_in_memory_count_once() -> None:
+    """Those of blocks, and of the end of a slab where no block in memory carries them."""
+    assert [0, 3, 2, 2] == [
+        states_held(state_with(blocks, count)) for blocks, count in ((0, 3), (1, 3), (2, 3), (2, 4))
+    ]
+    assert 1 == states_held(state_with(2, 3, slab=False))
+    assert 0 == states_held(State())
