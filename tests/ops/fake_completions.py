@@ -63,6 +63,7 @@ class Fake:
         rests: how many requests it has no room for, after one with special tokens.
         ends_after: so many tokens, each answer ends by itself, by a token that is counted only.
         prefill_s: how long it reads a prompt that is not cached, unless its client leaves.
+        decode_s: how long each answer takes besides.
         settles: at so many looks at its health a session is at work still, behind each answer.
         holds: at so many looks at its health a slab is held still, behind each answer.
         meets: so many answers with log-probabilities wait for each other behind their first word.
@@ -87,6 +88,7 @@ class Fake:
         key: str | None = None,
         ends_after: int | None = None,
         prefill_s: float = 0.05,
+        decode_s: float = 0,
         settles: int = 0,
         holds: int = 0,
         tells_prefill: int = 0,
@@ -108,6 +110,7 @@ class Fake:
         self.key = key
         self.ends_after = ends_after
         self.prefill_s = prefill_s
+        self.decode_s = decode_s
         self.settles = settles
         self.tells_prefill = tells_prefill
         self.meets = meets
@@ -401,6 +404,7 @@ class _Handler(BaseHTTPRequestHandler):
             fake.seen.append(half)
             fake.halves.append(half)
             raise Gone
+        self._left(fake.decode_s)
         made = self._decoded(body, cached, alone)
         fake.seen += [prompt, [*prompt, *made["text"].split()]]
         fake.last = prompt

@@ -10,7 +10,7 @@ import shlex
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import pytest
 from click.testing import Result
 
 from cairn.ops.api_keys import KEY_VARIABLE
-from cairn.ops.conform import rows_of_cache
 from cairn.ops.conform.case import Case
 from cairn.ops.conform.suite import ROWS
 from cairn.ops.outside.answers import Answer, Streamed, Token, difference, whole
@@ -97,7 +96,7 @@ def test_a_sound_server_keeps_every_row(run: Run):
     """
     Every row is kept by a server in which nothing is broken, and the command ends with 0.
     """
-    with serving(Fake(prefill_s=0.1)) as url:
+    with serving(Fake(prefill_s=0.1, decode_s=0.03)) as url:
         result = run("conform", url, "--json", "--restart", restart_of(url))
     rows = report(result)
     assert dict.fromkeys(ROWS, "kept") == verdicts(rows), result.stdout
@@ -169,7 +168,7 @@ def test_what_is_not_told_is_not_held_against_a_server(run: Run):
     A server that tells neither log-probabilities nor usage breaks nothing; its texts are compared,
     and the rows say what was not told.
     """
-    with serving(Fake(hides=["logprobs", "usage"], prefill_s=0.1)) as url:
+    with serving(Fake(hides=["logprobs", "usage"], prefill_s=0.1, decode_s=0.03)) as url:
         result = run("conform", url, "--json", "--restart", restart_of(url))
     rows = report(result)
     expected = {**dict.fromkeys(ROWS, "kept"), "token-accounts": "not tried"}
@@ -207,7 +206,7 @@ def test_what_is_refused_is_not_tried(run: Run):
     A server that refuses fields it does not know is asked without them where that can be.
     """
     refuses = ["logprobs", "seed", "cache_prompt", "stream_options"]
-    with serving(Fake(refuses=refuses, prefill_s=0.1)) as url:
+    with serving(Fake(refuses=refuses, prefill_s=0.1, decode_s=0.03)) as url:
         rows = report(run("conform", url, "--json", "--restart", restart_of(url)))
     assert {**dict.fromkeys(ROWS, "kept"), "seeds": "not tried"} == verdicts(rows)
     assert ["a request with a seed was refused: status 400: 'seed is not known here'"] == rows[
@@ -379,24 +378,25 @@ def test_who_was_not_left_in_prefill_is_not_kept(run: Run):
     assert any("could leave in prefill" in told for told in rows["disconnect"]["not_tried"])
 
 
-def test_who_waits_for_the_others_is_not_among_them(run: Run, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("rounds", "verdict"), [(1, "kept"), (10, "not tried")])
+def test_who_waits_for_the_others_is_not_among_them(
+    rounds: int, verdict: str, run: Run, monkeypatch: pytest.MonkeyPatch
+):
     """
-    Where of requests that are sent at once none is under way beside another, nothing was tried.
+    Where of requests that are sent at once none is under way beside another, they are sent again,
+    and where that never happens nothing was tried.
     """
-    monkeypatch.setattr(rows_of_cache, "_among", _one_after_the_other)
-    with serving(Fake(prefill_s=0)) as url:
+    together, apart = Case.together, iter(range(rounds))
+
+    def slow(case: Case, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+        if next(apart, None) is None:
+            return together(case, calls)
+        return [call() for call in calls]
+
+    monkeypatch.setattr(Case, "together", slow)
+    with serving(Fake(prefill_s=0.1, decode_s=0.1)) as url:
         rows = report(run("conform", url, "--json", "--row", "other-traffic"))
-    assert {"other-traffic": "not tried"} == verdicts(rows)
-
-
-def _one_after_the_other(case: Case, prompt: Any, others: Any) -> tuple[Answer, int]:
-    """
-    As a client does that does not manage to be quick.
-    """
-    answer = case.ask(prompt)
-    for other in others:
-        case.ask(other)
-    return answer, 0
+    assert {"other-traffic": verdict} == verdicts(rows)
 
 
 def test_a_server_that_is_busy_is_not_gone(run: Run):
@@ -412,7 +412,7 @@ def test_without_a_command_nothing_is_restarted(run: Run):
     """
     The row about restarts is not tried without `--restart`, and all else is kept.
     """
-    with serving(Fake(prefill_s=0.1)) as url:
+    with serving(Fake(prefill_s=0.1, decode_s=0.03)) as url:
         result = run("conform", url, "--json")
     rows = report(result)
     assert {**dict.fromkeys(ROWS, "kept"), "restart": "not tried"} == verdicts(rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -281,8 +282,15 @@ class Case:
         """
         What calls give that are made at the same time.
         """
+        # The first would have its answer before the thread of the last has begun.
+        ready = threading.Barrier(len(calls))
+
+        def made(call: Callable[[], T]) -> T:
+            ready.wait()
+            return call()
+
         with ThreadPoolExecutor(len(calls)) as threads:
-            return [made.result() for made in [threads.submit(call) for call in calls]]
+            return list(threads.map(made, calls))
 
     def leave(
         self,

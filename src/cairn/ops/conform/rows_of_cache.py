@@ -13,6 +13,7 @@ from cairn.ops.outside.client import Left
 from cairn.ops.outside.texts import user
 
 _OTHERS = 3
+_ROUNDS = 4
 _TURNS = 3
 _CUTS = (0.3, 0.7)
 
@@ -77,7 +78,7 @@ def other_traffic(case: Case) -> None:
     for number, other in enumerate(others):
         case.ask(other, max_tokens=TOKENS // (number + 1))
     case.same(alone, case.ask(prompt), "after other conversations")
-    among, overlaps = _among(case, prompt, others)
+    among, overlaps = _among(case, prompt, others, rounds=_ROUNDS)
     case.same(alone, among, "among other conversations")
     first, overlaps_first = _among(case, fresh, others)
     case.same(case.ask(fresh), first, "a new prompt among others, compared with it alone after")
@@ -196,14 +197,30 @@ def cut_off_prefill(case: Case) -> None:
 
 
 def _among(
-    case: Case, prompt: list[dict[str, str]], others: list[list[dict[str, str]]]
+    case: Case,
+    prompt: list[dict[str, str]],
+    others: list[list[dict[str, str]]],
+    *,
+    rounds: int = 1,
 ) -> tuple[Answer, int]:
     """
     An answer among others, and how many of them were under way at the same time.
+
+    A server may have answered what it knows before the next is sent, so where none met it they are
+    asked again, and each round's answer is compared with that of the one before.
     """
     calls = [partial(case.ask, one, "one of several requests at once") for one in (prompt, *others)]
-    answer, *rest = case.together(calls)
-    overlaps = sum(one.began_s < answer.ended_s and answer.began_s < one.ended_s for one in rest)
+    earlier = None
+    for _ in range(rounds):
+        answer, *rest = case.together(calls)
+        if earlier is not None:
+            case.same(earlier, answer, "among other conversations, asked again")
+        earlier = answer
+        overlaps = sum(
+            one.began_s < answer.ended_s and answer.began_s < one.ended_s for one in rest
+        )
+        if overlaps:
+            break
     return answer, overlaps
 
 
