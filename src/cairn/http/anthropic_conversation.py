@@ -4,10 +4,13 @@ Anthropic's system prompt, messages and tools in canonical form.
 What clients move about without meaning anything by it is the same conversation afterwards, since
 conversations are compared by hashes of it: content as a string or as a list of blocks, cache hints,
 the line of the billing header, tools that are only declared so far. Each message is read from
-itself and from the tools, never from what follows it: what stays at its place stays the same.
+itself, the tools and what stands before it, never from what follows it: what stays at its place
+stays the same.
 
 What a tool gave that is no text, and what Anthropic's server did for the client, has a constant
-text in its place (``stand_ins``): conversations that were begun elsewhere go on here.
+text in its place (``stand_ins``): conversations that were begun elsewhere go on here. Some clients
+put what a tool gave beside its result or behind it, among the user's own (Claude Code the pages of
+a PDF), so images and documents count as a tool's from a result up to the assistant's next message.
 
 A message of a user's may hold results of tools and words of the system among its own. It becomes
 several messages then, in the order of its blocks.
@@ -29,7 +32,7 @@ from .errors import ClientError, missing
 from .formats import schema_at
 from .limits import BODY_BYTES_MAX, CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
 from .parameters import check_name
-from .stand_ins import DOCUMENT, OF_RESULTS, of_server_tools
+from .stand_ins import DOCUMENT, OF_RESULTS, UNKNOWN, of_server_tools
 
 T = TypeVar("T")
 
@@ -44,6 +47,9 @@ _WITHDRAWN = "This function cannot be called any more: {name}\n"
 
 #: Templates have no place for it.
 _FAILED = "Error: "
+
+#: The parts of a tool's result that are text, or become text.
+_READ_IN_RESULTS = ("text", "document", "search_result", "tool_reference")
 
 
 class WireBlock(msgspec.Struct):
@@ -158,11 +164,25 @@ def read_talk(
     check_count(wire, "messages", MESSAGES_MAX)
     reader = _Reader(tools)
     messages = list(reader.system(system))
-    for index, message in enumerate(wire):
-        messages += reader.message(message, f"messages[{index}]")
+    for index, (message, has_results) in enumerate(_with_results(wire)):
+        messages += reader.message(message, f"messages[{index}]", has_results=has_results)
         # One on the wire may be several, and these are what a template goes through.
         check_count(messages, "messages", MESSAGES_MAX)
-    if messages[-1].role == "assistant":
+    return Talk(
+        messages=tuple(messages),
+        loaded=tuple(reader.loaded.values()),
+        withdrawn=frozenset(reader.withdrawn),
+    )
+
+
+def check_last(wire: Sequence[WireMessage]) -> None:
+    """
+    Refuse messages that no answer can follow.
+
+    Raises:
+        ClientError: the last one is an assistant's.
+    """
+    if wire[-1].role == "assistant":
         # An answer that begins anew is none that goes on.
         raise ClientError(
             f"messages[{len(wire) - 1}] is an assistant's, and this server cannot go on with a "
@@ -170,11 +190,6 @@ def read_talk(
             param=f"messages[{len(wire) - 1}].role",
             code="unsupported_value",
         )
-    return Talk(
-        messages=tuple(messages),
-        loaded=tuple(reader.loaded.values()),
-        withdrawn=frozenset(reader.withdrawn),
-    )
 
 
 def ignored_tools(wire: Sequence[WireTool]) -> set[str]:
@@ -189,17 +204,32 @@ def ignored_tools(wire: Sequence[WireTool]) -> set[str]:
 
 def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
     """
-    The types of blocks in whose place something else stands.
+    The types of blocks in whose place something else stands, or nothing.
     """
     found = set()
-    for message in wire:
+    for message, has_results in _with_results(wire):
         for block in message.content if isinstance(message.content, list) else ():
-            if of_server_tools(block.type) is not None:
+            given = _stand_in(block) if has_results else None
+            if given is not None or of_server_tools(block.type) is not None:
                 found.add(f"messages.{block.type}")
             elif block.type == "tool_result" and isinstance(block.content, list):
-                parts = (part for part in block.content if _stand_in(part) is not None)
+                parts = (part for part in block.content if _of_result(part) is not None)
                 found |= {f"messages.{part.type}" for part in parts}
     return found
+
+
+def _with_results(wire: Iterable[WireMessage]) -> Iterator[tuple[WireMessage, bool]]:
+    """
+    Each message, and whether it is a user's that holds a tool's result or follows one that does,
+    with no assistant's between.
+    """
+    given = False
+    for message in wire:
+        if message.role == "assistant":
+            given = False
+        elif message.role == "user" and isinstance(message.content, list):
+            given = given or any(block.type == "tool_result" for block in message.content)
+        yield message, given and message.role == "user"
 
 
 def lifetimes(
@@ -223,11 +253,13 @@ def lifetimes(
 def _hints(
     content: str | Iterable[WireBlock] | Mapping[str, Any] | None,
 ) -> Iterator[Mapping[str, Any] | None]:
-    if content is None or isinstance(content, str | Mapping):
-        return
-    for block in content:
-        yield block.cache_control
-        yield from _hints(block.content)
+    # By hand, as a client may nest blocks as deep as a body may be.
+    waiting = [content]
+    while waiting:
+        blocks = waiting.pop()
+        for block in () if blocks is None or isinstance(blocks, str | Mapping) else blocks:
+            yield block.cache_control
+            waiting.append(block.content)
 
 
 def _is_custom(tool: WireTool) -> bool:
@@ -275,14 +307,19 @@ class _Reader:
         if text:
             yield Message(role="system", content=text)
 
-    def message(self, wire: WireMessage, where: str) -> Iterator[Message]:
+    def message(
+        self, wire: WireMessage, where: str, *, has_results: bool = False
+    ) -> Iterator[Message]:
         """
         The messages that one on the wire is.
+
+        Args:
+            has_results: whether images and documents in it may be what a tool gave.
         """
         blocks = _blocks(wire.content)
         match wire.role:
             case "user":
-                yield from self._user(blocks, f"{where}.content")
+                yield from self._user(blocks, f"{where}.content", has_results=has_results)
             case "assistant":
                 yield self._assistant(blocks, f"{where}.content")
             case "system":
@@ -293,7 +330,9 @@ class _Reader:
                     param=f"{where}.role",
                 )
 
-    def _user(self, blocks: Sequence[WireBlock], where: str) -> Iterator[Message]:
+    def _user(
+        self, blocks: Sequence[WireBlock], where: str, *, has_results: bool
+    ) -> Iterator[Message]:
         words: list[str] = []
         is_whole = True
 
@@ -313,7 +352,8 @@ class _Reader:
                 yield self._inserted(_content(block, place), f"{place}.content")
                 is_whole = False
             else:
-                words.append(self._text(block, place))
+                given = _stand_in(block) if has_results else None
+                words.append(given or self._text(block, place))
         if is_whole:
             # Also where it says nothing at all.
             yield Message(role="user", content="".join(words))
@@ -364,7 +404,7 @@ class _Reader:
 
     def _result(self, block: WireBlock, where: str) -> Message:
         text = "".join(
-            _stand_in(part) or self._text(part, f"{where}.content[{index}]")
+            _of_result(part) or self._text(part, f"{where}.content[{index}]")
             for index, part in enumerate(_content(block, where))
         )
         return Message(
@@ -447,13 +487,23 @@ def _content(block: WireBlock, where: str) -> Sequence[WireBlock]:
     return _blocks(block.content or "")
 
 
-def _stand_in(part: WireBlock) -> str | None:
+def _of_result(part: WireBlock) -> str | None:
     """
     What stands in the place of a part of a result; None for one that can be read.
     """
-    if part.type == "document" and part.source is not None and _text_of(part.source) is None:
+    if (found := _stand_in(part)) is not None:
+        return found
+    return None if part.type in _READ_IN_RESULTS else of_server_tools(part.type) or UNKNOWN
+
+
+def _stand_in(block: WireBlock) -> str | None:
+    """
+    What stands in the place of an image or a document that a tool gave; None for other blocks, and
+    for a document of text.
+    """
+    if block.type == "document" and block.source is not None and _text_of(block.source) is None:
         return DOCUMENT
-    return OF_RESULTS.get(part.type)
+    return OF_RESULTS.get(block.type)
 
 
 def _of_server(block: WireBlock, where: str) -> str:
