@@ -432,6 +432,10 @@ def test_what_is_refused(fields: dict[str, Any], param: str, code: str):
 
 
 def test_an_input_that_is_misspelt():
-    """The refusal asks whether it is meant."""
-    assert refused(input=None, inptu="x").message.endswith(". Is inptu meant for it?")
-    assert "meant" not in refused(input=[], inbox="x").message
+    """The refusal asks whether it is meant, also where there is something to go on from."""
+    for more in ({}, {"previous_response_id": "resp_1"}):
+        error = refused(input=None, inptu="x", **more)
+        assert error.message.endswith(". Is inptu meant for it?")
+        assert ("input", "missing_required_parameter") == (error.param, error.code)
+    assert "meant" not in refused(input=None, inbox="x").message
+    assert "meant" not in refused(input=[], inptu="x").message

@@ -74,13 +74,6 @@ class ClientError(Exception):
         self.headers = headers
 
 
-def asked_of(instead: str | None) -> str:
-    """
-    What stands behind a sentence about a missing field, where another may have been sent for it.
-    """
-    return "" if instead is None else f". Is {instead[:100]} meant for it?"
-
-
 def missing(where: str, instead: str | None = None) -> ClientError:
     """
     What to raise where a field is missing that has to be there.
@@ -89,8 +82,9 @@ def missing(where: str, instead: str | None = None) -> ClientError:
         where: it, as a path into the body.
         instead: a field that may have been sent for it.
     """
+    asked = "" if instead is None else f". Is {instead[:100]} meant for it?"
     return ClientError(
-        f"{where} is missing; it is required{asked_of(instead)}",
+        f"{where} is missing; it is required{asked}",
         param=where,
         code="missing_required_parameter",
     )
