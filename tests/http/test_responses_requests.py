@@ -287,6 +287,13 @@ def test_what_is_kept():
     assert long == {name: json.loads(text) for name, text in keep.texts.items()}
 
 
+@pytest.mark.parametrize("more", [{}, {"call_id": None}, {"call_id": ""}])
+def test_a_result_that_names_no_call(more: dict[str, Any]):
+    """It is a tool's message all the same; clients may leave the id out."""
+    item = {"type": "function_call_output", "output": "Rain.", **more}
+    assert (Message(role="tool", content="Rain."),) == messages(item)
+
+
 def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
     """A constant text stands in its place, and that is told."""
 
@@ -401,6 +408,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "invalid_type",
     ),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "unsupported_value"),
+    (
+        {"text": {"format": {"type": "json_object", "schema": {}}}},
+        "text.format.schema",
+        "unsupported_value",
+    ),
     (
         {"text": {"format": {"type": "json_schema"}}},
         "text.format.schema",

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import msgspec
@@ -28,13 +28,11 @@ import msgspec
 from cairn.engine.json_text import fault_of
 from cairn.engine.prompt import Message
 
-from .errors import ClientError, missing
+from .errors import ClientError, given, missing
 from .formats import schema_at
 from .limits import BODY_BYTES_MAX, CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
 from .parameters import check_name
 from .stand_ins import DOCUMENT, OF_RESULTS, UNKNOWN, of_server_tools
-
-T = TypeVar("T")
 
 _ROLES = ("user", "assistant", "system")
 
@@ -209,8 +207,8 @@ def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
     found = set()
     for message, has_results in _with_results(wire):
         for block in message.content if isinstance(message.content, list) else ():
-            given = _stand_in(block) if has_results else None
-            if given is not None or of_server_tools(block.type) is not None:
+            stand_in = _stand_in(block) if has_results else None
+            if stand_in is not None or of_server_tools(block.type) is not None:
                 found.add(f"messages.{block.type}")
             elif block.type == "tool_result" and isinstance(block.content, list):
                 parts = (part for part in block.content if _of_result(part) is not None)
@@ -223,13 +221,13 @@ def _with_results(wire: Iterable[WireMessage]) -> Iterator[tuple[WireMessage, bo
     Each message, and whether it is a user's that holds a tool's result or follows one that does,
     with no assistant's between.
     """
-    given = False
+    has_results = False
     for message in wire:
         if message.role == "assistant":
-            given = False
+            has_results = False
         elif message.role == "user" and isinstance(message.content, list):
-            given = given or any(block.type == "tool_result" for block in message.content)
-        yield message, given and message.role == "user"
+            has_results |= any(block.type == "tool_result" for block in message.content)
+        yield message, has_results and message.role == "user"
 
 
 def lifetimes(
@@ -352,8 +350,8 @@ class _Reader:
                 yield self._inserted(_content(block, place), f"{place}.content")
                 is_whole = False
             else:
-                given = _stand_in(block) if has_results else None
-                words.append(given or self._text(block, place))
+                stand_in = _stand_in(block) if has_results else None
+                words.append(stand_in or self._text(block, place))
         if is_whole:
             # Also where it says nothing at all.
             yield Message(role="user", content="".join(words))
@@ -367,9 +365,9 @@ class _Reader:
             place = f"{where}[{index}]"
             match block.type:
                 case "text":
-                    said += _given(block.text, f"{place}.text")
+                    said += given(block.text, f"{place}.text")
                 case "thinking":
-                    thought += _given(block.thinking, f"{place}.thinking")
+                    thought += given(block.thinking, f"{place}.thinking")
                 case "redacted_thinking":
                     pass  # of another model's; nobody here can read it
                 case "tool_use":
@@ -392,11 +390,11 @@ class _Reader:
     def _system_text(self, block: WireBlock, where: str) -> str:
         match block.type:
             case "text":
-                return _given(block.text, f"{where}.text")
+                return given(block.text, f"{where}.text")
             case "tool_addition":
-                return self._offer(_given(block.tool, f"{where}.tool"), f"{where}.tool")
+                return self._offer(given(block.tool, f"{where}.tool"), f"{where}.tool")
             case "tool_removal":
-                name = _name_of(_given(block.tool, f"{where}.tool"), f"{where}.tool")
+                name = _name_of(given(block.tool, f"{where}.tool"), f"{where}.tool")
                 self.withdrawn.add(name)
                 return _WITHDRAWN.format(name=name)
             case _:
@@ -410,7 +408,7 @@ class _Reader:
         return Message(
             role="tool",
             content=f"{_FAILED}{text}" if block.is_error else text,
-            tool_call_id=_given(block.tool_use_id, f"{where}.tool_use_id") or None,
+            tool_call_id=given(block.tool_use_id, f"{where}.tool_use_id") or None,
         )
 
     def _text(self, block: WireBlock, where: str) -> str:
@@ -419,13 +417,13 @@ class _Reader:
         """
         match block.type:
             case "text":
-                return _given(block.text, f"{where}.text")
+                return given(block.text, f"{where}.text")
             case "document":
                 return _document(block, where)
             case "search_result":
                 return _search_result(block, where)
             case "tool_reference":
-                name = _given(block.tool_name, f"{where}.tool_name")
+                name = given(block.tool_name, f"{where}.tool_name")
                 return self._load(self._named(name, f"{where}.tool_name"), where)
             case _:
                 return _of_server(block, where)
@@ -526,17 +524,16 @@ def _unbilled(text: str) -> str:
 
 
 def _call(block: WireBlock, where: str) -> Mapping[str, Any]:
-    given = _given(block.input, f"{where}.input")
-    arguments: str | dict[str, Any] = given
-    if fault_of(given) is not None:
+    arguments: str | dict[str, Any] = given(block.input, f"{where}.input")
+    if fault_of(arguments) is not None:
         # The model's own words: they shall not end the conversation.
         try:
-            arguments = json.dumps(given, ensure_ascii=False)
+            arguments = json.dumps(arguments, ensure_ascii=False)
         except RecursionError as error:
             raise ClientError(
                 f"{where}.input is nested too deep to be read", param=f"{where}.input"
             ) from error
-    function = {"name": _given(block.name, f"{where}.name"), "arguments": arguments}
+    function = {"name": given(block.name, f"{where}.name"), "arguments": arguments}
     return {"id": block.id or "", "type": "function", "function": function}
 
 
@@ -572,7 +569,7 @@ def _text_of(source: Mapping[str, Any] | str) -> str | None:
 def _search_result(block: WireBlock, where: str) -> str:
     source = block.source if isinstance(block.source, str) else None
     texts = [
-        _given(part.text, f"{where}.content[{index}].text")
+        given(part.text, f"{where}.content[{index}].text")
         for index, part in enumerate(_content(block, where))
     ]
     return _titled(block.title, source, "".join(texts))
@@ -601,12 +598,6 @@ def _converted(definition: Any, where: str) -> WireTool:
         return msgspec.convert(definition, WireTool)
     except msgspec.ValidationError as error:
         raise ClientError(f"{where}: {error}", param=where, code="invalid_type") from error
-
-
-def _given(value: T | None, where: str) -> T:
-    if value is None:
-        raise missing(where)
-    return value
 
 
 def _unsupported(block: WireBlock, where: str) -> ClientError:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import structlog
@@ -40,6 +40,8 @@ from cairn.actors.messages import (
     TooManyAgents,
     TooManyAnswers,
 )
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -88,6 +90,21 @@ def missing(where: str, instead: str | None = None) -> ClientError:
         param=where,
         code="missing_required_parameter",
     )
+
+
+def given(value: T | None, where: str) -> T:
+    """
+    The value of a field that has to be there.
+
+    Args:
+        where: it, as a path into the body.
+
+    Raises:
+        ClientError: it is missing.
+    """
+    if value is None:
+        raise missing(where)
+    return value
 
 
 @attrs.frozen(kw_only=True)
