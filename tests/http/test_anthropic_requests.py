@@ -164,6 +164,11 @@ def test_only_a_count_may_leave_the_limit_out():
     assert read() == read_count_request(body_of(), {}, Ignored(), FACTS)
 
 
+def test_an_answer_of_no_tokens():
+    """So that the prompt is read only: it is asked for as it is, and no default takes its place."""
+    assert 0 == read(max_tokens=0).command.max_tokens
+
+
 def test_a_limit_that_is_misspelt():
     """The refusal asks whether it is meant."""
     with pytest.raises(ClientError) as failed:
@@ -747,7 +752,7 @@ def test_each_ignored_name_is_logged_once():
         ),
         ({"system": [{"type": "image"}]}, "unsupported_content", "system[0].type"),
         ({"system": 1}, "invalid_type", "system"),
-        ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+        ({"max_tokens": -1}, "invalid_value", "max_tokens"),
         ({"max_tokens": "x"}, "invalid_type", "max_tokens"),
         ({"temperature": -1}, "invalid_value", "temperature"),
         ({"top_k": -1}, "invalid_value", "top_k"),

@@ -176,7 +176,7 @@ def _read(
         prompt=None,
         sampling=parameters.sampling(facts, given),
         seed=parameters.seed(wire.seed),
-        max_tokens=integer("max_tokens", wire.max_tokens, 1, INT64_MAX),
+        max_tokens=integer("max_tokens", wire.max_tokens, 0, INT64_MAX),
         stop=parameters.stop_texts("stop_sequences", tuple(wire.stop_sequences or ()), _STOPS_MAX),
         group=parameters.group(headers),
         **parameters.reuse(wire),
