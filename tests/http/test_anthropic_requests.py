@@ -208,6 +208,13 @@ def test_content_as_string_or_blocks(role: str, blocks: list[Any]):
     assert conversation_parts(one) == conversation_parts(other)
 
 
+def test_neighbours_of_one_role_stay_apart():
+    """What was said and not answered is what it was when more is said behind it."""
+    before = conversation_parts(conversation(messages=HELLO))
+    parts = conversation_parts(conversation(messages=[*HELLO, *HELLO]))
+    assert (*before, *before) == parts
+
+
 def test_no_content_is_an_empty_text():
     """A list without blocks is a message that says nothing."""
     assert (Message(role="user", content=""),) == said()
