@@ -166,6 +166,24 @@ def test_a_count_is_what_the_message_has(server: Serving):
         assert [] == server.requests(after=before)
 
 
+def test_a_prompt_that_is_only_read(server: Serving):
+    """With no tokens to answer, nothing is said; the same prompt finds its chunks afterwards."""
+    talk = [{"role": "user", "content": "Tell me of Rome, and of what lies under it."}]
+    read = message(server, messages=talk, max_tokens=0)
+    assert ([], "max_tokens", 0) == (
+        read["content"],
+        read["stop_reason"],
+        read["usage"]["output_tokens"],
+    )
+    server.at_rest()
+    kinds = [one["type"] for one in events(server, messages=talk, max_tokens=0)]
+    assert ["message_start", "message_delta", "message_stop"] == kinds
+    server.at_rest()
+    usage = message(server, messages=talk)["usage"]
+    assert prompt_tokens(read["usage"]) == prompt_tokens(usage)
+    assert (prompt_tokens(usage) - 1) // CHUNK * CHUNK == usage["cache_read_input_tokens"] > 0
+
+
 def test_longer_than_the_context(server: Serving):
     """Both numbers are told in the words that clients look for; a count counts all the same."""
     words = [{"role": "user", "content": "path " * 60_000}]

@@ -306,6 +306,14 @@ async def test_a_count_needs_no_limit_and_gives_no_stream():
     assert 200 == response.status_code
 
 
+async def test_a_history_that_ends_with_the_assistant():
+    """Its tokens are counted as it stands; asked for an answer, it is refused."""
+    history = [*ASK["messages"], {"role": "assistant", "content": "Hello."}]
+    assert 200 == (await post(FakeService(), COUNT, messages=history)).status_code
+    error = await error_of(await post(FakeService(), messages=history))
+    assert ("unsupported_value", "messages[1].role") == (error["code"], error["param"])
+
+
 # --- errors ----------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ import pytest
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from cairn.engine.prompt import Conversation, conversation_parts, render
+from cairn.http import stand_ins
 from cairn.http.anthropic import read_messages_request
 from cairn.http.parameters import Ignored
 from tests.http.fake_service import FACTS
@@ -256,6 +257,29 @@ def searching() -> Iterator[Body]:
         yield {"max_tokens": 100, "tools": tools, "messages": turns[: 2 * turn + 1]}
 
 
+def reading() -> Iterator[Body]:
+    """
+    The requests of a client that has its tools read PDFs and images: the pages come behind the
+    result in a message of the user's, or beside it.
+    """
+    pages = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+    image = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    turns: list[list[Body]] = [
+        [{"role": "user", "content": "What is in it?"}],
+        [
+            call("look", "toolu_1"),
+            result("toolu_1", "PDF file read"),
+            {"role": "user", "content": [{"type": "document", "source": pages}]},
+        ],
+        [call("look", "toolu_2"), result("toolu_2", [text("Page 1"), text(" of 1")])],
+        [{"role": "assistant", "content": "A map."}, {"role": "user", "content": "Of what?"}],
+    ]
+    turns[2][-1]["content"].append({"type": "image", "source": image})
+    for count in range(1, len(turns) + 1):
+        messages = [message for turn in turns[:count] for message in turn]
+        yield {"max_tokens": 100, "tools": [tool("look")], "messages": messages}
+
+
 def call(name: str, call_id: str) -> Body:
     """An assistant's message that calls a tool."""
     block = {"type": "tool_use", "id": call_id, "name": name, "input": {"city": "Öslo"}}
@@ -278,3 +302,14 @@ def test_a_deferred_tool_that_is_named_leaves_what_came_before(tokenizer: Any):
     head, _, rest = render(tokenizer, found[-1]).partition("How is the weather?")
     assert ('"weather"' in head, '"description": "Asks weather."' in rest) == (False, True)
     assert '"other"' not in head + rest
+
+
+def test_pages_that_come_along_with_a_result_leave_what_came_before(tokenizer: Any):
+    """They have a constant text in their place, in this turn and in those behind it."""
+    found = [read(body) for body in reading()]
+    assert_grows(tokenizer, found)
+    assert [stand_ins.DOCUMENT, stand_ins.IMAGE] == [
+        message.content
+        for message in found[-1].messages
+        if message.role == "user" and message.content.startswith("[")
+    ]

@@ -164,6 +164,29 @@ def test_only_a_count_may_leave_the_limit_out():
     assert read() == read_count_request(body_of(), {}, Ignored(), FACTS)
 
 
+def test_an_answer_of_no_tokens():
+    """So that the prompt is read only: it is asked for as it is, and no default takes its place."""
+    assert 0 == read(max_tokens=0).command.max_tokens
+
+
+def test_a_limit_that_is_misspelt():
+    """The refusal asks whether it is meant."""
+    with pytest.raises(ClientError) as failed:
+        read(max_tokens=None, maxTokens=100)
+    assert "max_tokens is missing; it is required. Is maxTokens meant for it?" == (
+        failed.value.message
+    )
+
+
+def test_only_a_count_may_end_with_an_answer():
+    """A client that counts its history sends it as it stands; no answer goes on with a message."""
+    history = [*HELLO, {"role": "assistant", "content": "The answer is ("}]
+    counted = read_count_request(body_of(messages=history), {}, Ignored(), FACTS)
+    assert counted.command.conversation is not None
+    assert ["user", "assistant"] == [one.role for one in counted.command.conversation.messages]
+    assert ("unsupported_value", "messages[1].role") == refused(messages=history)
+
+
 # --- canonical form --------------------------------------------------------------------------
 
 
@@ -183,6 +206,13 @@ def test_content_as_string_or_blocks(role: str, blocks: list[Any]):
     other = conversation(messages=[*HELLO, {"role": role, "content": blocks}, *HELLO])
     assert one == other
     assert conversation_parts(one) == conversation_parts(other)
+
+
+def test_neighbours_of_one_role_stay_apart():
+    """What was said and not answered is what it was when more is said behind it."""
+    before = conversation_parts(conversation(messages=HELLO))
+    parts = conversation_parts(conversation(messages=[*HELLO, *HELLO]))
+    assert (*before, *before) == parts
 
 
 def test_no_content_is_an_empty_text():
@@ -248,6 +278,11 @@ def test_a_call_that_templates_cannot_take_as_an_object(given: dict[str, Any]):
     assert given == json.loads(call["function"]["arguments"])
 
 
+def user(*blocks: Any) -> list[Any]:
+    """One message of these blocks."""
+    return [{"role": "user", "content": list(blocks)}]
+
+
 def result(content: Any, **more: Any) -> dict[str, Any]:
     """A block of a tool's result."""
     return {"type": "tool_result", "tool_use_id": "toolu_1", "content": content, **more}
@@ -270,6 +305,12 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
             "Words.\n",
             (),
         ),
+        (
+            [text("Open: "), {"type": "browser_state", "tabs": [{"tab_id": "1"}]}],
+            f"Open: {stand_ins.UNKNOWN}",
+            ("messages.browser_state",),
+        ),
+        ([{"type": "tool_use", "name": "x"}], stand_ins.UNKNOWN, ("messages.tool_use",)),
     ],
 )
 def test_what_a_tool_gave_does_not_end_the_conversation(
@@ -280,6 +321,64 @@ def test_what_a_tool_gave_does_not_end_the_conversation(
     assert asked.command.conversation is not None
     assert [expected] == [one.content for one in asked.command.conversation.messages]
     assert ignored == asked.ignored
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "data": "AAAA"}}
+READ_RESULT = result("PDF file read")
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        [user(READ_RESULT), user(PDF)],
+        [user(READ_RESULT), user(PDF), user(IMAGE)],
+        [user(READ_RESULT, PDF)],
+        [user(IMAGE, READ_RESULT)],
+        [user(READ_RESULT), [{"role": "system", "content": "Be brief."}], user(IMAGE)],
+    ],
+    ids=["behind it", "both behind it", "beside it", "in front of it", "behind a system's"],
+)
+def test_pages_that_come_along_with_a_result(turn: list[list[Any]]):
+    """What a client puts among the user's own is what a tool gave, as it stands in its result."""
+    messages = [message for part in turn for message in part]
+    asked = read(messages=[*HELLO, *messages])
+    assert asked.command.conversation is not None
+    kinds = {"image": stand_ins.IMAGE, "document": stand_ins.DOCUMENT}
+    sent = [
+        block["type"]
+        for message in messages
+        if message["role"] == "user"
+        for block in message["content"]
+        if block["type"] in kinds
+    ]
+    users = [one.content for one in asked.command.conversation.messages if one.role == "user"]
+    assert ["Hello", *(kinds[kind] for kind in sent)] == users
+    assert tuple(sorted(f"messages.{kind}" for kind in sent)) == asked.ignored
+
+
+def test_pages_that_are_a_users_own():
+    """Behind the assistant's next message, or without a result, they are refused."""
+    said = {"role": "assistant", "content": "I see."}
+    for block in (PDF, IMAGE):
+        assert "unsupported_content" == refused(messages=[*HELLO, *user(block)])[0]
+        own = [*HELLO, *user(READ_RESULT), said, *user(block)]
+        assert "unsupported_content" == refused(messages=own)[0]
+        own = [*HELLO, *user(block), *user(READ_RESULT)]
+        assert "unsupported_content" == refused(messages=own)[0]
+
+
+def test_blocks_that_are_shown_to_no_model():
+    """They become nothing, and that is told."""
+    blocks = [
+        {"type": "mcp_tool_listing", "mcp_server_name": "s", "tools": [{"name": "look"}]},
+        text("It "),
+        {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}},
+        text("rains."),
+    ]
+    asked = read(messages=[*HELLO, {"role": "assistant", "content": blocks}, *HELLO])
+    assert asked.command.conversation is not None
+    assert "It rains." == asked.command.conversation.messages[1].content
+    assert ("messages.fallback", "messages.mcp_tool_listing") == asked.ignored
 
 
 def test_a_conversation_with_the_tools_of_a_server_goes_on():
@@ -588,11 +687,6 @@ def test_each_ignored_name_is_logged_once():
     assert ["cache_control.ttl", "speed"] == [entry["parameter"] for entry in logs]
 
 
-def user(*blocks: Any) -> list[Any]:
-    """One message of these blocks."""
-    return [{"role": "user", "content": list(blocks)}]
-
-
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
@@ -616,9 +710,9 @@ def user(*blocks: Any) -> list[Any]:
             "messages[0].content[1].source",
         ),
         (
-            {"messages": user(result([{"type": "video"}]))},
+            {"messages": user(result("x"), {"type": "container_upload"})},
             "unsupported_content",
-            "messages[0].content[0].content[0].type",
+            "messages[0].content[1].type",
         ),
         (
             {"messages": user(result({"type": "text", "text": "x"}))},
@@ -665,7 +759,7 @@ def user(*blocks: Any) -> list[Any]:
         ),
         ({"system": [{"type": "image"}]}, "unsupported_content", "system[0].type"),
         ({"system": 1}, "invalid_type", "system"),
-        ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+        ({"max_tokens": -1}, "invalid_value", "max_tokens"),
         ({"max_tokens": "x"}, "invalid_type", "max_tokens"),
         ({"temperature": -1}, "invalid_value", "temperature"),
         ({"top_k": -1}, "invalid_value", "top_k"),
@@ -692,13 +786,23 @@ def test_what_cannot_be_used_is_refused(fields: dict[str, Any], code: str, param
     assert (code, param) == refused(**fields)
 
 
-def test_a_body_that_is_nested_too_deep():
-    """Blocks within blocks are a refusal, however deep."""
-    depth = 300
+def nested(depth: int) -> bytes:
+    """A body of results within results."""
     inner = '{"type": "tool_result", "tool_use_id": "1", "content": [' * depth
-    body = (
+    return (
         f'{{"max_tokens": 1, "messages": [{{"role": "user", "content": [{inner}{"]}" * depth}]}}]}}'
-    )
+    ).encode()
+
+
+def test_results_within_results():
+    """What is in a result and no part of one is something that a tool gave, however deep it is."""
+    asked = read_messages_request(nested(300), {}, Ignored(), FACTS)
+    assert asked.command.conversation is not None
+    assert [stand_ins.UNKNOWN] == [one.content for one in asked.command.conversation.messages]
+
+
+def test_a_body_that_is_nested_too_deep():
+    """What is too deep to be read is refused."""
     with pytest.raises(ClientError) as found:
-        read_messages_request(body.encode(), {}, Ignored(), FACTS)
-    assert found.value.code in ("invalid_json", "unsupported_content")
+        read_messages_request(nested(100_000), {}, Ignored(), FACTS)
+    assert "invalid_json" == found.value.code

@@ -376,7 +376,10 @@ def test_what_is_not_said_has_the_servers_defaults():
         ("tool", "tools"),
         ("toolls", "tools"),
         ("sede", "seed"),
-        ("sted", "seed"),
+        ("sed", "seed"),
+        ("stopp", "stop"),
+        ("modle", "model"),
+        ("stteam", "stream"),
         ("stpo", "stop"),
         ("Stream", "stream"),
         ("cache-prompt", "cache_prompt"),
@@ -391,7 +394,10 @@ def test_a_misspelt_field_is_told_with_the_one_that_is_meant(sent: str, meant: s
 
 @pytest.mark.parametrize(
     "sent",
-    ["user", "min_tokens", "top_a", "top_n", "speed", "best_of", "stream.options", "sxxd"],
+    [
+        *("user", "min_tokens", "top_a", "top_n", "best_of", "stream.options", "sxxd"),
+        *("speed", "mode", "models", "step", "need", "send"),
+    ],
 )
 def test_a_field_that_is_like_none_has_no_hint(sent: str):
     """Fields of other servers are not taken for slips, nor are paths into a known one."""

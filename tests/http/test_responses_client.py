@@ -350,10 +350,14 @@ async def test_items_in_pages(serve: Serve):
     assert 9 == len({item.id for item in found})
 
 
-BAD_PAGES = ["limit=0", "limit=101", "limit=x", "order=up", "after=msg_none"]
+BAD_PAGES = [
+    *("limit=0", "limit=101", "limit=x", "limit=", "limit=-1", "limit=%C2%B2"),
+    *("limit=0000000019999", f"limit=000000001{'0' * 4400}"),
+    *("order=up", "after=msg_none"),
+]
 
 
-@pytest.mark.parametrize("query", BAD_PAGES)
+@pytest.mark.parametrize("query", BAD_PAGES, ids=lambda query: query[:20])
 async def test_a_page_that_cannot_be_given(query: str):
     """It is refused by the name of what is wrong."""
     service = FakeService()
@@ -362,6 +366,18 @@ async def test_a_page_that_cannot_be_given(query: str):
     response = await client.get(f"/v1/responses/resp_req-1/input_items?{query}")
     assert 400 == response.status_code
     assert query.partition("=")[0] == (await response.get_json())["error"]["param"]
+
+
+@pytest.mark.parametrize("limit", ["2", "002", f"{'0' * 4400}2"], ids=["2", "002", "thousands"])
+async def test_a_page_has_as_many_as_are_asked_for(limit: str):
+    """However the number is written."""
+    service = FakeService()
+    said = tuple(Message(role="user", content=str(number)) for number in range(5))
+    service.turns["local", "req-1"] = attrs.evolve(kept(), asked=said)
+    client = create_app(service).test_client()
+    response = await client.get(f"/v1/responses/resp_req-1/input_items?limit={limit}")
+    page = await response.get_json()
+    assert (200, 2, True) == (response.status_code, len(page["data"]), page["has_more"])
 
 
 async def test_deleted(serve: Serve):

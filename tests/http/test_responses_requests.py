@@ -287,6 +287,13 @@ def test_what_is_kept():
     assert long == {name: json.loads(text) for name, text in keep.texts.items()}
 
 
+@pytest.mark.parametrize("more", [{}, {"call_id": None}, {"call_id": ""}])
+def test_a_result_that_names_no_call(more: dict[str, Any]):
+    """It is a tool's message all the same; clients may leave the id out."""
+    item = {"type": "function_call_output", "output": "Rain.", **more}
+    assert (Message(role="tool", content="Rain."),) == messages(item)
+
+
 def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
     """A constant text stands in its place, and that is told."""
 
@@ -402,6 +409,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "unsupported_value"),
     (
+        {"text": {"format": {"type": "json_object", "schema": {}}}},
+        "text.format.schema",
+        "unsupported_value",
+    ),
+    (
         {"text": {"format": {"type": "json_schema"}}},
         "text.format.schema",
         "missing_required_parameter",
@@ -432,6 +444,10 @@ def test_what_is_refused(fields: dict[str, Any], param: str, code: str):
 
 
 def test_an_input_that_is_misspelt():
-    """The refusal asks whether it is meant."""
-    assert refused(input=None, inptu="x").message.endswith(". Is inptu meant for it?")
-    assert "meant" not in refused(input=[], inbox="x").message
+    """The refusal asks whether it is meant, also where there is something to go on from."""
+    for more in ({}, {"previous_response_id": "resp_1"}):
+        error = refused(input=None, inptu="x", **more)
+        assert error.message.endswith(". Is inptu meant for it?")
+        assert ("input", "missing_required_parameter") == (error.param, error.code)
+    assert "meant" not in refused(input=None, inbox="x").message
+    assert "meant" not in refused(input=[], inptu="x").message

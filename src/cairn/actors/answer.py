@@ -75,6 +75,10 @@ class Answer:
         Take in tokens and release the text that is certain by now. True where that was the end.
         """
         text, tokens = "", 0
+        if self._ticket.prepared.max_tokens == 0:
+            # The last pass of the prompt draws in any case; here that is none of the answer's.
+            self._reason = "length"
+            return True
         for one in drawn:
             self._taken += 1
             if one.token in self._ends:

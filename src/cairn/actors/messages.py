@@ -58,8 +58,8 @@ class Generate:
         prompt: a raw prompt, as text or token ids; None for a conversation.
         sampling: parameters with defaults filled in.
         seed: None to have one drawn; the journal has it either way.
-        max_tokens: the longest answer; None for the server's default. Clamped to what is left of
-            the context.
+        max_tokens: the longest answer; None for the server's default, 0 to have the prompt read and
+            nothing answered. Clamped to what is left of the context.
         stop: texts that end the answer and are not part of it.
         top_logprobs: how many alternatives to report for each token; None for no log-probabilities.
         session_name: the session that the client names, if any, by its own name for it. Strict.

@@ -172,7 +172,7 @@ class Reader:
         wants_bytes = command.top_logprobs is not None
         if wants_bytes:
             self._token_bytes.read()
-        asked = command.max_tokens or self._max_tokens
+        asked = self._max_tokens if command.max_tokens is None else command.max_tokens
         max_tokens = min(asked, context - len(ids))
         return Prepared(
             command=command,

@@ -267,6 +267,8 @@ class ShadowCheck:
             return
         if not turn.answered:
             return  # this very row broke an invariant, and the client heard of the bug
+        if not event.answer_tokens:
+            return  # there is nothing to compare
         answer.prompt_ids, answer.prompt_keys = turn.prompt_ids, turn.prompt_keys
         del answer.sampled[event.answer_tokens :], answer.logprobs[event.answer_tokens :]
         self._waiting.append(answer)

@@ -64,9 +64,8 @@ def add_agent_routes(
     @app.post(f"{agents.ADDRESS}/<name>/fork")
     async def fork_agent(name: str) -> Response:
         body, _ = await body_of()
-        wanted, passed_over = agents.read_fork(body, ignored)
-        made = await agents.fork(name, wanted, service)
-        return _json(agents.agent_object(made, service.facts_of(made.model), passed_over))
+        made = await agents.fork(name, agents.read_fork(body), service)
+        return _json(agents.agent_object(made, service.facts_of(made.model)))
 
     @app.post(f"{agents.ADDRESS}/<name>/generate")
     async def generate_with_agent(name: str) -> Response:

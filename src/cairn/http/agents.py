@@ -11,7 +11,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -29,7 +28,6 @@ from .openai import ChatRequest, _Request, chat_request
 from .openai_conversation import message_object, read_tools
 from .parameters import INT64_MAX, Ignored, integer
 from .service import Service
-from .spelling import slip_for
 from .wire import decode_object, to_struct
 
 ADDRESS = "/v1/agents"
@@ -115,26 +113,29 @@ def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, 
         persist=wire.persist is not False,
     )
     aliases = {name: one for name, one in _ALIASES.items() if fields.get(one) is None}
-    return new, _told(ignored, fields, _NewAgent, aliases)
+    known = _NewAgent.__struct_fields__
+    return new, ignored.told(parameters.unknown(fields, known), known, aliases)
 
 
-def read_fork(body: bytes, ignored: Ignored) -> tuple[Fork, tuple[str, ...]]:
+def read_fork(body: bytes) -> Fork:
     """
-    How a body wants an agent to be forked, likewise. It may be empty.
+    How a body wants an agent to be forked. It may be empty.
 
     Raises:
         ClientError: it cannot be used.
     """
     fields = decode_object(body or b"{}")
     wire = to_struct(fields, _Fork)
-    if wire.turn is None and (slip := slip_for("turn", fields, _Fork.__struct_fields__)):
-        # Behind the last turn instead of the one that is meant, it would be another agent.
-        slip = slip[:100]
+    known = _Fork.__struct_fields__
+    if others := parameters.unknown(fields, known):
+        # Whatever it means, behind the last turn it could be another agent than is meant.
+        other = min(others)[:100]
         raise ClientError(
-            f"a fork has no field {slip}. Is turn meant? Nothing was forked", param=slip
+            f"a fork has no field {other}: it takes {' and '.join(known)} alone. Nothing was "
+            "forked",
+            param=other,
         )
-    fork = Fork(name=_name(wire.agent_id), turn=integer("turn", wire.turn, 0, INT64_MAX))
-    return fork, _told(ignored, fields, _Fork)
+    return Fork(name=_name(wire.agent_id), turn=integer("turn", wire.turn, 0, INT64_MAX))
 
 
 def read_generate_request(
@@ -315,16 +316,6 @@ def agent_object(
         "last_accessed": _time(agent.used_us // 1_000_000),
     }
     return {**told, "ignored": list(ignored)} if ignored else told
-
-
-def _told(
-    ignored: Ignored,
-    fields: Mapping[str, Any],
-    known: type[msgspec.Struct],
-    aliases: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[str, ...]:
-    names = known.__struct_fields__
-    return ignored.told(parameters.unknown(fields, names), names, aliases)
 
 
 def _turn_object(number: int, turn: KeptTurn) -> dict[str, Any]:

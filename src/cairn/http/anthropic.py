@@ -24,6 +24,7 @@ from .anthropic_conversation import (
     WireBlock,
     WireMessage,
     WireTool,
+    check_last,
     ignored_blocks,
     ignored_tools,
     lifetimes,
@@ -34,6 +35,7 @@ from .anthropic_formats import WireToolChoice, offers_tools, read_constraint
 from .errors import ClientError, missing
 from .formats import ignored_format, ignored_strict
 from .parameters import INT64_MAX, Ignored, ReuseFields, integer
+from .spelling import slip_for
 from .wire import decode_object, to_struct
 
 PROTOCOL = "anthropic.messages"
@@ -118,9 +120,13 @@ def read_messages_request(
     Raises:
         ClientError: they cannot be used.
     """
-    asked = read_count_request(body, headers, ignored, facts)
-    if asked.command.max_tokens is None:
-        raise missing("max_tokens")
+    fields = decode_object(body)
+    wire = to_struct(fields, _Request)
+    if wire.max_tokens is None:
+        known = _Request.__struct_fields__
+        raise missing("max_tokens", slip_for("max_tokens", fields, known))
+    asked = _read(fields, wire, headers, ignored, facts)
+    check_last(wire.messages)
     return asked
 
 
@@ -128,10 +134,20 @@ def read_count_request(
     body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
 ) -> MessagesRequest:
     """
-    The same of a request whose tokens are to be counted only: it may leave out ``max_tokens``.
+    The same of a request whose tokens are to be counted only: it may leave out ``max_tokens``, and
+    end with an assistant's message.
     """
     fields = decode_object(body)
-    wire = to_struct(fields, _Request)
+    return _read(fields, to_struct(fields, _Request), headers, ignored, facts)
+
+
+def _read(
+    fields: Mapping[str, Any],
+    wire: _Request,
+    headers: Mapping[str, str],
+    ignored: Ignored,
+    facts: ServerFacts,
+) -> MessagesRequest:
     calls = offers_tools(wire.tool_choice)
     tools = read_tools(wire.tools or ())
     talk = read_talk(wire.system, wire.messages, tools)
@@ -160,7 +176,7 @@ def read_count_request(
         prompt=None,
         sampling=parameters.sampling(facts, given),
         seed=parameters.seed(wire.seed),
-        max_tokens=integer("max_tokens", wire.max_tokens, 1, INT64_MAX),
+        max_tokens=integer("max_tokens", wire.max_tokens, 0, INT64_MAX),
         stop=parameters.stop_texts("stop_sequences", tuple(wire.stop_sequences or ()), _STOPS_MAX),
         group=parameters.group(headers),
         **parameters.reuse(wire),

@@ -4,10 +4,13 @@ Anthropic's system prompt, messages and tools in canonical form.
 What clients move about without meaning anything by it is the same conversation afterwards, since
 conversations are compared by hashes of it: content as a string or as a list of blocks, cache hints,
 the line of the billing header, tools that are only declared so far. Each message is read from
-itself and from the tools, never from what follows it: what stays at its place stays the same.
+itself, the tools and what stands before it, never from what follows it: what stays at its place
+stays the same.
 
 What a tool gave that is no text, and what Anthropic's server did for the client, has a constant
-text in its place (``stand_ins``): conversations that were begun elsewhere go on here.
+text in its place (``stand_ins``): conversations that were begun elsewhere go on here. Some clients
+put what a tool gave beside its result or behind it, among the user's own (Claude Code the pages of
+a PDF), so images and documents count as a tool's from a result up to the assistant's next message.
 
 A message of a user's may hold results of tools and words of the system among its own. It becomes
 several messages then, in the order of its blocks.
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import msgspec
@@ -25,13 +28,11 @@ import msgspec
 from cairn.engine.json_text import fault_of
 from cairn.engine.prompt import Message
 
-from .errors import ClientError, missing
+from .errors import ClientError, given, missing
 from .formats import schema_at
 from .limits import BODY_BYTES_MAX, CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
 from .parameters import check_name
-from .stand_ins import DOCUMENT, OF_RESULTS, of_server_tools
-
-T = TypeVar("T")
+from .stand_ins import DOCUMENT, OF_RESULTS, UNKNOWN, of_server_tools
 
 _ROLES = ("user", "assistant", "system")
 
@@ -44,6 +45,9 @@ _WITHDRAWN = "This function cannot be called any more: {name}\n"
 
 #: Templates have no place for it.
 _FAILED = "Error: "
+
+#: The parts of a tool's result that are text, or become text.
+_READ_IN_RESULTS = ("text", "document", "search_result", "tool_reference")
 
 
 class WireBlock(msgspec.Struct):
@@ -158,11 +162,25 @@ def read_talk(
     check_count(wire, "messages", MESSAGES_MAX)
     reader = _Reader(tools)
     messages = list(reader.system(system))
-    for index, message in enumerate(wire):
-        messages += reader.message(message, f"messages[{index}]")
+    for index, (message, has_results) in enumerate(_with_results(wire)):
+        messages += reader.message(message, f"messages[{index}]", has_results=has_results)
         # One on the wire may be several, and these are what a template goes through.
         check_count(messages, "messages", MESSAGES_MAX)
-    if messages[-1].role == "assistant":
+    return Talk(
+        messages=tuple(messages),
+        loaded=tuple(reader.loaded.values()),
+        withdrawn=frozenset(reader.withdrawn),
+    )
+
+
+def check_last(wire: Sequence[WireMessage]) -> None:
+    """
+    Refuse messages that no answer can follow.
+
+    Raises:
+        ClientError: the last one is an assistant's.
+    """
+    if wire[-1].role == "assistant":
         # An answer that begins anew is none that goes on.
         raise ClientError(
             f"messages[{len(wire) - 1}] is an assistant's, and this server cannot go on with a "
@@ -170,11 +188,6 @@ def read_talk(
             param=f"messages[{len(wire) - 1}].role",
             code="unsupported_value",
         )
-    return Talk(
-        messages=tuple(messages),
-        loaded=tuple(reader.loaded.values()),
-        withdrawn=frozenset(reader.withdrawn),
-    )
 
 
 def ignored_tools(wire: Sequence[WireTool]) -> set[str]:
@@ -189,17 +202,32 @@ def ignored_tools(wire: Sequence[WireTool]) -> set[str]:
 
 def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
     """
-    The types of blocks in whose place something else stands.
+    The types of blocks in whose place something else stands, or nothing.
     """
     found = set()
-    for message in wire:
+    for message, has_results in _with_results(wire):
         for block in message.content if isinstance(message.content, list) else ():
-            if of_server_tools(block.type) is not None:
+            stand_in = _stand_in(block) if has_results else None
+            if stand_in is not None or of_server_tools(block.type) is not None:
                 found.add(f"messages.{block.type}")
             elif block.type == "tool_result" and isinstance(block.content, list):
-                parts = (part for part in block.content if _stand_in(part) is not None)
+                parts = (part for part in block.content if _of_result(part) is not None)
                 found |= {f"messages.{part.type}" for part in parts}
     return found
+
+
+def _with_results(wire: Iterable[WireMessage]) -> Iterator[tuple[WireMessage, bool]]:
+    """
+    Each message, and whether it is a user's that holds a tool's result or follows one that does,
+    with no assistant's between.
+    """
+    has_results = False
+    for message in wire:
+        if message.role == "assistant":
+            has_results = False
+        elif message.role == "user" and isinstance(message.content, list):
+            has_results |= any(block.type == "tool_result" for block in message.content)
+        yield message, has_results and message.role == "user"
 
 
 def lifetimes(
@@ -223,11 +251,13 @@ def lifetimes(
 def _hints(
     content: str | Iterable[WireBlock] | Mapping[str, Any] | None,
 ) -> Iterator[Mapping[str, Any] | None]:
-    if content is None or isinstance(content, str | Mapping):
-        return
-    for block in content:
-        yield block.cache_control
-        yield from _hints(block.content)
+    # By hand, as a client may nest blocks as deep as a body may be.
+    waiting = [content]
+    while waiting:
+        blocks = waiting.pop()
+        for block in () if blocks is None or isinstance(blocks, str | Mapping) else blocks:
+            yield block.cache_control
+            waiting.append(block.content)
 
 
 def _is_custom(tool: WireTool) -> bool:
@@ -275,14 +305,19 @@ class _Reader:
         if text:
             yield Message(role="system", content=text)
 
-    def message(self, wire: WireMessage, where: str) -> Iterator[Message]:
+    def message(
+        self, wire: WireMessage, where: str, *, has_results: bool = False
+    ) -> Iterator[Message]:
         """
         The messages that one on the wire is.
+
+        Args:
+            has_results: whether images and documents in it may be what a tool gave.
         """
         blocks = _blocks(wire.content)
         match wire.role:
             case "user":
-                yield from self._user(blocks, f"{where}.content")
+                yield from self._user(blocks, f"{where}.content", has_results=has_results)
             case "assistant":
                 yield self._assistant(blocks, f"{where}.content")
             case "system":
@@ -293,7 +328,9 @@ class _Reader:
                     param=f"{where}.role",
                 )
 
-    def _user(self, blocks: Sequence[WireBlock], where: str) -> Iterator[Message]:
+    def _user(
+        self, blocks: Sequence[WireBlock], where: str, *, has_results: bool
+    ) -> Iterator[Message]:
         words: list[str] = []
         is_whole = True
 
@@ -313,7 +350,8 @@ class _Reader:
                 yield self._inserted(_content(block, place), f"{place}.content")
                 is_whole = False
             else:
-                words.append(self._text(block, place))
+                stand_in = _stand_in(block) if has_results else None
+                words.append(stand_in or self._text(block, place))
         if is_whole:
             # Also where it says nothing at all.
             yield Message(role="user", content="".join(words))
@@ -327,9 +365,9 @@ class _Reader:
             place = f"{where}[{index}]"
             match block.type:
                 case "text":
-                    said += _given(block.text, f"{place}.text")
+                    said += given(block.text, f"{place}.text")
                 case "thinking":
-                    thought += _given(block.thinking, f"{place}.thinking")
+                    thought += given(block.thinking, f"{place}.thinking")
                 case "redacted_thinking":
                     pass  # of another model's; nobody here can read it
                 case "tool_use":
@@ -352,11 +390,11 @@ class _Reader:
     def _system_text(self, block: WireBlock, where: str) -> str:
         match block.type:
             case "text":
-                return _given(block.text, f"{where}.text")
+                return given(block.text, f"{where}.text")
             case "tool_addition":
-                return self._offer(_given(block.tool, f"{where}.tool"), f"{where}.tool")
+                return self._offer(given(block.tool, f"{where}.tool"), f"{where}.tool")
             case "tool_removal":
-                name = _name_of(_given(block.tool, f"{where}.tool"), f"{where}.tool")
+                name = _name_of(given(block.tool, f"{where}.tool"), f"{where}.tool")
                 self.withdrawn.add(name)
                 return _WITHDRAWN.format(name=name)
             case _:
@@ -364,13 +402,13 @@ class _Reader:
 
     def _result(self, block: WireBlock, where: str) -> Message:
         text = "".join(
-            _stand_in(part) or self._text(part, f"{where}.content[{index}]")
+            _of_result(part) or self._text(part, f"{where}.content[{index}]")
             for index, part in enumerate(_content(block, where))
         )
         return Message(
             role="tool",
             content=f"{_FAILED}{text}" if block.is_error else text,
-            tool_call_id=_given(block.tool_use_id, f"{where}.tool_use_id") or None,
+            tool_call_id=given(block.tool_use_id, f"{where}.tool_use_id") or None,
         )
 
     def _text(self, block: WireBlock, where: str) -> str:
@@ -379,13 +417,13 @@ class _Reader:
         """
         match block.type:
             case "text":
-                return _given(block.text, f"{where}.text")
+                return given(block.text, f"{where}.text")
             case "document":
                 return _document(block, where)
             case "search_result":
                 return _search_result(block, where)
             case "tool_reference":
-                name = _given(block.tool_name, f"{where}.tool_name")
+                name = given(block.tool_name, f"{where}.tool_name")
                 return self._load(self._named(name, f"{where}.tool_name"), where)
             case _:
                 return _of_server(block, where)
@@ -447,13 +485,23 @@ def _content(block: WireBlock, where: str) -> Sequence[WireBlock]:
     return _blocks(block.content or "")
 
 
-def _stand_in(part: WireBlock) -> str | None:
+def _of_result(part: WireBlock) -> str | None:
     """
     What stands in the place of a part of a result; None for one that can be read.
     """
-    if part.type == "document" and part.source is not None and _text_of(part.source) is None:
+    if (found := _stand_in(part)) is not None:
+        return found
+    return None if part.type in _READ_IN_RESULTS else of_server_tools(part.type) or UNKNOWN
+
+
+def _stand_in(block: WireBlock) -> str | None:
+    """
+    What stands in the place of an image or a document that a tool gave; None for other blocks, and
+    for a document of text.
+    """
+    if block.type == "document" and block.source is not None and _text_of(block.source) is None:
         return DOCUMENT
-    return OF_RESULTS.get(part.type)
+    return OF_RESULTS.get(block.type)
 
 
 def _of_server(block: WireBlock, where: str) -> str:
@@ -476,17 +524,16 @@ def _unbilled(text: str) -> str:
 
 
 def _call(block: WireBlock, where: str) -> Mapping[str, Any]:
-    given = _given(block.input, f"{where}.input")
-    arguments: str | dict[str, Any] = given
-    if fault_of(given) is not None:
+    arguments: str | dict[str, Any] = given(block.input, f"{where}.input")
+    if fault_of(arguments) is not None:
         # The model's own words: they shall not end the conversation.
         try:
-            arguments = json.dumps(given, ensure_ascii=False)
+            arguments = json.dumps(arguments, ensure_ascii=False)
         except RecursionError as error:
             raise ClientError(
                 f"{where}.input is nested too deep to be read", param=f"{where}.input"
             ) from error
-    function = {"name": _given(block.name, f"{where}.name"), "arguments": arguments}
+    function = {"name": given(block.name, f"{where}.name"), "arguments": arguments}
     return {"id": block.id or "", "type": "function", "function": function}
 
 
@@ -522,7 +569,7 @@ def _text_of(source: Mapping[str, Any] | str) -> str | None:
 def _search_result(block: WireBlock, where: str) -> str:
     source = block.source if isinstance(block.source, str) else None
     texts = [
-        _given(part.text, f"{where}.content[{index}].text")
+        given(part.text, f"{where}.content[{index}].text")
         for index, part in enumerate(_content(block, where))
     ]
     return _titled(block.title, source, "".join(texts))
@@ -551,12 +598,6 @@ def _converted(definition: Any, where: str) -> WireTool:
         return msgspec.convert(definition, WireTool)
     except msgspec.ValidationError as error:
         raise ClientError(f"{where}: {error}", param=where, code="invalid_type") from error
-
-
-def _given(value: T | None, where: str) -> T:
-    if value is None:
-        raise missing(where)
-    return value
 
 
 def _unsupported(block: WireBlock, where: str) -> ClientError:

@@ -12,7 +12,7 @@ import msgspec
 
 from cairn.engine.answer_grammar import Constraint
 
-from .errors import ClientError
+from .errors import ClientError, missing
 from .formats import Choice, constraint_of, schema_at
 
 _CHOICES = ("auto", "any", "tool", "none")
@@ -82,11 +82,7 @@ def _choice(wire: WireToolChoice | None) -> Choice:
         return Choice()
     where = "tool_choice.name"
     if wire.type == "tool" and wire.name is None:
-        raise ClientError(
-            f"{where} is missing; tool_choice of type tool has to name one",
-            param=where,
-            code="missing_required_parameter",
-        )
+        raise missing(where)
     return Choice(
         required=wire.type in ("any", "tool"),
         named=wire.name if wire.type == "tool" else None,

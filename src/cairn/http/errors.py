@@ -17,7 +17,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import structlog
@@ -40,6 +40,8 @@ from cairn.actors.messages import (
     TooManyAgents,
     TooManyAnswers,
 )
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -74,13 +76,6 @@ class ClientError(Exception):
         self.headers = headers
 
 
-def asked_of(instead: str | None) -> str:
-    """
-    What stands behind a sentence about a missing field, where another may have been sent for it.
-    """
-    return "" if instead is None else f". Is {instead[:100]} meant for it?"
-
-
 def missing(where: str, instead: str | None = None) -> ClientError:
     """
     What to raise where a field is missing that has to be there.
@@ -89,11 +84,27 @@ def missing(where: str, instead: str | None = None) -> ClientError:
         where: it, as a path into the body.
         instead: a field that may have been sent for it.
     """
+    asked = "" if instead is None else f". Is {instead[:100]} meant for it?"
     return ClientError(
-        f"{where} is missing; it is required{asked_of(instead)}",
+        f"{where} is missing; it is required{asked}",
         param=where,
         code="missing_required_parameter",
     )
+
+
+def given(value: T | None, where: str) -> T:
+    """
+    The value of a field that has to be there.
+
+    Args:
+        where: it, as a path into the body.
+
+    Raises:
+        ClientError: it is missing.
+    """
+    if value is None:
+        raise missing(where)
+    return value
 
 
 @attrs.frozen(kw_only=True)

@@ -10,10 +10,12 @@ from typing import Any
 
 import attrs
 
-from cairn.engine.answer_grammar import Constraint
+from cairn.engine.answer_grammar import ANY_OBJECT, Constraint
 from cairn.engine.json_text import fault_of
 
 from .errors import ClientError, missing
+
+_FORMATS = ("text", "json_object", "json_schema")
 
 
 @attrs.frozen(kw_only=True)
@@ -124,6 +126,49 @@ def allowed_tools(
         )
     among = tuple(tool for tool in tools if tool["function"]["name"] in names)
     return Choice(required=mode == "required"), among
+
+
+def read_format(
+    given: Mapping[str, Any], where: str, *, within: str | None = None
+) -> tuple[Mapping[str, Any] | None, bool]:
+    """
+    The schema of the answer, None for any text, and whether it is strict.
+
+    Args:
+        where: the format stands, as a path into the body.
+        within: its field that holds the schema; None where that stands in the format itself.
+
+    Raises:
+        ClientError: it is unknown, or its schema cannot be read.
+    """
+    kind = given.get("type", "text")
+    if kind not in _FORMATS:
+        raise ClientError(
+            f"{where}.type must be one of {', '.join(_FORMATS)}",
+            param=f"{where}.type",
+            code="unsupported_value",
+        )
+    if kind == "text":
+        return None, False
+    if kind == "json_object":
+        if given.get("schema") is not None:
+            # Other servers take one here. To pass over it would promise what is not held.
+            raise ClientError(
+                f"{where}.schema is not looked at for json_object; send it as json_schema",
+                param=f"{where}.schema",
+                code="unsupported_value",
+            )
+        return ANY_OBJECT, False
+    if within is not None:
+        where = f"{where}.{within}"
+        given = object_at(given.get(within), where)
+    schema = schema_at(given.get("schema"), f"{where}.schema")
+    strict = given.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise ClientError(
+            f"{where}.strict must be true or false", param=f"{where}.strict", code="invalid_type"
+        )
+    return schema, strict is True
 
 
 def schema_at(found: Any, where: str) -> Mapping[str, Any]:

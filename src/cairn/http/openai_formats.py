@@ -9,13 +9,12 @@ from typing import Any
 
 import attrs
 
-from cairn.engine.answer_grammar import ANY_OBJECT, Constraint
+from cairn.engine.answer_grammar import Constraint
 
 from .errors import ClientError
-from .formats import Choice, allowed_tools, constraint_of, object_at, schema_at
+from .formats import Choice, allowed_tools, constraint_of, object_at, read_format
 
 _CHOICES = ("none", "auto", "required")
-_FORMATS = ("text", "json_object", "json_schema")
 
 _NAMED = '{"type": "function", "function": {"name": ...}}'
 
@@ -37,7 +36,7 @@ def read_constraint(
     Raises:
         ClientError: a format or a choice is unknown, or there is no tool for it.
     """
-    schema, strict = _schema(response_format or {})
+    schema, strict = read_format(response_format or {}, "response_format", within="json_schema")
     wanted, among = _choice(choice, tools)
     return constraint_of(
         schema,
@@ -94,36 +93,3 @@ def _allowed(
         functions = [one.get("function") for one in listed if isinstance(one, dict)]
         names = [one.get("name") for one in functions if isinstance(one, dict)]
     return allowed_tools(holder.get("mode"), names, tools, where)
-
-
-def _schema(given: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
-    """
-    The schema of the answer, None for any text, and whether it is strict.
-    """
-    kind = given.get("type", "text")
-    if kind not in _FORMATS:
-        raise ClientError(
-            f"response_format.type must be one of {', '.join(_FORMATS)}",
-            param="response_format.type",
-            code="unsupported_value",
-        )
-    if kind == "text":
-        return None, False
-    if kind == "json_object":
-        if given.get("schema") is not None:
-            # Other servers take one here. To pass over it would promise what is not held.
-            raise ClientError(
-                "response_format.schema is not looked at for json_object; send it as json_schema",
-                param="response_format.schema",
-                code="unsupported_value",
-            )
-        return ANY_OBJECT, False
-    where = "response_format.json_schema"
-    holder = object_at(given.get("json_schema"), where)
-    schema = schema_at(holder.get("schema"), f"{where}.schema")
-    strict = holder.get("strict")
-    if strict is not None and not isinstance(strict, bool):
-        raise ClientError(
-            f"{where}.strict must be true or false", param=f"{where}.strict", code="invalid_type"
-        )
-    return schema, strict is True

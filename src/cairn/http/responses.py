@@ -22,7 +22,7 @@ from cairn.actors.messages import Generate, Keep, KeptTurn, ServerFacts
 from cairn.engine.prompt import Conversation, Message
 
 from . import parameters
-from .errors import ClientError, asked_of
+from .errors import ClientError, missing
 from .limits import MESSAGES_MAX, check_count
 from .parameters import INT64_MAX, Ignored, ReuseFields, integer
 from .responses_answers import PREFIX, Chunks, Completion, Form, kept_body
@@ -41,7 +41,6 @@ from .wire import decode_object, to_struct
 
 PROTOCOL = "openai.responses"
 
-#: Whether the template shall let the model think. How much is the model's to say.
 _SEALED = "reasoning.encrypted_content"
 _PAGE = 20
 _PAGE_MAX = 100
@@ -125,7 +124,6 @@ class Draft:
     form: Form
     ignored: tuple[str, ...]
     _wire: _Request
-    _instead: str | None
 
     @property
     def named(self) -> str:
@@ -152,8 +150,7 @@ class Draft:
         asked = read_input(wire.input, turns)
         if not asked and not history:
             raise ClientError(
-                "input is missing; send a text, or a list of at least one item"
-                f"{asked_of(self._instead)}",
+                "input is missing; send a text, or a list of at least one item",
                 param="input",
                 code="missing_required_parameter",
             )
@@ -190,6 +187,8 @@ def read_responses_request(
     fields = decode_object(body)
     wire = to_struct(fields, _Request)
     _refuse_elsewhere(wire)
+    if wire.input is None:
+        _refuse_slip(fields)
     tools, calls = read_tools(wire.tools or ()), wire.tool_choice != "none"
     held = read_held(
         wire.text.format if wire.text is not None else None,
@@ -230,7 +229,6 @@ def read_responses_request(
             _ignored(wire, fields) | held.ignored | ignored_effort, _Request.__struct_fields__
         ),
         wire=wire,
-        instead=slip_for("input", fields, _Request.__struct_fields__),
     )
 
 
@@ -295,9 +293,7 @@ async def look_up_input(name: str, service: Service, query: Mapping[str, str]) -
     Raises:
         ClientError: none is kept, or the page cannot be given.
     """
-    limit, order, after = query.get("limit", str(_PAGE)), query.get("order", "desc"), None
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _PAGE_MAX):
-        raise ClientError(f"limit must be between 1 and {_PAGE_MAX}", param="limit")
+    limit, order = _page(query.get("limit", str(_PAGE))), query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ClientError("order must be asc or desc", param="order")
     after = query.get("after")
@@ -312,7 +308,7 @@ async def look_up_input(name: str, service: Service, query: Mapping[str, str]) -
                 f"after names {after[:100]!r}, which is no item of this response", param="after"
             )
         items = items[places[0] + 1 :]
-    page = items[: int(limit)]
+    page = items[:limit]
     return {
         "object": "list",
         "data": page,
@@ -320,6 +316,16 @@ async def look_up_input(name: str, service: Service, query: Mapping[str, str]) -
         "last_id": page[-1]["id"] if page else None,
         "has_more": len(items) > len(page),
     }
+
+
+def _page(limit: str) -> int:
+    digits = limit.lstrip("0")
+    # Python reads no number of thousands of digits.
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(_PAGE_MAX))
+    found = int(digits) if is_number else 0
+    if not 1 <= found <= _PAGE_MAX:
+        raise ClientError(f"limit must be between 1 and {_PAGE_MAX}", param="limit")
+    return found
 
 
 async def delete(name: str, service: Service) -> dict[str, Any]:
@@ -377,6 +383,16 @@ def _refuse_elsewhere(wire: _Request) -> None:
             param="background",
             code="unsupported_value",
         )
+
+
+def _refuse_slip(fields: Mapping[str, Any]) -> None:
+    """
+    Refuse a request without input where one may be meant by another field: behind an earlier
+    response, it would be answered without what is new.
+    """
+    slip = slip_for("input", fields, _Request.__struct_fields__)
+    if slip is not None:
+        raise missing("input", slip)
 
 
 def _ignored(wire: _Request, fields: Mapping[str, Any]) -> set[str]:

@@ -21,7 +21,7 @@ from cairn.engine.answer_parts import AnswerPart, Called, Said, Thought
 from cairn.engine.json_text import fault_of
 from cairn.engine.prompt import Message, call_arguments
 
-from .errors import ClientError
+from .errors import ClientError, given
 from .limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
 from .parameters import check_name
 from .stand_ins import OF_RESULTS
@@ -86,8 +86,8 @@ class WireResult(msgspec.Struct):
     An item that is the result of a call.
     """
 
-    call_id: str
     output: str | list[WirePart]
+    call_id: str | None = None
 
 
 class WireReasoning(msgspec.Struct):
@@ -354,7 +354,7 @@ def _thought(wire: WireReasoning, where: str) -> str:
     # What another server sealed nobody here can read, but there may be words beside it.
     field = "content" if wire.content else "summary"
     parts = wire.content or wire.summary or ()
-    return "".join(_given(part.text, f"{where}.{field}[{n}].text") for n, part in enumerate(parts))
+    return "".join(given(part.text, f"{where}.{field}[{n}].text") for n, part in enumerate(parts))
 
 
 def _text(content: str | Sequence[WirePart], where: str, *, is_result: bool = False) -> str:
@@ -375,16 +375,8 @@ def _part(part: WirePart, where: str) -> str:
             code="unsupported_content",
         )
     if part.type == "refusal":
-        return _given(part.refusal, f"{where}.refusal")
-    return _given(part.text, f"{where}.text")
-
-
-def _given(value: str | None, where: str) -> str:
-    if value is None:
-        raise ClientError(
-            f"{where} is missing; it is required", param=where, code="missing_required_parameter"
-        )
-    return value
+        return given(part.refusal, f"{where}.refusal")
+    return given(part.text, f"{where}.text")
 
 
 def _at(fields: Mapping[str, Any], kind: type[T], where: str) -> T:

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from cairn.engine.answer_grammar import ANY_OBJECT, Constraint
+from cairn.engine.answer_grammar import Constraint
 
 from .errors import ClientError
 from .formats import (
@@ -18,12 +18,10 @@ from .formats import (
     constraint_of,
     ignored_format,
     ignored_strict,
-    object_at,
-    schema_at,
+    read_format,
 )
 
 _CHOICES = ("none", "auto", "required")
-_FORMATS = ("text", "json_object", "json_schema")
 
 _NAMED = '{"type": "function", "name": ...}'
 
@@ -64,7 +62,7 @@ def read_held(
     wanted, among = _choice(choice, tools)
     if among is not None and not wanted.required:
         ignored.add("tool_choice.tools")  # free calls are held to nothing
-    schema, strict = _schema(text_format or {})
+    schema, strict = read_format(text_format or {}, "text.format")
     constraint = constraint_of(
         schema,
         attrs.evolve(wanted, one_call=parallel is False),
@@ -112,29 +110,3 @@ def _allowed(
     if isinstance(listed, list):
         names = [one.get("name") for one in listed if isinstance(one, dict)]
     return allowed_tools(choice.get("mode"), names, tools, "tool_choice")
-
-
-def _schema(given: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
-    """
-    The schema of the answer, None for any text, and whether it is strict.
-    """
-    kind = given.get("type", "text")
-    if kind not in _FORMATS:
-        raise ClientError(
-            f"text.format.type must be one of {', '.join(_FORMATS)}",
-            param="text.format.type",
-            code="unsupported_value",
-        )
-    if kind == "text":
-        return None, False
-    if kind == "json_object":
-        return ANY_OBJECT, False
-    schema = schema_at(object_at(given.get("schema"), "text.format.schema"), "text.format.schema")
-    strict = given.get("strict")
-    if strict is not None and not isinstance(strict, bool):
-        raise ClientError(
-            "text.format.strict must be true or false",
-            param="text.format.strict",
-            code="invalid_type",
-        )
-    return schema, strict is True

@@ -5,6 +5,8 @@ A client does not choose what a tool gives it, an image for one, and sends it wi
 from then on: a refusal would end the conversation. What a user sends himself is refused all the
 same, as he can send something else. The texts are constant, so that what a prompt began with it
 begins with in the next turn too.
+
+What Anthropic takes back and shows its models nothing of has the empty text.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Final
 
 IMAGE: Final = "[an image, which this model does not see]"
 DOCUMENT: Final = "[a document, which this model cannot read]"
+UNKNOWN: Final = "[something that a tool gave, which this model cannot read]"
 _SOUND: Final = "[a sound, which this model does not hear]"
 
 OF_RESULTS: Final[Mapping[str, str]] = MappingProxyType(
@@ -34,6 +37,8 @@ By their types, the parts of a tool's result that are no text.
 _CALL: Final = "[a call of a tool, which another server ran]"
 _RESULT: Final = "[what that tool gave, which was for that server]"
 _SUMMARY: Final = "[a summary of what was said before, which was for that server]"
+#: That another model answered from there on, and which tools a server had to offer.
+_UNSHOWN: Final = frozenset({"fallback", "mcp_tool_listing"})
 
 
 def of_server_tools(kind: str) -> str | None:
@@ -41,6 +46,8 @@ def of_server_tools(kind: str) -> str | None:
     What stands in the place of a block that Anthropic's server made, or that its server's tools
     did; None for a block of another kind.
     """
+    if kind in _UNSHOWN:
+        return ""
     if kind in ("server_tool_use", "mcp_tool_use"):
         return _CALL
     if kind == "compaction":

@@ -92,7 +92,8 @@ class Turn:
     Attributes:
         fingerprint: of the model that served it.
         answered: whether it was answered to the end.
-        answer_ids: the answer, with its end token; empty if not answered.
+        answer_ids: the answer, with its end token; empty if not answered, or if no token was asked
+            for.
     """
 
     request: str
