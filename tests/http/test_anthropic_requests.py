@@ -367,6 +367,17 @@ def test_pages_that_are_a_users_own():
         assert "unsupported_content" == refused(messages=own)[0]
 
 
+@pytest.mark.parametrize(("block", "kind"), [(PDF, "document"), (IMAGE, "image")])
+def test_pages_in_a_turn_that_was_answered(block: Any, kind: str):
+    """A constant text stands in their place, and that is told."""
+    said = {"role": "assistant", "content": "I see."}
+    asked = read(messages=[*user(block), said, *HELLO])
+    assert asked.command.conversation is not None
+    stood_in = {"image": stand_ins.IMAGE, "document": stand_ins.DOCUMENT}[kind]
+    assert stood_in == asked.command.conversation.messages[0].content
+    assert (f"messages.{kind}",) == asked.ignored
+
+
 def test_blocks_that_are_shown_to_no_model():
     """They become nothing, and that is told."""
     blocks = [

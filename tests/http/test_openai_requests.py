@@ -313,6 +313,20 @@ def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
     assert one == asked("data:image/png;base64,BBBB")
 
 
+def test_an_image_in_a_turn_that_was_answered():
+    """A constant text stands in its place, and that is told; what is asked about now is refused."""
+    image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    seen, said = {"role": "user", "content": image}, {"role": "assistant", "content": "A hill."}
+    past = read(messages=[seen, said, {"role": "user", "content": "How high?"}])
+    assert past.command.conversation is not None
+    assert stand_ins.IMAGE == past.command.conversation.messages[0].content
+    assert ("messages.image_url",) == past.ignored
+    for messages in ([seen], [seen, *HELLO], [*HELLO, said, seen], [seen, said, seen]):
+        with pytest.raises(ClientError) as refused:
+            read(messages=messages)
+        assert "unsupported_content" == refused.value.code
+
+
 def test_unknown_parameters_are_ignored_and_named():
     """What is not understood changes nothing; each answer names it, and the log has it once."""
     ignored = Ignored()

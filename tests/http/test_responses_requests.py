@@ -315,6 +315,28 @@ def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
     assert one.command.conversation == other.command.conversation
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [{"role": "assistant", "content": "A hill."}],
+        [{"type": "reasoning", "summary": []}],
+        [{"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}],
+    ],
+    ids=["words", "thoughts", "a call"],
+)
+def test_an_image_in_a_turn_that_was_answered(answer: list[Any]):
+    """A constant text stands in its place, and that is told; what is asked about now is refused."""
+    seen = {"role": "user", "content": [{"type": "input_image", "image_url": "AAAA"}]}
+    past = request(input=[seen, *answer, HELLO])
+    assert past.command.conversation is not None
+    assert stand_ins.IMAGE == past.command.conversation.messages[0].content
+    assert ("input.input_image",) == past.ignored
+    for items in ([seen], [seen, HELLO], [HELLO, *answer, seen], [seen, *answer, seen]):
+        with pytest.raises(ClientError) as refused:
+            request(input=items)
+        assert "unsupported_content" == refused.value.code
+
+
 @pytest.mark.parametrize("output", [["x"], [{"type": []}], [{"type": "input_video"}]])
 def test_parts_of_a_tools_result_that_are_none(output: list[Any]):
     """They are refused, and a list of anything is looked through."""

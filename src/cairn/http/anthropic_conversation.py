@@ -5,12 +5,13 @@ What clients move about without meaning anything by it is the same conversation 
 conversations are compared by hashes of it: content as a string or as a list of blocks, cache hints,
 the line of the billing header, tools that are only declared so far. Each message is read from
 itself, the tools and what stands before it, never from what follows it: what stays at its place
-stays the same.
+stays the same. (What follows may only be the reason why it is not refused any more.)
 
 What a tool gave that is no text, and what Anthropic's server did for the client, has a constant
 text in its place (``stand_ins``): conversations that were begun elsewhere go on here. Some clients
 put what a tool gave beside its result or behind it, among the user's own (Claude Code the pages of
-a PDF), so images and documents count as a tool's from a result up to the assistant's next message.
+a PDF), so images and documents count as a tool's from a result up to the assistant's next message;
+and so do those in a turn that was answered, perhaps by a model that sees.
 
 A message of a user's may hold results of tools and words of the system among its own. It becomes
 several messages then, in the order of its blocks.
@@ -32,7 +33,7 @@ from .errors import ClientError, given, missing
 from .formats import schema_at
 from .limits import BODY_BYTES_MAX, CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
 from .parameters import check_name
-from .stand_ins import DOCUMENT, OF_RESULTS, UNKNOWN, of_server_tools
+from .stand_ins import DOCUMENT, OF_PARTS, UNKNOWN, answered, of_server_tools
 
 _ROLES = ("user", "assistant", "system")
 
@@ -162,8 +163,8 @@ def read_talk(
     check_count(wire, "messages", MESSAGES_MAX)
     reader = _Reader(tools)
     messages = list(reader.system(system))
-    for index, (message, has_results) in enumerate(_with_results(wire)):
-        messages += reader.message(message, f"messages[{index}]", has_results=has_results)
+    for index, (message, is_past) in enumerate(_with_past(wire)):
+        messages += reader.message(message, f"messages[{index}]", is_past=is_past)
         # One on the wire may be several, and these are what a template goes through.
         check_count(messages, "messages", MESSAGES_MAX)
     return Talk(
@@ -205,9 +206,9 @@ def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
     The types of blocks in whose place something else stands, or nothing.
     """
     found = set()
-    for message, has_results in _with_results(wire):
+    for message, is_past in _with_past(wire):
         for block in message.content if isinstance(message.content, list) else ():
-            stand_in = _stand_in(block) if has_results else None
+            stand_in = _stand_in(block) if is_past else None
             if stand_in is not None or of_server_tools(block.type) is not None:
                 found.add(f"messages.{block.type}")
             elif block.type == "tool_result" and isinstance(block.content, list):
@@ -216,18 +217,20 @@ def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
     return found
 
 
-def _with_results(wire: Iterable[WireMessage]) -> Iterator[tuple[WireMessage, bool]]:
+def _with_past(wire: Sequence[WireMessage]) -> Iterator[tuple[WireMessage, bool]]:
     """
-    Each message, and whether it is a user's that holds a tool's result or follows one that does,
-    with no assistant's between.
+    Each message, and whether images and documents in it have something in their place: a user's
+    that was answered, that holds a tool's result, or that follows one that does, with no
+    assistant's between.
     """
+    first = answered([message.role for message in wire])
     has_results = False
-    for message in wire:
+    for index, message in enumerate(wire):
         if message.role == "assistant":
             has_results = False
         elif message.role == "user" and isinstance(message.content, list):
             has_results |= any(block.type == "tool_result" for block in message.content)
-        yield message, has_results and message.role == "user"
+        yield message, message.role == "user" and (has_results or index < first)
 
 
 def lifetimes(
@@ -305,19 +308,17 @@ class _Reader:
         if text:
             yield Message(role="system", content=text)
 
-    def message(
-        self, wire: WireMessage, where: str, *, has_results: bool = False
-    ) -> Iterator[Message]:
+    def message(self, wire: WireMessage, where: str, *, is_past: bool = False) -> Iterator[Message]:
         """
         The messages that one on the wire is.
 
         Args:
-            has_results: whether images and documents in it may be what a tool gave.
+            is_past: whether something else stands in the place of images and documents.
         """
         blocks = _blocks(wire.content)
         match wire.role:
             case "user":
-                yield from self._user(blocks, f"{where}.content", has_results=has_results)
+                yield from self._user(blocks, f"{where}.content", is_past=is_past)
             case "assistant":
                 yield self._assistant(blocks, f"{where}.content")
             case "system":
@@ -328,9 +329,7 @@ class _Reader:
                     param=f"{where}.role",
                 )
 
-    def _user(
-        self, blocks: Sequence[WireBlock], where: str, *, has_results: bool
-    ) -> Iterator[Message]:
+    def _user(self, blocks: Sequence[WireBlock], where: str, *, is_past: bool) -> Iterator[Message]:
         words: list[str] = []
         is_whole = True
 
@@ -350,7 +349,7 @@ class _Reader:
                 yield self._inserted(_content(block, place), f"{place}.content")
                 is_whole = False
             else:
-                stand_in = _stand_in(block) if has_results else None
+                stand_in = _stand_in(block) if is_past else None
                 words.append(stand_in or self._text(block, place))
         if is_whole:
             # Also where it says nothing at all.
@@ -501,7 +500,7 @@ def _stand_in(block: WireBlock) -> str | None:
     """
     if block.type == "document" and block.source is not None and _text_of(block.source) is None:
         return DOCUMENT
-    return OF_RESULTS.get(block.type)
+    return OF_PARTS.get(block.type)
 
 
 def _of_server(block: WireBlock, where: str) -> str:

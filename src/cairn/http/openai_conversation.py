@@ -8,7 +8,7 @@ arguments as text or as an object, empty fields or none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from cairn.engine.prompt import RENDERED, Message, call_arguments
 from .errors import ClientError
 from .limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
 from .parameters import check_name
-from .stand_ins import OF_RESULTS
+from .stand_ins import OF_PARTS, answered
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -77,7 +77,10 @@ def read_messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
     if not wire:
         raise ClientError("messages is empty; send at least one", param="messages")
     check_count(wire, "messages", MESSAGES_MAX)
-    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(wire))
+    return tuple(
+        _message(message, f"messages[{index}]", stand_ins)
+        for index, (message, stand_ins) in enumerate(_with_stand_ins(wire))
+    )
 
 
 def ignored_parts(wire: Sequence[WireMessage]) -> set[str]:
@@ -86,10 +89,10 @@ def ignored_parts(wire: Sequence[WireMessage]) -> set[str]:
     """
     return {
         f"messages.{part.type}"
-        for message in wire
-        if message.role == "tool" and isinstance(message.content, list)
+        for message, stand_ins in _with_stand_ins(wire)
+        if isinstance(message.content, list)
         for part in message.content
-        if part.type in OF_RESULTS
+        if part.type in stand_ins
     }
 
 
@@ -151,7 +154,19 @@ def _call_object(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _message(wire: WireMessage, where: str) -> Message:
+def _with_stand_ins(
+    wire: Sequence[WireMessage],
+) -> Iterator[tuple[WireMessage, Mapping[str, str]]]:
+    """
+    Each message, and what stands in the place of its parts, by their types.
+    """
+    first = answered([message.role for message in wire])
+    for index, message in enumerate(wire):
+        is_past = message.role == "user" and index < first
+        yield message, OF_PARTS if is_past or message.role == "tool" else {}
+
+
+def _message(wire: WireMessage, where: str, stand_ins: Mapping[str, str]) -> Message:
     if wire.role not in _ROLES:
         raise ClientError(
             f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
@@ -176,7 +191,7 @@ def _message(wire: WireMessage, where: str) -> Message:
     check_count(calls, f"{where}.tool_calls", CALLS_MAX)
     return Message(
         role="system" if wire.role == "developer" else wire.role,
-        content=_text(wire.content, f"{where}.content", is_result=wire.role == "tool"),
+        content=_text(wire.content, f"{where}.content", stand_ins),
         reasoning=(wire.reasoning_content or wire.reasoning or None) if is_assistant else None,
         tool_calls=tuple(
             _tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)
@@ -186,10 +201,9 @@ def _message(wire: WireMessage, where: str) -> Message:
     )
 
 
-def _text(content: str | list[WirePart] | None, where: str, *, is_result: bool) -> str:
+def _text(content: str | list[WirePart] | None, where: str, stand_ins: Mapping[str, str]) -> str:
     if not isinstance(content, list):
         return content or ""
-    stand_ins = OF_RESULTS if is_result else {}
     return "".join(
         stand_ins.get(part.type) or _part(part, f"{where}[{index}]")
         for index, part in enumerate(content)

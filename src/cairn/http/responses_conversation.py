@@ -24,7 +24,7 @@ from cairn.engine.prompt import Message, call_arguments
 from .errors import ClientError, given
 from .limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
 from .parameters import check_name
-from .stand_ins import OF_RESULTS
+from .stand_ins import OF_PARTS, answered
 from .wire import to_struct
 
 T = TypeVar("T")
@@ -127,8 +127,8 @@ def read_input(
         return () if wire is None else (Message(role="user", content=wire),)
     check_count(wire, "input", MESSAGES_MAX)
     reader = _Reader(turns)
-    for index, item in enumerate(wire):
-        reader.read(item, f"input[{index}]")
+    for index, (item, stand_ins) in enumerate(_with_stand_ins(wire)):
+        reader.read(item, f"input[{index}]", stand_ins)
     return reader.messages()
 
 
@@ -149,12 +149,27 @@ def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
     if wire is None or isinstance(wire, str):
         return set()
     kinds = {kind for item in wire if (kind := _type_of(item)) not in (*ITEMS, None)}
-    for item in wire:
-        output = item.get("output")
-        if _type_of(item) == "function_call_output" and isinstance(output, list):
-            types = {str(part.get("type")) for part in output if isinstance(part, dict)}
-            kinds |= types & OF_RESULTS.keys()
+    for item, stand_ins in _with_stand_ins(wire):
+        parts = item.get("output" if _type_of(item) == "function_call_output" else "content")
+        if isinstance(parts, list):
+            types = {str(part.get("type")) for part in parts if isinstance(part, dict)}
+            kinds |= types & stand_ins.keys()
     return {f"input.{kind}" for kind in kinds}
+
+
+def _with_stand_ins(wire: Sequence[Item]) -> Iterator[tuple[Item, Mapping[str, str]]]:
+    """
+    Each item, and what stands in the place of its parts, by their types.
+    """
+    roles = [
+        "assistant" if _type_of(item) in ("function_call", "reasoning") else str(item.get("role"))
+        for item in wire
+    ]
+    first = answered(roles)
+    for index, (item, role) in enumerate(zip(wire, roles, strict=True)):
+        is_past = role == "user" and index < first
+        is_result = _type_of(item) == "function_call_output"
+        yield item, OF_PARTS if is_past or is_result else {}
 
 
 def read_tools(wire: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -217,21 +232,24 @@ class _Reader:
         self._pass_turn()
         return tuple(self._messages)
 
-    def read(self, item: Item, where: str) -> None:
+    def read(self, item: Item, where: str, stand_ins: Mapping[str, str]) -> None:
         """
         Take in an item.
+
+        Args:
+            stand_ins: what stands in the place of its parts, by their types.
         """
         kind = _type_of(item)
         match kind:
             case "message":
-                self._message(_at(item, WireMessage, where), where)
+                self._message(_at(item, WireMessage, where), where, stand_ins)
             case "function_call":
                 wire = _at(item, WireCall, where)
                 self._call(wire.call_id, wire.name, wire.arguments, where)
             case "function_call_output":
                 result = _at(item, WireResult, where)
                 self._pass_turn()
-                text = _text(result.output, f"{where}.output", is_result=True)
+                text = _text(result.output, f"{where}.output", stand_ins)
                 self._messages.append(
                     Message(role="tool", content=text, tool_call_id=result.call_id or None)
                 )
@@ -249,13 +267,13 @@ class _Reader:
             case _:
                 pass  # told as ignored
 
-    def _message(self, wire: WireMessage, where: str) -> None:
+    def _message(self, wire: WireMessage, where: str, stand_ins: Mapping[str, str]) -> None:
         if wire.role not in _ROLES:
             raise ClientError(
                 f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
                 param=f"{where}.role",
             )
-        text = _text(wire.content, f"{where}.content")
+        text = _text(wire.content, f"{where}.content", stand_ins)
         if wire.role == "assistant":
             self._acts = True
             self._said.append(text)
@@ -277,7 +295,7 @@ class _Reader:
     def _refer(self, item: Item, where: str) -> None:
         name = str(item.get("id"))
         if (asked := self._asked_item(name)) is not None:
-            self.read(asked, where)
+            self.read(asked, where, {})  # what is kept is text
             return
         match self._referred(name):
             case Said(text):
@@ -357,10 +375,9 @@ def _thought(wire: WireReasoning, where: str) -> str:
     return "".join(given(part.text, f"{where}.{field}[{n}].text") for n, part in enumerate(parts))
 
 
-def _text(content: str | Sequence[WirePart], where: str, *, is_result: bool = False) -> str:
+def _text(content: str | Sequence[WirePart], where: str, stand_ins: Mapping[str, str]) -> str:
     if isinstance(content, str):
         return content
-    stand_ins = OF_RESULTS if is_result else {}
     return "".join(
         stand_ins.get(part.type) or _part(part, f"{where}[{index}]")
         for index, part in enumerate(content)
