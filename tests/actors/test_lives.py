@@ -293,3 +293,32 @@ async def test_nobody_loses_what_is_wanted(house: Journaled) -> None:
         await done(server)
         assert 0 == server.statistics().blocks
     assert house.holds()
+
+
+async def test_two_want_the_slab_and_one_closes_the_session(
+    house: Journaled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Who was first has the session closed with its slab; the other one hears that it is gone.
+    """
+    async with house.serving() as server:
+        said = await ask(server, question())
+        await done(server)
+        session, sessions = said.accepted.session, server._sessions
+        cache = sessions.actors[session].cache
+        released = cache.release_slab
+
+        async def closed(reason: str) -> None:
+            await released(reason)
+            sessions._close(session, "its life is over")
+
+        monkeypatch.setattr(cache, "release_slab", closed)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sessions.give_up_slab, session, "its life is over")
+                nursery.start_soon(sessions.give_up_slab, session, "room for another session")
+        await done(server)
+
+    assert [] == house.events(ev.InvariantViolated)
+    assert 1 == len(house.events(ev.SlabReleased))
+    assert house.holds()

@@ -39,6 +39,7 @@ from cairn.engine.reports import EngineFault
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
 from cairn.journal.lifecycle import Life
+from cairn.journal.state import SessionId
 
 log = structlog.get_logger("cairn")
 
@@ -161,7 +162,9 @@ class SessionActor:
             command.done.set()
 
     async def _release_for(self, command: GiveUpSlab) -> None:
-        if not command.done.is_set() and self.cache.session.slab is not None:
+        # Of several that asked, the first may have closed the session as soon as it had the slab.
+        held = self._house.sequencer.state.sessions.get(SessionId(self.id))
+        if not command.done.is_set() and held is not None and held.slab is not None:
             await self.cache.release_slab(command.reason)
             if command.to_system:
                 await self._settling.give_memory_back()
