@@ -261,6 +261,28 @@ async def test_a_copy_that_is_cancelled_ends_with_the_part_in_hand() -> None:
         assert [] == made.device.did
 
 
+async def test_a_copy_that_is_cancelled_while_it_is_asked_for() -> None:
+    """
+    Nothing begins behind that, also where the engine's thread is told that it is wanted.
+    """
+    async with shop() as made:
+        held, reached = threading.Event(), threading.Event()
+
+        def wanted() -> bool:
+            reached.set()
+            assert held.wait(60)
+            return True
+
+        made.go.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.thread.copy, [made.part("one"), made.part("two")], wanted)
+            assert await trio.to_thread.run_sync(reached.wait, 60)
+            nursery.cancel_scope.cancel()
+            nursery.start_soon(_set_behind, held)
+
+        assert [] == made.device.did == made.recorded
+
+
 async def _set_behind(held: threading.Event) -> None:
     with trio.CancelScope(shield=True):
         await trio.testing.wait_all_tasks_blocked(0.01)
