@@ -31,7 +31,7 @@ from tests.anticipating import Journaled, found_wrong, onward
 from tests.gate.conversation import words
 from tests.holding import Hold, hold_in_copy
 from tests.numbers import TOKEN_BYTES, started
-from tests.running import Said, ask, at_rest, generate
+from tests.running import Said, ask, at_rest, generate, without_slabs
 
 pytestmark = pytest.mark.trio
 
@@ -308,15 +308,6 @@ def question(place: int = 1, count: int = 150, **changes: Any) -> Generate:
     """
     message = Message(role="user", content=words(place, count))
     return generate(Conversation(messages=(message,)), **changes)
-
-
-async def without_slabs(server: Server) -> None:
-    """
-    Wait until no session has anything to do, and none holds a slab.
-    """
-    with trio.fail_after(120):
-        while server.statistics().slabs or server._sessions.busy:
-            await trio.testing.wait_all_tasks_blocked()
 
 
 @attrs.define

@@ -15,6 +15,9 @@ from cairn.journal.eviction_order import Order
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import Block, Session, State
 
+_ARRAYS_A_LAYER = 4
+_ARRAY_ENTRY_BYTES = 128
+
 
 def room_for_block(
     state: State, size: int, keep: Collection[str] = (), *, order: Order | None = None
@@ -131,11 +134,12 @@ def chain_of(session: Session) -> tuple[str, ...]:
 
 def file_bytes_at_most(state: State, size: int) -> int:
     """
-    What a file of a block of ``size`` bytes takes at most: its KV, and a header that tells of two
-    arrays a layer.
+    What a file of a block of ``size`` bytes takes at most: its KV and states, and a header that
+    tells of each array in about a hundred bytes. A layer has keys and values, or the arrays of its
+    state, of which no layer of mlx-lm's has more than four.
     """
     layers = state.model.layers if state.model is not None else 0
-    return size + 1024 + 512 * layers
+    return size + 1024 + layers * _ARRAYS_A_LAYER * _ARRAY_ENTRY_BYTES
 
 
 def room_for_file(
