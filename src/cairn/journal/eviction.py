@@ -38,12 +38,11 @@ def room_for_block(
         return ()
     wanted = state.pool.block_bytes + size - state.model.blocks_bytes
     ample = wanted + _ample(size, state.model.blocks_bytes)
-    pinned = state.pinned
     freed, chosen = 0, []
     for block, _ in (order or Order(state)).memory.in_order():
         if freed >= ample:
             break
-        if block.key not in pinned and block.key not in keep:
+        if not state.is_pinned(block.key) and block.key not in keep:
             chosen.append(block.key)
             freed += block.bytes
     return tuple(chosen) if freed >= wanted else None
@@ -92,12 +91,11 @@ def let_go_at_rest(state: State, session: Session) -> tuple[str, ...]:
     model, keys = state.model, chain_of(session)
     if model is None or model.policy is None:
         return ()
-    pinned = state.pinned
     for place in reversed(model.policy.middle(len(keys), model.chunk_tokens)):
         block = state.blocks.get(keys[place])
         if block is None or not block.present:
             break
-        if keys[place] not in pinned and _in_no_window(state, keys[place]):
+        if not state.is_pinned(keys[place]) and _in_no_window(state, keys[place]):
             found.append(keys[place])
     return tuple(found)
 
@@ -326,9 +324,12 @@ def lives_over(
         now_us: microseconds since 1970.
         without: blocks that could not be removed.
     """
-    pinned = state.pinned
     over = takewhile(lambda one: one[1] <= now_us, order.lives.in_order())
-    loose = (block.key for block, _ in over if block.key not in pinned and block.key not in without)
+    loose = (
+        block.key
+        for block, _ in over
+        if not state.is_pinned(block.key) and block.key not in without
+    )
     return tuple(islice(loose, most))
 
 
