@@ -75,6 +75,16 @@ async def at_rest(server: Server) -> None:
         await server._writer.wait_committed(server._sequencer.state.position)
 
 
+async def without_slabs(server: Server) -> None:
+    """
+    Wait until no session has anything to do, and none holds a slab; all of it is committed.
+    """
+    with trio.fail_after(120):
+        while server.statistics().slabs or server._sessions.busy:
+            await trio.testing.wait_all_tasks_blocked()
+        await server._writer.wait_committed(server._sequencer.state.position)
+
+
 async def ask(server: Server | Models, command: Generate) -> Said:
     """
     Ask, and read the answer to its end.

@@ -38,6 +38,7 @@ from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
+from tests.holding import Hold
 from tests.numbers import started
 from tests.running import ask, at_rest, generate, serving
 
@@ -194,31 +195,14 @@ async def test_answers_wait_for_each_others_slabs(model_directory: Path, slabs: 
     assert () == replay(store.read()).findings
 
 
-class Stuck:
+async def reached(hold: Hold, requests: int) -> None:
     """
-    An engine that writes nothing behind the first token until it is let go.
+    Wait until the engine is held, and sessions have so many requests in hand.
     """
-
-    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go = threading.Event()
-        self._reached = threading.Event()
-        self._state = lambda: server._sequencer.state
-        device = server._engine._device
-        self._decode = device.decode
-        monkeypatch.setattr(device, "decode", self._wait)
-
-    def _wait(self, rows: Any) -> Any:
-        self._reached.set()
-        self.go.wait(60)
-        return self._decode(rows)
-
-    async def reached(self, requests: int) -> None:
-        """
-        Wait until it is stuck, and sessions have so many requests in hand.
-        """
-        with trio.fail_after(60):
-            while not (self._reached.is_set() and requests == len(self._state().requests)):
-                await trio.testing.wait_all_tasks_blocked()
+    await hold.wait()
+    with trio.fail_after(60):
+        while requests != len(hold.server._sequencer.state.requests):
+            await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_answers_wait_beside_others_too(
@@ -240,28 +224,26 @@ async def test_answers_wait_beside_others_too(
     store = MemoryStore()
     both = [attrs.evolve(HOT, choices=3, seed=seed) for seed in (1, 2)]
     async with serving(numbers, store, pool_slabs=2) as server, trio.open_nursery() as nursery:
-        stuck = Stuck(server, monkeypatch)
+        stuck = Hold(server, "decode")
         for command in both:
             nursery.start_soon(heard, server, command)
-        await stuck.reached(4)
+        await reached(stuck, 4)
         stuck.go.set()
     assert 6 == len(events(store, ev.RequestFinished))
     assert [] == events(store, ev.RequestCancelled)
     assert () == replay(store.read()).findings
 
 
-async def test_the_first_answer_does_not_wait(
-    numbers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_first_answer_does_not_wait(numbers: Path) -> None:
     """
     Where others hold all slabs the request is refused as a whole, as one of a single answer is. No
     other answer begins behind that, even though its client has not read of it yet.
     """
     store = MemoryStore()
     async with serving(numbers, store, pool_slabs=1) as server, trio.open_nursery() as nursery:
-        stuck = Stuck(server, monkeypatch)
+        stuck = Hold(server, "decode")
         nursery.start_soon(heard, server, HOT)
-        await stuck.reached(1)
+        await reached(stuck, 1)
         async with server.generate(attrs.evolve(HOT, choices=2)) as replies:
             with trio.fail_after(60):
                 while len(server._tickets) > 2:
@@ -275,18 +257,16 @@ async def test_the_first_answer_does_not_wait(
     assert (424, "sister_failed") == (rejected.status, rejected.code)
 
 
-async def test_a_client_that_leaves_takes_those_along_that_wait(
-    numbers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_leaves_takes_those_along_that_wait(numbers: Path) -> None:
     """
     Some wait for a slab, in the midst of their session, and some for a row: none is left.
     """
     store = MemoryStore()
     async with serving(numbers, store, pool_slabs=1) as server:
-        stuck = Stuck(server, monkeypatch)
+        stuck = Hold(server, "decode")
         async with server.generate(attrs.evolve(HOT, choices=6, max_tokens=4000)):
-            await stuck.reached(4)
-        await stuck.reached(1)
+            await reached(stuck, 4)
+        await reached(stuck, 1)
         stuck.go.set()
         await server._no_tickets()
         await heard(server, attrs.evolve(HOT, choices=2))
@@ -324,9 +304,7 @@ async def test_what_ends_with_a_sister_says_so(
     assert () == replay(store.read()).findings
 
 
-async def test_who_waits_for_a_slab_ends_with_the_server(
-    numbers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_waits_for_a_slab_ends_with_the_server(numbers: Path) -> None:
     """
     A server that stops has no patience with an answer that waits for a slab.
     """
@@ -341,11 +319,11 @@ async def test_who_waits_for_a_slab_ends_with_the_server(
         serving(numbers, store, pool_slabs=1, limits=limits) as server,
         trio.open_nursery() as nursery,
     ):
-        stuck = Stuck(server, monkeypatch)
+        stuck = Hold(server, "decode")
         nursery.start_soon(asks, server)
-        await stuck.reached(3)
+        await reached(stuck, 3)
         nursery.start_soon(server.drain)
-        await stuck.reached(1)
+        await reached(stuck, 1)
         stuck.go.set()
     stages = [one.stage for one in events(store, ev.RequestCancelled)]
     assert ["server_stopped"] * 3 == stages

@@ -31,7 +31,7 @@ from tests.anticipating import Journaled, found_wrong, onward
 from tests.gate.conversation import words
 from tests.holding import Hold, hold_in_copy
 from tests.numbers import TOKEN_BYTES, started
-from tests.running import Said, ask, at_rest, generate
+from tests.running import Said, ask, at_rest, generate, without_slabs
 
 pytestmark = pytest.mark.trio
 
@@ -261,6 +261,28 @@ async def test_a_copy_that_is_cancelled_ends_with_the_part_in_hand() -> None:
         assert [] == made.device.did
 
 
+async def test_a_copy_that_is_cancelled_while_it_is_asked_for() -> None:
+    """
+    Nothing begins behind that, also where the engine's thread is told that it is wanted.
+    """
+    async with shop() as made:
+        held, reached = threading.Event(), threading.Event()
+
+        def wanted() -> bool:
+            reached.set()
+            assert held.wait(60)
+            return True
+
+        made.go.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.thread.copy, [made.part("one"), made.part("two")], wanted)
+            assert await trio.to_thread.run_sync(reached.wait, 60)
+            nursery.cancel_scope.cancel()
+            nursery.start_soon(_set_behind, held)
+
+        assert [] == made.device.did == made.recorded
+
+
 async def _set_behind(held: threading.Event) -> None:
     with trio.CancelScope(shield=True):
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -288,26 +310,22 @@ def question(place: int = 1, count: int = 150, **changes: Any) -> Generate:
     return generate(Conversation(messages=(message,)), **changes)
 
 
-async def without_slabs(server: Server) -> None:
-    """
-    Wait until no session has anything to do, and none holds a slab.
-    """
-    with trio.fail_after(120):
-        while server.statistics().slabs or server._sessions.busy:
-            await trio.testing.wait_all_tasks_blocked()
-
-
 @attrs.define
 class Order:
     """
-    The order of decode passes and of the parts of copies in a server. Whoever decodes does not come
-    to an end before a path is selected on which something is copied.
+    The order of decode passes and of the parts of copies in a server. Whoever decodes alone goes on
+    when somebody else has a job for the engine: however slowly others get to ask, the answer does
+    not come to its end meanwhile.
+
+    Attributes:
+        decodes: set in the first pass.
+        free: to be set, for passes that wait for nobody.
     """
 
     server: Server
     did: list[str] = attrs.field(factory=list)
     decodes: threading.Event = attrs.field(factory=threading.Event)
-    selected: threading.Event = attrs.field(factory=threading.Event)
+    free: threading.Event = attrs.field(factory=threading.Event)
 
     def __attrs_post_init__(self) -> None:
         device = self.server._engine._device
@@ -320,15 +338,20 @@ class Order:
         def decoded(rows: Any) -> Any:
             self.did.append(DECODE)
             self.decodes.set()
-            assert self.selected.wait(120)
+            alone = 1 == sum(row is not None for row in rows)
+            while alone and not self._is_asked() and not self.free.wait(0.001):
+                pass
             return decode(rows)
 
         device.share, device.decode = shared, decoded
-        self.server.observe(self._watch)
 
-    def _watch(self, recorded: ev.Recorded) -> None:
-        if isinstance(recorded.event, ev.PathSelected) and recorded.event.shared_blocks:
-            self.selected.set()
+    def _is_asked(self) -> bool:
+        """
+        Whether something waits for the engine.
+        """
+        engine = self.server._engine
+        waits = any(job.result is None for job in list(engine._asked))
+        return waits or not engine._inbox.empty()
 
 
 async def test_others_decode_while_a_history_is_copied(house: Journaled) -> None:
@@ -347,8 +370,11 @@ async def test_others_decode_while_a_history_is_copied(house: Journaled) -> None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(other)
             assert await trio.to_thread.run_sync(order.decodes.wait, 60)
-            second = await ask(server, onward(question(), first))
-            leaving.cancel()
+            try:
+                second = await ask(server, onward(question(), first))
+            finally:
+                order.free.set()
+                leaving.cancel()
         await at_rest(server)
 
     (copied,) = [one for one in house.events(ev.PathSelected) if one.shared_blocks]

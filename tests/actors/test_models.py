@@ -819,3 +819,41 @@ async def test_an_agent_changes_its_model(house: House) -> None:
 
     assert [second.accepted.session] == [e.session for e in house.events(ev.SessionClosed)]
     house.holds()
+
+
+async def test_a_stop_while_an_agents_model_leaves(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    An agent that is deleted meanwhile is deleted. Its session stays, which has its slab until the
+    journal says that the model is gone.
+    """
+    before = loading.unload
+
+    async with house.serving() as server, trio.open_nursery() as nursery:
+        await server.agents.create(NewAgent(name="notes", model="one"))
+        kept = await ask(server, turn("one", OPENING, previous=None))
+        deleted = []
+
+        async def delete() -> None:
+            deleted.append(await server.agents.delete("notes"))
+
+        async def stops_first(*arguments: Any) -> None:
+            nursery.start_soon(delete)
+            await trio.testing.wait_all_tasks_blocked()
+            assert [] == deleted
+            nursery.start_soon(server.drain)
+            await trio.testing.wait_all_tasks_blocked()
+            await before(*arguments)
+
+        monkeypatch.setattr(models_module, "unload", stops_first)
+        await refused(ask, server, to("other", OPENING))
+
+    assert [True] == deleted
+    assert [] == house.events(ev.SessionClosed, ev.InvariantViolated)
+    house.holds()
+    async with house.serving() as server:
+        assert () == server.agents.all()
+        await server.agents.create(NewAgent(name="notes", model="one"))
+    assert [kept.accepted.session] == [e.session for e in house.events(ev.SessionClosed)]
+    house.holds()

@@ -25,7 +25,7 @@ from cairn.journal.store import MemoryStore
 from tests.anticipating import Journaled, onward
 from tests.gate.conversation import words
 from tests.numbers import TOKEN_BYTES, started
-from tests.running import MIB, Said, ask, at_rest, generate, serving
+from tests.running import MIB, Said, ask, at_rest, generate, serving, without_slabs
 
 pytestmark = pytest.mark.trio
 
@@ -55,16 +55,6 @@ def rests(seconds: float) -> Limits:
     How long slabs are kept.
     """
     return Limits(slab_rest_s=seconds)
-
-
-async def without_slabs(server: Server) -> None:
-    """
-    Wait until no session has anything to do, and none holds a slab.
-    """
-    with trio.fail_after(120):
-        while server.statistics().slabs or server._sessions.busy:
-            await trio.testing.wait_all_tasks_blocked()
-        await server._writer.wait_committed(server._sequencer.state.position)
 
 
 async def unmoved(server: Server) -> None:

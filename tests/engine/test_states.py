@@ -18,6 +18,9 @@ from cairn.engine.mlx_cache import HeldSlab, LayerShape, SlabCache, SlabPool
 from cairn.engine.mlx_files import BlockFiles, Rejected
 from cairn.engine.mlx_state import StateCache, StateShape
 from cairn.engine.reports import EngineFault, Forgotten
+from cairn.journal.eviction import file_bytes_at_most
+from cairn.journal.state import State
+from tests.journal.test_eviction import MODEL
 
 C = 4
 STATE = StateShape(arrays=(((1, 3, 8), mx.float32), ((1, 2, 4, 4), mx.float16)))
@@ -224,6 +227,23 @@ def test_a_file_has_the_states(
     assert [one.shape for one in block.states] == [one.shape for one in found.states]
     with pytest.raises(Rejected):
         files.read(KEY, mlx_blocks.digest(attrs.evolve(block, state_tokens=C + 1)))
+
+
+@pytest.mark.parametrize("layers", [1, 128])
+def test_a_file_takes_no_more_than_was_told_beforehand(layers: int, tmp_path: Path) -> None:
+    """However many layers have as many arrays as any has, each with a long entry in the header."""
+    shape = (1, 1024, 16, 16)
+    block = mlx_blocks.SealedBlock(
+        keys=(),
+        values=(),
+        states=tuple(mx.zeros(shape, mx.bfloat16) for _ in range(4 * layers)),
+        state_tokens=C,
+    )
+    files = BlockFiles(tmp_path / "blocks", "0123456789abcdef", "5f0c0000-" * 4)
+    size = files.write(KEY, block, mlx_blocks.digest(block), (0, 1 << 20), 1 << 40)
+    state = State(model=attrs.evolve(MODEL, layers=layers))
+
+    assert block.nbytes < size <= file_bytes_at_most(state, block.nbytes)
 
 
 def test_layers_that_keep_several_things_have_them_in_a_list() -> None:

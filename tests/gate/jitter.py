@@ -387,7 +387,9 @@ def _checks(server: Server) -> bool:
     Whether a shadow check is in hand, or could be.
     """
     shadow = server._shadow
-    return shadow is not None and (shadow._held is not None or shadow._next() is not None)
+    if shadow is None or shadow._held is not None:
+        return shadow is not None
+    return not shadow._closed and shadow._next() is not None
 
 
 @attrs.define
@@ -512,12 +514,15 @@ class House:
 
     async def _rest(self, server: Server) -> None:
         """
-        Wait until no request is under way, no session is at work, and no answer can be checked.
+        Wait until no request is under way, no session is at work, and no answer can be checked; no
+        longer where a bug has closed admission, which ends all that: the journal tells of it.
         """
         resting = {str(life) for life in (Life.IDLE, Life.COLD, Life.QUARANTINED)}
         with trio.fail_after(600):
             while True:
                 now = server.statistics()
+                if now.admission_bug is not None:
+                    return
                 idle = not now.queued and not now.running and set(now.sessions) <= resting
                 if idle and not _checks(server):
                     return

@@ -15,15 +15,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import mlx.core as mx
 import pytest
 import trio
 
+from cairn.actors.shadow import ShadowCheck
 from cairn.engine import mlx_blocks, schedule
 from cairn.engine.mlx_blocks import SealedBlock, paste
 from cairn.engine.mlx_cache import HeldSlab
 from cairn.engine.mlx_engine import MlxEngine
-from cairn.engine.reports import TrimReport
+from cairn.engine.reports import SlabReport, TrimReport
 from cairn.journal.codec import Row
 from cairn.journal.store import MemoryStore
 from tests.families import config_of, make_family_model
@@ -36,6 +38,7 @@ from tests.gate.jitter import (
     House,
     Rest,
     Script,
+    Together,
     Truth,
     difference,
 )
@@ -356,3 +359,64 @@ def test_decoded_rows_that_stay_are_found(
     assert found <= {"INV-1", "CRASH"}
     assert house.happened()["session_quarantined"] > 3
     assert [] == house.differences()
+
+
+def test_slabs_that_do_not_add_up_are_found(
+    model_directory: Path,
+    empty: list[Row],
+    tmp_path: Path,
+    short: list[Act],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    INV-5 breaks and closes admission. The history ends with that, also where answers wait for a
+    check: it never comes to rest any more.
+    """
+    close_slab, little = MlxEngine.close_slab, House._little
+
+    def miscounted(engine: MlxEngine, slab: int) -> SlabReport:
+        report = close_slab(engine, slab)
+        return attrs.evolve(report, bytes=report.bytes + 1)
+
+    def checked(house: House) -> dict[str, Any]:
+        return {**little(house), "shadow_share": 1.0}
+
+    monkeypatch.setattr(MlxEngine, "close_slab", miscounted)
+    monkeypatch.setattr(House, "_little", checked)
+
+    house = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
+
+    found = {found.invariant for found in house.findings()}
+    assert {"INV-5"} == found - {"CRASH"}
+    assert any("INV-5: a slab of another size" in what for what in wrong(house))
+    assert any(heard.broken for _, heard in house.heard)
+    assert [] == house.differences()
+
+
+def test_without_checks_it_comes_to_rest(
+    model_directory: Path,
+    empty: list[Row],
+    tmp_path: Path,
+    short: list[Act],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    Where checks have ended for good, nobody waits for those that were to come.
+    """
+    little = House._little
+
+    def checked(house: House) -> dict[str, Any]:
+        return {**little(house), "shadow_share": 1.0}
+
+    async def ends(shadow: ShadowCheck, answer: Any) -> None:
+        shadow._waiting.append(answer)
+        raise RuntimeError("not even that it is skipped can be put down")
+
+    monkeypatch.setattr(House, "_little", checked)
+    monkeypatch.setattr(ShadowCheck, "_check_or_skip", ends)
+    at_once = next(act for act in short if isinstance(act, Together) and len(act.asked) > 2)
+
+    house = lived(model_directory, empty, tmp_path / "blocks", [at_once], SEED)
+
+    assert [] == wrong(house)
+    assert 0 == house.happened()["shadow_skipped"]

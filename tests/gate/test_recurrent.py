@@ -5,15 +5,17 @@ by every way on which a state is come by; and where states are not what they wer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from cairn.actors.limits import Limits
+from cairn.engine import mlx_selftest
 from cairn.engine.mlx_state import StateCache
 from cairn.engine.prompt import Conversation, Message
 from cairn.journal import events as ev
@@ -205,7 +207,7 @@ def test_a_model_whose_states_do_not_come_back_is_served_cold(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The self-test finds it, on record; then nothing is reused, and answers are right.
+    The self-test finds it, on record and in the log; then nothing is reused, and answers are right.
     """
     monkeypatch.setattr(StateCache, "cut_back", spoiled_cut)
     store = MemoryStore()
@@ -221,8 +223,10 @@ def test_a_model_whose_states_do_not_come_back_is_served_cold(
             said.append(await house.asked(server, talk))
 
     directory = made("lfm2", model_directory, tmp_path)
-    trio.run(main)
+    with capture_logs() as lines:
+        trio.run(main)
 
+    assert "going on from a state did not give the bits of a cold answer" in cold_for(lines)[0]
     events = [decode(row).event for row in store.rows]
     tests = [event for event in events if isinstance(event, ev.SelfTestFinished)]
     (loaded,) = [event for event in events if isinstance(event, ev.ModelLoaded)]
@@ -232,6 +236,63 @@ def test_a_model_whose_states_do_not_come_back_is_served_cold(
     assert "kv_states" not in loaded.fields
     assert [0, 0] == [one.accepted.cached_tokens for one in said]
     assert () == replay(store.read()).findings
+
+
+def cold_for(lines: Sequence[MutableMapping[str, Any]]) -> tuple[str, MutableMapping[str, Any]]:
+    """
+    Why nothing is reused, in words, and the line that tells it.
+    """
+    line = next(line for line in lines if line["event"].startswith("nothing is reused"))
+    return line["event"], line
+
+
+@pytest.mark.parametrize(
+    ("check", "raises"),
+    [("slab_size", False), ("slab_size", True), ("naive_differs", True)],
+)
+def test_why_nothing_is_reused(
+    check: str,
+    raises: bool,
+    model_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    The log tells what was found, and what was raised with its stack, also where that is no fault of
+    the model's and in a check that need not hold; no other reason.
+    """
+    store, before = MemoryStore(), getattr(mlx_selftest._Test, check)
+
+    def fails(test: mlx_selftest._Test) -> bool:
+        if test.loaded.is_simple:  # served cold
+            return bool(before(test))
+        if raises:
+            raise MemoryError("no room for a slab")
+        return False
+
+    monkeypatch.setattr(mlx_selftest._Test, check, fails)
+
+    async def main() -> None:
+        async with serving(made("lfm2", model_directory, tmp_path), store):
+            pass
+
+    with capture_logs() as lines:
+        trio.run(main)
+
+    told, line = cold_for(lines)
+    assert "did not give the bits of a cold answer" not in told
+    events = [decode(row).event for row in store.rows]
+    found, *_ = [event for event in events if isinstance(event, ev.SelfTestFinished)]
+    assert (False, True) == (found.passed, found.findings["warm_equals_cold"])
+    assert [name for name, held in found.findings.items() if not held] == line["failed"]
+    assert line["failed"][0].startswith(check)
+    if raises:
+        assert "nothing is reused: the self-test broke off" == told
+        assert "MemoryError: no room for a slab" == line["fault"]
+        assert "in fails" in line["exception"]
+    else:
+        assert "nothing is reused: a larger slab did not give the same bits" == told
+        assert "fault" not in line
 
 
 def test_one_row_and_no_window(model_directory: Path, tmp_path: Path) -> None:

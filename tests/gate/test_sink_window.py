@@ -14,7 +14,6 @@ import trio
 import trio.testing
 
 from cairn.actors.limits import Limits
-from cairn.actors.server import Server
 from cairn.engine.mlx_cache import SinkCache
 from cairn.engine.mlx_model import ModelRefused
 from cairn.engine.prompt import Conversation, Message
@@ -27,7 +26,7 @@ from cairn.journal.store import MemoryStore
 from cairn.journal.windows import SinkWindow
 from cairn.ops.replay_engine import SAME, rerun
 from tests.families import config_of, make_family_model
-from tests.running import MIB, Said, ask, at_rest, generate, serving
+from tests.running import MIB, Said, ask, at_rest, generate, serving, without_slabs
 
 pytestmark = pytest.mark.gate
 
@@ -238,16 +237,6 @@ def test_what_does_not_go_with_it_is_refused(
     assert isinstance(error, ModelRefused)
     assert why in str(error)
     assert "Start with" in str(error)
-
-
-async def without_slabs(server: Server) -> None:
-    """
-    Wait until no session has anything to do, and none holds a slab.
-    """
-    with trio.fail_after(120):
-        while server.statistics().slabs or server._sessions.busy:
-            await trio.testing.wait_all_tasks_blocked()
-        await server._writer.wait_committed(server._sequencer.state.position)
 
 
 @attrs.frozen

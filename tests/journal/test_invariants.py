@@ -259,7 +259,7 @@ def _evicting(driver: Driver, event: Any, key: str) -> ev.Event:
 
 
 def _pinned(driver: Driver, event: Any) -> ev.Event:
-    return _evicting(driver, event, next(iter(sorted(driver.state.pinned))))
+    return _evicting(driver, event, min(key for keys in driver.state.pins.values() for key in keys))
 
 
 def _gone(driver: Driver, event: Any) -> ev.Event | None:

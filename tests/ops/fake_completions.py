@@ -21,6 +21,7 @@ from typing import Any
 _BLOCK = 8
 _CROWD = 4
 _NEIGHBOUR_S = 1.5
+_GATHERED_S = 60.0
 _LONG = 100
 _AHEAD, _AHEAD_USED = "cairn_anticipated_tokens_total", "cairn_anticipated_tokens_used_total"
 _MIB = 1 << 20
@@ -63,7 +64,6 @@ class Fake:
         rests: how many requests it has no room for, after one with special tokens.
         ends_after: so many tokens, each answer ends by itself, by a token that is counted only.
         prefill_s: how long it reads a prompt that is not cached, unless its client leaves.
-        decode_s: how long each answer takes besides.
         settles: at so many looks at its health a session is at work still, behind each answer.
         holds: at so many looks at its health a slab is held still, behind each answer.
         meets: so many answers with log-probabilities wait for each other behind their first word.
@@ -88,7 +88,6 @@ class Fake:
         key: str | None = None,
         ends_after: int | None = None,
         prefill_s: float = 0.05,
-        decode_s: float = 0,
         settles: int = 0,
         holds: int = 0,
         tells_prefill: int = 0,
@@ -110,7 +109,6 @@ class Fake:
         self.key = key
         self.ends_after = ends_after
         self.prefill_s = prefill_s
-        self.decode_s = decode_s
         self.settles = settles
         self.tells_prefill = tells_prefill
         self.meets = meets
@@ -131,6 +129,8 @@ class Fake:
         self.dead = False
         self.active = 0
         self.crowds = 0
+        self.at_once = 0
+        self.gathered = 0
         self.changed = threading.Condition()
         self.over = threading.Event()
 
@@ -142,6 +142,17 @@ class Fake:
             self.seen, self.halves, self.last = [], [], []
         self.dead = self.left = False
         self.restarts += 1
+
+    @contextlib.contextmanager
+    def gathering(self, requests: int) -> Iterator[None]:
+        """
+        So many are sent at once: none is answered before all are there.
+        """
+        self.at_once, self.gathered = requests, 0
+        try:
+            yield
+        finally:
+            self.at_once = 0
 
     # --- what it tells of itself -----------------------------------------------------------------
 
@@ -396,7 +407,8 @@ class _Handler(BaseHTTPRequestHandler):
         prompt = words(body)
         cached = fake.cached(prompt, body)
         stream = bool(body.get("stream"))
-        alone = fake.fault != "neighbours change bits" or not self._accompanied()
+        beside = self._gather()
+        alone = fake.fault != "neighbours change bits" or not (beside or self._accompanied())
         if stream and fake.tells_prefill and cached < len(prompt) - _BLOCK:
             self._tell_prefill(prompt)
         elif cached < len(prompt) - _BLOCK and self._left(fake.prefill_s):
@@ -404,7 +416,6 @@ class _Handler(BaseHTTPRequestHandler):
             fake.seen.append(half)
             fake.halves.append(half)
             raise Gone
-        self._left(fake.decode_s)
         made = self._decoded(body, cached, alone)
         fake.seen += [prompt, [*prompt, *made["text"].split()]]
         fake.last = prompt
@@ -549,6 +560,18 @@ class _Handler(BaseHTTPRequestHandler):
         fake = self.fake
         with fake.changed:
             return fake.changed.wait_for(lambda: fake.crowds > self.crowds_before, _NEIGHBOUR_S)
+
+    def _gather(self) -> bool:
+        """
+        Wait for those that are sent at once with this one. Whether they came, and there are any.
+        """
+        fake = self.fake
+        with fake.changed:
+            if not fake.at_once:
+                return False
+            fake.gathered += 1
+            fake.changed.notify_all()
+            return fake.changed.wait_for(lambda: fake.gathered >= fake.at_once, _GATHERED_S)
 
     def _meet(self) -> None:
         """

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from click.testing import Result
 
 from cairn.ops.api_keys import KEY_VARIABLE
+from cairn.ops.conform import case as conform_case
 from cairn.ops.conform.case import Case
 from cairn.ops.conform.suite import ROWS
 from cairn.ops.outside.answers import Answer, Streamed, Token, difference, whole
@@ -26,6 +28,7 @@ from tests.ops.fake_completions import Fake, serving
 from tests.serving import DEADLINE_S, started
 
 Run = Callable[..., Result]
+Meeting = Callable[[Fake], Fake]
 
 _ASK = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + '/restart').read()"
 
@@ -89,14 +92,33 @@ def verdicts(rows: dict[str, Any]) -> dict[str, str]:
     return {name: row["verdict"] for name, row in rows.items()}
 
 
+@pytest.fixture
+def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
+    """
+    Has requests that are sent at once meet in a fake, however fast it is.
+    """
+
+    def met(fake: Fake) -> Fake:
+        together = Case.together
+
+        def at_once(case: Case, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+            with fake.gathering(len(calls)):
+                return together(case, calls)
+
+        monkeypatch.setattr(Case, "together", at_once)
+        return fake
+
+    return met
+
+
 # --- what is kept, and what goes red -------------------------------------------------------------
 
 
-def test_a_sound_server_keeps_every_row(run: Run):
+def test_a_sound_server_keeps_every_row(run: Run, meeting: Meeting):
     """
     Every row is kept by a server in which nothing is broken, and the command ends with 0.
     """
-    with serving(Fake(prefill_s=0.1, decode_s=0.03)) as url:
+    with serving(meeting(Fake(prefill_s=0.1))) as url:
         result = run("conform", url, "--json", "--restart", restart_of(url))
     rows = report(result)
     assert dict.fromkeys(ROWS, "kept") == verdicts(rows), result.stdout
@@ -105,13 +127,15 @@ def test_a_sound_server_keeps_every_row(run: Run):
 
 
 @pytest.mark.parametrize(("row", "fault", "words"), FAULTS, ids=[fault for _, fault, _ in FAULTS])
-def test_a_row_goes_red_where_it_is_broken(row: str, fault: str, words: str, run: Run):
+def test_a_row_goes_red_where_it_is_broken(
+    row: str, fault: str, words: str, run: Run, meeting: Meeting
+):
     """
     What is broken in a server is seen by the row that asks for it, which says what it saw.
     """
     # Long enough for a client to leave in the middle of it.
     prefill_s = 0.3 if row in ("disconnect", "cut-off-prefill") else 0.01
-    with serving(Fake(fault, prefill_s=prefill_s)) as url:
+    with serving(meeting(Fake(fault, prefill_s=prefill_s))) as url:
         options = ("--json", "--row", row, "--deadline", 10, "--restart", restart_of(url))
         result = run("conform", url, *options)
     rows = report(result)
@@ -163,12 +187,12 @@ def test_cairn_keeps_every_row(run: Run, model_directory: Path, tmp_path: Path):
 # --- fairness ------------------------------------------------------------------------------------
 
 
-def test_what_is_not_told_is_not_held_against_a_server(run: Run):
+def test_what_is_not_told_is_not_held_against_a_server(run: Run, meeting: Meeting):
     """
     A server that tells neither log-probabilities nor usage breaks nothing; its texts are compared,
     and the rows say what was not told.
     """
-    with serving(Fake(hides=["logprobs", "usage"], prefill_s=0.1, decode_s=0.03)) as url:
+    with serving(meeting(Fake(hides=["logprobs", "usage"], prefill_s=0.1))) as url:
         result = run("conform", url, "--json", "--restart", restart_of(url))
     rows = report(result)
     expected = {**dict.fromkeys(ROWS, "kept"), "token-accounts": "not tried"}
@@ -201,12 +225,12 @@ def test_texts_alone_show_what_is_broken(row: str, fault: str, run: Run):
     assert {row: "broken"} == verdicts(rows)
 
 
-def test_what_is_refused_is_not_tried(run: Run):
+def test_what_is_refused_is_not_tried(run: Run, meeting: Meeting):
     """
     A server that refuses fields it does not know is asked without them where that can be.
     """
     refuses = ["logprobs", "seed", "cache_prompt", "stream_options"]
-    with serving(Fake(refuses=refuses, prefill_s=0.1, decode_s=0.03)) as url:
+    with serving(meeting(Fake(refuses=refuses, prefill_s=0.1))) as url:
         rows = report(run("conform", url, "--json", "--restart", restart_of(url)))
     assert {**dict.fromkeys(ROWS, "kept"), "seeds": "not tried"} == verdicts(rows)
     assert ["a request with a seed was refused: status 400: 'seed is not known here'"] == rows[
@@ -380,12 +404,13 @@ def test_who_was_not_left_in_prefill_is_not_kept(run: Run):
 
 @pytest.mark.parametrize(("rounds", "verdict"), [(1, "kept"), (10, "not tried")])
 def test_who_waits_for_the_others_is_not_among_them(
-    rounds: int, verdict: str, run: Run, monkeypatch: pytest.MonkeyPatch
+    rounds: int, verdict: str, run: Run, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ):
     """
     Where of requests that are sent at once none is under way beside another, they are sent again,
     and where that never happens nothing was tried.
     """
+    fake = meeting(Fake())
     together, apart = Case.together, iter(range(rounds))
 
     def slow(case: Case, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
@@ -394,9 +419,53 @@ def test_who_waits_for_the_others_is_not_among_them(
         return [call() for call in calls]
 
     monkeypatch.setattr(Case, "together", slow)
-    with serving(Fake(prefill_s=0.1, decode_s=0.1)) as url:
+    with serving(fake) as url:
         rows = report(run("conform", url, "--json", "--row", "other-traffic"))
     assert {"other-traffic": verdict} == verdicts(rows)
+
+
+def test_threads_that_cannot_be_started_end_the_row(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """
+    Where this machine has no room for another thread the row says so, and those that wait for it
+    are let go.
+    """
+    start = threading.Thread.start
+
+    def third(thread: threading.Thread) -> None:
+        if thread.name.startswith("ThreadPoolExecutor") and thread.name.endswith("_2"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with serving(Fake(prefill_s=0)) as url:
+        monkeypatch.setattr(threading.Thread, "start", third)
+        rows = report(run("conform", url, "--json", "--row", "other-traffic"))
+    assert {"other-traffic": "not tried"} == verdicts(rows)
+    assert [
+        "4 requests could not be sent at once from this machine: can't start new thread"
+    ] == rows["other-traffic"]["not_tried"]
+
+
+def test_threads_that_do_not_begin_end_the_row(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """
+    Nor does it wait for one that was started and does not come to its request.
+    """
+
+    class Pool(ThreadPoolExecutor):
+        """
+        Has a thread less than is asked for.
+        """
+
+        def __init__(self, threads: int) -> None:
+            super().__init__(threads - 1)
+
+    monkeypatch.setattr(conform_case, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(conform_case, "_BEGIN_S", 0.2)
+    with serving(Fake(prefill_s=0)) as url:
+        rows = report(run("conform", url, "--json", "--row", "other-traffic"))
+    assert {"other-traffic": "not tried"} == verdicts(rows)
+    assert ["4 requests could not be sent at once from this machine within 0.2 s"] == rows[
+        "other-traffic"
+    ]["not_tried"]
 
 
 def test_a_server_that_is_busy_is_not_gone(run: Run):
@@ -408,11 +477,11 @@ def test_a_server_that_is_busy_is_not_gone(run: Run):
     assert {"odd-prompts": "kept"} == verdicts(rows)
 
 
-def test_without_a_command_nothing_is_restarted(run: Run):
+def test_without_a_command_nothing_is_restarted(run: Run, meeting: Meeting):
     """
     The row about restarts is not tried without `--restart`, and all else is kept.
     """
-    with serving(Fake(prefill_s=0.1, decode_s=0.03)) as url:
+    with serving(meeting(Fake(prefill_s=0.1))) as url:
         result = run("conform", url, "--json")
     rows = report(result)
     assert {**dict.fromkeys(ROWS, "kept"), "restart": "not tried"} == verdicts(rows)

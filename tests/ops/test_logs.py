@@ -62,3 +62,11 @@ def test_a_stack_shows_no_values(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not {"\x1b", "\x07"} & set(shown)
     assert "in fails" in shown
     assert SECRET not in shown
+
+
+def test_a_stack_that_was_told_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """One of an error that nobody holds any more keeps its lines, and steers nothing either."""
+    with logger(tmp_path) as log:
+        log.warning("nothing is reused", exception="Traceback:\n  here\nValueError: \x1b[2J\x07")
+    shown = capsys.readouterr().err
+    assert ["Traceback:", "  here", "ValueError: \\x1b[2J\\x07"] == shown.splitlines()[1:]

@@ -26,7 +26,7 @@ from cairn.journal import events as ev
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash
 from cairn.journal.lifecycle import Life
-from cairn.journal.state import OpenRequest, Session, SessionId
+from cairn.journal.state import OpenRequest, Session, SessionId, State
 from cairn.journal.tenants import tenant_secret
 
 
@@ -135,8 +135,7 @@ class SessionCache:
         held = state.sessions.get(SessionId(self.id))
         if held is None or held.bug_id is None or self.seq == state.streams[f"session/{self.id}"]:
             return None
-        bug = state.faults[held.bug_id].event
-        return BugError(bug.bug_id, bug.invariant, bug.message)
+        return _bug_of(state, held.bug_id)
 
     def noted(self, texts: Mapping[str, str]) -> dict[str, int]:
         """
@@ -204,10 +203,7 @@ class SessionCache:
         """
         state = self._house.sequencer.state
         bug_id = state.blocks[chain[-1]].bug_id
-        if bug_id is None:
-            return None
-        bug = state.faults[bug_id].event
-        return BugError(bug.bug_id, bug.invariant, bug.message)
+        return _bug_of(state, bug_id) if bug_id is not None else None
 
     # --- mutations -------------------------------------------------------------------------------
 
@@ -475,3 +471,11 @@ class SessionCache:
             )
         )
         return report
+
+
+def _bug_of(state: State, bug_id: str) -> BugError:
+    """
+    A bug that is on record, to be raised again.
+    """
+    bug = state.faults[bug_id].event
+    return BugError(bug.bug_id, bug.invariant, bug.message)

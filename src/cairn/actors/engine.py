@@ -10,8 +10,9 @@ chunk that waits has its turn behind a few parts.
 A job that has begun is always finished and recorded, whatever happened to who asked: the cache has
 changed, and that must come into the journal. What a job did is recorded by its ``record`` in the
 order in which jobs ran, before any task hears of it: trio wakes tasks in no order, and the totals
-that the engine measured must come into the journal in the order in which it measured them. The one
-exception is a load during which the server stops (``abandon``): no cache is there yet.
+that the engine measured must come into the journal in the order in which it measured them. There
+are two exceptions: a load during which the server stops (``abandon``), since no cache is there yet,
+and what ran of a copy behind a part that could not be recorded (``copy``), whose bug is on record.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class _Job:
     Attributes:
         run: is given the engine, on its thread.
         record: is given what came of it, in trio's thread.
-        wanted: asked before a settling job runs; where it says no, the job is dropped.
+        wanted: asked on the engine's thread before it runs, and of what waits to be copied or
+            settled at every turn of the loop; where it says no, the job is dropped.
     """
 
     run: Callable[[Any], Any]
@@ -108,7 +110,7 @@ class _Series:
     Jobs that go on from each other.
 
     Attributes:
-        wanted: asked before each.
+        wanted: asked again and again, until it says no.
         ended: whether no further one is to begin.
         broken: whether one could not be recorded: then those that ran meanwhile are not, either.
     """
@@ -121,7 +123,9 @@ class _Series:
         """
         Whether the next one is to run. Asked on the engine's thread.
         """
-        self.ended = self.ended or not self.wanted()
+        # Never set back: trio's thread may end it while this one asks.
+        if not self.ended and not self.wanted():
+            self.ended = True
         return not self.ended
 
     def part(
@@ -247,12 +251,13 @@ class EngineThread:
     ) -> bool:
         """
         Short jobs that take long together, in order: decode passes go between them, and a prefill
-        chunk behind each ``PARTS_A_CHUNK``. Behind one that failed, or before which it was not
-        wanted any more, no further one begins.
+        chunk behind each ``PARTS_A_CHUNK``. Behind one that failed no further one begins, nor once
+        they are not wanted any more. Where it was the record that failed, others may have run
+        before that was known; these are not recorded.
 
         Args:
             parts: what to run, and what records it, of each.
-            wanted: asked on the engine's thread.
+            wanted: asked on the engine's thread, often.
 
         Returns:
             Whether all were done.

@@ -162,11 +162,7 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
     if started.narrowed is not None:
         other, failed_test = started.narrowed
         sequencer.append(_self_test(other, failed_test))
-        cold = "nothing is reused: going on from a state did not give the bits of a cold answer"
-        log.warning(
-            "one row a decode pass" if facts.reusable else cold,
-            failed=[n for n, ok in failed_test.findings.items() if not ok],
-        )
+        _tell_less(failed_test, cold=not facts.reusable)
     if tested is not None:
         sequencer.append(_self_test(facts.fingerprint, tested))
     elif known is not None:
@@ -209,6 +205,34 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
             state_blocks=facts.checkpoints.blocks if facts.checkpoints else 0,
         )
     )
+
+
+_NOT_HELD = {
+    "warm_equals_cold": "going on from a state did not give the bits of a cold answer",
+    "slab_size_does_not_matter": "a larger slab did not give the same bits",
+    "numbers_are_right": "the numbers over states that can be cut back are not mlx-lm's",
+}
+"""
+Why a model with states is served cold, by the finding that says so.
+"""
+
+
+def _tell_less(tested: Any, *, cold: bool) -> None:
+    """
+    Tell that a model is served with less than was tried, and why.
+
+    Args:
+        tested: the self-test that did not hold.
+        cold: whether nothing is reused, and not only W is 1.
+    """
+    failed = [name for name, held in tested.findings.items() if not held]
+    what, more = "one row a decode pass", {}
+    if cold:
+        why = _NOT_HELD.get(failed[0], "the self-test failed")
+        what = f"nothing is reused: {why if tested.fault is None else 'the self-test broke off'}"
+    if tested.fault is not None:
+        more = {"fault": tested.fault.text, "exception": tested.fault.traceback}
+    log.warning(what, failed=failed, **more)
 
 
 def _told(facts: ModelFacts) -> str:

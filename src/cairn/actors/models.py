@@ -527,7 +527,11 @@ class Models:
             await self._stirred.park()
         if self._server is not None:
             await self._server.close_session(session, reason)
-        elif SessionId(session) in self._run.sequencer.state.sessions:
+            return
+        held = self._run.sequencer.state.sessions.get(SessionId(session))
+        # Where the server stops while a model leaves, slabs are there as long as that is not on
+        # record. Such a session stays, as one does that a server cannot close.
+        if held is not None and held.slab is None:
             self._run.sequencer.append(ev.SessionClosed(session=session, reason=reason))
 
     def _count_out(self, server: Server) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 
 import attrs
@@ -37,22 +38,57 @@ computation is off by tens of percent; rounding of the activations is what is al
 """
 
 
+CHECKS = (
+    "warm_equals_cold",
+    "slab_size_does_not_matter",
+    "rows_do_not_matter",
+    "numbers_are_right",
+    "naive_differs",
+)
+"""
+What is looked at, in order.
+"""
+
+
+@attrs.frozen
+class Fault:
+    """
+    What was raised in the midst of a check. Its text alone: an exception would hold the engine.
+    """
+
+    text: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Fault:
+        """
+        What an exception tells.
+        """
+        name, text = type(error).__name__, str(error)
+        return cls(f"{name}: {text}" if text else name, "".join(traceback.format_exception(error)))
+
+
 @attrs.frozen(kw_only=True)
 class SelfTest:
     """
     What was found. ``findings`` tells for each check whether it holds.
+
+    Attributes:
+        fault: what ended the last check that there is, which does not hold then.
     """
 
     findings: dict[str, bool]
     error_max: float
     duration_us: int
+    fault: Fault | None = None
 
     @property
     def passed(self) -> bool:
         """
         Whether all that the promises need holds.
         """
-        return all(held for name, held in self.findings.items() if name != "naive_differs")
+        held = all(held for name, held in self.findings.items() if name != "naive_differs")
+        return held and self.fault is None
 
 
 def run_self_test(loaded: LoadedModel, engine: MlxEngine, chunk_tokens: int) -> SelfTest:
@@ -63,42 +99,44 @@ def run_self_test(loaded: LoadedModel, engine: MlxEngine, chunk_tokens: int) -> 
         ModelRefused: the model's own code asks of its cache what Cairn's does not give.
     """
     began = time.perf_counter_ns()
+    findings: dict[str, bool] = {}
     if not loaded.is_simple:
         try:
-            return _found(_Test(loaded, engine, chunk_tokens), began)
-        except Exception:  # whatever a model's code may raise; nothing may be reused then
-            return _failed("warm_equals_cold", began)
+            return _found(_Test(loaded, engine, chunk_tokens), findings, began)
+        except Exception as error:  # whatever a model's code may raise; nothing may be reused then
+            check = next(name for name in CHECKS if name not in findings)
+            return _ended({**findings, check: False}, Fault.of(error), began)
     try:
         test = _Test(loaded, engine, chunk_tokens)
-    except Exception as fault:  # likewise
+    except Exception as error:  # likewise
         if engine.decode_rows > 1:  # one row may do, on the caches as they are
-            return _failed("rows_do_not_matter", began)
-        raise cannot_run(loaded, fault) from fault
-    return _found(test, began)
+            return _ended({"rows_do_not_matter": False}, Fault.of(error), began)
+        raise cannot_run(loaded, error) from error
+    return _found(test, findings, began)
 
 
-def _failed(check: str, began: int) -> SelfTest:
-    return SelfTest(
-        findings={check: False},
-        error_max=0.0,
-        duration_us=(time.perf_counter_ns() - began) // 1000,
-    )
-
-
-def _found(test: _Test, began: int) -> SelfTest:
-    findings = {
-        "warm_equals_cold": test.warm_equals_cold(),
-        "slab_size_does_not_matter": test.slab_size(),
-        "rows_do_not_matter": test.rows(),
-    }
-    error = test.error()
-    findings["numbers_are_right"] = error <= _tolerance(test.loaded)
-    findings["naive_differs"] = test.naive_differs()
+def _ended(
+    findings: dict[str, bool], fault: Fault | None, began: int, error: float = 0.0
+) -> SelfTest:
     return SelfTest(
         findings=findings,
         error_max=error,
         duration_us=(time.perf_counter_ns() - began) // 1000,
+        fault=fault,
     )
+
+
+def _found(test: _Test, findings: dict[str, bool], began: int) -> SelfTest:
+    """
+    All checks, one after the other; what each of them found is put into ``findings`` at once.
+    """
+    findings["warm_equals_cold"] = test.warm_equals_cold()
+    findings["slab_size_does_not_matter"] = test.slab_size()
+    findings["rows_do_not_matter"] = test.rows()
+    error = test.error()
+    findings["numbers_are_right"] = error <= _tolerance(test.loaded)
+    findings["naive_differs"] = test.naive_differs()
+    return _ended(findings, test.fault, began, error)
 
 
 def _tolerance(loaded: LoadedModel) -> float:
@@ -121,6 +159,9 @@ class _Answer:
 class _Test:
     """
     The checks, over one made-up prompt of two and a half chunks.
+
+    Attributes:
+        fault: what ended a check that others follow all the same.
     """
 
     def __init__(self, loaded: LoadedModel, engine: MlxEngine, chunk_tokens: int) -> None:
@@ -136,6 +177,7 @@ class _Test:
         self.capacity = slab_capacity(
             len(self.prompt) + 2 * _STEPS, chunk_tokens, loaded.context_tokens
         )
+        self.fault: Fault | None = None
         self.cold = self._answer(self.prompt)
 
     def warm_equals_cold(self) -> bool:
@@ -170,7 +212,8 @@ class _Test:
         try:
             alone = self._answer(self.prompt, place=width - 1)
             among = self._answer(self.prompt, beside=True)
-        except Exception:  # as above
+        except Exception as error:  # as above
+            self.fault = Fault.of(error)
             return False
         return self.cold == alone == among
 

@@ -15,6 +15,9 @@ from cairn.journal.eviction_order import Order
 from cairn.journal.lifecycle import Life
 from cairn.journal.state import Block, Session, State
 
+_ARRAYS_A_LAYER = 4
+_ARRAY_ENTRY_BYTES = 128
+
 
 def room_for_block(
     state: State, size: int, keep: Collection[str] = (), *, order: Order | None = None
@@ -35,12 +38,11 @@ def room_for_block(
         return ()
     wanted = state.pool.block_bytes + size - state.model.blocks_bytes
     ample = wanted + _ample(size, state.model.blocks_bytes)
-    pinned = state.pinned
     freed, chosen = 0, []
     for block, _ in (order or Order(state)).memory.in_order():
         if freed >= ample:
             break
-        if block.key not in pinned and block.key not in keep:
+        if not state.is_pinned(block.key) and block.key not in keep:
             chosen.append(block.key)
             freed += block.bytes
     return tuple(chosen) if freed >= wanted else None
@@ -89,12 +91,11 @@ def let_go_at_rest(state: State, session: Session) -> tuple[str, ...]:
     model, keys = state.model, chain_of(session)
     if model is None or model.policy is None:
         return ()
-    pinned = state.pinned
     for place in reversed(model.policy.middle(len(keys), model.chunk_tokens)):
         block = state.blocks.get(keys[place])
         if block is None or not block.present:
             break
-        if keys[place] not in pinned and _in_no_window(state, keys[place]):
+        if not state.is_pinned(keys[place]) and _in_no_window(state, keys[place]):
             found.append(keys[place])
     return tuple(found)
 
@@ -131,11 +132,12 @@ def chain_of(session: Session) -> tuple[str, ...]:
 
 def file_bytes_at_most(state: State, size: int) -> int:
     """
-    What a file of a block of ``size`` bytes takes at most: its KV, and a header that tells of two
-    arrays a layer.
+    What a file of a block of ``size`` bytes takes at most: its KV and states, and a header that
+    tells of each array in about a hundred bytes. A layer has keys and values, or the arrays of its
+    state, of which no layer of mlx-lm's has more than four.
     """
     layers = state.model.layers if state.model is not None else 0
-    return size + 1024 + 512 * layers
+    return size + 1024 + layers * _ARRAYS_A_LAYER * _ARRAY_ENTRY_BYTES
 
 
 def room_for_file(
@@ -322,9 +324,12 @@ def lives_over(
         now_us: microseconds since 1970.
         without: blocks that could not be removed.
     """
-    pinned = state.pinned
     over = takewhile(lambda one: one[1] <= now_us, order.lives.in_order())
-    loose = (block.key for block, _ in over if block.key not in pinned and block.key not in without)
+    loose = (
+        block.key
+        for block, _ in over
+        if not state.is_pinned(block.key) and block.key not in without
+    )
     return tuple(islice(loose, most))
 
 

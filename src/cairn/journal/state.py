@@ -30,6 +30,7 @@ Part = tuple[str, str]
 """
 (name of the part, its hash over all parts up to it)
 """
+Pins = Map[SessionId, tuple[str, ...]]
 
 
 @attrs.frozen(kw_only=True)
@@ -398,19 +399,42 @@ class State:
         """
         return self.sessions[SessionId(session)]
 
-    @property
-    def pinned(self) -> frozenset[str]:
-        """
-        All blocks that a session works with. Put together anew at each look.
-        """
-        return frozenset(key for keys in self.pins.values() for key in keys)
-
     def is_pinned(self, key: str) -> bool:
         """
         Whether a session works with this block.
         """
-        return any(key in keys for keys in self.pins.values())
+        return any(key in keys for keys in _pin_sets.of(self.pins))
 
+
+class _PinSets:
+    """
+    The pins that were last asked for, as sets: to look through the pins of long conversations takes
+    long, and blocks leave memory one after the other. Nothing is known here that the pins do not
+    tell, and nothing has to hear of a change: they are values, and the same object is the same.
+    """
+
+    def __init__(self) -> None:
+        none: dict[SessionId, tuple[tuple[str, ...], frozenset[str]]] = {}
+        pins: Pins = Map()
+        self._last = pins, none, tuple[frozenset[str], ...]()
+
+    def of(self, pins: Pins) -> tuple[frozenset[str], ...]:
+        """
+        A set for each session. Takes as long as the pins are that changed.
+        """
+        last, known, sets = self._last
+        if last is pins:
+            return sets
+        now = {}
+        for session, keys in pins.items():
+            was = known.get(session)
+            now[session] = was if was is not None and was[0] is keys else (keys, frozenset(keys))
+        sets = tuple(held for _, held in now.values())
+        self._last = pins, now, sets  # in one step, for whoever asks on another thread
+        return sets
+
+
+_pin_sets = _PinSets()
 
 EMPTY = State()
 

@@ -37,10 +37,15 @@ def _harmless(
     """
     A line in which nothing steers a terminal: clients choose names, and they end up here.
     """
-    return {
-        key: printable(value) if isinstance(value, str) and key != "exception" else value
-        for key, value in event.items()
-    }
+
+    def shown(key: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if key == "exception":  # its lines stay lines
+            return "\n".join(map(printable, value.splitlines()))
+        return printable(value)
+
+    return {key: shown(key, value) for key, value in event.items()}
 
 
 def _plain_stack(sink: TextIO, error: structlog.typing.ExcInfo) -> None:

@@ -33,6 +33,7 @@ How long most answers are.
 
 _SHORT_WORDS = 12
 _BETWEEN_S = 0.2
+_BEGIN_S = 30.0
 _BUSY = (429, 503)
 _HIT_PARTS = 4
 
@@ -281,16 +282,28 @@ class Case:
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """
         What calls give that are made at the same time.
+
+        Raises:
+            Ended: this machine does not begin so many at once.
         """
         # The first would have its answer before the thread of the last has begun.
-        ready = threading.Barrier(len(calls))
+        ready = threading.Barrier(len(calls), timeout=_BEGIN_S)
 
         def made(call: Callable[[], T]) -> T:
             ready.wait()
             return call()
 
+        what = f"{len(calls)} requests could not be sent at once from this machine"
         with ThreadPoolExecutor(len(calls)) as threads:
-            return list(threads.map(made, calls))
+            try:
+                made_all = [threads.submit(made, call) for call in calls]
+            except RuntimeError as error:  # no thread can be started; those that were wait for it
+                ready.abort()
+                raise self.stop(f"{what}: {error}") from error
+            try:
+                return [one.result() for one in made_all]
+            except threading.BrokenBarrierError as error:
+                raise self.stop(f"{what} within {_BEGIN_S:g} s") from error
 
     def leave(
         self,
