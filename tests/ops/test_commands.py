@@ -4,6 +4,7 @@ The small commands, and what all commands have in common.
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import shutil
@@ -156,6 +157,31 @@ def test_export_of_a_session_without_contents(run, stored, tmp_path: Path):
     rows = list(read_export(path))
     assert [row.hash for row in healthy() if row.stream == "session/s1"] == [r.hash for r in rows]
     assert {None} == {row.private for row in rows}
+
+
+def test_export_of_a_session_by_the_beginning_of_its_id(run, talk: Path):
+    """What `ops sessions` shows on a terminal will do; what is shorter, or of several, will not."""
+    folder = ("--data-dir", talk)
+    whole = run("export", *folder, "--session", TALK)
+    assert (0, TALK) == (whole.exit_code, json.loads(whole.stdout.splitlines()[0])["stream"][8:])
+    assert whole.stdout == run("export", *folder, "--session", TALK[:8]).stdout
+    short = run("export", *folder, "--session", TALK[:5])
+    assert (2, "") == (short.exit_code, short.stdout)
+    assert f"No session {TALK[:5]} is in {talk} (name at least 6 characters); " in short.stderr
+
+
+def test_export_of_one_of_several_sessions(run, stored):
+    """Which of them is meant has to be said; a whole id means itself."""
+    builder = Builder()
+    builder.start()
+    names = ("session-1", "session-12", "session-2")
+    for name in names:
+        builder.turn(name, f"of {name}", ["hello"], range(1, 9), [21, 22])
+    stored(builder.rows)
+    result = run("export", "--session", "session-")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert f"session- is the beginning of several: {', '.join(names)}.\n" == result.stderr
+    assert 0 == run("export", "--session", "session-1").exit_code
 
 
 def test_an_export_that_fails_leaves_the_old_one(run, stored, tmp_path: Path):
