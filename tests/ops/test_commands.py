@@ -16,15 +16,18 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
 from cairn.engine.builtin import builtin_directory
+from cairn.journal.errors import StoreError
 from cairn.journal.export import read_export
-from cairn.journal.store_sql import journal_url
+from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS
 from cairn.ops.doctor import Found
@@ -114,6 +117,51 @@ def test_how_the_process_ends(raised: str, code: int, told: str):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (code, "out\n") == (done.returncode, done.stdout)
     assert done.stderr.endswith(told)
+
+
+@pytest.mark.parametrize("words", ["verify -", "sessions -", "replay some-id -", "agents -"])
+def test_ctrl_c(words: str):
+    """It is no finding: 130, and one line."""
+    command = [sys.executable, "-P", "-m", "cairn.ops", *words.split()]
+    piped = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=piped, stdout=piped, stderr=piped)
+    assert process.stdin is not None
+    process.stdin.write(b"x" * 1_000_000)  # more than a pipe holds: it reads by now
+    process.send_signal(signal.SIGINT)
+    assert (b"", b"Stopped.\n") == process.communicate(timeout=30)
+    assert 130 == process.returncode
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "told"),
+    [(KeyboardInterrupt(), 130, "Stopped.\n"), (StoreError("No."), 2, "No.\n")],
+)
+@pytest.mark.parametrize("words", ["verify", "export -o x.jsonl", "sessions", "tail --journal"])
+def test_what_was_under_way_ends(
+    run, stored, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, raised, code, told
+):
+    """What a command reads from is closed before the process ends: a bar shows the cursor again."""
+    stored(healthy())
+    monkeypatch.chdir(tmp_path)
+    ended: list[bool] = []
+
+    def watched(store: SqlStore, *of: Any, **named: Any) -> Iterator[Any]:
+        try:
+            yield from read(store, *of, **named)
+        finally:
+            ended.append(True)
+
+    def fails(*_: object, **__: object) -> None:
+        raise raised
+
+    read = SqlStore.read
+    monkeypatch.setattr(SqlStore, "read", watched)
+    for name in ("journal.replay.Replay.feed", "ops.export.to_line", "ops.tail.to_line"):
+        monkeypatch.setattr(f"cairn.{name}", fails)
+    result = run(*words.split())  # holds the error, and all that the error holds
+    assert (code, "", told) == (result.exit_code, result.stdout, result.stderr)
+    assert [True] == ended
+    assert [tmp_path / "data"] == list(tmp_path.iterdir())
 
 
 def test_unknown_command(run):

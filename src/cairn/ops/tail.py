@@ -176,7 +176,9 @@ def tail(
                 if wanted(entry):
                     show(entry)
     except KeyboardInterrupt:
-        pass  # how following ends
+        if not follow:
+            raise
+        # Else it is how following ends.
     click.echo(f"cursor: {reader.cursor}", err=True)
 
 
