@@ -908,7 +908,7 @@ LEAVES = "Once more, or Ctrl-D, leaves.\n"
 
 @pytest.mark.parametrize("typed", ["", "half a mess"])
 def test_ctrl_c_at_the_prompt(terminal, typed: str):
-    """It clears the line and says what leaves; the conversation goes on, and a second one leaves."""
+    """It clears the line and tells what leaves, the conversation goes on; a second one leaves."""
     pytest.importorskip("readline")
     with faked(script("Hi"), script("Whole")) as server:
         chat = terminal("--url", server.url)

@@ -265,8 +265,8 @@ def help_text() -> str:
     return "\n".join(
         (
             *(f"{command:<{width}}  {does}" for command, does in lines),
-            "Ctrl-C stops an answer. What it said by then stays in the conversation. At the prompt it",
-            "clears the line; a second one right behind it leaves.",
+            "Ctrl-C stops an answer. What it said by then stays in the conversation.",
+            "At the prompt it clears the line; a second one right behind it leaves.",
             "A message that begins with a slash is typed with two.",
         )
     )
