@@ -119,6 +119,36 @@ def test_how_the_process_ends(raised: str, code: int, told: str):
     assert done.stderr.endswith(told)
 
 
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("nothing", ".venv/bin/python cannot be run; 'make env' makes it"),
+        ("an empty environment", "Cairn is not in "),
+        ("by make", ""),
+        ("by pip", ""),
+    ],
+)
+def test_the_launcher(tmp_path: Path, made: str, says: str):
+    """It says what to do where the environment is not there or not whole, however it was made."""
+    launcher = shutil.copy(Path(__file__).parents[2] / "ops", tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    if made != "nothing":
+        python.parent.mkdir(parents=True)
+        asked = "exit 1" if made == "an empty environment" else "exit 0"
+        asked = "echo asked in vain" if made == "by make" else asked
+        python.write_text(f"""#!/bin/sh
+[ "$2" != -c ] || {{ {asked}; }}
+echo "$@"
+""")
+        python.chmod(0o755)
+    if made == "by make":
+        (tmp_path / ".venv" / ".stamp").touch()
+    done = subprocess.run([launcher, "verify", "a b"], capture_output=True, text=True, check=False)
+    assert bool(says) == bool(done.returncode)
+    assert says in done.stderr
+    assert ("" if says else "-P -m cairn.ops verify a b\n") == done.stdout
+
+
 @pytest.mark.parametrize("words", ["verify -", "sessions -", "replay some-id -", "agents -"])
 def test_ctrl_c(words: str):
     """It is no finding: 130, and one line."""
