@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import socket
@@ -517,6 +518,15 @@ def test_doctor_looks_at_the_models_that_would_be_served(tmp_path: Path, models:
     """The built-in one, or those of a file."""
     names = [name for name, _ in doctor.checks(tmp_path, "sqlite:///x", 8000, models)]
     assert ["model" if models is None else "models"] == [n for n in names if n.startswith("model")]
+
+
+def test_doctor_tells_all_tables_that_are_wrong(tmp_path: Path):
+    """In the one line that the check has."""
+    path = tmp_path / "models.toml"
+    path.write_text('[models.a]\npath = "x"\n[models.b]\n', "utf-8")
+    found = doctor.check_models(path)
+    assert ("fail", 1) == (found.status, len(found.fact.splitlines()))
+    assert ["a", "b"] == re.findall(r", \[models\.(.)\]", found.fact)
 
 
 def test_doctor_looks_at_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

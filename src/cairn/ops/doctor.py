@@ -183,7 +183,7 @@ def check_models(path: Path) -> Found:
     try:
         found = read_models(path)
     except ModelsFault as fault:
-        return Found("fail", str(fault), "correct the file, or what it names")
+        return Found("fail", " ".join(fault.faults), "correct the file, or what it names")
     sizes = [
         (one, weights_bytes(Path(one.directory), Path(one.adapter) if one.adapter else None))
         for one in found.entries
