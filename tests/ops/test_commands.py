@@ -32,7 +32,7 @@ from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS
 from cairn.ops.doctor import Found
-from cairn.ops.growth import growth
+from cairn.ops.growth import Growth, growth
 from cairn.ops.home import hold_journal
 from cairn.ops.output import table
 from cairn.ops.sessions import time_text, used
@@ -569,50 +569,60 @@ def test_sqlite_versions(stored):
 
 
 MIB = 1024 * 1024
+DAY_S = 86_400
 
 
 @pytest.mark.parametrize(
-    ("free", "daily", "status", "says"),
+    ("free", "grown", "status", "says", "grows"),
     [
-        (100 * MIB, 0.0, "fail", "nothing is journaled"),
-        (1024 * MIB, 0.0, "warn", "free some space"),
-        (4096 * MIB, 0.0, "ok", ""),
-        (4096 * MIB, 1.0 * MIB, "ok", ""),
-        (4096 * MIB, 200.0 * MIB, "warn", "ops journal prune"),
+        (100, Growth(0.0, DAY_S), "fail", "nothing is journaled", ""),
+        (1024, Growth(0.0, DAY_S), "warn", "free some space", ""),
+        (4096, Growth(0.0, DAY_S), "ok", "", ""),
+        (4096, Growth(2.0 * MIB, 2 * DAY_S), "ok", "", "grows by 1.0 MiB a day"),
+        (4096, Growth(200.0 * MIB, DAY_S), "warn", "ops journal prune", "enough for 20 days"),
+        # What came in four minutes says nothing of a day.
+        (4096, Growth(200.0 * MIB, 240), "ok", "", "grew by 200.0 MiB in 4 minutes"),
+        (4096, Growth(5000.0 * MIB, 7200), "warn", "prune", "in 2 hours: not enough for as much "),
+        (4096, Growth(1.0 * MIB, 1), "ok", "", "grew by 1.0 MiB in less than a minute"),
     ],
 )
-def test_room(free: int, daily: float, status: str, says: str):
+def test_room(free: int, grown: Growth, status: str, says: str, grows: str):
     """Free space is judged against the journal's growth, with what to do."""
-    found = doctor.judge_room(free, daily, "so much free")
+    found = doctor.judge_room(free * MIB, grown, "so much free")
     assert status == found.status
     assert says in found.advice
     assert bool(says) == bool(found.advice)
-    assert (daily > 0) == ("grows by" in found.fact)
+    assert (grows or "so much free") in found.fact
 
 
 def test_growth(stored):
     """The share of the rows of the last seven days, of the bytes on disk; nothing where none is."""
-    assert 0.0 == growth("sqlite:////nowhere/journal.db")
+    assert 0.0 == growth("sqlite:////nowhere/journal.db").size
     now = time.time_ns() // 1000
     rows = [attrs.evolve(row, time_us=now - 10) for row in healthy()]
     old = [attrs.evolve(row, time_us=0) for row in healthy()]
     url = journal_url(stored([*old[:21], *rows[21:]]))
     size = sum(bytes_on_disk(url))
-    assert size * 10 / 31 / 7 == pytest.approx(growth(url))
+    assert size * 10 / 31 / 7 == pytest.approx(growth(url).daily)
 
 
-def test_growth_of_a_young_journal(stored):
-    """What came in half a day is half of what comes in a day."""
-    half_a_day_ago = time.time_ns() // 1000 - 43_200_000_000
-    url = journal_url(stored([attrs.evolve(row, time_us=half_a_day_ago) for row in healthy()]))
-    assert sum(bytes_on_disk(url)) * 2 == pytest.approx(growth(url), rel=0.01)
+@pytest.mark.parametrize("days", [2.0, 0.5])
+def test_growth_of_a_young_journal(stored, days: float):
+    """It grew in the time since its first row; what came in less than a day is no day's."""
+    began_us = time.time_ns() // 1000 - int(days * DAY_S * 1e6)
+    url = journal_url(stored([attrs.evolve(row, time_us=began_us) for row in healthy()]))
+    grown = growth(url)
+    assert sum(bytes_on_disk(url)) == grown.size
+    assert days * DAY_S == pytest.approx(grown.seconds, rel=0.01)
+    assert grown.size / days == pytest.approx(grown.daily, rel=0.01)
+    assert (days < 1) == grown.is_short
 
 
 def test_growth_of_a_pruned_journal(run, stored):
     """Rows that were pruned do not count."""
     folder = stored(healthy())
     run("journal", "prune", "--before", "30d", "--close-idle")
-    assert growth(journal_url(folder)) > 0
+    assert growth(journal_url(folder)).size > 0
 
 
 @pytest.mark.parametrize(
