@@ -61,6 +61,17 @@ def test_a_port_in_use(tmp_path: Path, model_directory: Path):
     assert not (tmp_path / "home" / "journal.db").exists()
 
 
+@pytest.mark.parametrize("host", ["nosuchhost.invalid", "a..b", "192.0.2.1"])
+def test_a_host_that_is_none_here(tmp_path: Path, model_directory: Path, host: str):
+    """Nobody's name, no name, and another machine's address: the port is not blamed."""
+    options = ("--host", host, "--data-dir", tmp_path / "home", "--model", model_directory)
+    sentence = refusal(*options)
+    assert sentence.startswith(f"--host {host} cannot be used: ")
+    assert "or leave --host out" in sentence
+    assert "--port" not in sentence
+    assert not (tmp_path / "home" / "journal.db").exists()
+
+
 def test_a_second_server_on_one_folder(shared: Serving, model_directory: Path):
     """The sentence names the process that holds it, which goes on."""
     before = shared.position()

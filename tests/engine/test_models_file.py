@@ -68,6 +68,7 @@ FAULTS = [
     ('[models.a]\npath = ""', "says nowhere where"),
     ("[models.a]\nbuiltin = false", "says nowhere where"),
     ('[models.a]\npath = "a"\nbuiltin = true', "both path and builtin"),
+    ("[models.a]\npath = {}", "[models.a]: path is {}; it must be a text"),
     ("[models.a]\npath = 1", "path is 1; it must be a text"),
     ('[models.a]\nbuiltin = "yes"', "builtin is 'yes'; it must be true or false"),
     ("[models.a]\nbuiltin = true\ndtype = 'half'", "it must be one of auto, float32, model"),
@@ -80,6 +81,11 @@ FAULTS = [
         "[models.a]\nbuiltin = true\naliases = ['b']\n[models.b]\nbuiltin = true",
         "'b' is a name or an alias of 'a' and of 'b'",
     ),
+    (
+        "[models.qwen3.5]\nbuiltin = true",
+        'known. A name with a dot stands in quotes: [models."qwen3.5"].',
+    ),
+    ("[models.a]\nbuiltin = true\n[models.a.1.2]\n", "line 3, [models.a.1.2]: '1.2' is not known"),
     ("default = 'b'\n[models.a]\nbuiltin = true", "default is 'b', and no model has that name"),
     ("default = 1\n[models.a]\nbuiltin = true", "default is 1"),
 ]
@@ -105,6 +111,28 @@ def test_models_are_looked_at(tmp_path: Path):
         read_models(path)
     path.write_text("[models.a]\nbuiltin = true\n", "utf-8")
     assert ["a"] == [entry.name for entry in read_models(path).entries]
+
+
+def test_all_that_is_wrong_is_told(tmp_path: Path):
+    """A line for each table, whether the table is wrong or what it names."""
+    path = tmp_path / "models.toml"
+    path.write_text(
+        "[models.qwen3.5]\n[models.qwen3.6]\n[models.pebble]\nbuiltin = true\n"
+        '[models.a]\npath = "nothing"\n[models.b]\npth = "b"\n',
+        "utf-8",
+    )
+    with pytest.raises(ModelsFault) as caught:
+        read_models(path)
+    heads = [
+        "line 1, [models.qwen3.5]: ",
+        "line 2, [models.qwen3.6]: ",
+        "line 5, [models.a]: There is no ",
+        "line 7, [models.b]: 'pth' is not known",
+    ]
+    told = str(caught.value).split("\n")
+    assert len(heads) == len(told)
+    for head, line in zip(heads, told, strict=True):
+        assert line.startswith(f"{path}, {head}")
 
 
 @pytest.mark.parametrize("content", [None, b"\xff", b"#" * (1 << 20) + b"#"])

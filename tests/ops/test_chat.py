@@ -899,10 +899,41 @@ def test_ctrl_c_before_the_first_word(terminal):
         chat.until("Stopped before the first word")
         chat.say("Once more")
         chat.until("Whole")
+        assert 0 == chat.end()
+    assert [("user", "Once more")] == server.asked()[1]
+
+
+LEAVES = "Once more, or Ctrl-D, leaves.\n"
+
+
+@pytest.mark.parametrize("typed", ["", "half a mess"])
+def test_ctrl_c_at_the_prompt(terminal, typed: str):
+    """It clears the line and tells what leaves, the conversation goes on; a second one leaves."""
+    pytest.importorskip("readline")
+    with faked(script("Hi"), script("Whole")) as server:
+        chat = terminal("--url", server.url)
+        chat.say("Hello")
+        chat.until("ms")
+        chat.asks()
+        chat.type(typed)
+        chat.until(typed)
+        chat.type("\x03")
+        chat.until(LEAVES)
+        chat.say("Still there?")
+        chat.until("Whole")
+        chat.asks()
+        chat.type("\x03")  # what was said between makes it a first one again
+        chat.until(LEAVES)
+        chat.asks()
+        chat.type("half")
+        chat.until("half")
+        chat.type("\x03")
+        chat.until(LEAVES)
         chat.asks()
         chat.type("\x03")
         assert 0 == chat.wait()
-    assert [("user", "Once more")] == server.asked()[1]
+    said = [("user", "Hello"), ("assistant", "Hi"), ("user", "Still there?")]
+    assert [said[:1], said] == server.asked()
 
 
 def test_a_turn_that_failed_can_be_tried_again(terminal):

@@ -4,8 +4,10 @@ The small commands, and what all commands have in common.
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
+import re
 import shutil
 import signal
 import socket
@@ -15,19 +17,22 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
 from cairn.engine.builtin import builtin_directory
+from cairn.journal.errors import StoreError
 from cairn.journal.export import read_export
-from cairn.journal.store_sql import journal_url
+from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS
 from cairn.ops.doctor import Found
-from cairn.ops.growth import growth
+from cairn.ops.growth import Growth, growth
 from cairn.ops.home import hold_journal
 from cairn.ops.output import table
 from cairn.ops.sessions import time_text, used
@@ -115,6 +120,81 @@ def test_how_the_process_ends(raised: str, code: int, told: str):
     assert done.stderr.endswith(told)
 
 
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("nothing", ".venv/bin/python cannot be run; 'make env' makes it"),
+        ("an empty environment", "Cairn is not in "),
+        ("by make", ""),
+        ("by pip", ""),
+    ],
+)
+def test_the_launcher(tmp_path: Path, made: str, says: str):
+    """It says what to do where the environment is not there or not whole, however it was made."""
+    launcher = shutil.copy(Path(__file__).parents[2] / "ops", tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    if made != "nothing":
+        python.parent.mkdir(parents=True)
+        asked = "exit 1" if made == "an empty environment" else "exit 0"
+        asked = "echo asked in vain" if made == "by make" else asked
+        python.write_text(f"""#!/bin/sh
+[ "$2" != -c ] || {{ {asked}; }}
+echo "$@"
+""")
+        python.chmod(0o755)
+    if made == "by make":
+        (tmp_path / ".venv" / ".stamp").touch()
+    done = subprocess.run([launcher, "verify", "a b"], capture_output=True, text=True, check=False)
+    assert bool(says) == bool(done.returncode)
+    assert says in done.stderr
+    assert ("" if says else "-P -m cairn.ops verify a b\n") == done.stdout
+
+
+@pytest.mark.parametrize("words", ["verify -", "sessions -", "replay some-id -", "agents -"])
+def test_ctrl_c(words: str):
+    """It is no finding: 130, and one line."""
+    command = [sys.executable, "-P", "-m", "cairn.ops", *words.split()]
+    piped = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=piped, stdout=piped, stderr=piped)
+    assert process.stdin is not None
+    process.stdin.write(b"x" * 1_000_000)  # more than a pipe holds: it reads by now
+    process.send_signal(signal.SIGINT)
+    assert (b"", b"Stopped.\n") == process.communicate(timeout=30)
+    assert 130 == process.returncode
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "told"),
+    [(KeyboardInterrupt(), 130, "Stopped.\n"), (StoreError("No."), 2, "No.\n")],
+)
+@pytest.mark.parametrize("words", ["verify", "export -o x.jsonl", "sessions", "tail --journal"])
+def test_what_was_under_way_ends(
+    run, stored, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, raised, code, told
+):
+    """What a command reads from is closed before the process ends: a bar shows the cursor again."""
+    stored(healthy())
+    monkeypatch.chdir(tmp_path)
+    ended: list[bool] = []
+
+    def watched(store: SqlStore, *of: Any, **named: Any) -> Iterator[Any]:
+        try:
+            yield from read(store, *of, **named)
+        finally:
+            ended.append(True)
+
+    def fails(*_: object, **__: object) -> None:
+        raise raised
+
+    read = SqlStore.read
+    monkeypatch.setattr(SqlStore, "read", watched)
+    for name in ("journal.replay.Replay.feed", "ops.export.to_line", "ops.tail.to_line"):
+        monkeypatch.setattr(f"cairn.{name}", fails)
+    result = run(*words.split())  # holds the error, and all that the error holds
+    assert (code, "", told) == (result.exit_code, result.stdout, result.stderr)
+    assert [True] == ended
+    assert [tmp_path / "data"] == list(tmp_path.iterdir())
+
+
 def test_unknown_command(run):
     """A command that is none."""
     assert 2 == run("dance").exit_code
@@ -156,6 +236,31 @@ def test_export_of_a_session_without_contents(run, stored, tmp_path: Path):
     rows = list(read_export(path))
     assert [row.hash for row in healthy() if row.stream == "session/s1"] == [r.hash for r in rows]
     assert {None} == {row.private for row in rows}
+
+
+def test_export_of_a_session_by_the_beginning_of_its_id(run, talk: Path):
+    """What `ops sessions` shows on a terminal will do; what is shorter, or of several, will not."""
+    folder = ("--data-dir", talk)
+    whole = run("export", *folder, "--session", TALK)
+    assert (0, TALK) == (whole.exit_code, json.loads(whole.stdout.splitlines()[0])["stream"][8:])
+    assert whole.stdout == run("export", *folder, "--session", TALK[:8]).stdout
+    short = run("export", *folder, "--session", TALK[:5])
+    assert (2, "") == (short.exit_code, short.stdout)
+    assert f"No session {TALK[:5]} is in {talk} (name at least 6 characters); " in short.stderr
+
+
+def test_export_of_one_of_several_sessions(run, stored):
+    """Which of them is meant has to be said; a whole id means itself."""
+    builder = Builder()
+    builder.start()
+    names = ("session-1", "session-12", "session-2")
+    for name in names:
+        builder.turn(name, f"of {name}", ["hello"], range(1, 9), [21, 22])
+    stored(builder.rows)
+    result = run("export", "--session", "session-")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert f"session- is the beginning of several: {', '.join(names)}.\n" == result.stderr
+    assert 0 == run("export", "--session", "session-1").exit_code
 
 
 def test_an_export_that_fails_leaves_the_old_one(run, stored, tmp_path: Path):
@@ -415,6 +520,15 @@ def test_doctor_looks_at_the_models_that_would_be_served(tmp_path: Path, models:
     assert ["model" if models is None else "models"] == [n for n in names if n.startswith("model")]
 
 
+def test_doctor_tells_all_tables_that_are_wrong(tmp_path: Path):
+    """In the one line that the check has."""
+    path = tmp_path / "models.toml"
+    path.write_text('[models.a]\npath = "x"\n[models.b]\n', "utf-8")
+    found = doctor.check_models(path)
+    assert ("fail", 1) == (found.status, len(found.fact.splitlines()))
+    assert ["a", "b"] == re.findall(r", \[models\.(.)\]", found.fact)
+
+
 def test_doctor_looks_at_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The built-in model is there, or it is said what is missing of it and what to do."""
     assert ("ok", "pebble, ") == (doctor.check_model().status, doctor.check_model().fact[:8])
@@ -455,50 +569,60 @@ def test_sqlite_versions(stored):
 
 
 MIB = 1024 * 1024
+DAY_S = 86_400
 
 
 @pytest.mark.parametrize(
-    ("free", "daily", "status", "says"),
+    ("free", "grown", "status", "says", "grows"),
     [
-        (100 * MIB, 0.0, "fail", "nothing is journaled"),
-        (1024 * MIB, 0.0, "warn", "free some space"),
-        (4096 * MIB, 0.0, "ok", ""),
-        (4096 * MIB, 1.0 * MIB, "ok", ""),
-        (4096 * MIB, 200.0 * MIB, "warn", "ops journal prune"),
+        (100, Growth(0.0, DAY_S), "fail", "nothing is journaled", ""),
+        (1024, Growth(0.0, DAY_S), "warn", "free some space", ""),
+        (4096, Growth(0.0, DAY_S), "ok", "", ""),
+        (4096, Growth(2.0 * MIB, 2 * DAY_S), "ok", "", "grows by 1.0 MiB a day"),
+        (4096, Growth(200.0 * MIB, DAY_S), "warn", "ops journal prune", "enough for 20 days"),
+        # What came in four minutes says nothing of a day.
+        (4096, Growth(200.0 * MIB, 240), "ok", "", "grew by 200.0 MiB in 4 minutes"),
+        (4096, Growth(5000.0 * MIB, 7200), "warn", "prune", "in 2 hours: not enough for as much "),
+        (4096, Growth(1.0 * MIB, 1), "ok", "", "grew by 1.0 MiB in less than a minute"),
     ],
 )
-def test_room(free: int, daily: float, status: str, says: str):
+def test_room(free: int, grown: Growth, status: str, says: str, grows: str):
     """Free space is judged against the journal's growth, with what to do."""
-    found = doctor.judge_room(free, daily, "so much free")
+    found = doctor.judge_room(free * MIB, grown, "so much free")
     assert status == found.status
     assert says in found.advice
     assert bool(says) == bool(found.advice)
-    assert (daily > 0) == ("grows by" in found.fact)
+    assert (grows or "so much free") in found.fact
 
 
 def test_growth(stored):
     """The share of the rows of the last seven days, of the bytes on disk; nothing where none is."""
-    assert 0.0 == growth("sqlite:////nowhere/journal.db")
+    assert 0.0 == growth("sqlite:////nowhere/journal.db").size
     now = time.time_ns() // 1000
     rows = [attrs.evolve(row, time_us=now - 10) for row in healthy()]
     old = [attrs.evolve(row, time_us=0) for row in healthy()]
     url = journal_url(stored([*old[:21], *rows[21:]]))
     size = sum(bytes_on_disk(url))
-    assert size * 10 / 31 / 7 == pytest.approx(growth(url))
+    assert size * 10 / 31 / 7 == pytest.approx(growth(url).daily)
 
 
-def test_growth_of_a_young_journal(stored):
-    """What came in half a day is half of what comes in a day."""
-    half_a_day_ago = time.time_ns() // 1000 - 43_200_000_000
-    url = journal_url(stored([attrs.evolve(row, time_us=half_a_day_ago) for row in healthy()]))
-    assert sum(bytes_on_disk(url)) * 2 == pytest.approx(growth(url), rel=0.01)
+@pytest.mark.parametrize("days", [2.0, 0.5])
+def test_growth_of_a_young_journal(stored, days: float):
+    """It grew in the time since its first row; what came in less than a day is no day's."""
+    began_us = time.time_ns() // 1000 - int(days * DAY_S * 1e6)
+    url = journal_url(stored([attrs.evolve(row, time_us=began_us) for row in healthy()]))
+    grown = growth(url)
+    assert sum(bytes_on_disk(url)) == grown.size
+    assert days * DAY_S == pytest.approx(grown.seconds, rel=0.01)
+    assert grown.size / days == pytest.approx(grown.daily, rel=0.01)
+    assert (days < 1) == grown.is_short
 
 
 def test_growth_of_a_pruned_journal(run, stored):
     """Rows that were pruned do not count."""
     folder = stored(healthy())
     run("journal", "prune", "--before", "30d", "--close-idle")
-    assert growth(journal_url(folder)) > 0
+    assert growth(journal_url(folder)).size > 0
 
 
 @pytest.mark.parametrize(

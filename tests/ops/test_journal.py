@@ -862,20 +862,29 @@ def test_size_of_today(run, stored):
     assert there(folder)[0] is not None
 
 
-@pytest.mark.parametrize("old_rows", [0, 20])
-def test_growth_is_what_the_doctor_tells(run, stored, old_rows: int):
-    """One figure for both: of a journal of half a day, and of one with older rows."""
-    half_a_day_ago = time.time_ns() // 1000 - 43_200_000_000
+@pytest.mark.parametrize(
+    ("ago_s", "old_rows", "told"),
+    [
+        (172_800, 0, "growth: {} over the last 7 days\n"),
+        (43_200, 20, "growth: {} over the last 7 days\n"),
+        (300, 0, "growth: {} in 5 minutes; too short to say what a day is\n"),
+    ],
+)
+def test_growth_is_what_the_doctor_tells(run, stored, ago_s: int, old_rows: int, told: str):
+    """One figure for both: of a journal of two days, of one with older rows, and of a new one."""
+    began_us = time.time_ns() // 1000 - ago_s * 1_000_000
     rows = [
-        attrs.evolve(row, time_us=1 if place < old_rows else half_a_day_ago)
+        attrs.evolve(row, time_us=1 if place < old_rows else began_us)
         for place, row in enumerate(healthy())
     ]
     folder = stored(rows)
     url = journal_url(folder)
-    found = re.search(r"^growth: (.+) a day over the last 7 days$", run("journal").stdout, re.M)
-    assert found is not None
-    assert size_text(growth(url)) == found[1] != "0 bytes"
-    assert f"the journal grows by {found[1]} a day" in doctor.check_disk(folder, url).fact
+    grown = growth(url)
+    size = size_text(grown.size) if "minutes" in told else f"{size_text(grown.daily)} a day"
+    assert told.format(size) in run("journal").stdout
+    assert f"the journal gr{'ew' if 'minutes' in told else 'ows'} by {grown}" in (
+        doctor.check_disk(folder, url).fact
+    )
 
 
 def test_size_beside_a_writer(run, stored):

@@ -115,6 +115,79 @@ def test_a_kind_that_is_none(run, stored):
     assert "there is no kind nonsense" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("knd=path_selected", "no event has a field knd; did you mean kind?"),
+        ("xyzzy=1", "no event has a field xyzzy.\n"),
+        ("payload=1", "no event has a field payload.\n"),
+        ("ids=1", "ids is a text or token ids, and nothing is chosen by these; --private shows "),
+    ],
+)
+def test_a_field_that_no_event_has(run, stored, value: str, told: str):
+    """It would wait for ever, in silence."""
+    stored(healthy())
+    result = run("tail", "--journal", value)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert told in result.stderr
+
+
+def test_every_field_of_an_event_can_be_asked_for(run, stored):
+    """Those of the line, and those of what happened."""
+    stored(healthy())
+    events = shown(run("tail", "--journal", "-n", 31))
+    names = {name for event in events for name in (*event, *event["payload"])}
+    for name in names - {"payload", "private", "kind"}:
+        assert 0 == run("tail", "--journal", f"{name}=").exit_code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("nosuch=1",), "Nothing that was read of the log has a field nosuch.\n"),
+        (("tokns=1",), "Nothing that was read of the log has a field tokns; did you mean tokens?"),
+        (("--session", "nosuch"), "No session nosuch is in what was read of the log; "),
+        (("tokens=99",), ""),
+        (("--session", "session-1", "tokens=2"), ""),
+        (("--grep", "nosuch"), ""),
+    ],
+)
+def test_nothing_was_found_in_the_log(run, log: Path, arguments, told: str):
+    """What is misspelt is told from what did not happen; nothing is said where there is nothing."""
+    result = run("tail", *arguments)
+    cursor = f"cursor: {log.stat().st_size}\n"
+    assert (0, "") == (result.exit_code, result.stdout)
+    assert result.stderr.startswith(told) if told else cursor == result.stderr
+    assert result.stderr.endswith(cursor)
+    log.write_text("")
+    assert "cursor: 0\n" == run("tail", *arguments).stderr
+
+
+def test_nothing_was_found_in_the_journal(run, stored):
+    """The same of events; a field that other journals have is none that is misspelt."""
+    stored(healthy())
+    told = run("tail", "--journal", "--session", "nosuch").stderr
+    assert told.startswith("No session nosuch is in what was read of the journal; ")
+    told = run("tail", "--journal", "bug_id=1").stderr
+    assert told.startswith("Nothing that was read of the journal has a field bug_id.\n")
+    assert "cursor: 31\n" == run("tail", "--journal", "--session", "s1", "position=1").stderr
+
+
+def test_a_cursor_beyond_the_end(run, stored, log: Path):
+    """It is another's, or of a log of before: that is said, with where it goes on."""
+    result = run("tail", "--after", 99999999)
+    assert LINES == shown(result)
+    assert result.stderr.startswith(
+        f"The log has {log.stat().st_size} bytes, and none behind 99999999: "
+    )
+    stored(healthy())
+    result = run("tail", "--journal", "--after", 99999999)
+    assert [] == shown(result)
+    told = "There is no event 99999999: the journal ends at 31. Going on behind that.\n"
+    assert f"{told}cursor: 31\n" == result.stderr
+    assert "cursor: 31\n" == run("tail", "--journal", "--after", 31).stderr
+
+
 def test_nothing_steers_a_terminal(capsys: pytest.CaptureFixture[str], log: Path):
     """What a client chose is shown with its control characters spelled out."""
     log.write_text('{"event": "a\\u001b[2Jb", "model": "c\\nd\\u009be"}\n')

@@ -10,8 +10,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+from cairn.journal.base import Base
 from cairn.journal.codec import row_hash
-from cairn.journal.export import to_line
+from cairn.journal.export import Excerpt, base_to_line, excerpt_to_line, to_line
 from cairn.journal.store_sql import SqlStore, journal_url
 from tests.journals import BREAKABLE, Builder, broken, healthy, tampered, unrecorded
 
@@ -237,6 +238,35 @@ def test_no_export(run, tmp_path: Path):
     result = run("verify", path)
     assert 2 == result.exit_code
     assert "line 1" in result.stderr
+
+
+@pytest.mark.parametrize("begins", ["", "excerpt"])
+@pytest.mark.parametrize("command", ["verify", "sessions", "agents"])
+def test_an_export_without_a_row(run, tmp_path: Path, command: str, begins: str):
+    """What was to write it has failed: it is refused, and nothing is said to hold."""
+    path = tmp_path / "x.jsonl"
+    base = Base(position=2, head="0" * 64, state=None, state_digest="0" * 64)
+    line = excerpt_to_line(Excerpt(stream="session/s1", seq=1, base=base))
+    path.write_bytes(line if begins else b"")
+    result = run(command, path)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert f"There are no rows in {path}. `ops export` writes them; " in result.stderr
+
+
+def test_standard_input_without_a_row():
+    """It has a name, too."""
+    done = piped("-", b"")
+    assert (2, b"") == (done.returncode, done.stdout)
+    assert done.stderr.startswith(b"There are no rows in standard input. ")
+
+
+def test_a_base_without_a_row(run, tmp_path: Path):
+    """No row names it, and that is a finding."""
+    path = tmp_path / "x.jsonl"
+    base = Base(position=2, head="0" * 64, state=None, state_digest="0" * 64)
+    path.write_bytes(base_to_line(base))
+    result = run("verify", path)
+    assert (1, True) == (result.exit_code, "broken: 1\n" in result.stdout)
 
 
 def test_a_newer_cairn(run, tmp_path: Path):

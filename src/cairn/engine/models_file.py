@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -62,7 +62,20 @@ _RANGES = {
 class ModelsFault(Exception):
     """
     The file cannot be used; the message says what, where and what to do. The operator's.
+
+    Attributes:
+        faults: what is wrong, a sentence or two each: that of the file, or those of its tables.
     """
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__(*faults)
+        self.faults = faults
+
+    def __str__(self) -> str:
+        """
+        A line for each.
+        """
+        return "\n".join(self.faults)
 
 
 @attrs.frozen(kw_only=True)
@@ -141,12 +154,7 @@ def read_models(path: Path) -> ModelList:
     Raises:
         ModelsFault: it cannot be used, or one of its models cannot be served.
     """
-    text = _text_of(path)
-    models = parse_models(text, path)
-    for entry in models.entries:
-        if (fault := entry_fault(entry)) is not None:
-            raise ModelsFault(f"{_where(path, entry.name, text)}: {fault}")
-    return models
+    return _models(_text_of(path), path, entry_fault)
 
 
 def parse_models(text: str, path: Path) -> ModelList:
@@ -159,6 +167,10 @@ def parse_models(text: str, path: Path) -> ModelList:
     Raises:
         ModelsFault: it cannot be used.
     """
+    return _models(text, path, lambda _: None)
+
+
+def _models(text: str, path: Path, look: Callable[[ModelEntry], str | None]) -> ModelList:
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -170,7 +182,7 @@ def parse_models(text: str, path: Path) -> ModelList:
             f"{path} names no model. Write a table for each: [models.NAME] with path = "
             '"DIRECTORY", or builtin = true for Pebble.'
         )
-    entries = tuple(_entry(name, table, text, path) for name, table in tables.items())
+    entries = _entries(tables, text, path, look)
     _check_names(entries, path)
     default = found.get("default", entries[0].name)
     models = ModelList(entries=entries, default=entries[0])
@@ -254,12 +266,42 @@ def _text_of(path: Path) -> str:
         ) from error
 
 
+def _entries(
+    tables: Mapping[str, Any], text: str, path: Path, look: Callable[[ModelEntry], str | None]
+) -> tuple[ModelEntry, ...]:
+    """
+    The models of all tables. What is wrong with them is told of all: who mends one hears no more
+    of the next.
+    """
+    entries: list[ModelEntry] = []
+    faults: list[str] = []
+    for name, table in tables.items():
+        try:
+            entries.append(_entry(name, table, text, path))
+        except ModelsFault as wrong:
+            faults += wrong.faults
+        else:
+            if (fault := look(entries[-1])) is not None:
+                faults.append(f"{_where(path, name, text)}: {fault}")
+    if faults:
+        raise ModelsFault(*faults)
+    return tuple(entries)
+
+
 def _entry(name: str, table: Any, text: str, path: Path) -> ModelEntry:
     where = _where(path, name, text)
     if not isinstance(table, dict):
         raise ModelsFault(f"{where} is no table. Write [models.{_key(name)}] on a line of its own.")
     if not is_name(name):
         raise ModelsFault(f"{where}: a name has 1 to {NAME_MAX} printable characters.")
+    if dotted := [one for one in _names_within(name, table) if one != name]:
+        raise ModelsFault(
+            *(
+                f"{_line_of(path, one, text)}, [models.{one}]: {one.removeprefix(f'{name}.')!r} is "
+                f"not known. A name with a dot stands in quotes: [models.{_key(one)}]."
+                for one in dotted
+            )
+        )
     _check_known(table, tuple(_KEYS), where)
     for key, value in table.items():
         _check_value(key, value, where)
@@ -289,6 +331,17 @@ def _entry(name: str, table: Any, text: str, path: Path) -> ModelEntry:
         decode_rows=table.get("decode_rows"),
         **sizes,
     )
+
+
+def _names_within(name: str, table: Mapping[str, Any]) -> Iterator[str]:
+    """
+    The names that TOML took apart at their dots, as they were meant; else the one of the table.
+    """
+    within = [(k, v) for k, v in table.items() if isinstance(v, dict) and k not in _KEYS]
+    for key, value in within:
+        yield from _names_within(f"{name}.{key}", value)
+    if not within:
+        yield name
 
 
 def _check_known(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
@@ -342,14 +395,20 @@ def _place(where: str, path: Path) -> str:
 
 def _where(path: Path, name: str, text: str) -> str:
     """
-    Where a model's table stands, for people; without its line where it is written in a rarer way.
+    Where a model's table stands, for people.
+    """
+    return f"{_line_of(path, name, text)}, [models.{_key(name)}]"
+
+
+def _line_of(path: Path, name: str, text: str) -> str:
+    """
+    The file, and the line of a model's table; without it where that is written in a rarer way.
     """
     spelled = "|".join(re.escape(one) for one in (name, f'"{name}"', f"'{name}'"))
     head = re.compile(rf"\s*\[\s*models\s*\.\s*(?:{spelled})\s*\]")
     lines = (n for n, line in enumerate(text.splitlines(), start=1) if head.match(line))
     found = next(lines, None)
-    line = "" if found is None else f", line {found}"
-    return f"{path}{line}, [models.{_key(name)}]"
+    return str(path) if found is None else f"{path}, line {found}"
 
 
 def _key(name: str) -> str:

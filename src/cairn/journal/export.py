@@ -84,6 +84,11 @@ First = TypeVar("First")
 What a first line can be.
 """
 
+LINE_FIELDS = _Line.__struct_fields__
+"""
+What the line of a row has.
+"""
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
 _base_decoder = msgspec.json.Decoder(_BaseLine)

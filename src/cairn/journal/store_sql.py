@@ -347,6 +347,14 @@ class SqlStore:
         with _errors(self._place, "read"), self._connection.begin():
             return [_row(values) for values in reversed(self._connection.execute(query).all())]
 
+    def streams(self) -> set[str]:
+        """
+        The names of all streams that have a row.
+        """
+        query = sa.select(_events.c.stream).distinct()
+        with _errors(self._place, "read"), self._connection.begin():
+            return set(self._connection.execute(query).scalars())
+
     def close(self) -> None:
         """
         See ``Store.close``.

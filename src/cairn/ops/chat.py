@@ -331,7 +331,9 @@ class Screen:
 
     def lines(self) -> Iterator[str]:
         """
-        What is typed, or comes through a pipe, until it ends. Ctrl-C ends it where somebody types.
+        What is typed, or comes through a pipe, until it ends. Where somebody types, Ctrl-C clears
+        the line: who stops an answer a moment too late does not lose the conversation. One right
+        behind another ends it.
         """
         if not self.interactive:
             for line in sys.stdin:
@@ -339,18 +341,29 @@ class Screen:
                     self.note(f"{_PROMPT}{printable(line.strip())}")
                 yield line
             return
+        typed: Callable[[], str] = str  # without an editor nobody knows what was typed
         with contextlib.suppress(ImportError):
             import readline  # `input` has a history and an editor then
 
+            typed = readline.get_line_buffer
             if self._clever and "libedit" not in (readline.__doc__ or ""):
                 # What is pasted is one message, of however many lines; Python turns this off.
                 readline.parse_and_bind("set enable-bracketed-paste on")
+        leaves = False
         while True:
             try:
                 line = input(_PROMPT)
-            except (EOFError, KeyboardInterrupt):
+            except EOFError:
                 click.echo()
                 return
+            except KeyboardInterrupt:
+                click.echo()
+                if leaves and not typed():
+                    return
+                leaves = True
+                self.note("Once more, or Ctrl-D, leaves.")
+                continue
+            leaves = False
             yield line
 
     def note(self, text: str) -> None:

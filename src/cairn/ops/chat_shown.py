@@ -266,6 +266,7 @@ def help_text() -> str:
         (
             *(f"{command:<{width}}  {does}" for command, does in lines),
             "Ctrl-C stops an answer. What it said by then stays in the conversation.",
+            "At the prompt it clears the line; a second one right behind it leaves.",
             "A message that begins with a slash is typed with two.",
         )
     )

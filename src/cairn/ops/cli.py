@@ -11,6 +11,7 @@ import errno
 import importlib
 import os
 import sys
+import traceback
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -61,6 +62,14 @@ class Unreadable(click.ClickException):
         Print the sentence, and nothing but it.
         """
         click.echo(self.format_message(), file=file, err=True)
+
+
+class Interrupted(Unreadable):
+    """
+    Ctrl-C ended a command. What 1 means to it, nobody has found out.
+    """
+
+    exit_code = 130
 
 
 class Commands(click.Group):
@@ -115,12 +124,17 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """
-        Run a command; an error of the journal ends it with a sentence and exit code 2.
+        Run a command; an error of the journal ends it with a sentence and exit code 2, Ctrl-C with
+        130 where the command does not say otherwise.
         """
         try:
             return super().invoke(ctx)
         except JournalError as error:
+            _clear(error)
             raise Unreadable(str(error)) from error
+        except KeyboardInterrupt as interrupt:
+            _clear(interrupt)
+            raise Interrupted("Stopped.") from interrupt
 
 
 @click.group(
@@ -131,7 +145,8 @@ class Commands(click.Group):
 @click.version_option(__version__, prog_name="cairn")
 def ops() -> None:
     """
-    Operate Cairn. Data goes to stdout, logs and progress to stderr.
+    Operate Cairn. Data goes to stdout, logs and progress to stderr. A command that Ctrl-C stopped
+    ends with 130.
     """
 
 
@@ -148,6 +163,14 @@ def main() -> None:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     _leave(code)
+
+
+def _clear(error: BaseException) -> None:
+    """
+    End what was under way when an error came: a progress bar that its reader left hides the cursor,
+    and nothing else ends it before the process.
+    """
+    traceback.clear_frames(error.__traceback__)
 
 
 def _code(ended: SystemExit) -> int:

@@ -31,7 +31,7 @@ from cairn.engine.models_file import ModelsFault, read_models
 from cairn.journal.base import Base, state_of
 from cairn.journal.codec import GENESIS, Row, chain_fault
 from cairn.journal.errors import JournalError
-from cairn.ops.growth import growth
+from cairn.ops.growth import Growth, growth
 from cairn.ops.models_option import models_option
 from cairn.ops.output import size_text
 from cairn.ops.second_writer import WAL_FIXED, warning
@@ -183,7 +183,7 @@ def check_models(path: Path) -> Found:
     try:
         found = read_models(path)
     except ModelsFault as fault:
-        return Found("fail", str(fault), "correct the file, or what it names")
+        return Found("fail", " ".join(fault.faults), "correct the file, or what it names")
     sizes = [
         (one, weights_bytes(Path(one.directory), Path(one.adapter) if one.adapter else None))
         for one in found.entries
@@ -294,12 +294,12 @@ def _existing(path: Path) -> Path:
     return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
 
 
-def judge_room(free: int, daily: float, fact: str) -> Found:
+def judge_room(free: int, grown: Growth, fact: str) -> Found:
     """
     Whether the free bytes of a disk will do.
 
     Args:
-        daily: by how many bytes the journal grows a day.
+        grown: what the journal grew by.
     """
     prune = (
         "`ops journal prune --before 30d --dry-run` says what old sessions would give back; while "
@@ -308,9 +308,13 @@ def judge_room(free: int, daily: float, fact: str) -> Found:
     if free < _GIB // 4:
         advice = f"free some space: without it nothing is journaled or answered; {prune}"
         return Found("fail", fact, advice)
-    if daily >= 1:
-        days = free / daily
-        fact += f", and the journal grows by {size_text(daily)} a day"
+    if grown.is_short:
+        fact += f", and the journal grew by {grown}"
+        if free < grown.size:
+            return Found("warn", f"{fact}: not enough for as much again", prune)
+    elif grown.daily >= 1:
+        days = free / grown.daily
+        fact += f", and the journal grows by {grown}"
         if days < _SCARCE_DAYS:
             return Found("warn", f"{fact}: enough for {days:.0f} days", prune)
     if free < 2 * _GIB:

@@ -18,7 +18,14 @@ from cairn.journal.base import Base, state_of
 from cairn.journal.codec import GENESIS
 from cairn.journal.errors import StoreError
 from cairn.journal.export import Excerpt, base_to_line, excerpt_to_line, to_line
-from cairn.ops.where import Source, example, journal_options, pruned_words
+from cairn.ops.where import (
+    Source,
+    example,
+    journal_options,
+    named,
+    pruned_words,
+    too_short_words,
+)
 
 
 @click.command(
@@ -33,7 +40,11 @@ from cairn.ops.where import Source, example, journal_options, pruned_words
     help="The file to write, readable by you alone; it is replaced at the end, as a whole. "
     "Default: stdout.",
 )
-@click.option("--session", metavar="ID", help="Only the rows of this session.")
+@click.option(
+    "--session",
+    metavar="ID",
+    help="Only the rows of this session; the beginning of its id will do.",
+)
 @click.option("--no-private", is_flag=True, help="Leave out texts and token ids.")
 def export(
     data_dir: Path,
@@ -56,6 +67,8 @@ def export(
     source = Source.of(data_dir, journal)
     base = source.base()
     count, head = 0, base.head if base is not None else GENESIS
+    if session is not None:
+        session = _meant(source, base, session)
     stream = f"session/{session}" if session is not None else None
     with _written(output) as file:
         if base is not None and session is None:
@@ -66,11 +79,31 @@ def export(
             file.write(to_line(attrs.evolve(row, private=None) if no_private else row))
             count, head = count + 1, row.hash
         if session is not None and count == 0:
-            raise StoreError(
-                f"No session {session} is in {source.name}; `ops sessions` lists them."
-                + pruned_words(base, f"session/{session}")
-            )
+            raise _none(source, base, session)
     click.echo(f"{count} rows, head {head}", err=True)
+
+
+def _meant(source: Source, base: Base | None, session: str) -> str:
+    """
+    The id of the session that an id or the beginning of one names.
+
+    Raises:
+        StoreError: it names none or several.
+    """
+    found = named(session, source.sessions(base))
+    if found is None:
+        raise _none(source, base, session)
+    return found
+
+
+def _none(source: Source, base: Base | None, session: str) -> StoreError:
+    """
+    That the rows of a session are not there.
+    """
+    return StoreError(
+        f"No session {session} is in {source.name}{too_short_words(session)}; `ops sessions` lists "
+        f"them.{pruned_words(base, f'session/{session}')}"
+    )
 
 
 def _excerpt(stream: str, base: Base) -> Excerpt:

@@ -26,6 +26,8 @@ from cairn.ops.where import bytes_on_disk, example, journal_options, url_of
 
 _DAY_US = 86_400_000_000
 _USUAL_DAYS = 30
+_OF_DAYS = f" over the last {GROWTH_DAYS} days"
+_SHORT = "; too short to say what a day is"
 _ROW_BYTES = 300
 """
 What a row takes beside its payloads: hashes, ids, and its places in the indexes.
@@ -110,8 +112,9 @@ def size(data_dir: Path, journal: str | None) -> None:
 
     Bytes by kind of event are those of the contents, texts and token ids apart (private); on disk a
     row takes more. Growth is that of the last seven days, as `ops doctor` tells it: by the share of
-    the rows that are of these days, of a younger journal those since its first row. What pruning
-    would free is reckoned from the contents' share of the disk. Reads beside a running server.
+    the rows that are of these days, of a younger journal those since its first row; of less than a
+    day it says in how much time. What pruning would free is reckoned from the contents' share of
+    the disk. Reads beside a running server.
     """
     from cairn.journal.store_sql import SqlStore
 
@@ -153,7 +156,8 @@ def size(data_dir: Path, journal: str | None) -> None:
     table(("day", "rows", "bytes"), ((day, *sizes.days.get(day, (0, 0))) for day in shown))
     click.echo()
     scale = sum(on_disk) / sizes.all if on_disk and sizes.all else 1.0
-    click.echo(f"growth: {size_text(growth(url))} a day over the last {GROWTH_DAYS} days")
+    grown = growth(url)
+    click.echo(f"growth: {grown}{_SHORT if grown.is_short else _OF_DAYS}")
     _tell_freed(sizes, survey, fold.state, scale)
 
 

@@ -31,12 +31,14 @@ from cairn.journal.tenants import session_name
 from cairn.ops.output import facts, printable, table
 from cairn.ops.preload import preload_blas
 from cairn.ops.sessions import time_text
-from cairn.ops.where import Source, example, file_argument, journal_options
-
-PREFIX_MIN = 6
-"""
-The fewest characters by which an id is known.
-"""
+from cairn.ops.where import (
+    Source,
+    example,
+    file_argument,
+    journal_options,
+    named,
+    too_short_words,
+)
 
 _STORY_ROWS = 12
 
@@ -210,36 +212,23 @@ def _meant(report: Report, target: str, base: Base | None) -> tuple[Finding | No
     }
     gone = _gone(report, base)
     known = {*findings, *sessions, *gone}
-    if target in known:
-        names = [target]
-    elif len(target) < PREFIX_MIN:
-        names = []
-    else:
-        # Its client knows a session by a name without the tenant.
-        names = sorted(
-            name
-            for name in known
-            if name.startswith(target) or session_name(name).startswith(target)
-        )
-    if not names:
+    name = named(target, known)
+    if name is None:
         # A tenant's name may stand in front of it.
         of_agent = f"{SESSIONS}{target}"
         if any(of_agent in (name, session_name(name)) for name in known):
             raise StoreError(f"{target} is an agent's name; its session is {of_agent}.")
-        short = f" (name at least {PREFIX_MIN} characters)" if len(target) < PREFIX_MIN else ""
         raise StoreError(
-            f"No bug id or session {target} is in the journal{short}. `ops verify` lists the bug "
-            "ids, `ops sessions` the sessions."
+            f"No bug id or session {target} is in the journal{too_short_words(target)}. `ops "
+            "verify` lists the bug ids, `ops sessions` the sessions."
         )
-    if len(names) > 1:
-        raise StoreError(f"{target} is the beginning of several: {', '.join(names[:5])}.")
-    if base is not None and names[0] in gone:
+    if base is not None and name in gone:
         raise StoreError(
-            f"{gone[names[0]]} {names[0]} was pruned with the rows up to {base.position}; nothing "
+            f"{gone[name]} {name} was pruned with the rows up to {base.position}; nothing "
             "is left to tell. An export that was made before still has it."
         )
-    finding = findings.get(names[0])
-    return finding, finding.concerns if finding is not None else names[0]
+    finding = findings.get(name)
+    return finding, finding.concerns if finding is not None else name
 
 
 def _gone(report: Report, base: Base | None) -> dict[str, str]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -86,11 +87,8 @@ def run(options: dict[str, Any]) -> None:
     with hold(data_dir, url) as held:
         try:
             listener = bind_socket(options["host"], options["port"])
-        except OSError as error:
-            raise Unreadable(
-                f"Port {options['port']} on {options['host']} cannot be used: {error.strerror}. "
-                "Choose another with --port; --port 0 takes a free one."
-            ) from error
+        except (OSError, UnicodeError) as error:
+            raise Unreadable(_cannot_listen(error, options["host"], options["port"])) from error
         if keys is None and not is_loopback(listener):
             listener.close()
             raise Unreadable(
@@ -112,6 +110,24 @@ def run(options: dict[str, Any]) -> None:
         finally:
             store.close()
     click.echo("Stopped.", err=True)
+
+
+def _cannot_listen(error: OSError | UnicodeError, host: str, port: int) -> str:
+    """
+    Why the server cannot listen at an address: for the port, or since the host is none here.
+    """
+    # What can be no name at all is an error of its encoding.
+    why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+    of_host = isinstance(error, socket.gaierror | UnicodeError)
+    if of_host or getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+        return (
+            f"--host {host} cannot be used: {why}. Name an address of this machine, or leave "
+            "--host out."
+        )
+    return (
+        f"Port {port} on {host} cannot be used: {why}. Choose another with --port; --port 0 takes "
+        "a free one."
+    )
 
 
 class Stopped(Unreadable):

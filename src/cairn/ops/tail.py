@@ -12,8 +12,9 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ import msgspec
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
 from cairn.journal.events import ALL_EVENTS
-from cairn.journal.export import to_line
+from cairn.journal.export import LINE_FIELDS, to_line
 from cairn.journal.tenants import session_name
 from cairn.ops.moments import moment_of, time_of
 from cairn.ops.output import printable
@@ -95,8 +96,7 @@ class Wanted:
         """
         if self.since is not None and (entry.moment is None or entry.moment < self.since):
             return False
-        called = entry.session, session_name(entry.session)
-        if self.session is not None and not any(one.startswith(self.session) for one in called):
+        if not self.is_of_session(entry):
             return False
         if self.pattern is not None and not self.pattern.search(entry.text):
             return False
@@ -104,6 +104,53 @@ class Wanted:
             name in entry.fields and _text(entry.fields[name]) == value
             for name, value in self.values
         )
+
+    def is_of_session(self, entry: Entry) -> bool:
+        """
+        Whether an entry is of the session that is wanted, if one is.
+        """
+        called = entry.session, session_name(entry.session)
+        return self.session is None or any(one.startswith(self.session) for one in called)
+
+
+@attrs.define
+class Seen:
+    """
+    What there was of that which is wanted, to tell what is misspelt from what did not happen.
+    """
+
+    _wanted: Wanted
+    _fields: set[str] = attrs.field(factory=set, init=False)
+    _has_session: bool = attrs.field(default=False, init=False)
+    _is_empty: bool = attrs.field(default=True, init=False)
+
+    def passing(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        """
+        The entries, looked at as they pass.
+        """
+        for entry in entries:
+            self._is_empty = False
+            self._fields.update(entry.fields)
+            self._has_session = self._has_session or self._wanted.is_of_session(entry)
+            yield entry
+
+    def missing(self, where: str) -> Iterator[str]:
+        """
+        Sentences on what no entry had.
+
+        Args:
+            where: what was read, for people.
+        """
+        if self._is_empty:
+            return
+        if self._wanted.session is not None and not self._has_session:
+            yield (
+                f"No session {self._wanted.session} is in what was read of the {where}; "
+                "`ops sessions` lists them."
+            )
+        for name, _ in self._wanted.values:
+            if name not in self._fields:
+                yield f"Nothing that was read of the {where} {_no_field(name, self._fields)}"
 
 
 @click.command(
@@ -153,6 +200,7 @@ def tail(
     show = _show_pretty if sys.stdout.isatty() else _show_json
     reader: Reader
     if journal or url is not None:
+        _check_fields(wanted)
         _check_kinds(wanted)
         reader = Events(Source.of(data_dir, url), after or 0, private=private)
         if lines is not None and after is None and wanted.all:
@@ -165,10 +213,14 @@ def tail(
                 "no line of the log has a field kind; events have it: add --journal",
                 param_hint="FIELD=VALUE",
             )
+    seen = Seen(wanted)
     try:
-        found = (entry for entry in reader.read() if wanted(entry))
+        found = (entry for entry in seen.passing(reader.read()) if wanted(entry))
         for entry in found if lines is None else deque(found, maxlen=lines):
             show(entry)
+        # Before more is waited for: what is misspelt waits for ever.
+        for words in seen.missing("journal" if isinstance(reader, Events) else "log"):
+            click.echo(words, err=True)
         while follow:
             sys.stdout.flush()
             time.sleep(_POLL_S)
@@ -176,7 +228,9 @@ def tail(
                 if wanted(entry):
                     show(entry)
     except KeyboardInterrupt:
-        pass  # how following ends
+        if not follow:
+            raise
+        # Else it is how following ends.
     click.echo(f"cursor: {reader.cursor}", err=True)
 
 
@@ -194,6 +248,13 @@ class Log:
         if not path.exists():
             raise StoreError(f"There is no log at {path}; the server writes it. Check --data-dir.")
         self._file = path.open("rb")
+        size = path.stat().st_size
+        if cursor > size:
+            click.echo(
+                f"The log has {size} bytes, and none behind {cursor}: it was begun anew, or the "
+                "cursor is another's. Going on at its beginning.",
+                err=True,
+            )
 
     def read(self) -> Iterator[Entry]:
         """
@@ -254,6 +315,12 @@ class Events:
         base = self._store.base()
         if base is not None and 0 < cursor < base.position:
             click.echo(f"The events up to {base.position} were pruned.", err=True)
+        if cursor > (head := self._store.head()[0]):
+            click.echo(
+                f"There is no event {cursor}: the journal ends at {head}. Going on behind that.",
+                err=True,
+            )
+            self.cursor = head
 
     def skip_to_last(self, count: int) -> None:
         """
@@ -344,6 +411,36 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise click.BadParameter(f"{text} is not FIELD=VALUE", param_hint="FIELD=VALUE")
     return name, value
+
+
+def _no_field(name: str, known: Iterable[str]) -> str:
+    """
+    The end of a sentence: that there is no field of a name, and which one may be meant.
+    """
+    near = get_close_matches(name, known, n=1)
+    return f"has a field {name}{f'; did you mean {near[0]}?' if near else '.'}"
+
+
+def _check_fields(wanted: Wanted) -> None:
+    """
+    A field that no event has would wait for ever, in silence, and so would a private one.
+
+    Raises:
+        click.BadParameter: there is no such field.
+    """
+    of_events = [field for event in ALL_EVENTS for field in attrs.fields(event)]
+    known = {name for name in LINE_FIELDS if name not in ("payload", "private")}
+    known |= {field.name for field in of_events if not field.metadata.get("private")}
+    private = {field.name for field in of_events} - known
+    for name, _ in wanted.values:
+        if name in private:
+            raise click.BadParameter(
+                f"{name} is a text or token ids, and nothing is chosen by these; --private shows "
+                "them",
+                param_hint="FIELD=VALUE",
+            )
+        if name not in known:
+            raise click.BadParameter(f"no event {_no_field(name, known)}", param_hint="FIELD=VALUE")
 
 
 def _check_kinds(wanted: Wanted) -> None:

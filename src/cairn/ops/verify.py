@@ -276,7 +276,7 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, kept: str | N
     Exit code
       0  all holds
       1  something is broken, or the head that you kept is not in the chain
-      2  it cannot be read
+      2  it cannot be read, or is an export without a row
       3  what is there holds, but contents or rows were left out of the export, or the head
          that you kept is older than the last prune, and may be of a row that was pruned
     """

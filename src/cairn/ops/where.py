@@ -4,13 +4,14 @@ Where things are: the data directory, and the rows that a command was pointed at
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gzip
 import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,7 @@ import click
 from cairn.journal.base import Base
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
+from cairn.journal.tenants import session_name
 from cairn.ops.output import progress
 
 if TYPE_CHECKING:
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
     from cairn.journal.store_sql import SqlStore
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+PREFIX_MIN = 6
+"""
+The fewest characters by which an id is known.
+"""
 
 _STDIN = Path("-")
 _GZIP = b"\x1f\x8b"
@@ -223,17 +230,24 @@ class Source:
             base: what ``base`` gave; whoever reads on from there has to hear if it moved.
 
         Raises:
-            StoreError: they cannot be read, or were pruned meanwhile.
+            StoreError: they cannot be read, or were pruned meanwhile, or an export has none.
         """
         if self._file is not None:
             from cairn.journal.export import read_export
 
+            row = None
             try:
                 for row in progress(read_export(self._file), label):
                     if stream in (None, row.stream):
                         yield row
             except StoreError as error:
                 raise StoreError(str(error).replace(str(self._file), self.name)) from error
+            if row is None and base is None:
+                # Of nothing everything holds; most likely what was to write it failed.
+                raise StoreError(
+                    f"There are no rows in {self.name}. `ops export` writes them; see whether it "
+                    "said that it could not, and export once more."
+                )
             return
         store = self.open()
         try:
@@ -246,6 +260,24 @@ class Source:
         finally:
             store.close()
 
+    def sessions(self, base: Base | None) -> set[str]:
+        """
+        The ids of all sessions of a journal that is no export, those that were pruned too.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        from cairn.journal.base import state_of
+
+        store = self.open()
+        try:
+            streams = store.streams()
+        finally:
+            store.close()
+        with contextlib.suppress(ValueError):  # of a damaged base nobody knows what went
+            streams |= set(state_of(base).streams) if base is not None else set()
+        return {one.removeprefix("session/") for one in streams if one.startswith("session/")}
+
     def open(self) -> SqlStore:
         """
         The store, read-only.
@@ -254,6 +286,34 @@ class Source:
 
         assert self._url is not None
         return SqlStore.open(self._url, read_only=True)
+
+
+def named(target: str, known: Iterable[str]) -> str | None:
+    """
+    Which of the ids is meant by an id or by the beginning of one; None where none is.
+
+    Raises:
+        StoreError: several are.
+    """
+    known = set(known)
+    if target in known:
+        return target
+    if len(target) < PREFIX_MIN:
+        return None
+    # Its client knows a session by a name without the tenant.
+    names = sorted(
+        name for name in known if name.startswith(target) or session_name(name).startswith(target)
+    )
+    if len(names) > 1:
+        raise StoreError(f"{target} is the beginning of several: {', '.join(names[:5])}.")
+    return names[0] if names else None
+
+
+def too_short_words(target: str) -> str:
+    """
+    A remark on the beginning of an id that says too little; else none.
+    """
+    return f" (name at least {PREFIX_MIN} characters)" if len(target) < PREFIX_MIN else ""
 
 
 def pruned_words(base: Base | None, stream: str) -> str:
