@@ -57,6 +57,29 @@ def events(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
     return [event for event in found if isinstance(event, kind)]
 
 
+@pytest.mark.parametrize("given", [None, 2**64 - 1])
+async def test_a_seed_that_is_drawn_can_be_sent_back(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch, given: int | None
+) -> None:
+    """
+    JavaScript reads all seeds of a request exactly, also where the largest one was drawn. One that
+    a client gives stays as it is.
+    """
+    monkeypatch.setattr("cairn.actors.reading.secrets.randbits", lambda bits: 2**bits - 1)
+    store = MemoryStore()
+    async with (
+        serving(model_directory, store, anticipate=False) as server,
+        server.generate(attrs.evolve(HOT, choices=16, max_tokens=1, seed=given)) as replies,
+    ):
+        seeds = [reply.seed async for reply in replies if isinstance(reply, Accepted)]
+    assert 16 == len(set(seeds))
+    assert {one.seed for one in events(store, ev.RequestReceived)} == set(seeds)
+    if given is None:
+        assert max(seeds) <= 2**53 - 1
+    else:
+        assert given in seeds
+
+
 async def test_each_answer_is_that_of_its_seed_alone(model_directory: Path) -> None:
     """
     Three answers have the tokens and log-probabilities of three requests with the seeds that

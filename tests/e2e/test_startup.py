@@ -43,10 +43,12 @@ def test_its_address_and_its_folder(shared: Serving):
     assert shared.url.startswith("http://127.0.0.1:")
     assert not shared.url.endswith(":0")
     assert shared.health()["status"] == "ok"
+    files = ("secret", "journal.db", "journal.db-wal", "journal.db-shm", "logs/cairn.jsonl")
     modes = {
-        name: stat.S_IMODE((shared.data_dir / name).stat().st_mode) for name in (".", "secret")
+        name: stat.S_IMODE((shared.data_dir / name).stat().st_mode)
+        for name in (".", "logs", *files)
     }
-    assert {".": 0o700, "secret": 0o600} == modes
+    assert {".": 0o700, "logs": 0o700, **dict.fromkeys(files, 0o600)} == modes
     assert 32 == len((shared.data_dir / "secret").read_bytes())
 
 

@@ -4,6 +4,9 @@ The log on a terminal shows nothing that it should not.
 
 import contextlib
 import logging
+import logging.handlers
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,3 +73,22 @@ def test_a_stack_that_was_told_as_text(tmp_path: Path, capsys: pytest.CaptureFix
         log.warning("nothing is reused", exception="Traceback:\n  here\nValueError: \x1b[2J\x07")
     shown = capsys.readouterr().err
     assert ["Traceback:", "  here", "ValueError: \\x1b[2J\\x07"] == shown.splitlines()[1:]
+
+
+def test_a_log_is_its_owners_alone(tmp_path: Path):
+    """So are the folder and the files that were put away for the next one, whatever the umask."""
+    before = os.umask(0o022)
+    try:
+        with logger(tmp_path) as log:
+            log.warning("one")
+            for handler in logging.getLogger().handlers:
+                if isinstance(handler, logging.handlers.RotatingFileHandler):
+                    handler.doRollover()
+            log.warning("two")
+    finally:
+        os.umask(before)
+    folder = tmp_path / "logs"
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert {"cairn.jsonl": 0o600, "cairn.jsonl.1": 0o600} == modes
+    assert 0o700 == stat.S_IMODE(folder.stat().st_mode)
+    assert '"two"' in (folder / "cairn.jsonl").read_text()

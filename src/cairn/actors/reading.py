@@ -37,6 +37,12 @@ T = TypeVar("T")
 
 log = structlog.get_logger("cairn")
 
+_SEED_BITS = 52
+"""
+Of a seed that is drawn. JavaScript and jq read numbers exactly up to 2^53, and a client has to be
+able to send back what it was told; further answers to a request have the seeds behind its own.
+"""
+
 
 class Reader:
     """
@@ -180,7 +186,7 @@ class Reader:
             prompt_ids=ids,
             chain=chain,
             keys=keys,
-            seed=secrets.randbits(63) if command.seed is None else command.seed,
+            seed=secrets.randbits(_SEED_BITS) if command.seed is None else command.seed,
             max_tokens=max_tokens,
             context_tokens=context,
             capacity_tokens=self._model.capacity_for(len(ids) + max_tokens),

@@ -18,7 +18,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -429,6 +429,7 @@ def migrate(url: str) -> str | None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{path.parent} cannot be made: {error.strerror}.") from error
+        _make_private(path)
     connection = _connected(parsed, mode="rwc")
     try:
         with _errors(place, "migrate"), connection.begin():
@@ -483,6 +484,17 @@ def _parsed(url: str) -> sa.URL:
 
 def _file(url: sa.URL) -> Path | None:
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def _make_private(path: Path) -> None:
+    """
+    Make a file for its owner alone, whatever the umask: SQLite would take the usual mode, and gives
+    the files beside it the mode that this one has. One that is there stays as it is.
+    """
+    # SQLite opens it after this, and has better words for what does not work.
+    with suppress(OSError):
+        if not path.exists():
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def _known_by(path: Path | None) -> tuple[int, int] | None:

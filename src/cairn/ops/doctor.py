@@ -34,6 +34,7 @@ from cairn.journal.errors import JournalError
 from cairn.ops.growth import Growth, growth
 from cairn.ops.models_option import models_option
 from cairn.ops.output import size_text
+from cairn.ops.readers import readers_warning
 from cairn.ops.second_writer import WAL_FIXED, warning
 from cairn.ops.where import bytes_on_disk, example, journal_options, url_of
 
@@ -248,11 +249,13 @@ def check_journal(url: str) -> Found:
             return Found("fail", f"the chain is broken at row {row.position}", "run `ops verify`")
     size = f", {size_text(sum(sizes))}" if (sizes := bytes_on_disk(url)) else ""
     older = f"; schema {revision}, which the server brings up to {REVISION}"
-    return Found(
-        "ok",
+    fact = (
         f"up to row {position}{size}; the last {len(rows)} rows are chained"
-        f"{older if revision != REVISION else ''}",
+        f"{older if revision != REVISION else ''}"
     )
+    if url.startswith("sqlite") and (told := readers_warning(_sqlite_path(url))) is not None:
+        return Found("warn", f"{fact}; {told[0]}", told[1])
+    return Found("ok", fact)
 
 
 def _begins_wrong(base: Base | None, first: Row | None) -> str | None:

@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 import logging.handlers
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,10 +61,18 @@ def _plain_stack(sink: TextIO, error: structlog.typing.ExcInfo) -> None:
 
 class _LogFile(logging.handlers.RotatingFileHandler):
     """
-    A log file whose lines may be lost: on a full disk the server goes on, and says so once.
+    A log file that its owner alone can read, and whose lines may be lost: on a full disk the server
+    goes on, and says so once.
     """
 
     _told = False
+
+    def _open(self) -> io.TextIOWrapper:
+        """
+        Open the file, and make it where there is none, as when it was put away for the next one.
+        """
+        os.close(os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT, 0o600))
+        return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, the library's name
         """
@@ -130,7 +139,7 @@ def logs_in(path: Path) -> Iterator[None]:
 
 
 def _file(path: Path) -> logging.Handler:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = _LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=_KEPT_FILES, encoding="utf-8")
     file.setFormatter(
         structlog.stdlib.ProcessorFormatter(

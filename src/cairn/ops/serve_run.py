@@ -41,6 +41,7 @@ from cairn.ops.greeting import greet
 from cairn.ops.home import hold, make_home, root_secret
 from cairn.ops.logs import set_up_logs
 from cairn.ops.models_option import read_models_option
+from cairn.ops.readers import readers_warning
 from cairn.ops.second_writer import warning
 from cairn.ops.serve_shown import ShownProgress
 from cairn.ops.where import log_path, url_of
@@ -99,9 +100,13 @@ def run(options: dict[str, Any]) -> None:
         held.answers_at(address_of(listener))
         migrate(url)
         if url.startswith("sqlite"):
-            told = warning(sqlite_path(url), sqlite3.sqlite_version_info)
-            if told is not None:
-                click.echo(f"Warning: {'; '.join(told)}.", err=True)
+            journal = sqlite_path(url)
+            for told in (
+                warning(journal, sqlite3.sqlite_version_info),
+                readers_warning(journal),
+            ):
+                if told is not None:
+                    click.echo(f"Warning: {'; '.join(told)}.", err=True)
         store = SqlStore.open(url)
         try:
             trio.run(serve_over, options, store, listener, data_dir, keys, models)
