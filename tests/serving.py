@@ -331,12 +331,28 @@ def killed_at(word: str, data_dir: Path, *options: object) -> None:
     Start a server over ``data_dir`` and kill it once it has said ``word`` on its way up.
     """
     with _spawned(data_dir, options) as (process, log):
+        _say(word, process, log)
 
-        def said() -> bool:
-            assert process.poll() is None, log.read_text(encoding="utf-8")
-            return word in log.read_text(encoding="utf-8")
 
-        eventually(said)
+def stopped_at(word: str, data_dir: Path, *options: object) -> tuple[int, str]:
+    """
+    Start a server over ``data_dir`` and interrupt it once it has said ``word`` on its way up.
+
+    Returns:
+        Its exit code, and all that it said.
+    """
+    with _spawned(data_dir, options) as (process, log):
+        _say(word, process, log)
+        process.send_signal(signal.SIGINT)
+        return process.wait(DEADLINE_S), log.read_text(encoding="utf-8")
+
+
+def _say(word: str, process: subprocess.Popen[str], log: Path) -> None:
+    def said() -> bool:
+        assert process.poll() is None, log.read_text(encoding="utf-8")
+        return word in log.read_text(encoding="utf-8")
+
+    eventually(said)
 
 
 @contextlib.contextmanager

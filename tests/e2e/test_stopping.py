@@ -5,6 +5,7 @@ Signals: the first lets running answers come to their end, the second ends the p
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.serving import Listener, Serving, assert_holds, eventually, user
+from tests.serving import Listener, Serving, assert_holds, eventually, stopped_at, user
 
 
 def told(server: Serving) -> None:
@@ -97,3 +98,22 @@ def test_what_takes_longer_than_the_drain_is_told_so(start: Start, lengthy: Any)
     assert 1 == len(server.events(ev.RequestRejected, status=503, code="server_stopping"))
     assert isinstance(server.recorded()[-1].event, ev.ServerStopped)
     assert_holds(server.data_dir)
+
+
+def test_a_start_that_is_given_up_is_no_server_that_was_lost(
+    start: Start, tmp_path: Path, model_directory: Path
+):
+    """It ends at once, though the model is still loaded, and the next start misses nothing."""
+    home = tmp_path / "given up"
+    code, said = stopped_at("loading the model", home, "--model", model_directory)
+    assert 130 == code
+    assert said.endswith("Stopped before it served anything.\n")
+    assert "Traceback" not in said
+    server = start(data_dir=home)
+    assert [] == server.events(ev.ServerLost)
+    assert ["asked to, before it served anything"] == [
+        event.reason for event in server.events(ev.ServerStopped)
+    ]
+    assert "did not stop" not in server.stderr()
+    assert 0 == server.stop()
+    assert_holds(home)

@@ -13,7 +13,7 @@ import trio
 
 import cairn
 from cairn.actors.agents import KeptAgents
-from cairn.actors.engine import EngineThread
+from cairn.actors.engine import EngineGone, EngineThread
 from cairn.actors.kept import KeptTurns
 from cairn.actors.loading import Run, load, server_over
 from cairn.actors.messages import JournalFull
@@ -26,6 +26,8 @@ from cairn.actors.settings import BootRefused as BootRefused
 from cairn.actors.settings import Progress, no_progress
 from cairn.actors.settings import Settings as Settings
 from cairn.actors.stalls import Stalls
+from cairn.actors.starting import StartGivenUp as StartGivenUp
+from cairn.actors.starting import Starting as Starting
 from cairn.actors.writer import JournalWriter
 from cairn.journal import events as ev
 from cairn.journal.agents import Agents
@@ -86,18 +88,27 @@ def read_journal(
 
 @contextlib.asynccontextmanager
 async def booted(
-    settings: Settings, store: Store, secret: bytes, progress: Progress = no_progress
+    settings: Settings,
+    store: Store,
+    secret: bytes,
+    progress: Progress = no_progress,
+    starting: Starting | None = None,
 ) -> AsyncIterator[Server]:
     """
     A running server over a store. When the context is left, it has drained and the journal says
     that it stopped.
 
+    Args:
+        starting: by which the start can be given up.
+
     Raises:
         BootRefused: the journal does not hold, or the device is not stable.
         ModelRefused: the model cannot be served.
+        StartGivenUp: it was given up before there was a server.
     """
-    async with _run(settings, store, secret, progress) as run:
-        server = await _first(run, settings)
+    starting = starting or Starting()
+    async with _run(settings, store, secret, progress, starting) as run:
+        server = await _first(run, settings, starting)
         async with trio.open_nursery() as serving:
             await serving.start(server.run)
             yield server
@@ -112,6 +123,7 @@ async def booted_models(
     store: Store,
     secret: bytes,
     progress: Progress = no_progress,
+    starting: Starting | None = None,
 ) -> AsyncIterator[Models]:
     """
     A running server over several models, of which the default is loaded. As ``booted``.
@@ -121,8 +133,9 @@ async def booted_models(
         default: the name of one of them.
     """
     first = next(choice for choice in choices if choice.name == default)
-    async with _run(first.settings, store, secret, progress) as run:
-        models = Models(run, choices, first, await _first(run, first.settings))
+    starting = starting or Starting()
+    async with _run(first.settings, store, secret, progress, starting) as run:
+        models = Models(run, choices, first, await _first(run, first.settings, starting))
         async with trio.open_nursery() as serving:
             await serving.start(models.run)
             yield models
@@ -131,7 +144,7 @@ async def booted_models(
 
 @contextlib.asynccontextmanager
 async def _run(
-    settings: Settings, store: Store, secret: bytes, progress: Progress
+    settings: Settings, store: Store, secret: bytes, progress: Progress, starting: Starting
 ) -> AsyncIterator[Run]:
     """
     A run of the server: the journal holds, and says that it began, and in the end that it stopped.
@@ -170,6 +183,7 @@ async def _run(
             progress=progress,
         )
         try:
+            starting.check()
             _begin(run, settings)
             writer.observe(RequestLog())
             writer.observe(run.agents.see)
@@ -197,21 +211,32 @@ def _begin(run: Run, settings: Settings) -> None:
     )
 
 
-async def _first(run: Run, settings: Settings) -> Server:
+async def _first(run: Run, settings: Settings, starting: Starting) -> Server:
     """
     The server over the first model of a run.
     """
     sequencer, writer = run.sequencer, run.writer
     try:
-        started = await load(run, settings)
+        # No cache is there yet that the engine's thread could change when nobody waits for it.
+        with starting.lasts(run.engine.abandon):
+            started = await load(run, settings)
         await writer.wait_committed(sequencer.state.position)
     except JournalFull as full:
         raise BootRefused(_NO_ROOM) from full
     except Exception as error:
-        reason = f"the model was not served: {error}"
-        with contextlib.suppress(JournalFull):  # why it is not served comes first
-            await writer.wait_committed(
-                sequencer.append(ev.ServerStopped(boot=run.boot, reason=reason))
-            )
+        if starting.given_up and isinstance(error, EngineGone):
+            await _stopped(run, "asked to, before it served anything")
+            raise StartGivenUp from error
+        await _stopped(run, f"the model was not served: {error}")
         raise
     return await server_over(run, settings, started)
+
+
+async def _stopped(run: Run, reason: str) -> None:
+    """
+    Put on record that a run that served nothing has stopped.
+    """
+    with contextlib.suppress(JournalFull):  # why it served nothing comes first
+        await run.writer.wait_committed(
+            run.sequencer.append(ev.ServerStopped(boot=run.boot, reason=reason))
+        )

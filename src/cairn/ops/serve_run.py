@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sqlite3
+import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
@@ -19,7 +20,14 @@ import attrs
 import click
 import trio
 
-from cairn.actors.boot import BootRefused, Settings, booted, booted_models
+from cairn.actors.boot import (
+    BootRefused,
+    Settings,
+    StartGivenUp,
+    Starting,
+    booted,
+    booted_models,
+)
 from cairn.actors.limits import Limits
 from cairn.actors.models import Choice, Models
 from cairn.actors.server import Server
@@ -46,7 +54,11 @@ from cairn.ops.second_writer import warning
 from cairn.ops.serve_shown import ShownProgress
 from cairn.ops.where import log_path, url_of
 
-_ENDED_AT_ONCE = 130
+ENDED_AT_ONCE = 130
+"""
+The exit code where a signal ended what had not come to its end.
+"""
+
 # Where things lie is nobody's business who reads a journal.
 _PLACES = ("model", "models", "adapter", "journal")
 # After the last answer was cut off, its client still has to hear of it.
@@ -109,12 +121,14 @@ def run(options: dict[str, Any]) -> None:
                     click.echo(f"Warning: {'; '.join(told)}.", err=True)
         store = SqlStore.open(url)
         try:
-            trio.run(serve_over, options, store, listener, data_dir, keys, models)
+            served = trio.run(serve_over, options, store, listener, data_dir, keys, models)
         except BaseExceptionGroup as failed:
             raise _told(failed) from failed
         finally:
             store.close()
-    click.echo("Stopped.", err=True)
+    click.echo("Stopped." if served else "Stopped before it served anything.", err=True)
+    if not served:
+        sys.exit(ENDED_AT_ONCE)
 
 
 def _cannot_listen(error: OSError | UnicodeError, host: str, port: int) -> str:
@@ -178,44 +192,71 @@ async def serve_over(
     data_dir: Path,
     keys: Keys | None,
     models: ModelList | None = None,
-) -> None:
+) -> bool:
     """
     Serve with the options of the command over a store, until a signal comes.
 
     Args:
         models: where there are several, in the place of the option ``--model``.
+
+    Returns:
+        Whether the signal came when there was a server.
     """
     options = {**options, "tenants": ", ".join(keys.tenants) if keys is not None else None}
+    starting = Starting()
+    try:
+        await _serve(options, store, listener, data_dir, keys, models, starting)
+    except* StartGivenUp:
+        pass  # what has to be told of it is in the journal
+    return not starting.given_up
+
+
+async def _serve(
+    options: dict[str, Any],
+    store: Store,
+    listener: socket.socket,
+    data_dir: Path,
+    keys: Keys | None,
+    models: ModelList | None,
+    starting: Starting,
+) -> None:
+    """
+    See ``serve_over``.
+
+    Raises:
+        StartGivenUp: in a group.
+    """
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         serving = trio.Event()
-        await nursery.start(_signals, stop, serving)
+        await nursery.start(_signals, stop, serving, starting)
         with ShownProgress() as progress:
             settings = settings_of(options, data_dir)
             secret = root_secret(data_dir)
             booting: AbstractAsyncContextManager[Server | Models]
             if models is None:
-                booting = booted(settings, store, secret, progress)
+                booting = booted(settings, store, secret, progress, starting)
             else:
                 choices, default = choices_of(models, settings), models.default.name
-                booting = booted_models(choices, default, store, secret, progress)
+                booting = booted_models(choices, default, store, secret, progress, starting)
             async with booting as server:
                 progress.close()
-                serving.set()
-                nursery.start_soon(_drain, server, stop)
-                await serve_http(
-                    create_app(
-                        server,
-                        hosts_allowed=options["allow_host"],
-                        strict_model_names=options["strict_model_names"],
-                        keys=keys,
-                        cors=options["cors"],
-                    ),
-                    listener,
-                    shutdown=stop,
-                    on_ready=lambda url: greet(url, server, options),
-                    grace_s=settings.limits.drain_s + _LAST_WORDS_S,
-                )
+                if not starting.given_up:  # since the model was loaded
+                    serving.set()
+                    nursery.start_soon(_drain, server, stop)
+                    await serve_http(
+                        create_app(
+                            server,
+                            hosts_allowed=options["allow_host"],
+                            strict_model_names=options["strict_model_names"],
+                            keys=keys,
+                            cors=options["cors"],
+                        ),
+                        listener,
+                        shutdown=stop,
+                        on_ready=lambda url: greet(url, server, options),
+                        grace_s=settings.limits.drain_s + _LAST_WORDS_S,
+                    )
         nursery.cancel_scope.cancel()
 
 
@@ -230,21 +271,22 @@ async def _drain(server: Server | Models, stop: trio.Event) -> None:
 async def _signals(
     stop: trio.Event,
     serving: trio.Event,
+    starting: Starting,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """
     The first signal drains, the second ends the process: what is committed is on disk. Before there
-    is anything to drain, the first one ends it.
+    is anything to drain, the first one gives the start up.
     """
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:
+            if stop.is_set() or starting.given_up:
+                os._exit(ENDED_AT_ONCE)
             if not serving.is_set():
-                click.echo("Stopped before it served anything.", err=True)
-                os._exit(_ENDED_AT_ONCE)
-            if stop.is_set():
-                os._exit(_ENDED_AT_ONCE)
+                starting.give_up()
+                continue
             click.echo(
                 "Stopping when the running answers are done; once more ends at once.", err=True
             )

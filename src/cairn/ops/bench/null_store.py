@@ -18,7 +18,7 @@ from cairn.journal.store import MemoryStore
 from cairn.ops.home import make_home
 from cairn.ops.logs import set_up_logs
 from cairn.ops.serve import serve
-from cairn.ops.serve_run import serve_over
+from cairn.ops.serve_run import ENDED_AT_ONCE, serve_over
 from cairn.ops.where import log_path
 
 
@@ -33,8 +33,8 @@ def main(arguments: Sequence[str]) -> int:
         make_home(data_dir)
         set_up_logs(log_path(data_dir))
         listener = bind_socket(options["host"], options["port"])
-        trio.run(serve_over, options, MemoryStore(), listener, data_dir, None)
-    return 0
+        served = trio.run(serve_over, options, MemoryStore(), listener, data_dir, None)
+    return 0 if served else ENDED_AT_ONCE
 
 
 if __name__ == "__main__":
