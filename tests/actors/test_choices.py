@@ -46,6 +46,7 @@ pytestmark = pytest.mark.trio
 
 WORDS = "Take the lower path, and count the cairns on the way. " * 8
 TALK = Conversation(messages=(Message(role="user", content=WORDS),))
+BUSY = "2 answers are under way and 1 wait, which leaves no room for 1 more; try again"
 HOT = generate(TALK, sampling=Sampling(temperature=1.0), seed=7, max_tokens=8)
 
 
@@ -137,7 +138,7 @@ async def test_answers_take_as_many_places_and_leave_together(model_directory: P
             async for reply in replies:
                 if isinstance(reply, Delta):
                     break
-            with pytest.raises(QueueFull):
+            with pytest.raises(QueueFull, match=BUSY):
                 await ask(server, HOT)
         await server._no_tickets()
         await ask(server, HOT)

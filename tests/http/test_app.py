@@ -231,6 +231,62 @@ async def test_wrong_address_or_method(method: str, path: str, status: int, code
         assert takes[path] == allowed
 
 
+async def told(path: str, *, method: str = "post") -> str:
+    """
+    What is said of an address at which nothing is, as its protocol says it.
+    """
+    client = create_app(FakeService()).test_client()
+    response = await getattr(client, method)(path)
+    body = json.loads(await response.get_data(as_text=True))
+    assert (404, "not_found") == (response.status_code, body["error"]["code"])
+    # Anthropic's clients ask for messages, however their base URL reads.
+    assert ("messages" in path) == ("type" in body)
+    message: str = body["error"]["message"]
+    return message
+
+
+@pytest.mark.parametrize(
+    ("path", "meant", "fault"),
+    [
+        ("/v1/v1/chat/completions", CHAT, "has a /v1 too many"),
+        ("/v1/v1/v1/completions", "/v1/completions", "has a /v1 too many"),
+        ("/v1/v1/messages", "/v1/messages", "has a /v1 too many"),
+        ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens", "has a /v1 too many"),
+        ("/v1/v1/models/any/name", "/v1/models/any/name", "has a /v1 too many"),
+        ("/chat/completions", CHAT, "lacks /v1"),
+        ("/messages", "/v1/messages", "lacks /v1"),
+        ("/responses", "/v1/responses", "lacks /v1"),
+        ("/responses/resp_1/input_items", "/v1/responses/resp_1/input_items", "lacks /v1"),
+        ("/completions", "/v1/completions", "lacks /v1"),
+        ("/models", "/v1/models", "lacks /v1"),
+    ],
+)
+async def test_a_base_url_with_another_v1(path: str, meant: str, fault: str):
+    """The fault is named, and the address that was meant, whatever the method."""
+    expected = (
+        f"there is nothing at {path!r}: the base URL of this client {fault}; the address is "
+        f"{meant!r}"
+    )
+    assert [expected] * 2 == [await told(path, method=method) for method in ("get", "post")]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1", "/v1/v1", "/v1/embeddings", "/v1/v1/embeddings", "/v2/models", "/nothing"]
+)
+async def test_nothing_at_an_address(path: str):
+    """Where no /v1 would help, what was asked is named, and where to look."""
+    assert f"there is nothing at {path!r}; GET / lists what is" == await told(path)
+
+
+async def test_an_address_is_told_harmlessly():
+    """It is cut, and what steers a terminal is written out, in what was meant too."""
+    message = await told("/" + quote("\x1b[2J\n") + "x" * 5000)
+    assert f"there is nothing at '/\\x1b[2J\\n{'x' * 194}'; GET / lists what is" == message
+    message = await told("/models/" + quote("\x1b[2J") + "x" * 5000)
+    assert "'/v1/models/\\x1b[2Jxxx" in message
+    assert len(message) < 600
+
+
 async def test_large_body_is_refused(serve: Serve):
     """A body over the limit is 413, whether or not its length was announced, and reaches nobody."""
     service = FakeService()
@@ -259,9 +315,10 @@ async def test_large_body_on_the_wire(serve: Serve, client: httpx.AsyncClient):
         (await client.post(url + CHAT, content=fits)).status_code,
     )
     response = await client.post(url + CHAT, content=fits + b" ")
-    assert (413, "request_too_large") == (
+    assert (413, "request_too_large", "the body has more than 32 MiB; send less") == (
         response.status_code,
         response.json()["error"]["code"],
+        response.json()["error"]["message"],
     )
 
 
@@ -332,6 +389,33 @@ async def test_origins(origin: str, host: str, allowed: tuple[str, ...], status:
     if status == 403:
         error = json.loads(await response.get_data(as_text=True))["error"]
         assert "origin_not_allowed" == error["code"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "site", "hint"),
+    [
+        ("https://chat.example", "cross-site", "name this origin (--cors ORIGIN)"),
+        ("http://localhost:3000", None, "name this origin (--cors ORIGIN)"),
+        ("https://box.lan", "same-site", "name this origin (--cors ORIGIN)"),
+        ("https://box.lan", "same-origin", "name of the page's host (--allow-host NAME)"),
+        ("null", "cross-site", "serve the page from there, and have the server's operator"),
+        ("app://notes", None, "an origin that can be named is one of http or https"),
+    ],
+)
+async def test_what_lets_a_page_in(origin: str, site: str | None, hint: str):
+    """
+    A page of another origin needs --cors. One that calls where it comes from is behind a proxy,
+    and needs --allow-host; what can be no origin has to come from elsewhere.
+    """
+    headers = {"host": "127.0.0.1:8000", "origin": origin}
+    headers |= {"sec-fetch-site": site} if site else {}
+    status, body = await get(FakeService(), "/health", headers=headers)
+    assert (403, "origin_not_allowed") == (status, body["error"]["code"])
+    message = body["error"]["message"]
+    assert message.startswith(f"a page of {origin!r} may not call this server; ")
+    assert hint in message
+    options = {name for name in ("--cors", "--allow-host") if name in message}
+    assert {"--allow-host" if site == "same-origin" else "--cors"} == options
 
 
 SECRET = "a word of the client's"

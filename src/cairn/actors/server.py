@@ -537,7 +537,8 @@ class Server:
         if waiting + command.choices > room:
             self._rejected(command, request_id, 429, "queue_full")
             raise QueueFull(
-                f"no row is free and {waiting} requests wait already; try again in a few seconds",
+                f"the server is busy: {seated} answers are under way and {waiting} wait, which "
+                f"leaves no room for {command.choices} more; try again in a few seconds",
                 retry_after_s=5,
             )
 

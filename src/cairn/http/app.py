@@ -12,10 +12,10 @@ from urllib.parse import quote, urlsplit
 
 import structlog
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
-from quart import Response, g, has_request_context, request, websocket
+from quart import Response, current_app, g, has_request_context, request, websocket
 from quart.wrappers.base import BaseRequestWebsocket
 from quart_trio import QuartTrio
-from werkzeug.exceptions import BadHost
+from werkzeug.exceptions import BadHost, NotFound
 from werkzeug.routing import MapAdapter
 
 from cairn.actors.messages import Generate, ServerFacts
@@ -23,12 +23,13 @@ from cairn.journal.tenants import LOCAL
 
 from . import anthropic_errors, openai_texts, openapi, responses_errors
 from .access import CallersService, Keys, tenant_of
+from .addresses import meant_by, nothing_at
 from .agent_routes import add_agent_routes
 from .anthropic import read_count_request, read_messages_request
 from .anthropic_answers import counted
 from .chat import Asked, streamed_answer, whole_answer
 from .connection import OwningConnection, OwningRequest, with_readable_path
-from .cors import Cors
+from .cors import Cors, read_origin
 from .errors import ClientError, ErrorAnswer, describe
 from .limits import BODY_BYTES_MAX
 from .metrics import Metrics
@@ -352,11 +353,27 @@ def _check_origin(origin: str | None, host: str, allowed: frozenset[str]) -> Non
     if name and (name == _host_name(host) or name in allowed):
         return
     raise ClientError(
-        f"a page of {origin[:200]!r} may not call this server; have its operator allow the name "
-        "(--allow-host)",
+        f"a page of {origin[:200]!r} may not call this server; {_origin_hint(origin)}",
         code="origin_not_allowed",
         status=403,
     )
+
+
+def _origin_hint(origin: str) -> str:
+    """
+    What lets a page in.
+    """
+    if request.headers.get("sec-fetch-site") == "same-origin":
+        # It calls what it comes from, behind a proxy that calls the server by another name.
+        return "have its operator allow the name of the page's host (--allow-host NAME)"
+    try:
+        read_origin(origin)
+    except ValueError:
+        return (
+            "an origin that can be named is one of http or https: serve the page from there, and "
+            "have the server's operator name its origin (--cors ORIGIN)"
+        )
+    return "have its operator name this origin (--cors ORIGIN)"
 
 
 def _check_encoding(header: str) -> None:
@@ -414,8 +431,16 @@ def _teller(path: str) -> Callable[[Exception], ErrorAnswer]:
 
 def _error(error: Exception) -> Response:
     asked = request if has_request_context() else websocket
-    answer = _teller(asked.path)(error)
-    log.info(
+    path, address = asked.path, {}
+    if isinstance(error, NotFound):
+        meant = meant_by(path, current_app.url_map)
+        error, path = nothing_at(path, meant), meant or path
+    answer = _teller(path)(error)
+    tell = log.info
+    if answer.status == 401:
+        # Somebody may be trying keys; behind a proxy the address is the proxy's.
+        tell, address = log.warning, {"address": asked.remote_addr}
+    tell(
         "request refused",
         **answer.ids,
         **_whose(),
@@ -424,6 +449,7 @@ def _error(error: Exception) -> Response:
         param=answer.param,
         # Quoted, so that it stays one line.
         path=quote(asked.path[:200]),
+        **address,
     )
     return Response(
         encode(answer.envelope()),

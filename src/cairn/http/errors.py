@@ -4,7 +4,7 @@ The one border at which an error becomes an answer.
 By whose fault it is::
 
     ClientError            the client's: a body, a parameter or a key cannot be used; 400, 401, ...
-    HTTPException          the client's: no such page, method or size; its own status
+    HTTPException          the client's: no such method or size; its own status
     messages.RefusalError  the tree in ``messages.py``; statuses in ``_REFUSALS``
     anything else          ours: 500 with a fresh id, and a traceback in the log
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import structlog
@@ -42,6 +42,8 @@ from cairn.actors.messages import (
 )
 
 T = TypeVar("T")
+
+BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 
 log = structlog.get_logger(__name__)
 
@@ -285,8 +287,6 @@ def request_header(request: str | None) -> dict[str, str]:
 def _http(error: HTTPException) -> ErrorAnswer:
     status = error.code or 500
     match status:
-        case 404:
-            code, message = "not_found", "there is nothing at this address; GET / lists what is"
         case 405:
             *others, last = _methods(error) or ["another method"]
             allowed = f"{', '.join(others)} and {last}" if others else last
@@ -294,7 +294,8 @@ def _http(error: HTTPException) -> ErrorAnswer:
         case 408:
             code, message = "request_timeout", "the body did not arrive in time; send it again"
         case 413:
-            code, message = "request_too_large", "the body is larger than this server takes"
+            most = BODY_BYTES_MAX // (1024 * 1024)
+            code, message = "request_too_large", f"the body has more than {most} MiB; send less"
         case _:
             code, message = "http_error", error.description or error.name
     kept = {"retry-after"}

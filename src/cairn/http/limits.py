@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Final
 
+from .errors import BODY_BYTES_MAX as BODY_BYTES_MAX
 from .errors import ClientError
 
-BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 MESSAGES_MAX: Final = 10_000
 TOOLS_MAX: Final = 1024
 CALLS_MAX: Final = 1024
