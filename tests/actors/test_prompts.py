@@ -155,6 +155,7 @@ def test_a_count_of_tokens_is_the_prompts_and_leaves_nothing_on_record(
             with pytest.raises(PromptTooLong) as refused:
                 await ask(server, long)
             assert refused.value.prompt_tokens == counted[1] > server.facts.context_tokens
+            assert "--pool-mb" not in refused.value.message  # the model's own context ends there
             nobody = Conversation(messages=(Message(role="nobody", content="x"),))
             with pytest.raises(PromptRefused):
                 await server.count(generate(nobody))

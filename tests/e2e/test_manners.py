@@ -93,6 +93,7 @@ def test_an_adapter_is_told_and_a_broken_one_refused(
     greeting = server.greeting()
     assert f"  adapter      {adapter}" in greeting
     assert "  sampling     temperature 0, where" in greeting
+    assert "  context      65536 tokens\n" in greeting
     (loaded,) = server.events(ev.ModelLoaded)
     assert str(adapter) == loaded.adapter
     assert 200 == server.post(messages=HELLO, max_tokens=2).status_code

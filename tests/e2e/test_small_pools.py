@@ -164,16 +164,20 @@ def test_one_slab_and_a_conversation_that_outgrows_it(narrow: Serving):
 
 
 def test_a_pool_for_one_short_prompt(start: Start):
-    """The context is what the pool can hold; a longer prompt is refused with both numbers, and an
-    answer ends where the pool does."""
+    """The context is what the pool can hold, and the first lines say so; a longer prompt is refused
+    with all numbers and the option, and an answer ends where the pool does."""
     server = start("--pool-mb", 1)
     context = server.health()["context_tokens"]
     assert context < 1024
+    bound = f"  context      {context} tokens (of the model's 65536; --pool-mb bounds it)"
+    assert bound in server.greeting()
     refused = server.post(messages=[user(STORY * 200)])
     assert 400 == refused.status_code
     error = refused.json()["error"]
     assert "context_length_exceeded" == error["code"]
     assert f"{context} tokens" in error["message"]
+    own = "the model itself takes 65536, which the server's --pool-mb bounds)"
+    assert error["message"].endswith(own)
     assert 4 == ask(server, user("Hello"), max_tokens=4).completion_tokens
     for tokens in (64, 100_000):
         body = {"messages": [user("Hello")], "temperature": 3.0, "max_tokens": tokens}

@@ -275,10 +275,18 @@ class PromptTooLong(RefusalError):
     The prompt leaves no room for an answer in the model's context.
     """
 
-    def __init__(self, prompt_tokens: int, context_tokens: int, whose: str = "model") -> None:
+    def __init__(
+        self, prompt_tokens: int, context_tokens: int, whose: str = "model", of_model: int = 0
+    ) -> None:
+        """
+        Args:
+            of_model: what the model itself takes, where the server's memory bounds that; else 0.
+        """
+        bound = "; the model itself takes {}, which the server's --pool-mb bounds"
         super().__init__(
             f"prompt is too long: {prompt_tokens} tokens > {context_tokens - 1} maximum "
-            f"(the {whose}'s context is {context_tokens} tokens and an answer needs at least one)"
+            f"(the {whose}'s context is {context_tokens} tokens and an answer needs at least one"
+            f"{bound.format(of_model) if of_model else ''})"
         )
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
@@ -446,6 +454,8 @@ class ServerFacts:
         dtype: in which dtype the model computes, and why, for people.
         policy: what a token attends to; None for what the model's layers say.
         min_cache_tokens: of a shorter prompt nothing is kept for other requests.
+        model_context_tokens: what the model itself takes, where the memory for sessions bounds
+            ``context_tokens``; else 0.
     """
 
     model: str
@@ -463,6 +473,7 @@ class ServerFacts:
     dtype: str = ""
     policy: SinkWindow | None = None
     min_cache_tokens: int = 0
+    model_context_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -151,11 +151,11 @@ class Reader:
         if not ids:
             raise PromptRefused("the prompt is empty; there is nothing to answer")
         context = self._model.context_tokens
-        whose = "model"
+        whose, of_model = "model", self._model.model_context_tokens
         if command.context_max is not None and command.context_max < context:
-            context, whose = command.context_max, "agent"
+            context, whose, of_model = command.context_max, "agent", 0
         if len(ids) >= context:
-            raise PromptTooLong(len(ids), context, whose)
+            raise PromptTooLong(len(ids), context, whose, of_model)
         secret = tenant_secret(self._secret, command.tenant)
         chain = prompts.chain_of(chain_parts, secret=secret, tenant=command.tenant)
         ask = Ask(

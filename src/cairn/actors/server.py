@@ -205,6 +205,7 @@ class Server:
             dtype=facts.dtype,
             policy=facts.policy,
             min_cache_tokens=model.min_cache_tokens if model is not None else 0,
+            model_context_tokens=facts.model_context_tokens,
         )
 
     # --- for the HTTP layer --------------------------------------------------------------------

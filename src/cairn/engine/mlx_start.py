@@ -266,6 +266,7 @@ def _with_rows(
         state_bytes=loaded.state_bytes,
         checkpoints=rule,
         growth=growth,
+        model_context_tokens=loaded.context_tokens if context < loaded.context_tokens else 0,
     )
     engine = MlxEngine(
         loaded,

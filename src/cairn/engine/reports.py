@@ -138,6 +138,8 @@ class ModelFacts:
         state_bytes: bytes of the states of its recurrent layers.
         checkpoints: which blocks carry those; None where there are none, or nothing is reused.
         growth: what mlx-lm's own caches take, where the model is served on those; else None.
+        model_context_tokens: what the model itself takes, where the memory for sessions bounds
+            ``context_tokens``; else 0.
     """
 
     name: str
@@ -158,6 +160,7 @@ class ModelFacts:
     state_bytes: int = 0
     checkpoints: Checkpoints | None = None
     growth: Growth | None = None
+    model_context_tokens: int = 0
 
     def capacity_for(self, tokens: int) -> int:
         """

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from cairn.actors.messages import ServerFacts
 from cairn.actors.models import Models
 from cairn.actors.server import Server
 from cairn.engine.sampling import Sampling
@@ -33,13 +34,21 @@ def greet(url: str, server: Server | Models, options: dict[str, Any]) -> None:
         f"  fingerprint  {facts.fingerprint}  ({shape})",
         *([f"  adapter      {options['adapter']}"] if options["adapter"] else []),
         f"  weights      {facts.dtype}",
-        f"  context      {facts.context_tokens} tokens{_told_of(facts.policy)}",
+        f"  context      {facts.context_tokens} tokens{_bound_of(facts)}{_told_of(facts.policy)}",
         f"  sampling     {_sampling(facts.defaults)}, where a request says nothing of it",
         *([f"  API keys     of {options['tenants']}"] if options["tenants"] else []),
         f"  journal      {journal}",
         f"  try it       {curl} -d '{body}'",
     )
     print("\n".join(lines), flush=True)
+
+
+def _bound_of(facts: ServerFacts) -> str:
+    """
+    What bounds a context that is shorter than the model's.
+    """
+    of_model = facts.model_context_tokens
+    return f" (of the model's {of_model}; --pool-mb bounds it)" if of_model else ""
 
 
 def _told_of(policy: SinkWindow | None) -> str:
