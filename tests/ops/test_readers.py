@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from cairn.journal.store_sql import SqlStore, journal_url, migrate
-from cairn.ops import doctor
+from cairn.ops import doctor, serve_run
 from cairn.ops import readers as module
 from cairn.ops.readers import readers_warning
+from cairn.ops.serve import serve
 
 
 @pytest.fixture
@@ -78,3 +79,23 @@ def test_a_folder_that_others_cannot_enter(folder: Path, mode: int):
     assert readers_warning(folder / "journal.db") is not None
     folder.chmod(mode)
     assert readers_warning(folder / "journal.db") is None
+
+
+def test_serve_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """When the journal is open, with all the files beside it, and before anything is served."""
+    seen: list[set[str]] = []
+
+    def told(path: Path) -> tuple[str, str]:
+        seen.append({file.name for file in path.parent.glob("*.db*")} - {"journal.db.lock"})
+        return f"open: {path.name}", "close it"
+
+    monkeypatch.setattr(serve_run, "readers_warning", told)
+    monkeypatch.setattr(serve_run, "set_up_logs", lambda _: None)
+    monkeypatch.setattr(serve_run, "use_one_heap", lambda: None)
+    monkeypatch.setattr("cairn.ops.serve_run.trio.run", lambda *_: True)
+    arguments = ["--port", "0", "--data-dir", str(tmp_path / "home")]
+    serve_run.run(serve.make_context("serve", arguments).params)
+    assert [{"journal.db", "journal.db-wal", "journal.db-shm"}] == seen
+    assert "Warning: open: journal.db; close it.\n" in capsys.readouterr().err

@@ -82,7 +82,7 @@ class OwnServer(Server):
             Unreadable: it could not be started.
         """
         try:
-            self._said.parent.mkdir(parents=True, exist_ok=True)
+            self._said.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._said.open("w", encoding="utf-8") as said:
                 self._process = subprocess.Popen(
                     self._command,

@@ -112,14 +112,10 @@ def run(options: dict[str, Any]) -> None:
         held.answers_at(address_of(listener))
         migrate(url)
         if url.startswith("sqlite"):
-            journal = sqlite_path(url)
-            for told in (
-                warning(journal, sqlite3.sqlite_version_info),
-                readers_warning(journal),
-            ):
-                if told is not None:
-                    click.echo(f"Warning: {'; '.join(told)}.", err=True)
+            _warn(warning(sqlite_path(url), sqlite3.sqlite_version_info))
         store = SqlStore.open(url)
+        if url.startswith("sqlite"):
+            _warn(readers_warning(sqlite_path(url)))  # now the files beside it are there, too
         try:
             served = trio.run(serve_over, options, store, listener, data_dir, keys, models)
         except BaseExceptionGroup as failed:
@@ -147,6 +143,11 @@ def _cannot_listen(error: OSError | UnicodeError, host: str, port: int) -> str:
         f"Port {port} on {host} cannot be used: {why}. Choose another with --port; --port 0 takes "
         "a free one."
     )
+
+
+def _warn(told: tuple[str, str] | None) -> None:
+    if told is not None:
+        click.echo(f"Warning: {'; '.join(told)}.", err=True)
 
 
 class Stopped(Unreadable):
