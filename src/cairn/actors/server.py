@@ -538,8 +538,8 @@ class Server:
         if waiting + command.choices > room:
             self._rejected(command, request_id, 429, "queue_full")
             raise QueueFull(
-                f"the server is busy: {seated} answers are under way and {waiting} wait, which "
-                f"leaves no room for {command.choices} more; try again in a few seconds",
+                f"the server is busy (answers under way: {seated}, waiting: {waiting}) and has no "
+                f"room for {command.choices} more; try again in a few seconds",
                 retry_after_s=5,
             )
 
