@@ -74,7 +74,7 @@ class Failed(Unreadable):
     )
 )
 @click.option("--model", metavar="DIR", help="A model directory; else one of random weights.")
-@click.option("--quick", is_flag=True, help="Less of everything: 15 minutes, not an hour.")
+@click.option("--quick", is_flag=True, help="Less of everything: some ten minutes, not an hour.")
 @click.option(
     "--part",
     "part_names",
