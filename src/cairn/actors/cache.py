@@ -74,9 +74,16 @@ class SessionCache:
     # --- what the journal has --------------------------------------------------------------------
 
     @property
+    def held(self) -> Session | None:
+        """
+        The session; None where the journal does not know it, or it has been closed.
+        """
+        return self._house.sequencer.state.sessions.get(SessionId(self.id))
+
+    @property
     def session(self) -> Session:
         """
-        The session.
+        The session, where there is one.
         """
         return self._house.sequencer.session(self.id)
 
@@ -131,8 +138,7 @@ class SessionCache:
         """
         The bug by which others took the session out of service while it was at work.
         """
-        state = self._house.sequencer.state
-        held = state.sessions.get(SessionId(self.id))
+        state, held = self._house.sequencer.state, self.held
         if held is None or held.bug_id is None or self.seq == state.streams[f"session/{self.id}"]:
             return None
         return _bug_of(state, held.bug_id)
@@ -150,7 +156,7 @@ class SessionCache:
         """
         Whether the session is quarantined.
         """
-        held = self._house.sequencer.state.sessions.get(SessionId(self.id))
+        held = self.held
         return held is not None and held.life is Life.QUARANTINED
 
     def look_up_seq(self) -> None:

@@ -39,7 +39,6 @@ from cairn.engine.reports import EngineFault
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
 from cairn.journal.lifecycle import Life
-from cairn.journal.state import SessionId
 
 log = structlog.get_logger("cairn")
 
@@ -163,7 +162,7 @@ class SessionActor:
 
     async def _release_for(self, command: GiveUpSlab) -> None:
         # Of several that asked, the first may have closed the session as soon as it had the slab.
-        held = self._house.sequencer.state.sessions.get(SessionId(self.id))
+        held = self.cache.held
         if not command.done.is_set() and held is not None and held.slab is not None:
             await self.cache.release_slab(command.reason)
             if command.to_system:
@@ -215,7 +214,7 @@ class SessionActor:
             ticket.left_turn.set()
         cache = self.cache
         cache.look_up_seq()
-        if self.id not in self._house.sequencer.state.sessions:
+        if cache.held is None:
             return
         if cache.session.request is not None:
             # The bug was another's: this request ends with it, and the session goes on.

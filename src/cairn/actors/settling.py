@@ -16,7 +16,6 @@ from cairn.actors.own_time import OwnTime
 from cairn.actors.ticket import Ticket
 from cairn.engine.prompt import Message
 from cairn.journal import eviction
-from cairn.journal.state import SessionId
 
 
 @attrs.frozen
@@ -95,8 +94,7 @@ class Settling:
         )
 
     def _can_spare_slab(self) -> bool:
-        state = self.house.sequencer.state
-        session = state.sessions.get(SessionId(self.cache.id))
+        state, session = self.house.sequencer.state, self.cache.held
         known = session is not None and eviction.can_spare_slab(state, session)
         return known and self.inbox.undisturbed
 

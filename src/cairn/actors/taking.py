@@ -16,7 +16,6 @@ from cairn.actors.messages import Accepted
 from cairn.actors.ticket import Ticket
 from cairn.journal import events as ev
 from cairn.journal import paths
-from cairn.journal.state import SessionId
 from cairn.journal.tenants import session_name
 
 
@@ -45,9 +44,13 @@ class Taking:
         if idle or not self._serves(ticket):
             return
         tokens = len(prepared.prompt_ids)
-        session = state.sessions.get(SessionId(self.cache.id))
         chain = paths.chain_to_load(
-            state, session, prepared.ask, prepared.keys, tokens, tokens + prepared.max_tokens
+            state,
+            self.cache.held,
+            prepared.ask,
+            prepared.keys,
+            tokens,
+            tokens + prepared.max_tokens,
         )
         await house.memory.load(chain, lambda: ticket.gone is None)
 
