@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 OLDEST := .cache/mlx-lm-oldest
 UV := .cache/uv
+# Packages beside the product: they are installed here, and its wheel does not hold them.
+WORKSHOP := $(wildcard workshop/*)
 SCHEMATHESIS := .cache/schemathesis
 
 # The folder of a module is never on the path: `import http` is the standard library's.
@@ -49,9 +51,9 @@ $(STAMP): pyproject.toml requirements.lock
 	fi; \
 	echo "env: $$(grep -c == requirements.lock) packages of requirements.lock; the first time takes some minutes"; \
 	$(BIN)/python -m pip install -qq --require-hashes -r requirements.lock; \
-	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e . $(WORKSHOP:%=-e %)
 	@if [ "$$(uname)" = Linux ]; then \
-		blas=$$($(BIN)/python -P -m cairn.engine.blas) && echo "env: BLAS $${blas##*/}" || true; \
+		blas=$$($(BIN)/python -P -m cairn.engine.machine.blas) && echo "env: BLAS $${blas##*/}" || true; \
 	fi
 	@touch $@
 
@@ -63,11 +65,11 @@ serve: env ## run the server; ARGS="..." go to `ops serve`
 define with_blas
 	why=''; \
 	if [ "$$(uname)" = Linux ]; then \
-		if [ -z "$${LD_PRELOAD+set}" ] && found=$$($(BIN)/python -P -m cairn.engine.blas 2>/dev/null); then \
+		if [ -z "$${LD_PRELOAD+set}" ] && found=$$($(BIN)/python -P -m cairn.engine.machine.blas 2>/dev/null); then \
 			LD_PRELOAD=$$found; export LD_PRELOAD; \
 		fi; \
 		if [ "$${LD_PRELOAD-unset}" = "" ]; then why='LD_PRELOAD is set to nothing'; \
-		else why=$$($(BIN)/python -P -m cairn.engine.blas --check) && why=''; fi; \
+		else why=$$($(BIN)/python -P -m cairn.engine.machine.blas --check) && why=''; fi; \
 	fi; \
 	gate() { [ -z "$$why" ] || printf '\033[31mgate NOT RUN: %s\033[0m\n' "$$why"; }; \
 	gate; \
@@ -108,7 +110,7 @@ oldest: env ## test caches and markers with the oldest mlx-lm that pyproject.tom
 	PYTHONPATH=$(OLDEST); export PYTHONPATH; \
 	$(BIN)/python -P -c "import mlx_lm; used = mlx_lm.__version__; \
 	assert used == '$$version', f'mlx-lm {used} in use, not $$version'"; \
-	$(BIN)/python -P -m pytest -q tests/engine/test_cache_against_mlx_lm.py tests/engine/test_markers.py
+	$(BIN)/python -P -m pytest -q tests/engine/mlx/test_cache_against_mlx_lm.py tests/engine/answer/test_markers.py
 
 # It stays out of the environment: only this target needs it.
 schema: env ## hold a running server against its /openapi.json; EXAMPLES=..., SEED=..., ARGS=--quick
@@ -119,7 +121,7 @@ schema: env ## hold a running server against its /openapi.json; EXAMPLES=..., SE
 
 # Nobody depends on them: what npm and pip bring lies in .cache/clients, and what cannot be had is skipped.
 clients: env ## hold conversations with real clients, off the network; ARGS="--only opencode" for some
-	@$(BIN)/python -P tools/real_clients.py $(ARGS)
+	@$(BIN)/python -P -m cairn_clients.real_clients $(ARGS)
 
 lint: env ## ruff, mypy, and the direction of imports
 	@status=0; \

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from cairn.engine.blas import loaded_blas
-from tests.random_model import make_random_model
+from cairn.engine.machine.blas import loaded_blas
+from tests.support.random_model import make_random_model
 
 if TYPE_CHECKING:
     from cairn.ops.drills import Reference

@@ -11,7 +11,7 @@ import path_picture
 import pytest
 
 from cairn.journal.export import to_line
-from tests.journals import healthy
+from tests.support.journals import healthy
 
 
 def test_another_journal_leaves_the_documentations_picture(

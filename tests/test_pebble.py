@@ -1,6 +1,6 @@
 """
 Pebble's files: its size, its tokenizer, its template. What it can do is measured by
-tools/train_pebble.py, and heard in tests/e2e.
+workshop/pebble/src/cairn_pebble/train.py, and heard in tests/e2e.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pebble.by_hand import SPOKEN, WISHES
-from pebble.evaluation import SKILLS
-from pebble.sequences import MARKER_TOKENS, SPECIAL_TOKENS
 
-from cairn.engine.builtin import builtin_directory
-from cairn.engine.generation_config import read_template_settings
+from cairn.engine.model.builtin import builtin_directory
+from cairn.engine.model.generation_config import read_template_settings
+from cairn_pebble.by_hand import SPOKEN, WISHES
+from cairn_pebble.evaluation import SKILLS
+from cairn_pebble.sequences import MARKER_TOKENS, SPECIAL_TOKENS
 
 BY_HAND = {
     "Told and asked in words that were written by hand",

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import attrs
 
-from cairn.engine.blas import find_blas, loaded_blas
+from cairn.engine.machine.blas import find_blas, loaded_blas
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parent))
@@ -82,10 +82,10 @@ def measured(family: str, source: Path) -> Row:
     """
     from mlx_lm.models.cache import make_prompt_cache
 
-    from cairn.engine.mlx_cache import flat
-    from cairn.engine.mlx_model import ModelRefused
-    from cairn.engine.mlx_start import start_engine
-    from tests.families import kind_of
+    from cairn.engine.mlx.cache import flat
+    from cairn.engine.mlx.model import ModelRefused
+    from cairn.engine.mlx.start import start_engine
+    from tests.support.model_families import kind_of
 
     kind = kind_of(family)
     with tempfile.TemporaryDirectory() as temporary:
@@ -128,7 +128,7 @@ def _made(family: str, directory: Path, source: Path) -> Path:
     A small model of a family. Where its class cannot even be imported, another one's, under its
     name.
     """
-    from tests.families import config_of, make_family_model
+    from tests.support.model_families import config_of, make_family_model
 
     try:
         return make_family_model(directory, source, config_of(family))
@@ -169,8 +169,8 @@ def main(arguments: Sequence[str]) -> int:
     if blas is not None:
         os.environ["LD_PRELOAD"] = str(blas)
         os.execv(sys.executable, [sys.executable, "-P", __file__, *arguments])
-    from tests.families import FAMILIES
-    from tests.random_model import make_random_model
+    from tests.support.model_families import FAMILIES
+    from tests.support.random_model import make_random_model
 
     known = [family for families in FAMILIES.values() for family in families]
     if asked.write and asked.families:

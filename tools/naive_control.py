@@ -27,13 +27,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from cairn.engine.blas import find_blas, loaded_blas
+from cairn.engine.machine.blas import find_blas, loaded_blas
 from cairn.engine.schedule import passes, slab_capacity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parent))
 
-from tests.random_model import make_random_model
+from tests.support.random_model import make_random_model
 
 CHUNK, ROWS = 64, 4
 ANSWER, TOP = 24, 8
@@ -55,7 +55,7 @@ class Talk:
     """
 
     def __init__(self, loaded: Any, *, canonical: bool) -> None:
-        from cairn.engine.mlx_engine import MlxEngine
+        from cairn.engine.mlx.engine import MlxEngine
 
         self.canonical = canonical
         self.tokenizer = loaded.tokenizer
@@ -156,7 +156,7 @@ def main() -> int:
     asked = parser.parse_args()
     _preload(asked.blas)
 
-    from cairn.engine.mlx_model import load_model
+    from cairn.engine.mlx.model import load_model
 
     if asked.model is not None:
         loaded = load_model(str(asked.model))

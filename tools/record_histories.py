@@ -38,22 +38,21 @@ from cairn.journal.lifecycle import Life
 from cairn.journal.replay import replay
 from cairn.journal.store_sql import SqlStore, journal_url, migrate
 from cairn.ops.drills import DRILLS, Reference, reference
-from cairn.ops.drills.client import Answer
-from cairn.ops.drills.conversation import Message, onward, user
-from cairn.ops.drills.damage import Damage
-from cairn.ops.drills.engine_faults import pass_raises
-from cairn.ops.drills.journal_faults import row_changed, row_removed, tail_rewritten
+from cairn.ops.drills.faults.damage import Damage
+from cairn.ops.drills.faults.engine import pass_raises
+from cairn.ops.drills.faults.journal import row_changed, row_removed, tail_rewritten
 from cairn.ops.drills.outcome import Scene
-from cairn.ops.drills.private_server import PrivateServer, private_server, stored_rows
-from cairn.ops.prune import prune
+from cairn.ops.drills.server.client import Answer
+from cairn.ops.drills.server.conversation import Message, onward, user
+from cairn.ops.drills.server.private_server import PrivateServer, private_server, stored_rows
+from cairn.ops.journal.prune import prune
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parent))
 
-from pebble.sequences import TURN_END
-
-from tests.holding import hold_ahead
-from tests.random_model import make_random_model
+from cairn_pebble.sequences import TURN_END
+from tests.support.held_engine import hold_ahead
+from tests.support.random_model import make_random_model
 
 HISTORIES = Path("tests/histories")
 EXPECTED = "expected.json"

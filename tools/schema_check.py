@@ -21,9 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sdk_tests import served
-
-from cairn.engine.builtin import builtin_directory
+from cairn.engine.model.builtin import builtin_directory
+from cairn_clients.sdk_tests import served
 
 _CONTEXT_TOKENS = 96
 _CHECKS = (

@@ -17,17 +17,17 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.messages import Broken, Generate
+from cairn.actors.requests.messages import Broken, Generate
 from cairn.actors.server import Server
-from cairn.engine.mlx_blocks import SealedBlock
-from cairn.engine.prompt import Conversation, Message
+from cairn.engine.mlx.blocks import SealedBlock
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.runs import Runs
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
-from tests.running import MIB, Said, ask, at_rest, generate, serving
+from tests.support.in_process_server import MIB, Said, ask, at_rest, generate, serving
 
 pytestmark = pytest.mark.trio
 
@@ -574,7 +574,7 @@ def _digest_fails(engine: Any) -> Any:
 
     def spill(self: Any, *of: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cairn.engine.mlx_blocks.digest", failing)
+            patch.setattr("cairn.engine.mlx.blocks.digest", failing)
             return plain(self, *of)
 
     return spill

@@ -17,9 +17,9 @@ import trio
 import trio.testing
 from immutables import Map
 
-from cairn.actors.engine import EngineThread
 from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
+from cairn.actors.threads.engine import EngineThread
 from cairn.engine.reports import EngineFault, EvictReport, MemoryReport, SealReport, SlabReport
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError

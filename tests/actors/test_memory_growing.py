@@ -13,18 +13,18 @@ import trio
 import trio.testing
 
 from cairn.actors.boot import BootRefused
-from cairn.actors.messages import Broken, PromptTooLong, Statistics
+from cairn.actors.requests.messages import Broken, PromptTooLong, Statistics
 from cairn.engine.growth import Growth, LayerGrowth
-from cairn.engine.prompt import Conversation, Message
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.reports import MemoryReport
 from cairn.journal import events as ev
 from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from cairn.ops.replay_engine import DIFFERS, SAME, rerun
-from tests.families import config_of, make_family_model
-from tests.ops.test_replay_engine import forged
-from tests.running import MIB, ask, at_rest, generate, serving
+from cairn.ops.journal.replay_engine import DIFFERS, SAME, rerun
+from tests.ops.journal.test_replay_engine import forged
+from tests.support.in_process_server import MIB, ask, at_rest, generate, serving
+from tests.support.model_families import config_of, make_family_model
 
 ROW = 2 * 4 * 128 * 4  # of a layer: keys and values, four heads, floats
 BOUNDED = 3 * 356 * ROW  # three layers keep a chunk of 100 tokens, and a step besides

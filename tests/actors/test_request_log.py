@@ -10,9 +10,9 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from cairn.actors.messages import Accepted, Broken
-from cairn.engine.prompt import Conversation, Message
-from tests.running import ask, generate, serving
+from cairn.actors.requests.messages import Accepted, Broken
+from cairn.engine.prompt.template import Conversation, Message
+from tests.support.in_process_server import ask, generate, serving
 
 HELLO = Conversation(messages=(Message(role="user", content="Hello. " * 60),))
 

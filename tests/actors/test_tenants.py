@@ -12,18 +12,18 @@ import trio
 import trio.testing
 
 from cairn.actors import server as supervisor
-from cairn.actors.arrival import Arrival
-from cairn.actors.limits import Limits
-from cairn.actors.messages import Broken, Generate, QueueFull, TimeOver, Waiting
-from cairn.actors.replies import Replies
-from cairn.actors.ticket import Ticket
-from cairn.engine.prompt import Conversation, Message
+from cairn.actors.requests.arrival import Arrival
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import Broken, Generate, QueueFull, TimeOver, Waiting
+from cairn.actors.requests.replies import Replies
+from cairn.actors.requests.ticket import Ticket
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
-from tests.running import Said, ask, generate, serving
+from tests.support.in_process_server import Said, ask, generate, serving
 
 pytestmark = pytest.mark.trio
 

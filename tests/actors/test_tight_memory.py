@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cairn.engine import mlx_start
-from cairn.engine.mlx_model import ModelRefused
+from cairn.engine.mlx import start as mlx_start
+from cairn.engine.mlx.model import ModelRefused
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.store import MemoryStore
-from tests.running import serving
+from tests.support.in_process_server import serving
 
 pytestmark = pytest.mark.trio
 

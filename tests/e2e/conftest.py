@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cairn.engine.builtin import builtin_directory
-from tests.serving import Serving, assert_holds, started, user
+from cairn.engine.model.builtin import builtin_directory
+from tests.support.subprocess_server import Serving, assert_holds, started, user
 
 Start = Callable[..., Serving]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cairn.http.limits import BODY_BYTES_MAX
+from cairn.http.wire.limits import BODY_BYTES_MAX
 from tests.e2e.conftest import servers
-from tests.http.bad_bodies import BAD, ODD, say, streamed
-from tests.serving import DEADLINE_S, Serving, ask, eventually, user
+from tests.http.wire.bad_bodies import BAD, ODD, say, streamed
+from tests.support.subprocess_server import DEADLINE_S, Serving, ask, eventually, user
 
 RAISES = """
 {%- for message in messages -%}

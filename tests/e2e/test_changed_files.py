@@ -19,7 +19,7 @@ import pytest
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
 from tests.e2e.test_startup import refusal, rows
-from tests.serving import Serving, ask, assistant, run_ops, user
+from tests.support.subprocess_server import Serving, ask, assistant, run_ops, user
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 

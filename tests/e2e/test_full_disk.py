@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from cairn.journal import events as ev
-from tests.serving import (
+from tests.support.subprocess_server import (
     DEADLINE_S,
     Listener,
     Serving,

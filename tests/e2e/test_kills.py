@@ -21,7 +21,7 @@ from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import Replay
 from cairn.journal.store_sql import SqlStore, journal_url
-from tests.serving import (
+from tests.support.subprocess_server import (
     DEADLINE_S,
     PLAIN,
     Listener,

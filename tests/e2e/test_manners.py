@@ -10,10 +10,10 @@ import struct
 from pathlib import Path
 
 from cairn.journal import events as ev
-from tests.adapters import make_adapter
 from tests.e2e.conftest import Start
 from tests.e2e.test_startup import refusal
-from tests.serving import started, user
+from tests.support.lora_adapters import make_adapter
+from tests.support.subprocess_server import started, user
 
 HELLO = [user("Hello")]
 

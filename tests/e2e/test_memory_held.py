@@ -16,9 +16,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cairn.engine.mlx_sized_model import Size, make_sized_model
+from cairn_bench.sized_model import Size, make_sized_model
 from tests.e2e.conftest import Start, servers
-from tests.serving import Answer, Serving, ask, assistant, eventually, user
+from tests.support.subprocess_server import Answer, Serving, ask, assistant, eventually, user
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from cairn.journal import events as ev
-from tests.serving import (
+from tests.support.subprocess_server import (
     PLAIN,
     Answer,
     Listener,

@@ -15,8 +15,8 @@ import pytest
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start, servers
 from tests.e2e.test_tools import CHUNK, SCRIPT
-from tests.scripted_model import make_scripted_model
-from tests.serving import DEADLINE_S, Serving, assert_holds, run_ops
+from tests.support.scripted_model import make_scripted_model
+from tests.support.subprocess_server import DEADLINE_S, Serving, assert_holds, run_ops
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 TOOLS: list[Any] = [

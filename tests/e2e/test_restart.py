@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.serving import Serving, ask, assistant, eventually, run_ops, user
+from tests.support.subprocess_server import Serving, ask, assistant, eventually, run_ops, user
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 

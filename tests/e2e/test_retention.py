@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.serving import Serving, ask, assert_holds, assistant, run_ops, user
+from tests.support.subprocess_server import Serving, ask, assert_holds, assistant, run_ops, user
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import trio
 
-from cairn.engine.prompt import Conversation, Message
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.store import MemoryStore
-from tests.holding import Hold
-from tests.running import Said, ask, at_rest, generate, serving
+from tests.support.held_engine import Hold
+from tests.support.in_process_server import Said, ask, at_rest, generate, serving
 
 pytestmark = pytest.mark.trio
 

@@ -12,13 +12,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from pebble import dialogues, plain_tools, words
-from pebble.dialogues import Dialogue
-from pebble.words import Split
 
 from cairn.journal import events as ev
+from cairn_pebble import dialogues, plain_tools, words
+from cairn_pebble.dialogues import Dialogue
+from cairn_pebble.words import Split
 from tests.e2e.conftest import Start
-from tests.serving import Answer, Serving, ask, assistant, together, user
+from tests.support.subprocess_server import Answer, Serving, ask, assistant, together, user
 
 WHOLE = {"max_tokens": 200}
 CHAT = (

@@ -8,7 +8,15 @@ from functools import partial
 from typing import Any
 
 from cairn.journal import events as ev
-from tests.serving import Answer, Listener, Serving, ask, assistant, together, user
+from tests.support.subprocess_server import (
+    Answer,
+    Listener,
+    Serving,
+    ask,
+    assistant,
+    together,
+    user,
+)
 
 STORY = "The stone lies on the path, and the path goes over the hill. "
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from cairn.journal import events as ev
-from tests.serving import (
+from tests.support.subprocess_server import (
     Listener,
     Serving,
     ask,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from urllib.request import urlopen
 
 from cairn.journal import events as ev
-from tests.serving import Serving, ask, assistant, eventually, run_ops, user
+from tests.support.subprocess_server import Serving, ask, assistant, eventually, run_ops, user
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 

@@ -15,7 +15,16 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start, servers
-from tests.serving import Answer, Listener, Serving, ask, ask_with, assistant, together, user
+from tests.support.subprocess_server import (
+    Answer,
+    Listener,
+    Serving,
+    ask,
+    ask_with,
+    assistant,
+    together,
+    user,
+)
 
 STORY = "The stone lies on the path, and the path goes over the hill. "
 

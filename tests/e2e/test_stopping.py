@@ -13,7 +13,14 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.serving import Listener, Serving, assert_holds, eventually, stopped_at, user
+from tests.support.subprocess_server import (
+    Listener,
+    Serving,
+    assert_holds,
+    eventually,
+    stopped_at,
+    user,
+)
 
 
 def told(server: Serving) -> None:

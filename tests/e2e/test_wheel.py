@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cairn.engine.builtin import builtin_directory
+from cairn.engine.model.builtin import builtin_directory
 from cairn.journal import events as ev
-from tests.serving import ask, assistant, started, user
+from tests.support.subprocess_server import ask, assistant, started, user
 
 ROOT = Path(__file__).parents[2]
 

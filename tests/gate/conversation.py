@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
-from cairn.engine.prompt import Conversation, Message
-from tests.running import Said
+from cairn.engine.prompt.template import Conversation, Message
+from tests.support.in_process_server import Said
 
 TOOLS: tuple[Mapping[str, Any], ...] = (
     {

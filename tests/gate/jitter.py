@@ -18,8 +18,8 @@ from typing import Any
 import attrs
 import trio
 
-from cairn.actors.limits import Limits
-from cairn.actors.messages import (
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import (
     Accepted,
     Broken,
     Delta,
@@ -30,15 +30,15 @@ from cairn.actors.messages import (
     TokenInfo,
 )
 from cairn.actors.server import Server
-from cairn.engine.answer_parts import AnswerPart
-from cairn.engine.prompt import Conversation, Message, message_of
+from cairn.engine.answer.parts import AnswerPart
+from cairn.engine.prompt.template import Conversation, Message, message_of
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.codec import Row, decode
 from cairn.journal.lifecycle import Life
 from cairn.journal.replay import Finding, replay
 from cairn.journal.store import MemoryStore
-from tests.running import Said, ask, generate, serving, text_of
+from tests.support.in_process_server import Said, ask, generate, serving, text_of
 
 C = 64
 BLOCK_BYTES = 256 * 1024

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from cairn.engine.prompt import Conversation, Message
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.codec import Row, decode
 from cairn.journal.store import MemoryStore
-from cairn.ops.replay_engine import OTHER_FINGERPRINT, SAME, rerun
-from tests.adapters import make_adapter
+from cairn.ops.journal.replay_engine import OTHER_FINGERPRINT, SAME, rerun
 from tests.gate.conversation import words
 from tests.gate.test_gate import same_bits
-from tests.running import Said, ask, generate, serving
+from tests.support.in_process_server import Said, ask, generate, serving
+from tests.support.lora_adapters import make_adapter
 
 pytestmark = pytest.mark.gate
 

@@ -13,14 +13,13 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.messages import Generate
-from cairn.engine.prompt import Conversation, Message
+from cairn.actors.requests.messages import Generate
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from cairn.ops.replay_engine import SAME, rerun
-from tests.anticipating import C, new_tokens, prefilled, thinking
+from cairn.ops.journal.replay_engine import SAME, rerun
 from tests.gate.conversation import words
 from tests.gate.test_gate import (
     GREEDY,
@@ -29,8 +28,9 @@ from tests.gate.test_gate import (
     rows_of_an_empty_server,
     same_bits,
 )
-from tests.holding import hold_ahead
-from tests.running import Said, ask, at_rest, serving
+from tests.support.held_engine import hold_ahead
+from tests.support.in_process_server import Said, ask, at_rest, serving
+from tests.support.prewarm_conversation import C, new_tokens, prefilled, thinking
 
 pytestmark = pytest.mark.gate
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cairn.engine.prompt import Message
+from cairn.engine.prompt.template import Message
 from cairn.journal import events as ev
 from tests.gate.test_blocks_on_disk import House, run, says
-from tests.running import Said
+from tests.support.in_process_server import Said
 
 pytestmark = pytest.mark.gate
 

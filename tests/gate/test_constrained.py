@@ -13,16 +13,16 @@ import attrs
 import pytest
 import trio
 
-from cairn.actors.messages import Generate
-from cairn.engine.answer_grammar import Constraint
-from cairn.engine.guidance import Guide
-from cairn.engine.prompt import Conversation, Message
+from cairn.actors.requests.messages import Generate
+from cairn.engine.answer.grammar import Constraint
+from cairn.engine.answer.matcher import Guide
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.sampling import Sampling
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import TOOLS, words
 from tests.gate.test_gate import GREEDY, PENALISED, SAMPLED, rows_of_an_empty_server, same_bits
-from tests.running import Said, ask, generate, serving
+from tests.support.in_process_server import Said, ask, generate, serving
 
 pytestmark = pytest.mark.gate
 

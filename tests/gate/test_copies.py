@@ -16,17 +16,17 @@ import trio.testing
 
 from cairn.actors.server import Server
 from cairn.engine import schedule
-from cairn.engine.prompt import Conversation, Message
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from cairn.ops.replay_engine import SAME, rerun
-from tests.families import config_of, make_family_model
+from cairn.ops.journal.replay_engine import SAME, rerun
 from tests.gate.conversation import words
 from tests.gate.test_gate import same_bits
-from tests.holding import hold_in_copy
-from tests.running import Said, ask, at_rest, generate, serving
+from tests.support.held_engine import hold_in_copy
+from tests.support.in_process_server import Said, ask, at_rest, generate, serving
+from tests.support.model_families import config_of, make_family_model
 
 pytestmark = pytest.mark.gate
 

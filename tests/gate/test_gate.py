@@ -15,10 +15,10 @@ import attrs
 import pytest
 import trio
 
-from cairn.actors.messages import Generate
-from cairn.engine.mlx_engine import MlxEngine
-from cairn.engine.mlx_model import load_model
-from cairn.engine.prompt import Message
+from cairn.actors.requests.messages import Generate
+from cairn.engine.mlx.engine import MlxEngine
+from cairn.engine.mlx.model import load_model
+from cairn.engine.prompt.template import Message
 from cairn.engine.reports import DecodeRow, PassReport, Wanted
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes
@@ -27,7 +27,7 @@ from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import Talk, thirty_steps, words
-from tests.running import Said, ask, generate, serving
+from tests.support.in_process_server import Said, ask, generate, serving
 
 pytestmark = pytest.mark.gate
 

@@ -20,15 +20,15 @@ import mlx.core as mx
 import pytest
 import trio
 
-from cairn.actors.shadow import ShadowCheck
-from cairn.engine import mlx_blocks, schedule
-from cairn.engine.mlx_blocks import SealedBlock, paste
-from cairn.engine.mlx_cache import HeldSlab
-from cairn.engine.mlx_engine import MlxEngine
+from cairn.actors.idle.shadow_check import ShadowCheck
+from cairn.engine import schedule
+from cairn.engine.mlx import blocks as mlx_blocks
+from cairn.engine.mlx.blocks import SealedBlock, paste
+from cairn.engine.mlx.cache import HeldSlab
+from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.reports import SlabReport, TrimReport
 from cairn.journal.codec import Row
 from cairn.journal.store import MemoryStore
-from tests.families import config_of, make_family_model
 from tests.gate.jitter import (
     BLOCK_BYTES,
     Act,
@@ -42,7 +42,8 @@ from tests.gate.jitter import (
     Truth,
     difference,
 )
-from tests.running import serving
+from tests.support.in_process_server import serving
+from tests.support.model_families import config_of, make_family_model
 
 pytestmark = [pytest.mark.gate, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -14,18 +14,18 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from cairn.actors.limits import Limits
-from cairn.engine import mlx_selftest
-from cairn.engine.mlx_state import StateCache
-from cairn.engine.prompt import Conversation, Message
+from cairn.actors.requests.limits import Limits
+from cairn.engine.mlx import selftest as mlx_selftest
+from cairn.engine.mlx.state import StateCache
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.families import config_of, make_family_model
 from tests.gate.test_blocks_on_disk import House, run, says
 from tests.gate.test_gate import rows_of_an_empty_server
-from tests.running import MIB, Said, ask, at_rest, generate, serving
+from tests.support.in_process_server import MIB, Said, ask, at_rest, generate, serving
+from tests.support.model_families import config_of, make_family_model
 
 pytestmark = pytest.mark.gate
 

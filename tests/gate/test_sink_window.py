@@ -13,10 +13,10 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.limits import Limits
-from cairn.engine.mlx_cache import SinkCache
-from cairn.engine.mlx_model import ModelRefused
-from cairn.engine.prompt import Conversation, Message
+from cairn.actors.requests.limits import Limits
+from cairn.engine.mlx.cache import SinkCache
+from cairn.engine.mlx.model import ModelRefused
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import Row, decode
 from cairn.journal.invariants import check
@@ -24,9 +24,17 @@ from cairn.journal.replay import replay
 from cairn.journal.state import State, apply
 from cairn.journal.store import MemoryStore
 from cairn.journal.windows import SinkWindow
-from cairn.ops.replay_engine import SAME, rerun
-from tests.families import config_of, make_family_model
-from tests.running import MIB, Said, ask, at_rest, generate, serving, without_slabs
+from cairn.ops.journal.replay_engine import SAME, rerun
+from tests.support.in_process_server import (
+    MIB,
+    Said,
+    ask,
+    at_rest,
+    generate,
+    serving,
+    without_slabs,
+)
+from tests.support.model_families import config_of, make_family_model
 
 pytestmark = pytest.mark.gate
 

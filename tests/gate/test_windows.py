@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from cairn.engine.prompt import Conversation, Message
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal.codec import Row
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.families import WINDOW, config_of, make_family_model
-from tests.running import Said, ask, generate, serving
+from tests.support.in_process_server import Said, ask, generate, serving
+from tests.support.model_families import WINDOW, config_of, make_family_model
 
 pytestmark = pytest.mark.gate
 

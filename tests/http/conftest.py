@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from cairn.http.app import create_app
-from cairn.http.serving import bind_socket, serve_http
+from cairn.http.server.listen import bind_socket, serve_http
 from tests.http.fake_service import FakeService
 
 Serve = Callable[[FakeService], Awaitable[str]]

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import trio
 
-from cairn.actors.messages import (
+from cairn.actors.requests.messages import (
     Accepted,
     ContextUse,
     Delta,
@@ -24,10 +24,10 @@ from cairn.actors.messages import (
     TokenInfo,
     Waiting,
 )
-from cairn.engine.answer_parts import Said
+from cairn.engine.answer.parts import Said
 from cairn.journal.events import Event, Recorded
 from cairn.journal.tenants import LOCAL
-from tests.http.fake_agents import FakeAgents
+from tests.http.agents.fake_agents import FakeAgents
 
 FACTS = ServerFacts(
     model="cairn/small-1",

@@ -12,12 +12,12 @@ import httpx
 import pytest
 import structlog
 
-from cairn.actors.messages import Broken, ContextUse, ModelNotLoaded, QueueFull
+from cairn.actors.requests.messages import Broken, ContextUse, ModelNotLoaded, QueueFull
 from cairn.engine.sampling import Sampling
-from cairn.http.access import Keys
+from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
-from cairn.http.limits import BODY_BYTES_MAX
-from cairn.http.openapi import OPERATIONS
+from cairn.http.openapi.document import OPERATIONS
+from cairn.http.wire.limits import BODY_BYTES_MAX
 from tests.http.conftest import Serve
 from tests.http.fake_service import FACTS, FakeService
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cairn.actors.agent_messages import AgentHistory, NewAgent
-from cairn.http.agents import read_generate_request
-from cairn.http.errors import ClientError
-from cairn.http.parameters import Ignored
+from cairn.actors.agents.messages import AgentHistory, NewAgent
+from cairn.http.agents.requests import read_generate_request
+from cairn.http.wire.errors import ClientError
+from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import FACTS
 from tests.http.test_ttl import HELLO, PROTOCOLS, Body, command_of
 

@@ -7,11 +7,11 @@ from typing import Any
 import attrs
 import pytest
 
-from cairn.actors.messages import Delta, Reply
-from cairn.engine.answer_parts import Called, Said
+from cairn.actors.requests.messages import Delta, Reply
+from cairn.engine.answer.parts import Called, Said
+from tests.http.chat_completions.test_client import ASK, ask
 from tests.http.conftest import Serve
 from tests.http.fake_service import ACCEPTED, DELTAS, FINISHED, FakeService
-from tests.http.test_openai_client import ASK, ask
 
 pytestmark = pytest.mark.trio
 

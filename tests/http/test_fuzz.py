@@ -26,15 +26,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cairn.actors.boot import booted
-from cairn.actors.limits import Limits
-from cairn.actors.messages import Statistics
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import Statistics
 from cairn.actors.server import Server
 from cairn.http.app import create_app
-from cairn.http.serving import bind_socket, serve_http
+from cairn.http.server.listen import bind_socket, serve_http
 from cairn.journal.replay import Replay
 from cairn.journal.store_sql import SqlStore, journal_url, migrate
-from tests import running
-from tests.http.bad_bodies import IMAGE, nested
+from tests.http.wire.bad_bodies import IMAGE, nested
+from tests.support import in_process_server as running
 
 T = TypeVar("T")
 
@@ -508,5 +508,5 @@ def settled(it: Fuzzed) -> tuple[collections.Counter[str], int]:
 
     it.inside(closed)
     tasks = it.tasks()
-    del tasks["cairn.actors.sessions.Sessions._live"]
+    del tasks["cairn.actors.sessions.registry.Sessions._live"]
     return tasks, open_files()

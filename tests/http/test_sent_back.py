@@ -14,18 +14,18 @@ import pytest
 import trio
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
-from cairn.actors.ahead import Foresight, Ids, Step
-from cairn.actors.messages import Delta, Generate, Reply
-from cairn.engine.answer_parts import AnswerForm, AnswerParts
-from cairn.engine.encoding import Encoder
-from cairn.engine.markers import markers_of
-from cairn.engine.prompt import message_of, prompt_ids, render
-from cairn.http.anthropic import read_messages_request
-from cairn.http.anthropic_answers import Chunks
-from cairn.http.openai import read_chat_request
-from cairn.http.openai_answers import Completion
-from cairn.http.parameters import Ignored
-from cairn.http.wire import encode
+from cairn.actors.requests.messages import Delta, Generate, Reply
+from cairn.actors.sessions.next_prompt import Foresight, Ids, Step
+from cairn.engine.answer.markers import markers_of
+from cairn.engine.answer.parts import AnswerForm, AnswerParts
+from cairn.engine.prompt.encoder import Encoder
+from cairn.engine.prompt.template import message_of, prompt_ids, render
+from cairn.http.chat_completions.answers import Completion
+from cairn.http.chat_completions.request import read_chat_request
+from cairn.http.messages.answers import Chunks
+from cairn.http.messages.request import read_messages_request
+from cairn.http.wire.json import encode
+from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import ACCEPTED, FACTS, FINISHED
 
 TOOLS: list[dict[str, Any]] = [

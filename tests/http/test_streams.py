@@ -11,10 +11,10 @@ import pytest
 import structlog
 import trio
 
-from cairn.actors.messages import Broken, Waiting
-from cairn.engine.answer_parts import Said
-from cairn.http.answers import UnfinishedAnswer
+from cairn.actors.requests.messages import Broken, Waiting
+from cairn.engine.answer.parts import Said
 from cairn.http.app import create_app
+from cairn.http.wire.answers import UnfinishedAnswer
 from tests.http.conftest import Serve
 from tests.http.fake_service import (
     ACCEPTED,

@@ -10,8 +10,8 @@ import openai
 import pytest
 import trio
 
-from cairn.actors.messages import Delta
-from cairn.engine.answer_parts import Called, Calling, Said, Thought
+from cairn.actors.requests.messages import Delta
+from cairn.engine.answer.parts import Called, Calling, Said, Thought
 from cairn.http.app import create_app
 from tests.http.conftest import Serve
 from tests.http.fake_service import ACCEPTED, FINISHED, FakeService, Step, token

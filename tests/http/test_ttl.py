@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from cairn.actors.messages import Generate
-from cairn.engine.lifetime import seconds_of
-from cairn.http.anthropic import read_messages_request
-from cairn.http.errors import ClientError
-from cairn.http.openai import read_chat_request
-from cairn.http.openai_texts import read_text_request
-from cairn.http.parameters import Ignored
-from cairn.http.responses import read_responses_request
+from cairn.actors.requests.messages import Generate
+from cairn.engine.ttl import seconds_of
+from cairn.http.chat_completions.request import read_chat_request
+from cairn.http.completions import read_text_request
+from cairn.http.messages.request import read_messages_request
+from cairn.http.responses.request import read_responses_request
+from cairn.http.wire.errors import ClientError
+from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import FACTS
 
 Body = dict[str, Any]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cairn.journal.errors import StoreError
 from cairn.journal.export import from_line, read_export, to_line
-from tests.journals import BREAKABLE, broken, healthy, tampered
+from tests.support.journals import BREAKABLE, broken, healthy, tampered
 
 
 @pytest.mark.parametrize("name", ["healthy", "tampered", *BREAKABLE])

@@ -19,7 +19,7 @@ from cairn.journal.invariants import SENTENCES
 from cairn.journal.lifecycle import Life
 from cairn.journal.replay import replay
 from cairn.ops.drills import DRILLS
-from cairn.ops.verify import Verification
+from cairn.ops.journal.verify import Verification
 
 HISTORIES = Path(__file__).resolve().parents[1] / "histories"
 EXPECTED: dict[str, list[dict[str, Any]]] = json.loads(

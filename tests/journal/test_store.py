@@ -27,7 +27,7 @@ from cairn.journal.errors import HeadMoved, StoreError, StoreFull
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore, Store
 from cairn.journal.store_sql import SqlStore, journal_url, migrate, schema_revision, sqlite_url
-from tests.journals import healthy, unrecorded
+from tests.support.journals import healthy, unrecorded
 
 ROWS = healthy()
 

@@ -25,20 +25,20 @@ from typing import Any
 import attrs
 import pytest
 
-from cairn.engine.builtin import builtin_directory
+from cairn.engine.model.builtin import builtin_directory
 from cairn.journal.errors import StoreError
 from cairn.journal.export import read_export
 from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS
+from cairn.ops.common.locations import bytes_on_disk, default_data_dir
+from cairn.ops.common.output import table
 from cairn.ops.doctor import Found
-from cairn.ops.growth import Growth, growth
-from cairn.ops.home import hold_journal
-from cairn.ops.output import table
-from cairn.ops.sessions import time_text, used
-from cairn.ops.where import bytes_on_disk, default_data_dir
-from tests import journals
-from tests.journals import Builder, broken, healthy, tampered
+from cairn.ops.journal.growth import Growth, growth
+from cairn.ops.journal.sessions import time_text, used
+from cairn.ops.serve.data_dir import hold_journal
+from tests.support import journals
+from tests.support.journals import Builder, broken, healthy, tampered
 
 OURS = [name for name in COMMANDS if name != "serve"]
 
@@ -187,7 +187,7 @@ def test_what_was_under_way_ends(
 
     read = SqlStore.read
     monkeypatch.setattr(SqlStore, "read", watched)
-    for name in ("journal.replay.Replay.feed", "ops.export.to_line", "ops.tail.to_line"):
+    for name in ("journal.replay.Replay.feed", "ops.journal.export.to_line", "ops.journal.tail.to_line"):
         monkeypatch.setattr(f"cairn.{name}", fails)
     result = run(*words.split())  # holds the error, and all that the error holds
     assert (code, "", told) == (result.exit_code, result.stdout, result.stderr)

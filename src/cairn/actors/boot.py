@@ -12,23 +12,23 @@ import structlog
 import trio
 
 import cairn
-from cairn.actors.agents import KeptAgents
-from cairn.actors.engine import EngineGone, EngineThread
-from cairn.actors.kept import KeptTurns
-from cairn.actors.loading import Run, load, server_over
-from cairn.actors.messages import JournalFull
-from cairn.actors.models import Choice, Models
-from cairn.actors.outside import new_id, outside
+from cairn.actors.agents.agents import KeptAgents
+from cairn.actors.agents.stored_turns import KeptTurns
+from cairn.actors.clock import new_id, outside
+from cairn.actors.models.load import Run, load, server_over
+from cairn.actors.models.startup import StartGivenUp as StartGivenUp
+from cairn.actors.models.startup import Starting as Starting
+from cairn.actors.models.swap import Choice, Models
 from cairn.actors.request_log import RequestLog
+from cairn.actors.requests.messages import JournalFull
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
 from cairn.actors.settings import BootRefused as BootRefused
 from cairn.actors.settings import Progress, no_progress
 from cairn.actors.settings import Settings as Settings
-from cairn.actors.stalls import Stalls
-from cairn.actors.starting import StartGivenUp as StartGivenUp
-from cairn.actors.starting import Starting as Starting
-from cairn.actors.writer import JournalWriter
+from cairn.actors.threads.engine import EngineGone, EngineThread
+from cairn.actors.threads.journal_stalls import Stalls
+from cairn.actors.threads.writer import JournalWriter
 from cairn.journal import events as ev
 from cairn.journal.agents import Agents
 from cairn.journal.ledger import Ledger

@@ -19,9 +19,9 @@ from pathlib import Path
 import structlog
 import trio
 
-from cairn.actors.engine import EngineThread
-from cairn.actors.outside import wall_clock_us
+from cairn.actors.clock import wall_clock_us
 from cairn.actors.sequencer import Sequencer
+from cairn.actors.threads.engine import EngineThread
 from cairn.engine.growth import Growth
 from cairn.engine.reports import (
     EvictReport,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import attrs
 
-from cairn.actors.writer import JournalWriter
+from cairn.actors.threads.writer import JournalWriter
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.errors import BugError

@@ -17,17 +17,15 @@ import attrs
 import structlog
 import trio
 
-from cairn.actors.agent_messages import AgentService
-from cairn.actors.agents import KeptAgents
-from cairn.actors.ahead import Foresight
-from cairn.actors.arrival import Arrival
-from cairn.actors.engine import EngineThread
-from cairn.actors.figures import contexts, figures
-from cairn.actors.house import House
-from cairn.actors.limits import Limits
-from cairn.actors.lives import Lives
+from cairn.actors.agents.agents import KeptAgents
+from cairn.actors.agents.messages import AgentService
+from cairn.actors.clock import new_id, wall_clock_us
+from cairn.actors.idle.expiry import Lives
+from cairn.actors.idle.shadow_check import ShadowCheck
 from cairn.actors.memory import Memory
-from cairn.actors.messages import (
+from cairn.actors.requests.arrival import Arrival
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import (
     Broken,
     ContextUse,
     Generate,
@@ -43,16 +41,18 @@ from cairn.actors.messages import (
     TimeOver,
     TooManyAnswers,
 )
-from cairn.actors.outside import new_id, wall_clock_us
-from cairn.actors.reading import Reader
-from cairn.actors.replies import Replies, unless_dead
+from cairn.actors.requests.prepare import Reader
+from cairn.actors.requests.replies import Replies, unless_dead
+from cairn.actors.requests.ticket import Prepared, Ticket, leave_together
 from cairn.actors.sequencer import Sequencer
-from cairn.actors.sessions import Sessions
-from cairn.actors.shadow import ShadowCheck
-from cairn.actors.stalls import Stalls
-from cairn.actors.ticket import Prepared, Ticket, leave_together
-from cairn.actors.writer import JournalWriter
-from cairn.engine import prompt as prompts
+from cairn.actors.sessions.context import House
+from cairn.actors.sessions.next_prompt import Foresight
+from cairn.actors.sessions.registry import Sessions
+from cairn.actors.statistics import contexts, figures
+from cairn.actors.threads.engine import EngineThread
+from cairn.actors.threads.journal_stalls import Stalls
+from cairn.actors.threads.writer import JournalWriter
+from cairn.engine.prompt import template as prompts
 from cairn.engine.reports import ModelFacts
 from cairn.journal import events as ev
 from cairn.journal.events import Recorded

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import attrs
 
-from cairn.actors.limits import Limits
+from cairn.actors.requests.limits import Limits
 
 
 class BootRefused(Exception):

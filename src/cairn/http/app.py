@@ -18,28 +18,36 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import BadHost, NotFound
 from werkzeug.routing import MapAdapter
 
-from cairn.actors.messages import Generate, ServerFacts
+from cairn.actors.requests.messages import Generate, ServerFacts
+from cairn.http import completions as openai_texts
+from cairn.http.access.cors import Cors, read_origin
+from cairn.http.access.keys import CallersService, Keys, tenant_of
+from cairn.http.adapter import Asked, streamed_answer, whole_answer
+from cairn.http.agents.routes import add_agent_routes
+from cairn.http.chat_completions.request import read_chat_request
+from cairn.http.messages import errors as anthropic_errors
+from cairn.http.messages.answers import counted
+from cairn.http.messages.request import read_count_request, read_messages_request
+from cairn.http.metrics.registry import Metrics
+from cairn.http.models import listed, model_list, model_object, named_model
+from cairn.http.openapi import document as openapi
+from cairn.http.pages import front_page
+from cairn.http.responses import errors as responses_errors
+from cairn.http.responses.request import (
+    completed,
+    delete,
+    look_up,
+    look_up_input,
+    read_responses_request,
+)
+from cairn.http.server.connection import OwningConnection, OwningRequest, with_readable_path
+from cairn.http.service import Service
+from cairn.http.wire.errors import ClientError, ErrorAnswer, describe
+from cairn.http.wire.json import encode
+from cairn.http.wire.limits import BODY_BYTES_MAX
+from cairn.http.wire.not_found import meant_by, nothing_at
+from cairn.http.wire.parameters import Ignored
 from cairn.journal.tenants import LOCAL
-
-from . import anthropic_errors, openai_texts, openapi, responses_errors
-from .access import CallersService, Keys, tenant_of
-from .addresses import meant_by, nothing_at
-from .agent_routes import add_agent_routes
-from .anthropic import read_count_request, read_messages_request
-from .anthropic_answers import counted
-from .chat import Asked, streamed_answer, whole_answer
-from .connection import OwningConnection, OwningRequest, with_readable_path
-from .cors import Cors, read_origin
-from .errors import ClientError, ErrorAnswer, describe
-from .limits import BODY_BYTES_MAX
-from .metrics import Metrics
-from .models import listed, model_list, model_object, named_model
-from .openai import read_chat_request
-from .pages import front_page
-from .parameters import Ignored
-from .responses import completed, delete, look_up, look_up_input, read_responses_request
-from .service import Service
-from .wire import encode
 
 log = structlog.get_logger(__name__)
 

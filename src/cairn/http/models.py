@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 
-from cairn.actors.messages import ListedModel
-
-from .errors import ClientError
-from .service import Service
+from cairn.actors.requests.messages import ListedModel
+from cairn.http.service import Service
+from cairn.http.wire.errors import ClientError
 
 
 def model_list(models: Sequence[ListedModel]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from html import escape
 
-from cairn.actors.messages import ServerFacts, Statistics
+from cairn.actors.requests.messages import ServerFacts, Statistics
 
 _PAGE = """<!doctype html>
 <html lang="en">

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from cairn.actors.agent_messages import AgentService
-from cairn.actors.messages import (
+from cairn.actors.agents.messages import AgentService
+from cairn.actors.requests.messages import (
     ContextUse,
     Generate,
     KeptTurn,

@@ -21,28 +21,46 @@ from cairn import __version__
 from cairn.journal.errors import JournalError
 
 COMMANDS = {
-    "serve": ("cairn.ops.serve:serve", "Run the server."),
-    "chat": ("cairn.ops.chat:chat", "Talk with the model on the terminal."),
-    "verify": ("cairn.ops.verify:verify", "Check a journal: its hash chain and all invariants."),
-    "replay": ("cairn.ops.replay:replay", "Tell the story of a bug id or a session, and redo it."),
-    "sessions": ("cairn.ops.sessions:sessions", "List the sessions of a journal."),
+    "serve": ("cairn.ops.serve.command:serve", "Run the server."),
+    "chat": ("cairn.ops.chat.command:chat", "Talk with the model on the terminal."),
+    "verify": (
+        "cairn.ops.journal.verify:verify",
+        "Check a journal: its hash chain and all invariants.",
+    ),
+    "replay": (
+        "cairn.ops.journal.replay:replay",
+        "Tell the story of a bug id or a session, and redo it.",
+    ),
+    "sessions": ("cairn.ops.journal.sessions:sessions", "List the sessions of a journal."),
     "agents": (
-        "cairn.ops.agents:agents",
+        "cairn.ops.journal.agents:agents",
         "List the agents of a journal, or show what was said with one.",
     ),
-    "tail": ("cairn.ops.tail:tail", "Show the log of the server, or the events of the journal."),
-    "export": ("cairn.ops.export:export", "Write a journal as lines of JSON."),
-    "drill": ("cairn.ops.drill:drill", "Damage a private server on purpose, and see it caught."),
+    "tail": (
+        "cairn.ops.journal.tail:tail",
+        "Show the log of the server, or the events of the journal.",
+    ),
+    "export": ("cairn.ops.journal.export:export", "Write a journal as lines of JSON."),
+    "drill": (
+        "cairn.ops.drills.command:drill",
+        "Damage a private server on purpose, and see it caught.",
+    ),
     "conform": (
-        "cairn.ops.conform.command:conform",
+        "cairn_conform.command:conform",
         "Ask a server from outside whether a cache hit gives what a miss gives.",
     ),
     "bench": (
-        "cairn.ops.bench.command:bench",
+        "cairn_bench.command:bench",
         "Measure Cairn beside mlx-lm's server, on the same model, in one run.",
     ),
-    "migrate": ("cairn.ops.migrate:migrate", "Bring a journal's schema up to date, or make one."),
-    "journal": ("cairn.ops.journal:journal", "Show the journal's size and growth, and prune it."),
+    "migrate": (
+        "cairn.ops.journal.migrate:migrate",
+        "Bring a journal's schema up to date, or make one.",
+    ),
+    "journal": (
+        "cairn.ops.journal.command:journal",
+        "Show the journal's size and growth, and prune it.",
+    ),
     "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to do."),
 }
 """

@@ -24,19 +24,19 @@ from typing import Literal
 import attrs
 import click
 
-from cairn.engine import blas
-from cairn.engine.builtin import builtin_directory
-from cairn.engine.model_files import directory_fault, weights_bytes
-from cairn.engine.models_file import ModelsFault, read_models
+from cairn.engine.machine import blas
+from cairn.engine.model.builtin import builtin_directory
+from cairn.engine.model.files import directory_fault, weights_bytes
+from cairn.engine.model.models_file import ModelsFault, read_models
 from cairn.journal.base import Base, state_of
 from cairn.journal.codec import GENESIS, Row, chain_fault
 from cairn.journal.errors import JournalError
-from cairn.ops.growth import Growth, growth
-from cairn.ops.models_option import models_option
-from cairn.ops.output import size_text
-from cairn.ops.readers import readers_warning
-from cairn.ops.second_writer import WAL_FIXED, warning
-from cairn.ops.where import bytes_on_disk, example, journal_options, url_of
+from cairn.ops.common.locations import bytes_on_disk, example, journal_options, url_of
+from cairn.ops.common.output import size_text
+from cairn.ops.journal.growth import Growth, growth
+from cairn.ops.journal.readers import readers_warning
+from cairn.ops.serve.models_option import models_option
+from cairn.ops.serve.second_writer import WAL_FIXED, warning
 
 _PORT = 8000
 _IMPORT_S = 120

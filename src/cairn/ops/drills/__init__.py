@@ -14,8 +14,8 @@ Read ``outcome.py`` for the words, ``table.py`` for the drills, ``running.py``, 
 ``files.py`` and ``unseen.py`` for how they go.
 """
 
-from cairn.ops.drills.conversation import Reference, reference
 from cairn.ops.drills.outcome import CHECKS, Check, Drill, Outcome
+from cairn.ops.drills.server.conversation import Reference, reference
 from cairn.ops.drills.table import DRILLS
 
 __all__ = ["CHECKS", "DRILLS", "Check", "Drill", "Outcome", "Reference", "reference"]

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from cairn.ops.where import log_path
+from cairn.ops.common.locations import log_path
 
 
 def command(*arguments: object) -> str:

@@ -16,11 +16,11 @@ from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.state import SessionId, State
-from cairn.ops.drills.client import Answer
-from cairn.ops.drills.conversation import VICTIM, Bystander, asks_the_same, victim_first
 from cairn.ops.drills.evidence import command, logged, run_ops
 from cairn.ops.drills.outcome import Check, Outcome, Scene, looked
-from cairn.ops.drills.private_server import private_server, stored_rows
+from cairn.ops.drills.server.client import Answer
+from cairn.ops.drills.server.conversation import VICTIM, Bystander, asks_the_same, victim_first
+from cairn.ops.drills.server.private_server import private_server, stored_rows
 
 _DISK_BYTES = 16 * 1024 * 1024
 

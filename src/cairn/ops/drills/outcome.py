@@ -13,7 +13,7 @@ import attrs
 from cairn.journal.invariants import Scope
 
 if TYPE_CHECKING:
-    from cairn.ops.drills.conversation import Reference
+    from cairn.ops.drills.server.conversation import Reference
 
 CHECKS = {
     "caught": "an invariant's check, or the chain's, found the damage",

@@ -13,18 +13,18 @@ import trio
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
 from cairn.ops.drills import running_checks as checks
-from cairn.ops.drills.conversation import (
+from cairn.ops.drills.evidence import command
+from cairn.ops.drills.faults.damage import Damage
+from cairn.ops.drills.outcome import Check, Outcome, Scene
+from cairn.ops.drills.running_checks import Fault, Seen
+from cairn.ops.drills.server.conversation import (
     BYSTANDER,
     VICTIM,
     Bystander,
     asks_the_same,
     victim_first,
 )
-from cairn.ops.drills.damage import Damage
-from cairn.ops.drills.evidence import command
-from cairn.ops.drills.outcome import Check, Outcome, Scene
-from cairn.ops.drills.private_server import private_server, stored_rows
-from cairn.ops.drills.running_checks import Fault, Seen
+from cairn.ops.drills.server.private_server import private_server, stored_rows
 
 DEADLINE_S = 60.0
 """

@@ -14,10 +14,10 @@ from cairn.journal.invariants import Scope
 from cairn.journal.replay import Finding, Report
 from cairn.journal.state import SessionId
 from cairn.ops.drills import evidence
-from cairn.ops.drills.client import Answer
-from cairn.ops.drills.conversation import VICTIM, Body, Reference, goes_on
-from cairn.ops.drills.damage import Damage
+from cairn.ops.drills.faults.damage import Damage
 from cairn.ops.drills.outcome import Check, Scene
+from cairn.ops.drills.server.client import Answer
+from cairn.ops.drills.server.conversation import VICTIM, Body, Reference, goes_on
 
 
 @attrs.frozen(kw_only=True)

@@ -12,16 +12,16 @@ from pathlib import Path
 import trio
 
 from cairn.actors.boot import BootRefused
-from cairn.actors.writer import WriterDied
+from cairn.actors.threads.writer import WriterDied
 from cairn.journal import events as ev
 from cairn.journal.codec import Row
 from cairn.journal.replay import replay
-from cairn.ops.drills.client import Answer
-from cairn.ops.drills.conversation import goes_on, victim_first
 from cairn.ops.drills.evidence import command, logged, run_ops
-from cairn.ops.drills.journal_faults import tail_rewritten
+from cairn.ops.drills.faults.journal import tail_rewritten
 from cairn.ops.drills.outcome import Check, Outcome, Scene, looked
-from cairn.ops.drills.private_server import private_server, stored_rows
+from cairn.ops.drills.server.client import Answer
+from cairn.ops.drills.server.conversation import goes_on, victim_first
+from cairn.ops.drills.server.private_server import private_server, stored_rows
 
 _NOT_JOURNALED = Check("journaled", None, "nothing is added to a chain that is broken")
 _NOT_COUNTED = Check("counted", None, "no server runs whose metrics could be read")

@@ -10,14 +10,25 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from cairn.journal.invariants import SENTENCES, Scope
-from cairn.ops.drills import conversation as talk
-from cairn.ops.drills import engine_faults, journal_faults, memory_faults, session_faults
-from cairn.ops.drills.client import Answer
-from cairn.ops.drills.damage import Damage
+from cairn.ops.drills.faults import (
+    engine as engine_faults,
+)
+from cairn.ops.drills.faults import (
+    journal as journal_faults,
+)
+from cairn.ops.drills.faults import (
+    memory as memory_faults,
+)
+from cairn.ops.drills.faults import (
+    session as session_faults,
+)
+from cairn.ops.drills.faults.damage import Damage
 from cairn.ops.drills.files import in_a_file
 from cairn.ops.drills.outcome import Drill
 from cairn.ops.drills.running import on_a_server
 from cairn.ops.drills.running_checks import Fault
+from cairn.ops.drills.server import conversation as talk
+from cairn.ops.drills.server.client import Answer
 from cairn.ops.drills.stored import at_rest, beneath_a_server
 from cairn.ops.drills.unseen import unseen
 

@@ -15,15 +15,21 @@ import trio
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
 from cairn.ops.drills import running_checks as checks
-from cairn.ops.drills.client import Answer
-from cairn.ops.drills.conversation import VICTIM, Bystander, asks_the_same, goes_on, victim_first
-from cairn.ops.drills.damage import Damage
 from cairn.ops.drills.evidence import command
-from cairn.ops.drills.memory_faults import bit_flipped
+from cairn.ops.drills.faults.damage import Damage
+from cairn.ops.drills.faults.memory import bit_flipped
 from cairn.ops.drills.outcome import Check, Outcome, Scene, looked
-from cairn.ops.drills.private_server import private_server, stored_rows
 from cairn.ops.drills.running import DEADLINE_S
 from cairn.ops.drills.running_checks import Fault, Seen
+from cairn.ops.drills.server.client import Answer
+from cairn.ops.drills.server.conversation import (
+    VICTIM,
+    Bystander,
+    asks_the_same,
+    goes_on,
+    victim_first,
+)
+from cairn.ops.drills.server.private_server import private_server, stored_rows
 
 _SERIES = 'cairn_shadow_checks_total{result="differs"} 1.0'
 

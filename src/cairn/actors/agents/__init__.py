@@ -1,0 +1,1 @@
+"""Agents: conversations whose history the server stores."""

@@ -1,0 +1,330 @@
+"""
+Agents: conversations whose history the server keeps, each under a name of its tenant's.
+
+Which there are, and where their turns stand, is a fold of the journal (``journal/agents.py``);
+their texts are read from its rows when somebody asks, and remembered as those of all kept turns
+are. Nothing else of them is held here but which are at work: an agent does one thing at a time, and
+who comes meanwhile is refused and may come again. So a turn is always built on the one before it,
+and none is lost between two that were asked for at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import attrs
+import msgspec
+import structlog
+
+from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
+from cairn.actors.agents.stored_turns import KeptTurns, stopping
+from cairn.actors.clock import wall_clock_us
+from cairn.actors.requests.messages import AgentBusy, AgentExists, Generate, TooManyAgents
+from cairn.actors.sequencer import Sequencer
+from cairn.actors.threads.writer import JournalWriter, WriterDied
+from cairn.journal import events as ev
+from cairn.journal.agents import Agent, Agents, session_of
+from cairn.journal.codec import decode
+from cairn.journal.errors import DamagedRow
+from cairn.journal.tenants import LOCAL, session_id
+
+log = structlog.get_logger("cairn")
+
+AGENTS_MAX = 1000
+"""
+Agents that a tenant may have.
+"""
+
+_Key = tuple[str, str]  # (tenant, name)
+
+
+@attrs.frozen
+class _Created:
+    """
+    Where it stands how an agent was created.
+    """
+
+    row: int
+
+
+async def _stays(session: str, reason: str) -> None:
+    """
+    There is no server yet that a session could be at work in.
+    """
+
+
+# What an agent is at, as the end of a sentence.
+_CREATED = "being created"
+_DELETED = "being deleted"
+_ANSWERING = "answering another request"
+
+
+@attrs.define(kw_only=True, eq=False)
+class KeptAgents:
+    """
+    The agents of a run of the server, whatever models it loads. ``agents`` has to see each event
+    that is committed, and so has ``see``.
+
+    Attributes:
+        context_of: gives the context of the model that answers who asks for one of this name. Set
+            by the server, and so is ``close``.
+        close: ends a session that nobody is at work in, and says why.
+    """
+
+    agents: Agents
+    kept: KeptTurns
+    writer: JournalWriter
+    sequencer: Sequencer
+    context_of: Callable[[str], int] = attrs.field(default=lambda asked_model: 0)
+    close: Callable[[str, str], Awaitable[None]] = attrs.field(default=_stays)
+    _at_work: dict[_Key, str] = attrs.field(factory=dict, init=False)
+    _requests: dict[str, _Key] = attrs.field(factory=dict, init=False)
+
+    # --- for the HTTP layer: see ``AgentService`` ------------------------------------------------
+
+    def all(self, tenant: str = LOCAL) -> tuple[AgentFacts, ...]:
+        """
+        See ``AgentService.all``.
+        """
+        return tuple(map(self._facts, self.agents.of(tenant)))
+
+    def one(self, name: str, tenant: str = LOCAL) -> AgentFacts | None:
+        """
+        See ``AgentService.one``.
+        """
+        found = self.agents.find(name, tenant)
+        return self._facts(found) if found is not None else None
+
+    async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
+        """
+        See ``AgentService.created``. None also where its text was forgotten.
+        """
+        agent = self.agents.find(name, tenant)
+        return await self._created(agent) if agent is not None else None
+
+    async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:
+        """
+        See ``AgentService.history``. None also where a text of it was forgotten.
+        """
+        agent = self.agents.find(name, tenant)
+        if agent is None:
+            return None
+        places = self.agents.history(agent)
+        new = await self._created(agent)
+        turns = await self.kept.read(places)
+        if new is None or turns is None or len(turns) != agent.turns:
+            return None
+        return AgentHistory(agent=new, created=agent.created, head=agent.head, turns=turns)
+
+    async def create(self, new: NewAgent, tenant: str = LOCAL) -> AgentFacts:
+        """
+        See ``AgentService.create``.
+        """
+        made = await self._put(new, tenant)
+        assert made is not None
+        return made
+
+    async def fork(
+        self, name: str, new_name: str, turn: int | None, tenant: str = LOCAL
+    ) -> AgentFacts | None:
+        """
+        See ``AgentService.fork``.
+        """
+        agent = self.agents.find(name, tenant)
+        new = await self._created(agent) if agent is not None else None
+        # It may have gone on meanwhile, which is no harm, or have been deleted, which is.
+        before, agent = agent, self.agents.find(name, tenant)
+        if before is None or agent is None or new is None or not self._is_there(before):
+            return None
+        head = self.agents.head_after(agent, agent.turns if turn is None else turn)
+        new = attrs.evolve(new, name=new_name)
+        return await self._put(new, tenant, origin=agent, head=head)
+
+    async def delete(self, name: str, tenant: str = LOCAL) -> bool:
+        """
+        See ``AgentService.delete``.
+        """
+        agent = self.agents.find(name, tenant)
+        if agent is None:
+            return False
+        self._begin((tenant, name), _DELETED)
+        try:
+            await self._commit(ev.AgentDeleted(agent=name, tenant=tenant))
+            await self.close(agent.session, "its agent was deleted")
+        finally:
+            del self._at_work[tenant, name]
+        return True
+
+    # --- for the server --------------------------------------------------------------------------
+
+    def begin(self, command: Generate, request: str) -> None:
+        """
+        Have an agent at work on a request, where it is one's. It may be already, as the request
+        waited for its model.
+
+        Raises:
+            AgentBusy: it is at work already, or its history is no longer what the request goes on
+                from.
+        """
+        keep = command.keep
+        if keep is None or keep.agent is None:
+            return
+        key = command.tenant, keep.agent
+        if self._requests.get(request) == key:
+            return
+        agent = self.agents.find(keep.agent, command.tenant)
+        is_another = agent is not None and keep.created not in (None, agent.created)
+        if agent is None or is_another or agent.head != keep.previous:
+            raise AgentBusy(keep.agent, "went on meanwhile")
+        self._begin(key, _ANSWERING)
+        self._requests[request] = key
+
+    def leave(self, request: str) -> None:
+        """
+        A request ended without a turn, or its turn is committed: its agent is free.
+        """
+        key = self._requests.pop(request, None)
+        if key is not None:
+            del self._at_work[key]
+
+    def see(self, recorded: ev.Recorded) -> None:
+        """
+        Take in the next event, behind ``agents``: with its turn committed an agent is free, and not
+        before, since the next request has to be built on it. What a client wants to be there no
+        more leaves memory.
+        """
+        match recorded.event:
+            case ev.RequestFinished(request=request):
+                self.leave(request)
+            case ev.AgentDeleted():
+                self.kept.let_go()
+                held = {_Created(agent.created) for agent in self.agents.of(None)}
+                self.kept.remembered.forget(
+                    lambda key, _: isinstance(key, _Created) and key not in held
+                )
+            case ev.TurnForgotten():
+                self.kept.let_go()
+            case _:
+                pass
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def _begin(self, key: _Key, what: str) -> None:
+        busy = self._at_work.get(key)
+        if busy is not None:
+            raise AgentBusy(key[1], f"is {busy}")
+        self._at_work[key] = what
+
+    def _facts(self, agent: Agent) -> AgentFacts:
+        tokens = self.agents.tokens(agent)
+        return AgentFacts(
+            name=agent.name,
+            model=agent.model,
+            max_context=agent.max_context,
+            persist=agent.persist,
+            status=self.agents.status(agent, self.sequencer.state),
+            turns=agent.turns,
+            context_tokens=tokens,
+            context_left=max(0, agent.context(self.context_of(agent.model)) - tokens),
+            finish_reason=self.agents.finish_reason(agent),
+            created_s=agent.created_s,
+            used_us=agent.used_us,
+            forked_from=agent.forked_from,
+        )
+
+    def _is_there(self, agent: Agent) -> bool:
+        """
+        Whether an agent is still there, and not being deleted.
+        """
+        now = self.agents.find(agent.name, agent.tenant)
+        is_same = now is not None and now.created == agent.created
+        return is_same and self._at_work.get((agent.tenant, agent.name)) != _DELETED
+
+    async def _put(
+        self, new: NewAgent, tenant: str, *, origin: Agent | None = None, head: str | None = None
+    ) -> AgentFacts | None:
+        """
+        Put a new agent on record; None where the one that it is forked from has gone meanwhile.
+        """
+        if self.agents.find(new.name, tenant) is not None:
+            raise AgentExists(new.name)
+        if len(self.agents.of(tenant)) >= AGENTS_MAX:
+            raise TooManyAgents(AGENTS_MAX)
+        key = tenant, new.name
+        if key in self._at_work:
+            raise AgentExists(new.name)
+        self._at_work[key] = _CREATED
+        try:
+            # One of that name may have left its session behind: it did not outlive its server, or
+            # was deleted when a bug had taken the session out of service.
+            await self.close(session_id(tenant, session_of(new.name)), "its agent is created anew")
+            # That waits for a model which is being loaded. A turn that is kept no longer is no
+            # beginning: the fork would have none of its history.
+            if origin is not None and not self._is_there(origin):
+                return None
+            await self._commit(
+                ev.AgentCreated(
+                    agent=new.name,
+                    tenant=tenant,
+                    model=new.model,
+                    max_context=new.max_context,
+                    persist=new.persist,
+                    created_s=wall_clock_us() // 1_000_000,
+                    forked_from=origin.name if origin is not None else None,
+                    head=head,
+                    system=new.system,
+                    tools=msgspec.json.encode(new.tools).decode(),
+                )
+            )
+        finally:
+            del self._at_work[key]
+        created = self.agents.find(new.name, tenant)
+        assert created is not None
+        return self._facts(created)
+
+    async def _commit(self, event: ev.Event) -> None:
+        """
+        Put an event on record, so that the fold has it.
+        """
+        try:
+            if self.writer.stalled:
+                await self.writer.wait_all_committed()
+            await self.writer.wait_committed(self.sequencer.append(event))
+        except WriterDied as died:
+            raise stopping() from died
+
+    async def _created(self, agent: Agent) -> NewAgent | None:
+        """
+        An agent as it was created; None where its text was forgotten.
+        """
+        key = _Created(agent.created)
+        new: NewAgent | None = self.kept.remembered.find(key)
+        if new is None:
+            new = await self._read_created(agent)
+        now = self.agents.find(agent.name, agent.tenant)
+        if new is not None and now is not None and now.created == agent.created:
+            self.kept.remembered.use([(key, new)])
+        return new
+
+    async def _read_created(self, agent: Agent) -> NewAgent | None:
+        try:
+            (row,) = await self.writer.rows([agent.created])
+        except WriterDied as died:
+            raise stopping() from died
+        if row is None:
+            return None
+        try:
+            event = decode(row).event
+            assert isinstance(event, ev.AgentCreated)
+            tools = msgspec.json.decode(event.tools, type=tuple[dict[str, object], ...])
+        except (DamagedRow, msgspec.MsgspecError) as error:
+            log.warning("an agent cannot be read", row=agent.created, fact=str(error))
+            return None
+        return NewAgent(
+            name=agent.name,
+            model=event.model,
+            system=event.system,
+            tools=tools,
+            max_context=event.max_context,
+            persist=event.persist,
+        )

@@ -1,0 +1,194 @@
+"""
+Kept turns: looked up in the journal, and no longer kept where their client wants that.
+
+Which there are, and at which rows, is a fold of the journal; their texts are read from its rows
+when somebody asks. What was read is remembered, as far as there is room (``remembered.py``): a
+request that goes on from many turns reads those of them that are new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import msgspec
+import structlog
+
+from cairn.actors.agents.text_cache import Remembered
+from cairn.actors.requests.messages import Finished, KeptTurn, Stopping
+from cairn.actors.sequencer import Sequencer
+from cairn.actors.threads.writer import JournalWriter, WriterDied
+from cairn.engine.prompt.turns import messages_of, parts_of
+from cairn.journal import events as ev
+from cairn.journal.codec import Row, decode
+from cairn.journal.errors import DamagedRow
+from cairn.journal.turns import Place, Turns
+
+log = structlog.get_logger("cairn")
+
+
+@attrs.frozen
+class KeptTurns:
+    """
+    The turns that clients may go on from. ``_turns`` has to see each event that is committed.
+
+    Attributes:
+        remembered: the texts that were read, by their places.
+    """
+
+    _turns: Turns
+    _writer: JournalWriter
+    _sequencer: Sequencer
+    remembered: Remembered = attrs.field(factory=Remembered)
+
+    async def turn(self, request: str, tenant: str) -> KeptTurn | None:
+        """
+        The turn of a request; None where it is not kept, or not the tenant's.
+
+        Raises:
+            RefusalError: the journal cannot be read now.
+        """
+        place = self._turns.place(request, tenant)
+        found = await self.read([place]) if place is not None else None
+        if place is None or found is None:
+            return None
+        turn = found[0]
+        texts = await self._texts(place)
+        return attrs.evolve(turn, texts={**texts, **turn.texts}) if texts is not None else None
+
+    async def history(self, request: str, tenant: str) -> tuple[KeptTurn, ...] | None:
+        """
+        The turns up to that of a request and with it, the oldest first; None where one of them is
+        not kept, or not the tenant's. Raises as ``turn``.
+        """
+        places = self._turns.history(request, tenant)
+        return await self.read(places) if places is not None else None
+
+    async def forget(self, request: str, tenant: str) -> bool:
+        """
+        Keep the turn of a request no longer. False where it was not kept, or not the tenant's.
+
+        Raises:
+            RefusalError: that cannot be put on record now.
+        """
+        if self._turns.place(request, tenant) is None:
+            return False
+        if self._writer.stalled:
+            await self._writer.wait_all_committed()
+        try:
+            forgotten = ev.TurnForgotten(of_request=request, tenant=tenant)
+            await self._writer.wait_committed(self._sequencer.append(forgotten))
+        except WriterDied as died:
+            raise stopping() from died
+        return True
+
+    async def read(self, places: Sequence[Place]) -> tuple[KeptTurn, ...] | None:
+        """
+        The turns that stand there; None where a text of one was forgotten. Raises as ``turn``.
+        """
+        found: dict[Place, KeptTurn] = {}
+        unread: list[Place] = []
+        for place in places:
+            known = self.remembered.find(place)
+            if known is None:
+                unread.append(place)
+            else:
+                found[place] = known
+        if unread:
+            rows = await self._rows([at for place in unread for at in (place.kept, place.finished)])
+            for place, kept, finished in zip(unread, rows[::2], rows[1::2], strict=True):
+                turn = _turn_of(kept, finished)
+                if turn is None:
+                    return None
+                found[place] = turn
+        # One that was forgotten while it was read is not remembered.
+        self.remembered.use(
+            [(place, found[place]) for place in places if self._is_held(place, found[place])]
+        )
+        return tuple(found[place] for place in places)
+
+    def let_go(self) -> None:
+        """
+        Remember no text of a turn that is not kept any more.
+        """
+        self.remembered.forget(
+            lambda place, turn: isinstance(place, Place) and not self._is_held(place, turn)
+        )
+
+    async def _texts(self, place: Place) -> dict[str, str] | None:
+        """
+        The texts of a turn's note that stand in rows of earlier turns, whether those are kept or
+        not; None where one was forgotten.
+        """
+        wanted = sorted({row for _, row in place.texts_at})
+        rows = await self._rows(wanted)
+        try:
+            brought = {
+                at: _texts_of(row, place.session) for at, row in zip(wanted, rows, strict=True)
+            }
+            return {name: brought[at][name] for name, at in place.texts_at}
+        except (DamagedRow, LookupError) as error:
+            log.warning("a kept turn cannot be read", row=place.kept, fact=str(error))
+            return None
+
+    async def _rows(self, positions: Sequence[int]) -> list[Row | None]:
+        if not positions:
+            return []
+        try:
+            return await self._writer.rows(positions)
+        except WriterDied as died:
+            raise stopping() from died
+
+    def _is_held(self, place: Place, turn: KeptTurn) -> bool:
+        return self._turns.held(turn.request) == place
+
+
+def _turn_of(kept: Row | None, finished: Row | None) -> KeptTurn | None:
+    """
+    The turn that two rows tell of; None where they do not, since their text was forgotten.
+    """
+    if kept is None or finished is None:
+        return None
+    try:
+        turn, end = decode(kept).event, decode(finished).event
+        assert isinstance(turn, ev.TurnKept)
+        assert isinstance(end, ev.RequestFinished)
+        return KeptTurn(
+            request=turn.request,
+            previous=turn.previous,
+            created_s=turn.created_s,
+            asked=messages_of(turn.asked),
+            parts=parts_of(turn.answer),
+            note=turn.note,
+            texts=turn.texts,
+            finished=Finished(
+                finish_reason=end.finish_reason,
+                prompt_tokens=end.prompt_tokens,
+                cached_tokens=end.cached_tokens,
+                completion_tokens=end.completion_tokens,
+            ),
+        )
+    except (DamagedRow, msgspec.MsgspecError, KeyError) as error:
+        log.warning("a kept turn cannot be read", row=kept.position, fact=str(error))
+        return None
+
+
+def _texts_of(row: Row | None, session: str) -> Mapping[str, str]:
+    """
+    The texts that a turn of a session brought.
+
+    Raises:
+        DamagedRow: they cannot be read.
+        LookupError: there is no such turn.
+    """
+    event = decode(row).event if row is not None else None
+    if not isinstance(event, ev.TurnKept) or event.session != session:
+        raise LookupError("texts of its note are not where it says")
+    return event.texts
+
+
+def stopping() -> Stopping:
+    """
+    What who asks is told where the journal's writer has died.
+    """
+    return Stopping("the server stops, since its journal cannot be written")

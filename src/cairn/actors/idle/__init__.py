@@ -1,0 +1,1 @@
+"""What the server does while no request is in flight: expiry and shadow checks."""

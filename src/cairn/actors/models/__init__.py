@@ -1,0 +1,1 @@
+"""Which model is in memory: the queue for it, loading, and swapping."""

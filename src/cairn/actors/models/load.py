@@ -1,0 +1,258 @@
+"""
+A model comes into memory and leaves it, each on record; and the server over it, in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import attrs
+import structlog
+
+from cairn.actors.agents.agents import KeptAgents
+from cairn.actors.sequencer import Sequencer
+from cairn.actors.server import Server
+from cairn.actors.settings import BootRefused, Progress, Settings
+from cairn.actors.threads.engine import EngineThread
+from cairn.actors.threads.journal_stalls import Stalls
+from cairn.actors.threads.writer import JournalWriter
+from cairn.engine.reports import ModelFacts
+from cairn.journal import events as ev
+from cairn.journal.checkpoints import STATES_A_SLAB
+from cairn.journal.state import State
+
+log = structlog.get_logger("cairn")
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """
+    What lasts for a run of the server, whatever models it loads.
+
+    Attributes:
+        secret: the data directory's, from which those of tenants follow.
+        boot: names the run.
+        earlier: the runs of this journal before.
+    """
+
+    sequencer: Sequencer
+    writer: JournalWriter
+    engine: EngineThread
+    agents: KeptAgents
+    stalls: Stalls
+    secret: bytes = attrs.field(repr=False)
+    boot: str
+    earlier: Collection[str]
+    progress: Progress
+
+
+async def load(run: Run, settings: Settings) -> Any:
+    """
+    Load a model on the engine's thread, and put it on record. What it gives is for ``server_over``.
+
+    Raises:
+        BootRefused: the device is not stable, or the memory for sessions holds nothing.
+        ModelRefused: the model cannot be served.
+    """
+    state, progress = run.sequencer.state, run.progress
+    started = await run.engine.load(lambda: _start(settings, state, progress))
+    run.engine.install(started.engine)
+    _put_on_record(settings, run.sequencer, started)
+    return started
+
+
+async def server_over(run: Run, settings: Settings, started: Any) -> Server:
+    """
+    A server over the model that ``load`` has loaded, with the block files that are there.
+    """
+    server = Server(
+        sequencer=run.sequencer,
+        writer=run.writer,
+        engine=run.engine,
+        facts=started.facts,
+        tokenizer=started.loaded.tokenizer,
+        secret=run.secret,
+        limits=settings.limits,
+        kv_cache=settings.kv_cache,
+        anticipate=settings.anticipate,
+        shadow_share=settings.shadow_share,
+        agents=run.agents,
+        stalls=run.stalls,
+    )
+    if settings.blocks_folder is not None:
+        folder, budget = settings.blocks_folder, settings.disk_bytes
+        await server.find_blocks(folder, budget, run.boot, run.earlier)
+    return server
+
+
+async def unload(run: Run, reason: str) -> None:
+    """
+    Have the model leave memory, and put that on record, with what is left there. No server may
+    serve it any more, and nobody else hold ``Started`` or a part of it.
+    """
+    active_bytes = await run.engine.unload(_freed)
+    model = run.sequencer.state.model
+    if model is not None:
+        run.sequencer.append(
+            ev.ModelUnloaded(
+                fingerprint=model.fingerprint, reason=reason, active_bytes=active_bytes
+            )
+        )
+
+
+def _freed() -> int:
+    from cairn.engine.mlx.start import freed_memory  # as below
+
+    return freed_memory()
+
+
+def _start(settings: Settings, state: State, progress: Progress) -> Any:
+    # MLX comes in here, on the engine's thread, and nowhere before.
+    from cairn.engine.mlx.start import start_engine
+
+    def remembered(fingerprint: str) -> bool:
+        found = state.self_tests.get(fingerprint)
+        return found is not None and found.passed
+
+    return start_engine(
+        settings.model,
+        name=settings.model_name,
+        chunk_tokens=settings.chunk_tokens,
+        decode_rows=settings.decode_rows,
+        kv_cache=settings.kv_cache,
+        pool_bytes=settings.pool_bytes,
+        blocks_bytes=settings.blocks_bytes,
+        remembered=remembered,
+        progress=progress,
+        adapter=settings.adapter,
+        dtype=settings.dtype,
+        accept_tight=settings.accept_tight,
+        window=settings.window,
+    )
+
+
+def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> None:
+    """
+    Journal the model and its self-test.
+
+    Raises:
+        BootRefused: the pool holds nothing, or the self-test failed and the operator did not accept
+            that.
+    """
+    facts: ModelFacts = started.facts
+    if facts.context_tokens < 2:  # a prompt and an answer, of a token each
+        raise BootRefused(
+            f"the memory for sessions ({started.held.pool_bytes} bytes) does not hold the KV of "
+            f"one chunk of {facts.chunk_tokens} tokens ({_told(facts)}), so "
+            "nothing could be served. Start with a larger --pool-mb or a smaller --chunk-tokens."
+        )
+    if started.tight is not None:
+        log.warning("memory is tight", fact=started.tight)
+        sequencer.append(ev.OperatorActed(action="accept_tight_memory", detail=started.tight))
+    if facts.growth is not None and facts.context_tokens < started.loaded.context_tokens:
+        log.warning(
+            "the memory for sessions bounds the context",
+            tokens=facts.context_tokens,
+            of_the_model=started.loaded.context_tokens,
+            hint="a larger --pool-mb",
+        )
+    known = sequencer.state.self_tests.get(facts.fingerprint)
+    tested = started.tested
+    if started.narrowed is not None:
+        other, failed_test = started.narrowed
+        sequencer.append(_self_test(other, failed_test))
+        _tell_less(failed_test, cold=not facts.reusable)
+    if tested is not None:
+        sequencer.append(_self_test(facts.fingerprint, tested))
+    elif known is not None:
+        sequencer.append(attrs.evolve(known, duration_us=0, remembered=True))
+    if tested is not None and not tested.passed:
+        failed = ", ".join(name for name, held in tested.findings.items() if not held)
+        if not settings.accept_unstable:
+            raise BootRefused(
+                f"the self-test failed on this device ({failed}), so a cache hit might not give "
+                "the bits of a miss, or its numbers are wrong. docs/models.md has the families "
+                "that are served. Start with --accept-unstable to serve all the same."
+            )
+        if settings.shadow_share:
+            raise BootRefused(
+                f"the self-test failed on this device ({failed}). --accept-unstable takes that, "
+                "and --shadow-check would take sessions out of service for it. Start without one "
+                "of the two."
+            )
+        sequencer.append(ev.OperatorActed(action="accept_unstable", detail=failed))
+    sequencer.append(
+        ev.ModelLoaded(
+            name=facts.name,
+            directory=str(started.loaded.directory.resolve()),
+            adapter=str(started.loaded.adapter.resolve()) if started.loaded.adapter else "",
+            fingerprint=facts.fingerprint,
+            fields=facts.fields,
+            dtype=facts.dtype,
+            layers=facts.layers,
+            chunk_tokens=facts.chunk_tokens,
+            decode_rows=facts.decode_rows,
+            context_tokens=facts.context_tokens,
+            reusable=facts.reusable,
+            pool_slabs=settings.pool_slabs,
+            pool_bytes=started.held.pool_bytes,
+            blocks_bytes=started.held.blocks_bytes,
+            min_cache_tokens=settings.min_cache_tokens,
+            kv_sinks=facts.policy.sinks if facts.policy else 0,
+            kv_window=facts.policy.window if facts.policy else 0,
+            kv_rows=facts.policy.rows if facts.policy else 0,
+            state_blocks=facts.checkpoints.blocks if facts.checkpoints else 0,
+        )
+    )
+
+
+_NOT_HELD = {
+    "warm_equals_cold": "going on from a state did not give the bits of a cold answer",
+    "slab_size_does_not_matter": "a larger slab did not give the same bits",
+    "numbers_are_right": "the numbers over states that can be cut back are not mlx-lm's",
+}
+"""
+Why a model with states is served cold, by the finding that says so.
+"""
+
+
+def _tell_less(tested: Any, *, cold: bool) -> None:
+    """
+    Tell that a model is served with less than was tried, and why.
+
+    Args:
+        tested: the self-test that did not hold.
+        cold: whether nothing is reused, and not only W is 1.
+    """
+    failed = [name for name, held in tested.findings.items() if not held]
+    what, more = "one row a decode pass", {}
+    if cold:
+        why = _NOT_HELD.get(failed[0], "the self-test failed")
+        what = f"nothing is reused: {why if tested.fault is None else 'the self-test broke off'}"
+    if tested.fault is not None:
+        more = {"fault": tested.fault.text, "exception": tested.fault.traceback}
+    log.warning(what, failed=failed, **more)
+
+
+def _told(facts: ModelFacts) -> str:
+    """
+    What a chunk takes.
+    """
+    if facts.growth is not None:
+        return f"{facts.growth.bytes_at(facts.chunk_tokens)} bytes in mlx-lm's own caches"
+    each = f"{facts.kv_token_bytes} bytes each"
+    if not facts.state_bytes:
+        return each
+    return f"{each}, and {STATES_A_SLAB * facts.state_bytes} bytes of states"
+
+
+def _self_test(fingerprint: str, tested: Any) -> ev.SelfTestFinished:
+    return ev.SelfTestFinished(
+        fingerprint=fingerprint,
+        findings=tested.findings,
+        passed=tested.passed,
+        error_max=tested.error_max,
+        duration_us=tested.duration_us,
+        remembered=False,
+    )

@@ -1,0 +1,175 @@
+"""
+Counts of tokens by models that are not loaded: of each its tokenizer and template alone are, and a
+few are kept. No model leaves memory for a count.
+
+A count is of no order with requests: it waits in no line, only for the count before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import attrs
+import structlog
+import trio
+
+from cairn.actors.models.queue import Choice, not_loaded
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import Generate, PromptRefused, QueueFull, Stopping, TimeOver
+from cairn.actors.threads.engine import EngineGone, EngineThread
+from cairn.engine.model.models_file import entry_fault
+from cairn.engine.prompt import template as prompts
+from cairn.engine.prompt.encoder import Encoder
+
+T = TypeVar("T")
+
+log = structlog.get_logger("cairn")
+
+TOKENIZERS_MAX = 2
+"""
+So many are kept. One takes tens of megabytes, for a large vocabulary some hundred.
+"""
+
+PAUSE_S = 30.0
+"""
+How long a tokenizer that could not be loaded is not tried again.
+"""
+
+_REMEMBERED_BYTES = 8 * 2**20
+
+
+@attrs.frozen
+class _Text:
+    """
+    What a model makes of a conversation before it computes.
+    """
+
+    tokenizer: Any
+    encoder: Encoder
+
+
+class Counting:
+    """
+    Counts tokens by tokenizers of its own.
+
+    Attributes:
+        reading: whoever uses one of them holds it, as they are not made for several at a time.
+    """
+
+    def __init__(self, engine: EngineThread, limits: Limits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self.reading = trio.CapacityLimiter(1)
+        self._texts: OrderedDict[str, _Text] = OrderedDict()
+        self._pauses: dict[str, float] = {}
+        self._under_way = 0
+
+    async def count(self, choice: Choice, command: Generate) -> int:
+        """
+        The tokens of a prompt, however long it is, by the tokenizer of a model. Changes which
+        tokenizers are kept, and nothing else.
+
+        Raises:
+            ModelNotLoaded: it has none that can be used; told so for a while without a try.
+            PromptRefused: the prompt cannot be rendered or tokenised.
+            QueueFull: too many wait to be counted.
+            Stopping: the server stopped, and the engine's thread is at something else.
+            TimeOver: it took too long.
+        """
+        if self._under_way > self._limits.queue:
+            raise QueueFull(
+                f"{self._under_way} counts wait already; try again in a few seconds",
+                retry_after_s=5,
+            )
+        self._under_way += 1
+        try:
+            with trio.move_on_after(self._limits.request_s):
+                async with self.reading:
+                    text = await self._text_of(choice)
+                    return await _in_thread(_count, text, command)
+            raise TimeOver(self._limits.request_s)
+        except prompts.TemplateError as error:
+            raise PromptRefused(str(error)) from error
+        except EngineGone as gone:
+            raise Stopping("the server was stopped before the tokens were counted") from gone
+        finally:
+            self._under_way -= 1
+
+    def forget(self, choice: Choice) -> None:
+        """
+        Keep the tokenizer of a model no longer: it was loaded, and its directory may say something
+        else by now than when its tokenizer was.
+        """
+        self._texts.pop(choice.name, None)
+        self._pauses.pop(choice.name, None)
+
+    async def _text_of(self, choice: Choice) -> _Text:
+        name = choice.name
+        known = self._texts.get(name)
+        if known is not None:
+            self._texts.move_to_end(name)
+            return known
+        pause_s = self._pauses.get(name, -math.inf) - trio.current_time()
+        if pause_s > 0:
+            raise not_loaded(choice, pause_s)
+        found = await self._loaded(choice)
+        if isinstance(found, str):
+            log.error("tokenizer not loaded", model=name, reason=found, pause_s=PAUSE_S)
+            self._pauses[name] = trio.current_time() + PAUSE_S
+            raise not_loaded(choice, PAUSE_S)
+        self._texts[name] = found
+        while len(self._texts) > TOKENIZERS_MAX:
+            self._texts.popitem(last=False)
+        return found
+
+    async def _loaded(self, choice: Choice) -> _Text | str:
+        """
+        The tokenizer of a model; why it has none, in a sentence, where that is so.
+        """
+        fault = await _in_thread(entry_fault, choice.entry)
+        if fault is not None:
+            return fault
+        directory = choice.entry.directory
+        failed = await self._engine.load(lambda: _know_family(directory))
+        if failed is not None:
+            return failed
+        return await _in_thread(_load, directory)
+
+
+async def _in_thread(run: Callable[..., T], *arguments: Any) -> T:
+    return await trio.to_thread.run_sync(run, *arguments, abandon_on_cancel=False)
+
+
+# --- on other threads ----------------------------------------------------------------------------
+
+
+def _know_family(directory: str) -> str | None:
+    from cairn.engine.mlx.tokenizer import know_family  # MLX, on the engine's thread
+
+    try:
+        know_family(directory)
+    except Exception as error:  # a directory may be broken in any way; who asked is told
+        return str(error) or type(error).__name__
+    return None
+
+
+def _load(directory: str) -> _Text | str:
+    from cairn.engine.mlx.tokenizer import load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(directory)
+    except Exception as error:  # likewise
+        return str(error) or type(error).__name__
+    return _Text(tokenizer, Encoder(tokenizer, kept_bytes=_REMEMBERED_BYTES))
+
+
+def _count(text: _Text, command: Generate) -> int:
+    if command.conversation is not None:
+        rendered = prompts.render(text.tokenizer, command.conversation)
+        return len(text.encoder.encode(rendered, tenant=command.tenant))
+    if isinstance(command.prompt, str):
+        return len(text.encoder.encode_raw(command.prompt))
+    return len(command.prompt or ())

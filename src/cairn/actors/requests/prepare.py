@@ -1,0 +1,260 @@
+"""
+What follows from a request alone, before it has a place: its token ids, its chain, the keys of its
+blocks, its limits, and the grammar that its answer is held to.
+
+All of it is done in threads, since a long prompt takes long: reading in one at a time, as a
+tokenizer is not made for several, and the compiling of grammars likewise beside it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import attrs
+import structlog
+import trio
+
+from cairn.actors.requests.messages import FormatRefused, Generate, PromptRefused, PromptTooLong
+from cairn.actors.requests.ticket import Prepared
+from cairn.actors.sequencer import Sequencer
+from cairn.engine.answer.grammar import CannotHold, Constraint, grammar_of
+from cairn.engine.answer.markers import Markers, markers_of
+from cairn.engine.answer.matcher import guidance_for
+from cairn.engine.answer.parts import AnswerForm
+from cairn.engine.answer.token_bytes import TokenBytes
+from cairn.engine.prompt import template as prompts
+from cairn.engine.prompt.encoder import Encoder
+from cairn.engine.reports import Guide, ModelFacts
+from cairn.engine.sampling import BIASES_MAX, seed_of_choice
+from cairn.journal.keys import block_keys
+from cairn.journal.paths import Ask, keys_on_record
+from cairn.journal.tenants import tenant_secret
+from cairn.journal.token_ids import shared
+
+T = TypeVar("T")
+
+log = structlog.get_logger("cairn")
+
+_SEED_BITS = 52
+"""
+Of a seed that is drawn. JavaScript and jq read numbers exactly up to 2^53, and a client has to be
+able to send back what it was told; further answers to a request have the seeds behind its own.
+"""
+
+
+class Reader:
+    """
+    Reads requests for one model.
+
+    Attributes:
+        encoder: remembers the ids of what was read.
+        tokenizing: whoever uses the tokenizer holds it.
+    """
+
+    def __init__(
+        self,
+        *,
+        sequencer: Sequencer,
+        facts: ModelFacts,
+        tokenizer: Any,
+        secret: bytes,
+        max_tokens: int,
+    ) -> None:
+        """
+        Args:
+            tokenizer: mlx-lm's wrapper.
+            secret: the data directory's, from which those of tenants follow.
+            max_tokens: the longest answer where the client names none.
+        """
+        self._sequencer = sequencer
+        self._model = facts
+        self._tokenizer = tokenizer
+        self._secret = secret
+        self._max_tokens = max_tokens
+        self.encoder = Encoder(tokenizer)
+        if self.encoder.whole_because is not None:
+            log.info("prompts are tokenised as a whole", reason=self.encoder.whole_because)
+        self._markers = markers_of(tokenizer)
+        self._guidance = guidance_for(tokenizer, self._markers, facts)
+        self._token_bytes = TokenBytes(tokenizer)
+        self._first_of_calls = _token_of(tokenizer, self._markers)
+        self.tokenizing = trio.CapacityLimiter(1)
+        # A grammar that takes long holds up no other prompt.
+        self._compiling = trio.CapacityLimiter(1)
+
+    async def count(self, command: Generate) -> int:
+        """
+        The tokens of a prompt, however long it is.
+
+        Raises:
+            PromptRefused: it cannot be rendered or tokenised.
+        """
+        ids, _, _ = await self._tokenised(self.read, command)
+        return len(ids)
+
+    async def choices(self, command: Generate) -> list[Prepared]:
+        """
+        All answers that a request asks for, its prompt read once.
+        """
+        first = await self._prepare(command)
+        prepared = [first]
+        # What is the client's own goes with the first one: a session serves one at a time.
+        command = attrs.evolve(first.command, session_name=None, keep=None)
+        ask = attrs.evolve(first.ask, session_name=None)
+        for choice in range(1, command.choices):
+            # A guide follows one answer.
+            guide = await self.guide(first.grammar) if first.grammar is not None else None
+            seed = seed_of_choice(first.seed, choice)
+            prepared.append(attrs.evolve(first, command=command, ask=ask, seed=seed, guide=guide))
+        return prepared
+
+    async def _prepare(self, command: Generate) -> Prepared:
+        """
+        Everything that follows from a request alone: token ids, chain, keys, limits.
+        """
+        prepared = await self._tokenised(self.prepared, command)
+        if command.constraint is None:
+            return prepared
+        try:
+            return await trio.to_thread.run_sync(
+                self.held,
+                prepared,
+                command.constraint,
+                limiter=self._compiling,
+                abandon_on_cancel=False,
+            )
+        except CannotHold as error:
+            tool = None
+            if error.tool is not None:
+                tool = error.tool, prepared.form.tools[error.tool]["function"]["name"]
+            about = error.about
+            if about == "calls" and command.constraint.schema is not None:
+                about = "calls_beside"  # none has to be; the format is what cannot be held
+            raise FormatRefused(error.fact, about, tool) from error
+
+    async def _tokenised(self, read: Callable[[Generate], T], command: Generate) -> T:
+        """
+        What ``read`` makes of a request, in a thread.
+        """
+        try:
+            return await trio.to_thread.run_sync(
+                read, command, limiter=self.tokenizing, abandon_on_cancel=False
+            )
+        except prompts.TemplateError as error:
+            raise PromptRefused(str(error)) from error
+
+    def prepared(self, command: Generate) -> Prepared:
+        ids, chain_parts, form = self.read(command)
+        command = self._without_calls(command)
+        if not ids:
+            raise PromptRefused("the prompt is empty; there is nothing to answer")
+        context = self._model.context_tokens
+        whose, of_model = "model", self._model.model_context_tokens
+        if command.context_max is not None and command.context_max < context:
+            context, whose, of_model = command.context_max, "agent", 0
+        if len(ids) >= context:
+            raise PromptTooLong(len(ids), context, whose, of_model)
+        secret = tenant_secret(self._secret, command.tenant)
+        chain = prompts.chain_of(chain_parts, secret=secret, tenant=command.tenant)
+        ask = Ask(
+            tenant=command.tenant,
+            fingerprint=self._model.fingerprint,
+            chain=chain,
+            session_name=command.session_name,
+            group=command.group,
+            cache_prompt=command.cache_prompt,
+            cache_mode=command.cache_mode,
+        )
+        keys = block_keys(
+            secret=secret,
+            fingerprint=self._model.fingerprint,
+            tenant=command.tenant,
+            ids=ids,
+            chunk_tokens=self._model.chunk_tokens,
+            known=keys_on_record(self._sequencer.state, ask, ids),
+        )
+        wants_bytes = command.top_logprobs is not None
+        if wants_bytes:
+            self._token_bytes.read()
+        asked = self._max_tokens if command.max_tokens is None else command.max_tokens
+        max_tokens = min(asked, context - len(ids))
+        return Prepared(
+            command=command,
+            ask=ask,
+            prompt_ids=ids,
+            chain=chain,
+            keys=keys,
+            seed=secrets.randbits(_SEED_BITS) if command.seed is None else command.seed,
+            max_tokens=max_tokens,
+            context_tokens=context,
+            capacity_tokens=self._model.capacity_for(len(ids) + max_tokens),
+            form=form,
+            token_bytes=self._token_bytes if wants_bytes else None,
+        )
+
+    def _without_calls(self, command: Generate) -> Generate:
+        """
+        The same request. Where tools stand in the prompt and may not be called, the token with
+        which a call begins is all but forbidden: by a bias, which is on record with the request.
+        What begins like a call all the same is text.
+        """
+        asked, token = command.conversation, self._first_of_calls
+        if asked is None or asked.calls or not asked.tools or token is None:
+            return command
+        biases = {**dict(command.sampling.logit_bias), token: -100.0}
+        if len(biases) > BIASES_MAX:
+            return command
+        return attrs.evolve(command, sampling=attrs.evolve(command.sampling, logit_bias=biases))
+
+    def held(self, prepared: Prepared, constraint: Constraint) -> Prepared:
+        """
+        A request whose answer is held to a grammar, with that grammar and what follows it.
+        """
+        grammar = grammar_of(constraint, prepared.form)
+        guide = self._guidance.guide_of(grammar)
+        return attrs.evolve(prepared, grammar=grammar.text, guide=guide)
+
+    async def guide(self, grammar: str) -> Guide:
+        """
+        What holds an answer to a grammar that is on record.
+        """
+        return await trio.to_thread.run_sync(
+            self._guidance.guide, grammar, limiter=self._compiling, abandon_on_cancel=False
+        )
+
+    def read(
+        self, command: Generate
+    ) -> tuple[tuple[int, ...], tuple[tuple[str, bytes], ...], AnswerForm]:
+        """
+        Token ids and parts of a request, and the form of its answer.
+        """
+        if command.conversation is not None:
+            conversation = command.conversation
+            text = prompts.render(self._tokenizer, conversation)
+            ids = self.encoder.encode(text, tenant=command.tenant)
+            offered = (*conversation.tools, *conversation.loaded_tools)
+            form = AnswerForm(
+                markers=self._markers,
+                begins=self._markers.begins(text),
+                tools=offered if conversation.calls else (),
+                may_think=self._markers.may_think(text),
+                held=command.constraint is not None,
+            )
+            return ids, prompts.conversation_parts(conversation), form
+        if isinstance(command.prompt, str):
+            ids = self.encoder.encode_raw(command.prompt)
+            return ids, (("prompt", command.prompt.encode()),), AnswerForm()
+        ids = shared(command.prompt or ())
+        return ids, (("prompt", repr(ids).encode()),), AnswerForm()
+
+
+def _token_of(tokenizer: Any, markers: Markers) -> int | None:
+    """
+    The token with which calls begin; None where the marker is none, or several.
+    """
+    if markers.calling is None or not markers.calling[0]:
+        return None
+    ids = tokenizer.encode(markers.calling[0], add_special_tokens=False)
+    return int(ids[0]) if len(ids) == 1 else None

@@ -1,0 +1,1 @@
+"""Sessions: one actor each, and the steps of a request in it."""

@@ -1,0 +1,248 @@
+"""
+The answer as it grows: decode passes in, committed text out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from cairn.actors.requests.messages import Delta, Finished, TokenInfo
+from cairn.actors.requests.ticket import Ticket
+from cairn.engine.answer.parts import AnswerPart, AnswerParts, Released
+from cairn.engine.answer.text import AnswerText
+from cairn.engine.prompt.template import Message, Tokenizer, message_of
+from cairn.engine.prompt.turns import messages_text, parts_text
+from cairn.engine.reports import Drawn, PassReport
+from cairn.journal import events as ev
+
+
+class Answer:
+    """
+    One answer: takes tokens, and releases the text that is certain with the events that explain it.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        path: ev.PathSelected,
+        text: AnswerText,
+        parts: AnswerParts,
+        tokenizer: Tokenizer,
+        ends: frozenset[int],
+        append: Callable[[ev.Event], int],
+        noted: Callable[[Mapping[str, str]], Mapping[str, int]],
+    ) -> None:
+        """
+        Args:
+            path: the decision under which the request is served.
+            ends: tokens that end an answer.
+            append: appends an event of the session's and gives the receipt.
+            noted: which texts of a note the session has, and in which rows.
+        """
+        self._ticket = ticket
+        self._path = path
+        self._text = text
+        self._parts = parts
+        self._tokenizer = tokenizer
+        self._ends = ends
+        self._append = append
+        self._noted = noted
+        self._waiting: list[Drawn] = []
+        self._told: list[AnswerPart] = []
+        self._taken = 0
+        self._emitted = 0
+        self._receipt = 0
+        self._reason: ev.FinishReason | None = None
+        self._stop_text: str | None = None
+        self._by_itself = False
+
+    @property
+    def ended(self) -> bool:
+        """
+        Whether the answer is complete.
+        """
+        return self._reason is not None
+
+    @property
+    def said(self) -> Message:
+        """
+        What the client was told, as it will send it back.
+        """
+        return message_of(self._told)
+
+    def take(self, drawn: Sequence[Drawn]) -> bool:
+        """
+        Take in tokens and release the text that is certain by now. True where that was the end.
+        """
+        text, tokens = "", 0
+        if self._ticket.prepared.max_tokens == 0:
+            # The last pass of the prompt draws in any case; here that is none of the answer's.
+            self._reason = "length"
+            return True
+        for one in drawn:
+            self._taken += 1
+            if one.token in self._ends:
+                self._reason = "stop"
+                self._by_itself = True
+                break
+            self._waiting.append(one)
+            piece = self._text.add(one.token)
+            text, tokens = text + piece.text, tokens + piece.tokens
+            if piece.stopped:
+                self._reason, self._stop_text = "stop", piece.stop
+                break
+            if self._taken >= self._ticket.prepared.max_tokens:
+                self._reason = "length"
+                break
+        self._release(text, tokens)
+        return self.ended
+
+    def finish(self) -> None:
+        """
+        Release what waits, and end the request.
+        """
+        rest = self._text.finish()
+        if rest.stopped:
+            self._reason, self._stop_text = "stop", rest.stop
+        self._release(rest.text, len(self._waiting))
+        last = self._parts.finish(complete=self._by_itself)
+        self._tell(last)
+        ticket, session = self._ticket, self._path.session
+        assert self._reason is not None
+        prompt_tokens = len(ticket.prepared.prompt_ids)
+        cached_tokens = self._path.reused_tokens
+        self._keep()
+        receipt = self._append(
+            ev.RequestFinished(
+                session=session,
+                request=ticket.id,
+                finish_reason=self._reason,
+                prompt_tokens=prompt_tokens,
+                cached_tokens=cached_tokens,
+                answer_tokens=self._taken,
+                completion_tokens=self._taken,
+            )
+        )
+        ticket.finished = True
+        ticket.reply(
+            receipt,
+            Finished(
+                finish_reason=self._reason,
+                prompt_tokens=prompt_tokens,
+                cached_tokens=cached_tokens,
+                completion_tokens=self._taken,
+                sealed_tokens=ticket.sealed_tokens,
+                stop_text=self._stop_text,
+                ended_in_call=any(one.reason == "cut" for one in last.rejected),
+            ),
+        )
+
+    def _keep(self) -> None:
+        """
+        Put on record what the client wants to be kept.
+        """
+        ticket = self._ticket
+        keep = ticket.prepared.command.keep
+        if keep is None:
+            return
+        texts_at = self._noted(keep.texts)
+        self._append(
+            ev.TurnKept(
+                session=self._path.session,
+                request=ticket.id,
+                tenant=ticket.prepared.command.tenant,
+                agent=keep.agent,
+                previous=keep.previous,
+                created_s=ticket.created_s,
+                asked=messages_text(keep.asked),
+                answer=parts_text(self._told),
+                note=keep.note,
+                texts={name: text for name, text in keep.texts.items() if name not in texts_at},
+                texts_at=texts_at,
+            )
+        )
+
+    def _release(self, text: str, tokens: int) -> None:
+        if not text and not tokens:
+            return
+        released, self._waiting = self._waiting[:tokens], self._waiting[tokens:]
+        self._receipt = self._append(
+            ev.TokensEmitted(
+                session=self._path.session,
+                request=self._ticket.id,
+                first=self._emitted,
+                ids=tuple(one.token for one in released),
+                text=text,
+            )
+        )
+        self._emitted += len(released)
+        wanted = self._ticket.prepared.command.top_logprobs is not None
+        infos = tuple(self._info(one) for one in released) if wanted else ()
+        self._tell(self._parts.add(text), infos)
+
+    def _tell(self, found: Released, tokens: tuple[TokenInfo, ...] = ()) -> None:
+        """
+        Give the client what is certain by now. What it is given is on record before.
+        """
+        for one in found.rejected:
+            self._receipt = self._append(
+                ev.CallRejected(
+                    session=self._path.session,
+                    request=self._ticket.id,
+                    reason=one.reason,
+                    text=one.text,
+                    detail=one.detail,
+                )
+            )
+        self._told.extend(found.parts)
+        # Of text that waits to become a part there is nothing to tell, and a keep-alive may go out.
+        if found.parts or tokens or found.calling is not None:
+            delta = Delta(parts=found.parts, tokens=tokens, calling=found.calling)
+            self._ticket.reply(self._receipt, delta)
+
+    def _info(self, drawn: Drawn) -> TokenInfo:
+        text, raw = self._spelled(drawn.token)
+        top = tuple((token, *self._spelled(token), logprob) for token, logprob in drawn.top)
+        return TokenInfo(id=drawn.token, text=text, raw=raw, logprob=drawn.logprob, top=top)
+
+    def _spelled(self, token: int) -> tuple[str, bytes | None]:
+        """
+        A token alone: its text and its bytes.
+        """
+        token_bytes = self._ticket.prepared.token_bytes
+        assert token_bytes is not None
+        text = self._tokenizer.decode([token])
+        return text, token_bytes.of(token, text)
+
+
+def into(
+    batch: list[PassReport], report: PassReport | BaseException | None
+) -> tuple[bool, BaseException | None]:
+    """
+    Put a report to its batch: (whether it was the end, what failed).
+    """
+    if isinstance(report, PassReport):
+        batch.append(report)
+        return False, None
+    return True, report
+
+
+def runs(batch: Sequence[PassReport]) -> list[list[PassReport]]:
+    """
+    Decode passes, those together of which each adds exactly one token to what every layer held
+    after the one before. What the passes in the middle measured follows then from the last; a pass
+    that measured something else stands by itself, for the checks to see.
+    """
+    found: list[list[PassReport]] = []
+    for report in batch:
+        last = found[-1][-1] if found else None
+        follows = (
+            last is not None
+            and (report.start, report.end) == (last.end, last.end + 1)
+            and report.coverage == tuple((n, start, end + 1) for n, start, end in last.coverage)
+        )
+        if follows:
+            found[-1].append(report)
+        else:
+            found.append([report])
+    return found

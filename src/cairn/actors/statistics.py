@@ -1,0 +1,108 @@
+"""
+The server at one moment, in figures.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+
+from cairn.actors.agents.agents import KeptAgents
+from cairn.actors.requests.messages import ContextUse, Statistics
+from cairn.actors.sequencer import Sequencer
+from cairn.actors.threads.engine import EngineThread
+from cairn.actors.threads.writer import JournalWriter
+from cairn.engine.growth import Growth
+from cairn.engine.prompt.encoder import Encoder
+from cairn.journal.held import states_held, tokens_held, tokens_in_slabs
+from cairn.journal.state import Session, State
+from cairn.journal.tenants import session_name
+
+
+def figures(
+    sequencer: Sequencer,
+    writer: JournalWriter,
+    engine: EngineThread,
+    *,
+    queued: int = 0,
+    token_bytes: int = 0,
+    state_bytes: int = 0,
+    growth: Growth | None = None,
+    encoder: Encoder | None = None,
+    remembered_bytes: int = 0,
+) -> Statistics:
+    """
+    What journal, writer and engine tell of this moment. Changes nothing.
+
+    Args:
+        queued: requests that wait for a session.
+        token_bytes: bytes of KV for a token of the model, where one is loaded.
+        state_bytes: bytes of the states of its recurrent layers.
+        growth: what its caches take where they grow.
+        encoder: of its tokenizer.
+        remembered_bytes: what remembered texts of the journal take.
+    """
+    state = sequencer.state
+    lives = collections.Counter(str(session.life) for session in state.sessions.values())
+    model, memory = state.model, engine.memory
+    if growth is None:
+        due = tokens_held(state) * token_bytes + states_held(state) * state_bytes
+    else:
+        due = sum(growth.bytes_at(tokens) for tokens in tokens_in_slabs(state))
+    return Statistics(
+        sessions=dict(lives),
+        queued=queued,
+        running=len(state.requests),
+        slabs=state.pool.slabs,
+        slabs_total=model.pool_slabs if model else 0,
+        slab_bytes=state.pool.slab_bytes,
+        slab_bytes_total=model.pool_bytes if model else 0,
+        blocks=state.pool.blocks,
+        block_bytes=state.pool.block_bytes,
+        block_bytes_total=model.blocks_bytes if model else 0,
+        disk_blocks=state.pool.disk_blocks,
+        disk_bytes=state.pool.disk_bytes,
+        disk_bytes_total=state.disk_budget,
+        index_blocks=len(sequencer.order.found),
+        kv_live_bytes=memory.slab_bytes + memory.block_bytes,
+        kv_due_bytes=due,
+        weights_bytes=memory.weights_bytes,
+        active_bytes=memory.active_bytes,
+        cache_bytes=memory.cache_bytes,
+        journal_position=writer.committed,
+        encoded_characters=encoder.encoded_characters if encoder else 0,
+        remembered_characters=encoder.remembered_characters if encoder else 0,
+        remembered_bytes=remembered_bytes + (encoder.kept_bytes if encoder else 0),
+        bugs=len(state.faults),
+        admission_bug=state.admission_bug,
+        journal_full=writer.stalled,
+    )
+
+
+def contexts(state: State, agents: KeptAgents, most: int, tenant: str) -> tuple[ContextUse, ...]:
+    """
+    How much of the context a tenant's conversations have filled, the last used one first; those
+    that the journal has no texts of any more are not among them.
+
+    Args:
+        most: at most so many.
+    """
+    of_agents = {agent.session: agent for agent in agents.agents.of(tenant)}
+    held = [
+        (session, tokens)
+        for session in state.sessions.values()
+        if session.tenant == tenant
+        and session.last is not None
+        and (tokens := len(session.last.prompt_ids) + len(session.last.answer_ids))
+    ]
+    last = heapq.nlargest(most, held, key=lambda one: one[0].last_used)
+
+    def left(session: Session, tokens: int) -> int:
+        agent = of_agents.get(session.id)
+        known = agents.context_of(agent.model if agent is not None else "")
+        return max(0, (agent.context(known) if agent is not None else known) - tokens)
+
+    return tuple(
+        ContextUse(session=session_name(session.id), tokens=tokens, left=left(session, tokens))
+        for session, tokens in last
+    )

@@ -1,0 +1,1 @@
+"""From sampled tokens to text, thoughts and tool calls; constrained decoding."""

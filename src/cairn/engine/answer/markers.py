@@ -1,0 +1,140 @@
+"""
+The markers by which a model tells its thoughts, its calls of tools and its words apart.
+
+mlx-lm knows them for each family, as properties of its tokenizer wrapper. Here they become a table
+of states and of the texts that lead from one to another. The names of states are mlx-lm's, since a
+family may bring more of them: what stands in a state that is none of the three is for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from cairn.engine.answer.tool_calls import Parser
+
+SAYING, THINKING, CALLING = "normal", "reasoning", "tool"
+
+
+@attrs.frozen
+class Edge:
+    """
+    A marker, and the state behind it.
+
+    Attributes:
+        shown: whether the marker itself is text all the same.
+        opens: whether it counts only before words, as that of thoughts does.
+    """
+
+    marker: str
+    to: str
+    shown: bool = False
+    opens: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Markers:
+    """
+    What mlx-lm knows of a model's answers; by default nothing, and an answer is all text.
+
+    Attributes:
+        thinking: the markers before and behind thoughts.
+        calling: those before and behind calls; the second is empty where a call ends with the
+            answer.
+        parse: reads what stands between the latter.
+        dropped: texts of the format that are for nobody.
+        edges: further ones, by the state that they lead out of.
+        first: the state in which an answer begins, where the format has one of its own.
+        format: of calls, by mlx-lm's name for its parser.
+    """
+
+    thinking: tuple[str, str] | None = None
+    calling: tuple[str, str] | None = None
+    parse: Parser | None = attrs.field(default=None, repr=False)
+    dropped: tuple[str, ...] = ()
+    edges: Mapping[str, tuple[tuple[str, str], ...]] = attrs.field(factory=dict)
+    first: str | None = None
+    format: str | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """
+        The markers of thoughts and calls.
+        """
+        return tuple(text for text in (*(self.thinking or ()), *(self.calling or ())) if text)
+
+    def begins(self, prompt: str) -> str:
+        """
+        The state in which the answer to a rendered prompt begins.
+
+        Only the prompt's end is looked at: templates that open the thoughts do it there, and a
+        marker further up may be somebody's words.
+        """
+        if self.first is not None:
+            return self.first
+        if self.thinking is not None and prompt.rstrip().endswith(self.thinking[0]):
+            return THINKING
+        return SAYING
+
+    def may_think(self, prompt: str) -> bool:
+        """
+        Whether thoughts may open the answer to a rendered prompt. Where none are wanted, templates
+        end a prompt with empty ones.
+        """
+        return self.thinking is not None and not prompt.rstrip().endswith(self.thinking[1])
+
+    def table(self, *, calls: bool) -> dict[str, tuple[Edge, ...]]:
+        """
+        The edges that lead out of each state.
+
+        Args:
+            calls: whether tools are on offer; where they are not, what would begin a call is text.
+        """
+        calls = calls and self.calling is not None and self.parse is not None
+        found: dict[str, list[Edge]] = {SAYING: [], THINKING: [], CALLING: []}
+        for state, edges in self.edges.items():
+            for marker, to in edges:
+                is_text = to == CALLING and not calls
+                edge = Edge(marker, SAYING, shown=True) if is_text else Edge(marker, to)
+                found.setdefault(state, []).append(edge)
+        if self.thinking is not None:
+            found[SAYING].append(Edge(self.thinking[0], THINKING, opens=True))
+            found[THINKING].append(Edge(self.thinking[1], SAYING))
+        if self.calling is not None and calls:
+            start, end = self.calling
+            if not any(to == CALLING for edges in self.edges.values() for _, to in edges):
+                found[SAYING].append(Edge(start, CALLING))
+            # A call in mid-thought ends the thoughts.
+            found[THINKING].append(Edge(start, CALLING))
+            found[CALLING].append(Edge(end, SAYING))
+        found[SAYING] += [Edge(text, SAYING) for text in self.dropped]
+        return {
+            state: tuple(edge for edge in edges if edge.marker) for state, edges in found.items()
+        }
+
+
+PLAIN = Markers()
+
+
+def markers_of(tokenizer: Any) -> Markers:
+    """
+    The markers that mlx-lm's tokenizer wrapper knows of. Older versions know fewer kinds of them.
+    """
+    thinking = calling = None
+    if tokenizer.has_thinking:
+        thinking = (tokenizer.think_start, tokenizer.think_end)
+    if tokenizer.has_tool_calling:
+        calling = (tokenizer.tool_call_start, tokenizer.tool_call_end)
+    edges = getattr(tokenizer, "response_transitions", {})
+    parser = tokenizer.tool_parser
+    return Markers(
+        thinking=thinking,
+        calling=calling,
+        parse=parser,
+        dropped=tuple(getattr(tokenizer, "structural_markers", ())),
+        edges={state: tuple((text, to) for text, to in known) for state, known in edges.items()},
+        first=getattr(tokenizer, "response_initial_state", None),
+        format=getattr(parser, "__module__", "").rpartition(".")[2] or None,
+    )

@@ -1,0 +1,551 @@
+"""
+From the text of an answer to its parts, a piece at a time: what is said, what is thought, and the
+tools that are called. Every protocol's adapter is given these.
+
+Rules of this module:
+
+1. How the text is cut into pieces changes nothing. What may be the beginning of a marker waits
+   until it is known, and so does white space, since what stands around a marker belongs to it.
+2. Nothing is lost: what began as a call and is none is read again from behind its first marker, as
+   if that were a word. A marker that is only spoken of takes nothing with it.
+3. A call that an answer is held to can become nothing else once its function is named, so its
+   arguments are told as they come. Where the answer ends in it, it stays a call that is cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cairn.engine.answer.markers import CALLING, PLAIN, SAYING, THINKING, Edge, Markers
+from cairn.engine.answer.text import held
+from cairn.engine.answer.tool_calls import Call, NoCall, is_json, read_calls
+from cairn.journal.events import CallFault
+
+#: Templates of some families take ids of just so many letters and digits.
+_ID_LENGTH = 9
+
+#: After so many in one answer, what looks like a call is text: each is read again, and on record.
+_REJECTED_MAX = 64
+
+
+@attrs.frozen
+class Said:
+    """
+    Text of the answer proper.
+    """
+
+    text: str
+
+
+@attrs.frozen
+class Thought:
+    """
+    Text of the thoughts before it.
+    """
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class Called:
+    """
+    A call of a tool, whole.
+
+    Attributes:
+        index: counts the calls of an answer, from 0.
+        arguments: a JSON object, as text.
+        cut: where the answer ended in the call, what the model wrote of it. The arguments are as
+            far as they came, then.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+    cut: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Calling:
+    """
+    More of a call that an answer is held to. All of it follows as ``Called``.
+
+    Attributes:
+        arguments: those that came since the last one; may be empty.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+AnswerPart = Said | Thought | Called
+
+
+@attrs.frozen(kw_only=True)
+class Rejected:
+    """
+    What began as a call and is none.
+
+    Attributes:
+        text: as the model wrote it, with its markers, and without a call that begins within.
+        detail: what is wrong with it; may hold words of the answer.
+    """
+
+    reason: CallFault
+    text: str
+    detail: str
+
+
+@attrs.frozen(kw_only=True)
+class Released:
+    """
+    What a piece of text released, in order. Where a call is rejected, its text is among the parts.
+
+    Attributes:
+        calling: what came of a call that is still open, behind the parts.
+    """
+
+    parts: tuple[AnswerPart, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    calling: Calling | None = None
+
+
+@attrs.frozen(kw_only=True)
+class AnswerForm:
+    """
+    What must be known beforehand to take an answer apart; by default it is all text.
+
+    Attributes:
+        begins: the state in which the answer begins.
+        tools: those on offer; without them what looks like a call is text.
+        may_think: whether thoughts may open it, where it does not begin in them.
+        held: whether its calls are held to a grammar. A marker in a text of the arguments then ends
+            no call, since what stands before it is no JSON yet.
+    """
+
+    markers: Markers = PLAIN
+    begins: str = SAYING
+    tools: tuple[Mapping[str, Any], ...] = ()
+    may_think: bool = False
+    held: bool = False
+
+
+class AnswerParts:
+    """
+    Takes one answer apart, in order.
+    """
+
+    def __init__(self, form: AnswerForm, *, name: str) -> None:
+        """
+        Args:
+            name: of the answer, unique; the ids of calls are made of it.
+        """
+        self._form = form
+        self._name = name
+        self._table = form.markers.table(calls=bool(form.tools))
+        self._state = form.begins
+        self._text = ""
+        self._segment = _Segment(fresh=form.begins != SAYING)
+        self._last: dict[type[Said | Thought], _Segment] = {}
+        # What stands in a state of the format's own, until a marker shows that the format is kept.
+        self._unmarked: list[str] | None = []
+        self._call: _OpenCall | None = None
+        self._calls = 0
+        self._rejections = 0
+        self._ids: set[str] = set()
+        self._parts: list[AnswerPart] = []
+        self._rejected: list[Rejected] = []
+
+    def add(self, text: str) -> Released:
+        """
+        Take in text. Changes the state.
+        """
+        self._text += text
+        self._scan()
+        certain = len(self._text) - held(self._text, (edge.marker for edge in self._edges))
+        self._pass(self._text[:certain])
+        self._text = self._text[certain:]
+        return self._released()
+
+    def finish(self, *, complete: bool) -> Released:
+        """
+        The answer is over: release what waits. Changes the state.
+
+        Args:
+            complete: whether the model ended it. A call that was cut off is none, even where its
+                parser would make one of the half.
+        """
+        self._pass_rest()
+        while self._call is not None:
+            self._end_call(None, complete=complete)
+            self._scan()
+            self._pass_rest()
+        if self._unmarked and self._state not in (SAYING, THINKING):
+            self._state = SAYING
+            self._emit("".join(self._unmarked))
+        self._emit(self._segment.take_space())
+        return self._released()
+
+    @property
+    def _edges(self) -> tuple[Edge, ...]:
+        return self._table.get(self._state, ())
+
+    def _released(self) -> Released:
+        parts, self._parts = tuple(self._parts), []
+        rejected, self._rejected = tuple(self._rejected), []
+        return Released(parts=parts, rejected=rejected, calling=self._calling())
+
+    def _scan(self) -> None:
+        """
+        Go over all markers that stand in the text.
+        """
+        while (found := _first(self._text, self._edges)) is not None:
+            place, edge = found
+            self._pass(self._text[:place])
+            self._text = self._text[place + len(edge.marker) :]
+            self._cross(edge)
+
+    def _pass_rest(self) -> None:
+        """
+        No more text comes, so what began like a marker is none.
+        """
+        text, self._text = self._text, ""
+        self._pass(text)
+
+    def _pass(self, text: str) -> None:
+        """
+        Text in which no marker stands.
+        """
+        if self._call is not None:
+            self._grow(self._call, text)
+        elif self._state in (SAYING, THINKING):
+            self._emit(self._segment.take(text, holds=bool(self._edges)))
+        elif self._unmarked is not None:
+            self._unmarked.append(text)
+
+    def _cross(self, edge: Edge) -> None:
+        """
+        Go over a marker.
+        """
+        self._unmarked = None
+        if self._call is not None and self._form.held and not is_json("".join(self._call.words)):
+            self._grow(self._call, edge.marker)
+        elif self._call is not None:
+            self._end_call(edge, complete=True)
+        elif edge.to == CALLING:
+            self._call = _OpenCall(state=self._state, marker=edge.marker)
+            self._state = CALLING
+        elif edge.shown or (edge.opens and self._segment.has_words):
+            # Thoughts begin before words: in the midst of them the marker is only spoken of.
+            self._state = SAYING
+            self._pass(edge.marker)
+        else:
+            self._leave(before_call=False)
+            self._state, self._segment = edge.to, _Segment(fresh=True)
+
+    def _leave(self, *, before_call: bool) -> None:
+        """
+        Of the white space before a marker, the lines' ends belong to it.
+        """
+        space = self._segment.take_space()
+        if self._segment.has_words:
+            # Between words and a call templates put one, if any. Around thoughts they strip all.
+            one = before_call and self._state == SAYING
+            self._emit(space.removesuffix("\n") if one else space.rstrip("\n"))
+
+    def _grow(self, call: _OpenCall, text: str) -> None:
+        """
+        More of the call that is open.
+        """
+        call.words.append(text)
+        if not self._form.held:
+            return
+        if call.named is not None:
+            call.named.take(text)
+        elif (named := _named("".join(call.words))) is not None:
+            call.named = named
+            # From here on it can be nothing else.
+            self._state = call.says
+            self._leave(before_call=True)
+            self._state = CALLING
+
+    def _calling(self) -> Calling | None:
+        """
+        What came of the open call since it was asked for last. Changes the state.
+        """
+        named = self._call.named if self._call is not None else None
+        if named is None:
+            return None
+        came = named.fresh()
+        if came is None:
+            return None
+        return Calling(index=self._calls, id=self._id(None), name=named.name, arguments=came)
+
+    def _end_named(self, call: _OpenCall, named: _Named, *, complete: bool) -> None:
+        """
+        A call that could be nothing else is over.
+        """
+        cut = None
+        if not (complete and named.is_whole):
+            cut = call.marker + "".join(call.words)
+            detail = "the answer was cut off in it"
+            self._rejected.append(Rejected(reason="cut", text=cut, detail=detail))
+        self._add(named.name, named.arguments, self._id(None), cut)
+        self._state, self._segment = SAYING, _Segment(fresh=True)
+
+    def _end_call(self, edge: Edge | None, *, complete: bool) -> None:
+        """
+        A call is over: by the marker behind it, or with the answer.
+        """
+        call, self._call = self._call, None
+        assert call is not None
+        if call.named is not None:
+            self._end_named(call, call.named, complete=complete)
+            return
+        words = "".join(call.words)
+        self._state = call.says
+        try:
+            calls = self._read(words, complete, ended=edge is not None)
+        except NoCall as error:
+            self._reject(call, words + (edge.marker if edge is not None else ""), error)
+            return
+        self._leave(before_call=True)
+        for one in calls:
+            self._add(one.name, one.arguments, self._id(one.id), None)
+        self._state, self._segment = SAYING, _Segment(fresh=True)
+
+    def _reject(self, call: _OpenCall, rest: str, error: NoCall) -> None:
+        """
+        It goes on where it began, as if its marker were a word.
+        """
+        self._rejections += 1
+        if self._rejections == _REJECTED_MAX:
+            self._table = self._form.markers.table(calls=False)
+        mine, _, _ = rest.partition(call.marker)
+        text = call.marker + mine
+        self._rejected.append(Rejected(reason=error.reason, text=text, detail=error.detail))
+        self._pass(call.marker)
+        self._text = rest + self._text
+
+    def _read(self, words: str, complete: bool, *, ended: bool) -> tuple[Call, ...]:
+        """
+        Args:
+            complete: whether the answer was not cut off in it.
+            ended: whether a marker stood behind it.
+        """
+        if not complete:
+            raise NoCall("cut", "the answer was cut off in it")
+        markers = self._form.markers
+        assert markers.calling is not None
+        assert markers.parse is not None
+        if not ended and markers.calling[1] and not is_json(words):
+            # Of a half, parsers of other formats make a call with fewer arguments.
+            raise NoCall("cut", "the answer ended in it, without the marker behind a call")
+        return read_calls(markers.parse, words, self._form.tools)
+
+    def _id(self, given: str | None) -> str:
+        """
+        The id of the next call.
+
+        Args:
+            given: where the model itself gave one.
+        """
+        if given is not None and given not in self._ids:
+            return given
+        return hashlib.sha256(f"{self._name}/{self._calls}".encode()).hexdigest()[:_ID_LENGTH]
+
+    def _add(self, name: str, arguments: str, call_id: str, cut: str | None) -> None:
+        self._parts.append(
+            Called(index=self._calls, id=call_id, name=name, arguments=arguments, cut=cut)
+        )
+        self._calls += 1
+        self._ids.add(call_id)
+
+    def _emit(self, text: str) -> None:
+        """
+        Put text to the part that it belongs to.
+        """
+        if not text:
+            return
+        kind = Thought if self._state == THINKING else Said
+        if text.strip():
+            if self._last.get(kind, self._segment) is not self._segment:
+                # Clients join what is of one kind: words on both sides of a marker stay apart.
+                text = (self._segment.dropped or "\n") + text
+            self._last[kind] = self._segment
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, kind):
+            self._parts[-1] = kind(last.text + text)
+        else:
+            self._parts.append(kind(text))
+
+
+class _Segment:
+    """
+    Text between two markers, without the lines' ends that templates put around it.
+
+    Attributes:
+        has_words: whether there was more than white space by now.
+        dropped: the lines' ends that stood in front.
+    """
+
+    def __init__(self, *, fresh: bool) -> None:
+        """
+        Args:
+            fresh: whether a marker stands before it.
+        """
+        self._fresh = fresh
+        # At its end so far: it may belong to a marker.
+        self._space = ""
+        self.has_words = False
+        self.dropped = ""
+
+    def take(self, text: str, *, holds: bool) -> str:
+        """
+        Take in text; gives what is certain to belong here. Changes the state.
+
+        Args:
+            holds: whether a marker may follow.
+        """
+        if self._fresh:
+            kept = text.lstrip("\n")
+            self.dropped += text[: len(text) - len(kept)]
+            text, self._fresh = kept, not kept
+        text = self._space + text
+        kept = text.rstrip() if holds else text
+        self._space = text[len(kept) :]
+        self.has_words = self.has_words or bool(kept.strip())
+        return kept
+
+    def take_space(self) -> str:
+        """
+        The white space that waits at the end. Changes the state.
+        """
+        space, self._space = self._space, ""
+        return space
+
+
+@attrs.define(kw_only=True)
+class _OpenCall:
+    """
+    A call under way.
+
+    Attributes:
+        state: where it began.
+        marker: that began it.
+        words: what came since.
+        named: where it can be nothing else any more, what is known of it.
+    """
+
+    state: str
+    marker: str
+    words: list[str] = attrs.field(factory=list)
+    named: _Named | None = None
+
+    @property
+    def says(self) -> str:
+        """
+        The state that it is left to. A format may begin calls in one in which text is for nobody.
+        """
+        return self.state if self.state in (SAYING, THINKING) else SAYING
+
+
+class _Named:
+    """
+    A call that an answer is held to, from its arguments on. They are followed to their end by their
+    brackets, since they are JSON.
+
+    Attributes:
+        is_whole: whether the arguments are complete.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_whole = False
+        self._came: list[str] = []
+        self._told: int | None = None  # pieces; None before the first time
+        self._depth = 0
+        self._in_text = self._escaped = False
+
+    @property
+    def arguments(self) -> str:
+        """
+        As far as they came.
+        """
+        return "".join(self._came)
+
+    def take(self, text: str) -> None:
+        """
+        Take in text. What stands behind the arguments is none of them. Changes the state.
+        """
+        if self.is_whole:
+            return
+        for place, character in enumerate(text):
+            self._follow(character)
+            if self.is_whole:
+                text = text[: place + 1]
+                break
+        self._came.append(text)
+
+    def fresh(self) -> str | None:
+        """
+        What came since the last time; None for nothing. Changes the state.
+        """
+        since, self._told = self._told, len(self._came)
+        if since is not None and since == len(self._came):
+            return None
+        return "".join(self._came[since or 0 :])
+
+    def _follow(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif self._in_text:
+            self._escaped = character == "\\"
+            self._in_text = character != '"'
+        elif character == '"':
+            self._in_text = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
+            self.is_whole = self._depth == 0
+
+
+#: How a call begins behind its marker, in the one format that grammars of calls are made of.
+_NAME = re.compile(r'\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
+
+
+def _named(words: str) -> _Named | None:
+    """
+    The call that words begin; None where that is not certain yet.
+    """
+    found = _NAME.match(words)
+    if found is None:
+        return None
+    named = _Named(json.loads(found[1]))
+    named.take(words[found.end() :])
+    return named
+
+
+def _first(text: str, edges: Sequence[Edge]) -> tuple[int, Edge] | None:
+    """
+    The marker that ends first, and of several the longest: the one that is met where the text comes
+    a character at a time.
+    """
+    found = [
+        (place + len(edge.marker), place, edge)
+        for edge in edges
+        if (place := text.find(edge.marker)) >= 0
+    ]
+    if not found:
+        return None
+    _, place, edge = min(found, key=lambda one: one[:2])
+    return place, edge

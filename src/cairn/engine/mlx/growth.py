@@ -1,0 +1,129 @@
+"""
+Finding out what the caches take that grow as they will, before anybody relies on it.
+
+Of mlx-lm's own classes it is known how they grow: a chunk tells how large a row is, and what bounds
+the number of rows stands in the cache. Of a class that a model brings along nothing is known. Two
+prompts tell then what it takes for a token, and what besides. They end one token short of a step:
+what is gathered until a group is full is most there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    ArraysCache,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from cairn.engine.growth import STEP_TOKENS, Growth, LayerGrowth, steps
+from cairn.engine.mlx.cache import HeldSlab, bytes_of, counts_tokens
+from cairn.engine.mlx.model import LoadedModel, ModelRefused, cannot_run
+from cairn.engine.schedule import passes
+
+_SHORT, _LONG = STEP_TOKENS - 1, 3 * STEP_TOKENS - 1
+_MARGIN, _MARGIN_BESIDE = 64, 16
+"""
+A step of what was only tried is taken for a sixty-fourth larger than it was found, and a sixteenth
+of one is added once: groups of tokens need not fill it evenly.
+"""
+
+
+def measured_growth(loaded: LoadedModel, chunk_tokens: int) -> Growth:
+    """
+    What mlx-lm's own caches of a model take, found by running it. Changes nothing.
+
+    Raises:
+        ModelRefused: its code failed on that, or keeps what cannot be counted.
+    """
+    try:
+        return _measured(loaded, chunk_tokens)
+    except ModelRefused:
+        raise
+    except Exception as fault:  # whatever a model's code may raise
+        raise cannot_run(loaded, fault) from fault
+
+
+def _measured(loaded: LoadedModel, chunk: int) -> Growth:
+    lengths = [min(tokens, loaded.context_tokens) for tokens in (chunk, _SHORT, _LONG)]
+    first = _after(loaded.model, lengths[0], chunk)
+    for layer in first:
+        if counts_tokens(layer) and layer.offset and not bytes_of(layer):
+            raise ModelRefused(
+                f"{loaded.name} cannot be served: nobody can tell what its {type(layer).__name__} "
+                "takes, so that its context would have no bound in memory. Which families are "
+                "served is in docs/models.md; choose a model of one of them."
+            )
+    known = [_known(layer, chunk) for layer in first]
+    if all(known):
+        return Growth(layers=tuple(one for one in known if one is not None))
+    runs = [first, *(_after(loaded.model, length, chunk) for length in lengths[1:])]
+    tried = [[bytes_of(layer) for layer in run] for run in runs]
+    return Growth(
+        layers=tuple(
+            one or _fitted(lengths, sizes) for one, *sizes in zip(known, *tried, strict=True)
+        )
+    )
+
+
+def _after(model: Any, tokens: int, chunk: int) -> list[Any]:
+    """
+    The caches of all layers after a prompt.
+    """
+    slab = HeldSlab(id=0, capacity_tokens=tokens, caches=make_prompt_cache(model), fixed=False)
+    for start, end in passes(0, tokens, chunk):
+        model(mx.zeros((1, end - start), mx.int32), cache=slab.caches)
+        slab.passed(end - start)
+        mx.eval(slab.arrays())
+    return slab.layers
+
+
+def _known(cache: Any, chunk: int) -> LayerGrowth | None:
+    """
+    How a cache of mlx-lm's own classes grows, told after a chunk; None for others.
+    """
+    if type(cache) is ArraysCache:
+        return LayerGrowth(constant_bytes=bytes_of(cache))
+    if type(cache) not in (KVCache, RotatingKVCache, ChunkedKVCache) or cache.keys is None:
+        return None
+    row = bytes_of(cache) // cache.keys.shape[2]
+    step = STEP_TOKENS * row
+    # Rows come in steps behind those that are there. Where these are whole steps, as all chunks
+    # make them, there are no more than the tokens need.
+    whole = STEP_TOKENS % chunk == 0 or chunk % STEP_TOKENS == 0
+    beside = 0 if whole else step
+    if type(cache) is KVCache:
+        return LayerGrowth(constant_bytes=beside, step_bytes=step)
+    if type(cache) is ChunkedKVCache:
+        return LayerGrowth(
+            constant_bytes=beside,
+            step_bytes=step,
+            until_tokens=cache.chunk_size,
+            most_bytes=(cache.chunk_size + steps(chunk) * STEP_TOKENS) * row,
+        )
+    return LayerGrowth(  # it has as many rows as a prompt, and a step besides in decode passes
+        constant_bytes=step,
+        step_bytes=step,
+        until_tokens=cache.max_size,
+        most_bytes=(cache.max_size - 1 + chunk) * row,
+    )
+
+
+def _fitted(lengths: list[int], sizes: list[int]) -> LayerGrowth:
+    """
+    How a cache grows that took so many bytes for prompts of so many tokens. A window that is longer
+    than the second of them counts as growing on: too much, and never too little.
+    """
+    if lengths[-1] < _LONG:  # the context is no longer, and too short for a slope
+        return LayerGrowth(constant_bytes=max(sizes) + max(sizes) // 8)
+    _, short, long = map(steps, lengths)
+    step = max(0, sizes[2] - sizes[1]) // (long - short)
+    beside = (size - steps(tokens) * step for tokens, size in zip(lengths, sizes, strict=True))
+    return LayerGrowth(
+        constant_bytes=max(0, *beside) + step // _MARGIN_BESIDE,
+        step_bytes=step + -(-step // _MARGIN),
+    )

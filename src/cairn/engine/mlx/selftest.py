@@ -1,0 +1,340 @@
+"""
+The engine's own measurement, at start, on the loaded model and this device.
+
+It shows that the canonical schedule is bitwise stable (cold equals warm, whatever the slab; a row
+of a decode pass depends on neither its place nor its neighbours), whether the naive way would have
+been, and that the numbers are right: bits alone are not enough, since a wrong computation can be
+perfectly stable.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+import attrs
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
+
+from cairn.engine.mlx import blocks as mlx_blocks
+from cairn.engine.mlx.engine import MlxEngine
+from cairn.engine.mlx.model import LoadedModel, cannot_run
+from cairn.engine.reports import DecodeRow, Drawn, EngineFault, NotHeld, PassReport, Wanted
+from cairn.engine.sampling import Sampling
+from cairn.engine.schedule import passes, slab_capacity
+
+_STEPS = 3
+_TOP = 8
+_GREEDY = Wanted(sampling=Sampling(temperature=0.0), seed=0, top=_TOP)
+
+TOLERANCE = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 8e-2}
+"""
+The largest relative difference from mlx-lm's plain pass that counts as the same numbers. A wrong
+computation is off by tens of percent; rounding of the activations is what is allowed for.
+"""
+
+
+CHECKS = (
+    "warm_equals_cold",
+    "slab_size_does_not_matter",
+    "rows_do_not_matter",
+    "numbers_are_right",
+    "naive_differs",
+)
+"""
+What is looked at, in order.
+"""
+
+
+@attrs.frozen
+class Fault:
+    """
+    What was raised in the midst of a check. Its text alone: an exception would hold the engine.
+    """
+
+    text: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Fault:
+        """
+        What an exception tells.
+        """
+        name, text = type(error).__name__, str(error)
+        return cls(f"{name}: {text}" if text else name, "".join(traceback.format_exception(error)))
+
+
+@attrs.frozen(kw_only=True)
+class SelfTest:
+    """
+    What was found. ``findings`` tells for each check whether it holds.
+
+    Attributes:
+        fault: what ended the last check that there is, which does not hold then.
+    """
+
+    findings: dict[str, bool]
+    error_max: float
+    duration_us: int
+    fault: Fault | None = None
+
+    @property
+    def passed(self) -> bool:
+        """
+        Whether all that the promises need holds.
+        """
+        held = all(held for name, held in self.findings.items() if name != "naive_differs")
+        return held and self.fault is None
+
+
+def run_self_test(loaded: LoadedModel, engine: MlxEngine, chunk_tokens: int) -> SelfTest:
+    """
+    Measure the schedule on a loaded model. Leaves no slab and no block behind.
+
+    Raises:
+        ModelRefused: the model's own code asks of its cache what Cairn's does not give.
+    """
+    began = time.perf_counter_ns()
+    findings: dict[str, bool] = {}
+    if not loaded.is_simple:
+        try:
+            return _found(_Test(loaded, engine, chunk_tokens), findings, began)
+        except Exception as error:  # whatever a model's code may raise; nothing may be reused then
+            check = next(name for name in CHECKS if name not in findings)
+            return _ended({**findings, check: False}, Fault.of(error), began)
+    try:
+        test = _Test(loaded, engine, chunk_tokens)
+    except Exception as error:  # likewise
+        if engine.decode_rows > 1:  # one row may do, on the caches as they are
+            return _ended({"rows_do_not_matter": False}, Fault.of(error), began)
+        raise cannot_run(loaded, error) from error
+    return _found(test, findings, began)
+
+
+def _ended(
+    findings: dict[str, bool], fault: Fault | None, began: int, error: float = 0.0
+) -> SelfTest:
+    return SelfTest(
+        findings=findings,
+        error_max=error,
+        duration_us=(time.perf_counter_ns() - began) // 1000,
+        fault=fault,
+    )
+
+
+def _found(test: _Test, findings: dict[str, bool], began: int) -> SelfTest:
+    """
+    All checks, one after the other; what each of them found is put into ``findings`` at once.
+    """
+    findings["warm_equals_cold"] = test.warm_equals_cold()
+    findings["slab_size_does_not_matter"] = test.slab_size()
+    findings["rows_do_not_matter"] = test.rows()
+    error = test.error()
+    findings["numbers_are_right"] = error <= _tolerance(test.loaded)
+    findings["naive_differs"] = test.naive_differs()
+    return _ended(findings, test.fault, began, error)
+
+
+def _tolerance(loaded: LoadedModel) -> float:
+    # A state may be of a wider dtype than what is computed from it.
+    dtypes = {dtype for shape in loaded.shapes for dtype in shape.dtypes} or {mx.float32}
+    names = [str(dtype).removeprefix("mlx.core.") for dtype in dtypes]
+    return max(TOLERANCE.get(name, TOLERANCE["bfloat16"]) for name in names)
+
+
+@attrs.frozen
+class _Answer:
+    """
+    The tokens of a greedy answer with their log-probabilities, and a digest of all KV behind them.
+    """
+
+    drawn: tuple[Drawn, ...]
+    kv: str
+
+
+class _Test:
+    """
+    The checks, over one made-up prompt of two and a half chunks.
+
+    Attributes:
+        fault: what ended a check that others follow all the same.
+    """
+
+    def __init__(self, loaded: LoadedModel, engine: MlxEngine, chunk_tokens: int) -> None:
+        self.loaded = loaded
+        self.engine = engine
+        self.chunk = chunk_tokens
+        vocabulary = int(loaded.config.get("vocab_size", 1000) or 1000)
+        words = np.random.default_rng(20260101).integers(
+            0, min(vocabulary, 50_000), 4 * chunk_tokens
+        )
+        self.words = [int(word) for word in words]
+        self.prompt = self.words[: 2 * chunk_tokens + chunk_tokens // 2]
+        self.capacity = slab_capacity(
+            len(self.prompt) + 2 * _STEPS, chunk_tokens, loaded.context_tokens
+        )
+        self.fault: Fault | None = None
+        self.cold = self._answer(self.prompt)
+
+    def warm_equals_cold(self) -> bool:
+        """
+        A prompt on a block that was sealed elsewhere gives the bits of a cold one.
+        """
+        if not self.loaded.shapes:
+            return self._answer(self.prompt) == self.cold  # nothing is reused; twice is the same
+        states = bool(self.loaded.state_bytes) or None
+        slab = self.engine.open_slab(self.capacity).slab
+        self._prefill(slab, self.prompt[: self.chunk], 0)
+        self.engine.seal(slab, "self-test", 0, self.chunk, store=True, states=states)
+        self.engine.close_slab(slab)
+        warm = self._answer(self.prompt, shared=("self-test",))
+        again = warm if self.loaded.is_simple else self._answer(self.prompt, cut_back=True)
+        self.engine.evict("self-test")
+        return warm == self.cold == again
+
+    def slab_size(self) -> bool:
+        """
+        A larger slab gives the same bits.
+        """
+        return self._answer(self.prompt, capacity=2 * self.capacity) == self.cold
+
+    def rows(self) -> bool:
+        """
+        The last place of a pass, and a pass full of others, give the bits of the first place alone.
+        """
+        width = self.engine.decode_rows
+        if width == 1:
+            return True
+        try:
+            alone = self._answer(self.prompt, place=width - 1)
+            among = self._answer(self.prompt, beside=True)
+        except Exception as error:  # as above
+            self.fault = Fault.of(error)
+            return False
+        return self.cold == alone == among
+
+    def error(self) -> float:
+        """
+        The largest relative difference of the likeliest log-probabilities from a plain pass.
+        """
+        worst = 0.0
+        sequence = list(self.prompt)
+        for drawn in self.cold.drawn:
+            logits = self.loaded.model(
+                mx.array(sequence)[None], cache=make_prompt_cache(self.loaded.model)
+            )[0, -1].astype(mx.float32)
+            plain = np.array(logits - mx.logsumexp(logits))
+            scale = max(1e-6, float(np.abs(plain).max()))
+            worst = max(worst, *(abs(plain[word] - value) / scale for word, value in drawn.top))
+            sequence.append(drawn.token)
+        # What is no number is as wrong as can be, and the journal takes numbers only.
+        return float(worst) if math.isfinite(worst) else sys.float_info.max
+
+    def naive_differs(self) -> bool:
+        """
+        Whether going on the naive way (what is new in one pass, on KV of other passes) would have
+        changed bits here. Told, not required: on some devices nothing does.
+        """
+        # In halves, or the last token alone as decoding has it: one may hide what the other shows.
+        cuts = (self.chunk // 2 + 1, len(self.prompt) - 1)
+        return any(self._answer(self.prompt, naive_cut=cut) != self.cold for cut in cuts)
+
+    def _answer(
+        self,
+        prompt: Sequence[int],
+        *,
+        shared: Sequence[str] = (),
+        capacity: int | None = None,
+        place: int = 0,
+        beside: bool = False,
+        cut_back: bool = False,
+        naive_cut: int | None = None,
+    ) -> _Answer:
+        """
+        The first tokens of a greedy answer, with their likeliest log-probabilities.
+
+        Args:
+            cut_back: go on from the first two chunks of the prompt after a cut back to them, behind
+                other tokens; and after one to the first token, before that.
+            naive_cut: run the prompt in two passes that meet there, as no schedule does.
+        """
+        engine, width = self.engine, self.engine.decode_rows
+        slab = engine.open_slab(capacity or self.capacity).slab
+        others = [engine.open_slab(self.capacity).slab for _ in range(width - 1 if beside else 0)]
+        try:
+            if shared:
+                engine.share(slab, shared, 0)
+            held = len(shared) * self.chunk
+            if cut_back:
+                held = self._cut_back(slab)
+            if naive_cut is None:
+                trace = [_drawn(self._prefill(slab, prompt, held))]
+            else:
+                # Caches that grow are known for canonical passes alone.
+                engine.pool.get(slab).set_apart_bytes = sys.maxsize
+                engine.run_chunk(slab, prompt[:naive_cut], None)
+                trace = [_drawn(engine.run_chunk(slab, prompt[naive_cut:], _GREEDY))]
+            feeds = {slab: trace[0].token}
+            for number, other in enumerate(others):
+                length = self.chunk + 7 * (number + 1)
+                feeds[other] = _drawn(self._prefill(other, self.words[-length:], 0)).token
+            seats: list[int | None]
+            seats = [*others[:place], slab, *others[place:]] if beside else [None] * width
+            seats[place] = slab
+            for _ in range(_STEPS):
+                rows = [
+                    None
+                    if seat is None
+                    else DecodeRow(slab=seat, token=feeds[seat], wanted=_GREEDY)
+                    for seat in seats
+                ]
+                for seat, report in zip(seats, engine.decode(rows), strict=True):
+                    if isinstance(report, (EngineFault, NotHeld)):
+                        raise report
+                    if seat is not None and report is not None:
+                        feeds[seat] = _drawn(report).token
+                        if seat == slab:
+                            trace.append(_drawn(report))
+            kv = ""
+            if (kept := engine.pool.get(slab)).fixed:
+                states = bool(self.loaded.state_bytes)
+                kv = mlx_blocks.digest(mlx_blocks.cut(kept, 0, kept.end, states=states))
+            return _Answer(tuple(trace), kv)
+        finally:
+            engine.close_slab(slab)
+            for other in others:
+                engine.close_slab(other)
+
+    def _cut_back(self, slab: int) -> int:
+        """
+        Bring a slab by detours to the first two chunks of the prompt; so many tokens.
+        """
+        engine, end = self.engine, 2 * self.chunk
+        self._prefill(slab, self.words[-self.chunk - 3 :], 0)
+        engine.trim(slab, 0)
+        self._prefill(slab, self.prompt[:end], 0)
+        engine.seal(slab, "not kept", self.chunk, end, store=False)
+        others = [*self.prompt[:end], *self.words[-self.chunk // 4 :]]
+        token = _drawn(self._prefill(slab, others, end)).token
+        report = engine.decode([DecodeRow(slab=slab, token=token, wanted=_GREEDY)])[0]
+        if not isinstance(report, PassReport):
+            raise report or EngineFault("no report")
+        engine.trim(slab, end)
+        return end
+
+    def _prefill(self, slab: int, prompt: Sequence[int], start: int) -> PassReport:
+        report = None
+        for begin, end in passes(start, len(prompt), self.chunk):
+            wanted = _GREEDY if end == len(prompt) else None
+            report = self.engine.run_chunk(slab, prompt[begin:end], wanted)
+        assert report is not None
+        return report
+
+
+def _drawn(report: PassReport) -> Drawn:
+    assert report.drawn is not None
+    return report.drawn

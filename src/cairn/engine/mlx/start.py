@@ -1,0 +1,385 @@
+"""
+From a model directory to an engine that has shown what it promises.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from cairn.engine.machine.blas import loaded_blas
+from cairn.engine.machine.heap import give_back_free_memory
+from cairn.engine.machine.memory import (
+    Budgets,
+    budgets,
+    device_memory,
+    machine_memory,
+    memory_fault,
+)
+from cairn.engine.mlx.cache import counts_tokens, flat
+from cairn.engine.mlx.dtype import Asked, settle_dtype
+from cairn.engine.mlx.engine import MlxEngine
+from cairn.engine.mlx.growth import measured_growth
+from cairn.engine.mlx.model import LoadedModel, ModelRefused, load_model
+from cairn.engine.mlx.selftest import SelfTest, run_self_test
+from cairn.engine.mlx.state import StateShape
+from cairn.engine.model import fingerprint
+from cairn.engine.reports import ModelFacts
+from cairn.journal.checkpoints import STATES_A_SLAB, Checkpoints
+from cairn.journal.windows import LEAST_CHUNKS, SinkWindow
+
+_MEASURING = "measuring what its caches take"
+_TESTING = "self-test: same bits on this device? (once a fingerprint)"
+
+
+@attrs.frozen(kw_only=True)
+class Started:
+    """
+    An engine that is ready, and what was found on the way.
+
+    Attributes:
+        tested: what the self-test found; None where an earlier start has shown it already.
+        narrowed: the fingerprint and the self-test of more, where it did not hold: decode passes
+            have one row instead of several, or nothing is reused where states would have been.
+        held: the budgets of slabs and blocks beside the model.
+        tight: where the operator accepted that it may not fit in memory, the figures.
+    """
+
+    engine: MlxEngine
+    loaded: LoadedModel
+    facts: ModelFacts
+    tested: SelfTest | None
+    narrowed: tuple[str, SelfTest] | None
+    held: Budgets
+    tight: str | None
+
+
+def start_engine(
+    where: str,
+    *,
+    name: str | None,
+    chunk_tokens: int | None,
+    decode_rows: int | None,
+    kv_cache: str,
+    pool_bytes: int | None,
+    blocks_bytes: int | None,
+    remembered: Callable[[str], bool],
+    progress: Callable[[str, int, int], None],
+    adapter: str | None = None,
+    dtype: Asked = "auto",
+    accept_tight: bool = False,
+    window: tuple[int, int] | None = None,
+    reuse: bool = True,
+    state_blocks: int | None = None,
+    context_tokens: int | None = None,
+) -> Started:
+    """
+    Load a model, name its fingerprint and test it. For the engine's thread.
+
+    Args:
+        chunk_tokens: C, or None for the device's.
+        decode_rows: W, or None for the device's.
+        kv_cache: ``slab`` for Cairn's cache classes, ``mlx-lm`` for mlx-lm's own.
+        pool_bytes: the budget of slabs, or None for what goes with the model's size; the context is
+            no longer than fits in it.
+        blocks_bytes: the budget of sealed blocks, likewise.
+        remembered: whether a fingerprint passed its self-test at an earlier start.
+        progress: called with (what, done, total).
+        adapter: the directory of an adapter over the model.
+        dtype: whether to have the weights in float32.
+        accept_tight: load it even where it may not fit in memory.
+        window: (sinks, tokens of the window) that a token attends to; None for what the model's
+            layers say.
+        reuse: False to serve a model cold that keeps other things than keys and values.
+        state_blocks: each so-manieth block carries recurrent states; None for what goes with their
+            size.
+        context_tokens: the longest sequence of a model that is served cold; None for what goes with
+            the pool.
+
+    Raises:
+        ModelRefused: it cannot be served.
+    """
+    held = tight = None
+    memory = _memory()
+
+    def beside(size: int) -> Budgets:
+        return budgets(
+            weights_bytes=size,
+            memory_bytes=memory,
+            pool_bytes=pool_bytes,
+            blocks_bytes=blocks_bytes,
+        )
+
+    def fault(size: int) -> str | None:
+        return memory_fault(weights_bytes=size, memory_bytes=memory, held=beside(size))
+
+    def settle(model: Any) -> str:
+        on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        real_blas = sys.platform != "linux" or loaded_blas() is not None
+        return settle_dtype(model, dtype, on_cpu=on_cpu, real_blas=real_blas, fault=fault)
+
+    def fits(size: int) -> None:
+        nonlocal held, tight
+        held, tight = beside(size), fault(size)
+        if tight is not None and not accept_tight:
+            raise ModelRefused(
+                f"{where} does not fit in memory: {tight}. Serve a smaller or quantised model, "
+                "lower --pool-mb and --blocks-mb, or start with --accept-tight-memory to load it "
+                "all the same."
+            )
+
+    loaded = load_model(
+        where, name=name, adapter=adapter, progress=progress, fits=fits, settle_dtype=settle
+    )
+    assert held is not None
+    windows = any(shape.window for shape in loaded.shapes)
+    if (kv_cache == "mlx-lm" and (windows or not loaded.is_simple)) or not (
+        reuse or loaded.is_simple
+    ):
+        # Its classes for those forget what a cut back would need, so that nothing can be reused.
+        loaded = loaded.kept_cold()
+    chunk = chunk_tokens or default_chunk_tokens()
+    policy = _policy(loaded, window, chunk, kv_cache) if window is not None else None
+    # Rows need caches that can be looked at one token at a time.
+    apart = bool(loaded.shapes) and loaded.is_simple
+    rows = (decode_rows or default_decode_rows()) if apart else 1
+    rule = _checkpoints(loaded, chunk, state_blocks)
+    more = (held, context_tokens, remembered, progress)
+    started = _with_rows(loaded, chunk, rows, kv_cache, policy, rule, *more)
+    started = attrs.evolve(started, tight=tight)
+    if started.tested is None or started.tested.passed or (rows == 1 and loaded.is_simple):
+        return started
+    # Where a model or a device does not keep rows apart, W is 1 there, and the fingerprint says so.
+    # Where one does not go on from a state with the same bits, nothing is reused.
+    less = loaded if loaded.is_simple else loaded.kept_cold()
+    single = _with_rows(less, chunk, 1, kv_cache, policy, None, *more)
+    narrowed = (started.facts.fingerprint, started.tested)
+    return attrs.evolve(single, narrowed=narrowed, tight=tight)
+
+
+def freed_memory() -> int:
+    """
+    Have what nobody holds any more leave the process, and give the bytes that MLX still has in
+    arrays. For the engine's thread.
+    """
+    gc.collect()  # modules of a model hold each other
+    mx.clear_cache()
+    give_back_free_memory()
+    return mx.get_active_memory()
+
+
+def default_chunk_tokens() -> int:
+    """
+    C where nobody asks for another: small chunks waste little on a CPU, a GPU wants larger ones.
+    """
+    return 64 if mx.default_device().type == mx.DeviceType.cpu else 256
+
+
+def default_decode_rows() -> int:
+    """
+    W where nobody asks for another.
+    """
+    return 4
+
+
+def device_facts() -> Mapping[str, str]:
+    """
+    What MLX says of the device.
+    """
+    device = mx.default_device()
+    facts: dict[str, Any] = {"device": str(device)}
+    if device.type == mx.DeviceType.gpu:
+        facts |= mx.device_info() if hasattr(mx, "device_info") else {}
+    steady = ("device", "device_name", "architecture", "name", "compute_capability")
+    return {key: str(value) for key, value in facts.items() if key in steady}
+
+
+def _memory() -> int:
+    """
+    The memory that a model can have here.
+    """
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu and hasattr(mx, "device_info")
+    return device_memory(machine_memory(), mx.device_info() if on_gpu else {})
+
+
+def _with_rows(
+    loaded: LoadedModel,
+    chunk: int,
+    rows: int,
+    kv_cache: str,
+    policy: SinkWindow | None,
+    rule: Checkpoints | None,
+    held: Budgets,
+    asked: int | None,
+    remembered: Callable[[str], bool],
+    progress: Callable[[str, int, int], None],
+) -> Started:
+    growth = None
+    if not loaded.shapes:
+        progress(_MEASURING, 0, 1)
+        growth = measured_growth(loaded, chunk)
+        progress(_MEASURING, 1, 1)
+    if growth is None:
+        context = _context(loaded, policy, held.pool_bytes, chunk)
+    else:
+        context = asked or growth.context_within(held.pool_bytes, loaded.context_tokens, chunk)
+    try:
+        fields = fingerprint.collect(
+            directory=loaded.directory,
+            adapter=loaded.adapter,
+            device=device_facts(),
+            dtypes=_dtypes(loaded.model),
+            chunk_tokens=chunk,
+            decode_rows=rows,
+            kv_cache=kv_cache,
+            windows=[shape.window for shape in loaded.shapes],
+            policy=policy,
+            states=_states(loaded, rule),
+            context_tokens=context,
+            progress=lambda done, total: progress(
+                "reading the weights for the fingerprint", done, total
+            ),
+        )
+    except OSError:
+        loaded.refuse_changed()  # a file that went meanwhile, most likely
+        raise
+    loaded.refuse_changed()
+    token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
+    facts = ModelFacts(
+        name=loaded.name,
+        fingerprint=fingerprint.name_of(fields),
+        fields=fields,
+        layers=len(loaded.shapes) or _layers_that_count(loaded),
+        kv_token_bytes=token_bytes,
+        chunk_tokens=chunk,
+        decode_rows=rows,
+        context_tokens=context,
+        reusable=bool(loaded.shapes),
+        eos_ids=loaded.eos_ids,
+        vocabulary_tokens=loaded.vocabulary_tokens,
+        defaults=loaded.defaults,
+        template=loaded.template,
+        dtype=loaded.dtype,
+        policy=policy,
+        state_bytes=loaded.state_bytes,
+        checkpoints=rule,
+        growth=growth,
+        model_context_tokens=loaded.context_tokens if context < loaded.context_tokens else 0,
+    )
+    engine = MlxEngine(
+        loaded,
+        decode_rows=rows,
+        own_classes=kv_cache == "slab",
+        policy=policy,
+        checkpoints=rule,
+        growth=growth,
+    )
+    tested = None
+    if not remembered(facts.fingerprint):
+        progress(_TESTING, 0, 1)
+        tested = run_self_test(loaded, engine, chunk)
+        progress(_TESTING, 1, 1)
+    if tested is not None or growth is not None:
+        engine.give_back_memory()
+    return Started(
+        engine=engine,
+        loaded=loaded,
+        facts=facts,
+        tested=tested,
+        narrowed=None,
+        held=held,
+        tight=None,
+    )
+
+
+def _policy(loaded: LoadedModel, window: tuple[int, int], chunk: int, kv_cache: str) -> SinkWindow:
+    """
+    The policy that was asked for.
+
+    Raises:
+        ModelRefused: the model, or its settings, do not go with it.
+    """
+    sinks, tokens = window
+    why = None
+    if not loaded.shapes or not loaded.is_simple:
+        why = "it has layers that keep other things than keys and values"
+    elif any(shape.window for shape in loaded.shapes):
+        why = "layers of it have windows of their own"
+    elif kv_cache != "slab":
+        why = "mlx-lm's cache classes do not keep sinks and a window apart"
+    if why is not None:
+        raise ModelRefused(
+            f"{loaded.name} cannot be served under --kv-policy sink_window: {why}. Start with "
+            "--kv-policy full."
+        )
+    if tokens < LEAST_CHUNKS * chunk:
+        raise ModelRefused(
+            f"A window of {tokens} tokens is too short for chunks of {chunk}: it takes "
+            f"{LEAST_CHUNKS * chunk}. Start with a larger --window-tokens, or a smaller "
+            "--chunk-tokens."
+        )
+    return SinkWindow.of(sinks, tokens, chunk)
+
+
+def _checkpoints(loaded: LoadedModel, chunk: int, blocks: int | None) -> Checkpoints | None:
+    """
+    Which blocks carry recurrent states; None where no layer has one.
+    """
+    if not loaded.state_bytes:
+        return None
+    if blocks:
+        return Checkpoints(chunk_tokens=chunk, blocks=blocks)
+    token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
+    return Checkpoints.of(chunk, token_bytes, loaded.state_bytes)
+
+
+def _states(loaded: LoadedModel, rule: Checkpoints | None) -> dict[str, Any] | None:
+    """
+    What the fingerprint tells of layers that keep other things than keys and values, or several
+    together. None where none does.
+    """
+    if loaded.is_simple:
+        return None
+    states = [one.arrays if isinstance(one, StateShape) else () for one in loaded.shapes]
+    return {
+        "blocks": rule.blocks if rule is not None else 0,
+        "together": list(loaded.together),
+        "layers": [[f"{dtype} {list(shape)}" for shape, dtype in arrays] for arrays in states],
+    }
+
+
+def _context(loaded: LoadedModel, policy: SinkWindow | None, pool_bytes: int, chunk: int) -> int:
+    """
+    The longest sequence: what the model takes, and what a slab within the budget holds, where its
+    arrays are fixed.
+    """
+    token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
+    pool_bytes -= STATES_A_SLAB * loaded.state_bytes
+    if pool_bytes < 0:
+        return 0
+    if not token_bytes:  # states alone
+        return loaded.context_tokens
+    if policy is not None and policy.rows * token_bytes <= pool_bytes:
+        return loaded.context_tokens
+    return min(loaded.context_tokens, pool_bytes // token_bytes // chunk * chunk)
+
+
+def _layers_that_count(loaded: LoadedModel) -> int:
+    caches = make_prompt_cache(loaded.model)
+    return sum(counts_tokens(layer) for layer in flat(caches))
+
+
+def _dtypes(model: Any) -> dict[str, int]:
+    counted: collections.Counter[str] = collections.Counter()
+    parameters: Any = tree_flatten(model.parameters())
+    for _, parameter in parameters:
+        counted[str(parameter.dtype).removeprefix("mlx.core.")] += 1
+    return dict(counted)

@@ -1,0 +1,1 @@
+"""Model directories: their files, fingerprint and recommended settings."""

@@ -1,0 +1,232 @@
+"""
+What can be said of a model's directory before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cairn.engine.json_text import parsed
+from cairn.engine.model.generation_config import (
+    GenerationConfigFault,
+    read_defaults,
+    read_template_settings,
+)
+
+ADAPTER_WEIGHTS = "adapters.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+
+_CONVERT = (
+    "mlx-lm reads directories of safetensors: convert the model it was made from with "
+    "`mlx_lm.convert --hf-path OWNER/MODEL --mlx-path DIR`, and serve DIR."
+)
+_SHOWN_MAX = 80
+_OFFSET_END = 1 << 63
+_HEADER_BYTES_MAX = 100_000_000  # as the safetensors library has it
+
+
+def is_path(where: str) -> bool:
+    """
+    Whether ``--model`` names a place on this machine, and not a hub's model.
+    """
+    looks_so = where.startswith(("/", ".", "~")) or where.endswith(".gguf")
+    return looks_so or not where or _so(Path(where).exists)
+
+
+def directory_fault(where: str) -> str | None:
+    """
+    Why a place on this machine is no model directory, in a sentence; None where it may be one.
+    """
+    try:
+        return _fault_in(where, Path(where).expanduser())
+    except (OSError, RuntimeError) as error:
+        return f"{where} cannot be read: {_fact(error)}."
+
+
+def adapter_fault(where: str) -> str | None:
+    """
+    Why a place on this machine is no adapter of mlx-lm's, in a sentence; None where it may be one.
+    """
+    try:
+        return _adapter_fault_in(where, Path(where).expanduser())
+    except (OSError, RuntimeError) as error:
+        return f"{where} cannot be read: {_fact(error)}."
+
+
+def _fault_in(where: str, path: Path) -> str | None:
+    if where.endswith(".gguf") and not path.is_dir():
+        return f"{where} is a GGUF file, which cannot be served. {_CONVERT}"
+    if not where or not path.exists():
+        return f"There is no model directory at {where!r}."
+    if path.is_file():
+        return f"{where} is a file; --model takes a directory in mlx-lm's format."
+    endings = {file.suffix for file in path.iterdir()}
+    has_weights = ".safetensors" in endings
+    if not has_weights and ".gguf" in endings:
+        return f"{where} holds GGUF files, which cannot be served. {_CONVERT}"
+    config = path / "config.json"
+    if not config.is_file():
+        return f"{where} is no model directory: there is no config.json in it."
+    try:
+        found = parsed(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{config} cannot be read: {error}."
+    if not isinstance(found, dict) or "model_type" not in found:
+        return f"{config} names no model_type, so it is no model of mlx-lm's."
+    if not has_weights:
+        return f"{where} holds no weights (*.safetensors). Was its download complete?"
+    try:
+        read_defaults(path)
+        read_template_settings(path)
+    except GenerationConfigFault as fault:
+        return str(fault)
+    return _incomplete(path)
+
+
+def _adapter_fault_in(where: str, path: Path) -> str | None:
+    if not where or not path.is_dir():
+        return f"There is no adapter directory at {where!r}."
+    if not (path / ADAPTER_WEIGHTS).is_file():
+        hint = "PEFT's adapters have to be converted" if any(path.glob("adapter_model.*")) else ""
+        hint = hint or "mlx_lm.lora writes it"
+        return f"{where} is no adapter of mlx-lm's: there is no {ADAPTER_WEIGHTS} in it ({hint})."
+    config = path / ADAPTER_CONFIG
+    if not config.is_file():
+        return f"{where} is no adapter of mlx-lm's: there is no {ADAPTER_CONFIG} in it."
+    try:
+        found = parsed(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{config} cannot be read: {error}."
+    if not isinstance(found, dict):
+        return f"{config} is no JSON object, so {where} is no adapter of mlx-lm's."
+    needed = {"num_layers", "lora_parameters"} if found.get("fine_tune_type") != "full" else set()
+    if missing := sorted(needed - found.keys()):
+        return f"{config} lacks {' and '.join(missing)}, so {where} is no adapter of mlx-lm's."
+    return _cut_off(path / ADAPTER_WEIGHTS)
+
+
+def weights_bytes(directory: Path, adapter: Path | None = None) -> int:
+    """
+    What the weights take in memory. Read from the files' headers: mlx-lm holds each tensor in the
+    type that its file has, but for a few packed formats that it unpacks.
+    """
+    paths = list(directory.glob("model*.safetensors"))
+    if adapter is not None:
+        paths.append(adapter / ADAPTER_WEIGHTS)
+    return sum(_data_bytes(path)[0] for path in paths)
+
+
+def _incomplete(directory: Path) -> str | None:
+    """
+    Which file of a directory of weights is missing or cut off.
+    """
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            named = _named(parsed(index.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            return f"{index} cannot be read: {error}. Was its download complete?"
+        missing = sorted(name for name in named if not _so((directory / name).is_file))
+        if missing:
+            return (
+                f"{directory} lacks {len(missing)} of the {len(named)} files of weights that its "
+                f"index names, {_short(missing[0])} for one. Was its download complete?"
+            )
+    faults = map(_cut_off, sorted(directory.glob("model*.safetensors")))
+    return next((fault for fault in faults if fault), None)
+
+
+def _named(index: Any) -> set[str]:
+    """
+    The files of weights that an index names.
+
+    Raises:
+        ValueError: it is no index.
+    """
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict):
+        raise ValueError("it has no weight_map")
+    for tensor, name in places.items():
+        if not isinstance(name, str):
+            raise ValueError(f"the file of {_short(tensor)} is no name, but {_short(repr(name))}")
+    return set(places.values())
+
+
+def _cut_off(path: Path) -> str | None:
+    try:
+        data, header = _data_bytes(path)
+    except (OSError, ValueError) as error:
+        return f"{path} cannot be read as safetensors: {error}. Was its download complete?"
+    size = path.stat().st_size
+    if size < header + data:
+        return (
+            f"{path} is cut off: it has {size} bytes, and its header speaks of {header + data}. "
+            "Was its download complete?"
+        )
+    return None
+
+
+def _data_bytes(path: Path) -> tuple[int, int]:
+    """
+    The bytes of a file's tensors, and those before them.
+
+    Raises:
+        ValueError: the file has no header that can be read.
+    """
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", _exactly(file.read(8), 8))
+        if length > _HEADER_BYTES_MAX:
+            raise ValueError("it does not begin with a header")
+        header = parsed(_exactly(file.read(length), length))
+    return max(_ends(header), default=0), 8 + length
+
+
+def _ends(header: Any) -> Iterator[int]:
+    """
+    Where the tensors end that a header tells of, in bytes after it.
+
+    Raises:
+        ValueError: it does not say that.
+    """
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    for name, told in header.items():
+        if name == "__metadata__":
+            continue
+        span = told.get("data_offsets") if isinstance(told, dict) else None
+        places = span if isinstance(span, list) else []
+        whole = [type(place) for place in places] == [int, int]
+        if not whole or not 0 <= places[0] <= places[1] < _OFFSET_END:
+            raise ValueError(f"its header does not say where {_short(name)} begins and ends")
+        yield places[1]
+
+
+def _exactly(found: bytes, length: int) -> bytes:
+    if len(found) < length:
+        raise ValueError("its header is cut off")
+    return found
+
+
+def _so(question: Callable[[], bool]) -> bool:
+    """
+    What is so of a path; nothing is where it cannot be, as under a name that is too long.
+    """
+    try:
+        return question()
+    except OSError:
+        return False
+
+
+def _fact(error: OSError | RuntimeError) -> str:
+    # The path stands in the sentence already, and it may be what is too long.
+    return (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
+
+
+def _short(text: str) -> str:
+    """
+    A name out of a file, which may be of any length.
+    """
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."

@@ -1,0 +1,1 @@
+"""From a conversation to token ids and to its chain of parts."""

@@ -1,0 +1,209 @@
+"""
+Prompts to token ids, where only what is new in them is tokenised.
+
+The ids are those of the whole text, always. A text is cut into pieces that a tokenizer treats apart
+(`cuts` has the argument), the ids of pieces that were met before are taken from memory, and the
+others are tokenised. It makes no difference where in a text a piece was met: the turns behind an
+edit are found as well as those in front of it.
+
+1. Where it cannot be shown that pieces give the ids of the whole, the whole is tokenised.
+2. What one tenant said is never looked up for another: how long an answer takes would tell of it.
+3. What is remembered is bounded in bytes; what was not used for the longest time goes.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from cairn.engine.prompt.cuts import Cuts, NotShown, cuts_of
+from cairn.engine.prompt.template import Tokenizer, encode
+from cairn.journal.token_ids import shared
+
+KEPT_BYTES: Final = 64 * 2**20
+"""About fifty conversations of 100,000 tokens."""
+
+_ENTRY_BYTES: Final = 256
+"""What an entry takes beside text and ids: key, links, and a part of the table."""
+
+_PROBED_TOKENS: Final = 16
+
+
+class Encoder:
+    """
+    Turns rendered conversations into token ids. May be used from several threads.
+
+    Attributes:
+        whole_because: why every text is tokenised as a whole, or None where pieces are reused.
+        encoded_characters: how many went through the tokenizer, raw prompts too.
+        remembered_characters: for how many the ids were remembered.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, kept_bytes: int = KEPT_BYTES) -> None:
+        """
+        Args:
+            tokenizer: mlx-lm's wrapper. It must not be changed afterwards.
+            kept_bytes: what remembered pieces may take.
+        """
+        self._tokenizer = tokenizer
+        self._kept = _Kept(kept_bytes)
+        self._cuts: Cuts | None = None
+        self._backend: Any = None
+        self._counting = threading.Lock()
+        # transformers sets up the library's object at every call, so one call at a time.
+        self._encoding_whole = threading.Lock()
+        self.whole_because: str | None = None
+        self.encoded_characters = 0
+        self.remembered_characters = 0
+        try:
+            cuts, self._backend = cuts_of(tokenizer)
+            self._probe(cuts)
+            self._cuts = cuts
+        except NotShown as reason:
+            self.whole_because = str(reason)
+
+    def encode(self, text: str, *, tenant: str) -> tuple[int, ...]:
+        """
+        The token ids of a text in which the special tokens are written out, as a template does.
+        Remembers its pieces.
+        """
+        if self._cuts is None or not self._is_plain():
+            self._count(len(text), 0)
+            return self._whole(text)
+        pieces = self._cuts.pieces(text)
+        ids_of = self._kept.look_up(tenant, pieces)
+        fresh = self._encode_each(piece for piece in pieces if piece not in ids_of)
+        self._kept.keep(tenant, fresh)
+        encoded = sum(map(len, fresh))
+        self._count(encoded, len(text) - encoded)
+        ids_of.update(fresh)
+        ids: list[int] = []
+        for piece in pieces:
+            ids.extend(ids_of[piece])
+        return tuple(ids)
+
+    def encode_raw(self, text: str) -> tuple[int, ...]:
+        """
+        The token ids of a raw prompt, to which the tokenizer adds its special tokens. It is
+        tokenised as a whole, and not remembered.
+        """
+        self._count(len(text), 0)
+        with self._encoding_whole:
+            return shared(encode(self._tokenizer, text, special=True))
+
+    @property
+    def kept_bytes(self) -> int:
+        """
+        What the remembered pieces take.
+        """
+        return self._kept.bytes
+
+    def _whole(self, text: str) -> tuple[int, ...]:
+        with self._encoding_whole:
+            return shared(encode(self._tokenizer, text, special=False))
+
+    def _is_plain(self) -> bool:
+        """
+        Whether the library's object does what transformers would make it do: others may have set
+        it to cut off or to fill up.
+        """
+        backend = self._backend
+        return (
+            backend.truncation is None
+            and backend.padding is None
+            and not backend.encode_special_tokens
+        )
+
+    def _encode_each(self, pieces: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """
+        The ids of pieces, each once.
+
+        One call for all, since the library lets other threads run meanwhile only in this form, and
+        takes pieces side by side. Without offsets it gives the same ids, sooner.
+        """
+        distinct = list(dict.fromkeys(pieces))
+        if not distinct:
+            return {}
+        encodings = self._backend.encode_batch_fast(distinct, add_special_tokens=False)
+        return {
+            piece: shared(encoding.ids) for piece, encoding in zip(distinct, encodings, strict=True)
+        }
+
+    def _probe(self, cuts: Cuts) -> None:
+        """
+        Try out what `cuts` argues, on texts with everything in them that a step may look at.
+
+        Raises:
+            NotShown: the pieces give other ids than the whole.
+        """
+        tokens = cuts.tokens
+        for place, token in enumerate(tokens[:_PROBED_TOKENS]):
+            other = tokens[place - 1]
+            text = (
+                f"{token}Ab c{other}{token}{token} d,{token} \n{other}\n\n e{token}\t\u0301é "
+                f"{token}{token[:-1]}{token}  {other[1:]}12{token}3"
+            )
+            try:
+                whole = self._whole(text)  # first: transformers sets up the library's object by it
+            except Exception as error:  # the library raises nothing narrower
+                raise NotShown(f"a probe cannot be tokenised: {error}") from error
+            except BaseException as error:
+                # What panics in Rust is no Exception. It is this text's fault, not the server's.
+                if type(error).__name__ != "PanicException":
+                    raise
+                raise NotShown(f"the library fails on a probe: {error}") from error
+            if not self._is_plain():
+                raise NotShown("the tokenizer cuts texts off, or fills them up")
+            each = self._encode_each(cuts.pieces(text))
+            if whole != tuple(id_ for piece in cuts.pieces(text) for id_ in each[piece]):
+                raise NotShown(f"a text with {token!r} has other ids when it is cut there")
+
+    def _count(self, encoded: int, reused: int) -> None:
+        with self._counting:
+            self.encoded_characters += encoded
+            self.remembered_characters += reused
+
+
+class _Kept:
+    """
+    The ids of pieces by tenant and text, as many as fit.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self.bytes = 0
+        self._ids: OrderedDict[tuple[str, str], tuple[int, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def look_up(self, tenant: str, pieces: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """
+        The ids of those pieces that are known. Moves them away from the end at which pieces go.
+        """
+        found: dict[str, tuple[int, ...]] = {}
+        with self._lock:
+            for piece in pieces:
+                ids = self._ids.get((tenant, piece))
+                if ids is not None:
+                    self._ids.move_to_end((tenant, piece))
+                    found[piece] = ids
+        return found
+
+    def keep(self, tenant: str, fresh: Mapping[str, tuple[int, ...]]) -> None:
+        """
+        Remember pieces, and forget what has not been used for the longest time.
+        """
+        with self._lock:
+            for piece, ids in fresh.items():
+                if (tenant, piece) not in self._ids:
+                    self._ids[tenant, piece] = ids
+                    self.bytes += _held_bytes(piece, ids)
+            while self.bytes > self._budget_bytes:
+                (_, piece), ids = self._ids.popitem(last=False)
+                self.bytes -= _held_bytes(piece, ids)
+
+
+def _held_bytes(piece: str, ids: tuple[int, ...]) -> int:
+    return sys.getsizeof(piece) + sys.getsizeof(ids) + _ENTRY_BYTES

@@ -1,0 +1,1 @@
+"""Cairn's own agents: ``/v1/agents``."""

@@ -1,0 +1,337 @@
+"""
+Agents: from the wire to commands, and from what is known of them back. The protocol is Cairn's own;
+what is asked of an agent, and what it answers, has the form of OpenAI's chat completions.
+
+Only what is new is sent: the history is the server's. So what would be another conversation if it
+came with a request (tools, a session) belongs to the agent, and is refused.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import attrs
+import msgspec
+
+from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
+from cairn.actors.requests.messages import Keep, KeptTurn, ServerFacts
+from cairn.engine.prompt.template import Message, message_of
+from cairn.http.chat_completions.conversation import message_object, read_tools
+from cairn.http.chat_completions.request import ChatRequest, _Request, chat_request
+from cairn.http.service import Service
+from cairn.http.wire import parameters
+from cairn.http.wire.errors import ClientError
+from cairn.http.wire.json import decode_object, to_struct
+from cairn.http.wire.limits import MESSAGES_MAX, check_count
+from cairn.http.wire.parameters import INT64_MAX, Ignored, integer
+from cairn.journal.agents import NAME_MAX, is_agent_name, session_of
+
+ADDRESS = "/v1/agents"
+PROTOCOL = "cairn.agents"
+
+_NOT_HERE = {
+    "session_id": "an agent has a session of its own; leave it out",
+    "tools": "name them when you create the agent; to go on with others, create another one",
+    "system_prompt": "name it when you create the agent",
+}
+"""
+What is the agent's, and how else to have it.
+"""
+
+
+_ALIASES = {"id": "agent_id", "name": "agent_id", "system": "system_prompt"}
+"""
+What others call a field of a new agent.
+"""
+
+
+class _NewAgent(msgspec.Struct):
+    agent_id: str | None = None
+    model: str | None = None
+    system_prompt: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    max_context: int | None = None
+    persist: bool | None = None
+
+
+class _Fork(msgspec.Struct):
+    agent_id: str | None = None
+    turn: int | None = None
+
+
+ASKED = msgspec.defstruct(
+    "ASKED",
+    [
+        (field.name, field.type)
+        if field.default is msgspec.NODEFAULT
+        else (field.name, field.type, field.default)
+        for field in msgspec.structs.fields(_Request)
+        if field.name not in {*_NOT_HERE, "n", "prompt_cache_key"}
+    ],
+    module=__name__,
+)
+"""
+What may be asked of an agent, for the description of this server: a chat, without what is the
+agent's own.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Fork:
+    """
+    How an agent is to be forked: under which name, and behind which turn, the last one where that
+    is None.
+    """
+
+    name: str
+    turn: int | None
+
+
+# --- from the wire -------------------------------------------------------------------------------
+
+
+def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, ...]]:
+    """
+    The agent that a body asks for, and the fields of it that are not acted on.
+
+    Raises:
+        ClientError: it cannot be used.
+    """
+    fields = decode_object(body)
+    wire = to_struct(fields, _NewAgent)
+    new = NewAgent(
+        name=_name(wire.agent_id),
+        model=parameters.model_name(wire.model),
+        # An empty one is no message: a template would render it all the same.
+        system=wire.system_prompt or None,
+        tools=read_tools(wire.tools or ()),
+        max_context=integer("max_context", wire.max_context, 2, INT64_MAX),
+        persist=wire.persist is not False,
+    )
+    aliases = {name: one for name, one in _ALIASES.items() if fields.get(one) is None}
+    known = _NewAgent.__struct_fields__
+    return new, ignored.told(parameters.unknown(fields, known), known, aliases)
+
+
+def read_fork(body: bytes) -> Fork:
+    """
+    How a body wants an agent to be forked. It may be empty.
+
+    Raises:
+        ClientError: it cannot be used.
+    """
+    fields = decode_object(body or b"{}")
+    wire = to_struct(fields, _Fork)
+    known = _Fork.__struct_fields__
+    if others := parameters.unknown(fields, known):
+        # Whatever it means, behind the last turn it could be another agent than is meant.
+        other = min(others)[:100]
+        raise ClientError(
+            f"a fork has no field {other}: it takes {' and '.join(known)} alone. Nothing was "
+            "forked",
+            param=other,
+        )
+    return Fork(name=_name(wire.agent_id), turn=integer("turn", wire.turn, 0, INT64_MAX))
+
+
+def read_generate_request(
+    body: bytes,
+    headers: Mapping[str, str],
+    ignored: Ignored,
+    facts: ServerFacts,
+    held: AgentHistory,
+) -> ChatRequest:
+    """
+    What a request asks of an agent: a chat that begins with the agent's history.
+
+    Args:
+        headers: looked up by names in lower case.
+        facts: of the server, which has defaults for what a client does not say.
+        held: the agent.
+
+    Raises:
+        ClientError: they cannot be used.
+    """
+    fields = decode_object(body)
+    for name, hint in _NOT_HERE.items():
+        if fields.get(name) is not None:
+            raise ClientError(
+                f"{name} is the agent's own: {hint}", param=name, code="unsupported_value"
+            )
+    agent = held.agent
+    if agent.tools:
+        fields["tools"] = [dict(tool) for tool in agent.tools]
+    asked = chat_request(fields, headers, ignored, facts)
+    command = asked.command
+    if command.choices > 1:
+        raise ClientError(
+            "n is for chats: an agent goes on with one answer; leave it out, or fork the agent",
+            param="n",
+            code="unsupported_value",
+        )
+    assert command.conversation is not None
+    new = command.conversation.messages
+    messages = (*held.messages, *new)
+    check_count(messages, "messages", MESSAGES_MAX)
+    command = attrs.evolve(
+        command,
+        protocol=PROTOCOL,
+        conversation=attrs.evolve(command.conversation, messages=messages),
+        session_name=session_of(agent.name),
+        group=None,
+        asked_model=command.asked_model or agent.model,
+        keep=Keep(previous=held.head, asked=new, note="", agent=agent.name, created=held.created),
+        context_max=agent.max_context,
+    )
+    # The session is the agent's; there is no group in which it would have to be found.
+    names = ("prompt_cache_key",) if fields.get("prompt_cache_key") is not None else ()
+    told = sorted({*asked.ignored, *ignored.told(names, names)})
+    return attrs.evolve(asked, command=command, ignored=tuple(told))
+
+
+def _name(wire: str | None) -> str:
+    if wire is None:
+        return f"agent-{uuid.uuid4().hex[:12]}"
+    if not is_agent_name(wire):
+        raise ClientError(
+            f"agent_id must be 1 to {NAME_MAX} letters (a to z), digits, or any of . _ - and begin "
+            "with a letter or a digit",
+            param="agent_id",
+        )
+    return wire
+
+
+# --- what is known of them -----------------------------------------------------------------------
+
+
+async def look_up_history(name: str, service: Service) -> AgentHistory:
+    """
+    An agent with all that was said.
+
+    Raises:
+        ClientError: there is none.
+        RefusalError: the journal cannot be read now.
+    """
+    held = await service.agents.history(name)
+    if held is None:
+        raise not_found(name)
+    return held
+
+
+async def look_up(name: str, service: Service) -> dict[str, Any]:
+    """
+    An agent, with what it was created with. Raises as ``look_up_history``.
+    """
+    new = await service.agents.created(name)
+    facts = service.agents.one(name)
+    if new is None or facts is None:
+        raise not_found(name)
+    more = {"system_prompt": new.system, "tools": list(new.tools)}
+    return {**agent_object(facts, service.facts_of(facts.model)), **more}
+
+
+async def look_up_turns(name: str, service: Service) -> dict[str, Any]:
+    """
+    What was said, turn by turn. Raises as ``look_up_history``.
+    """
+    held = await look_up_history(name, service)
+    data = [_turn_object(number, turn) for number, turn in enumerate(held.turns, 1)]
+    return {"object": "list", "agent_id": name, "data": data}
+
+
+async def delete(name: str, service: Service) -> dict[str, Any]:
+    """
+    Have an agent no longer.
+
+    Raises:
+        ClientError: there is none.
+        RefusalError: it cannot be deleted now.
+    """
+    if not await service.agents.delete(name):
+        raise not_found(name)
+    return {"object": "agent", "agent_id": name, "deleted": True}
+
+
+async def fork(name: str, wanted: Fork, service: Service) -> AgentFacts:
+    """
+    Fork an agent.
+
+    Raises:
+        ClientError: there is none, or it has no such turn.
+        RefusalError: that cannot be done now.
+    """
+    try:
+        found = await service.agents.fork(name, wanted.name, wanted.turn)
+    except IndexError as error:
+        held = service.agents.one(name)
+        turns = held.turns if held is not None else 0
+        raise ClientError(
+            f"turn is {wanted.turn}, and the agent has {turns} so far: send 0 to {turns}, or leave "
+            "it out for the last",
+            param="turn",
+        ) from error
+    if found is None:
+        raise not_found(name)
+    return found
+
+
+def not_found(name: str) -> ClientError:
+    """
+    What to raise where there is no agent of a name.
+    """
+    return ClientError(
+        f"there is no agent {name[:NAME_MAX]!r}: it was never created, was deleted, or was not to "
+        "outlive its server (persist: false); GET /v1/agents lists those that are there",
+        code="agent_not_found",
+        status=404,
+    )
+
+
+def agent_object(
+    agent: AgentFacts, facts: ServerFacts, ignored: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """
+    An agent, as lists have it.
+
+    Args:
+        ignored: fields that were sent and not acted on.
+    """
+    told = {
+        "object": "agent",
+        "agent_id": agent.name,
+        "model": agent.model or facts.model,
+        "status": agent.status,
+        "turns": agent.turns,
+        "context_tokens": agent.context_tokens,
+        "context_left": agent.context_left,
+        "finish_reason": agent.finish_reason,
+        "max_context": agent.max_context,
+        "persist": agent.persist,
+        "forked_from": agent.forked_from,
+        "created": _time(agent.created_s),
+        "last_accessed": _time(agent.used_us // 1_000_000),
+    }
+    return {**told, "ignored": list(ignored)} if ignored else told
+
+
+def _turn_object(number: int, turn: KeptTurn) -> dict[str, Any]:
+    return {
+        "turn": number,
+        "request": turn.request,
+        "created": _time(turn.created_s),
+        "messages": [message_object(message) for message in turn.asked],
+        "answer": message_object(_answer(turn)),
+        "finish_reason": turn.finished.finish_reason,
+        "context_tokens": turn.finished.prompt_tokens + turn.finished.completion_tokens,
+    }
+
+
+def _answer(turn: KeptTurn) -> Message:
+    return message_of(turn.parts)
+
+
+def _time(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"

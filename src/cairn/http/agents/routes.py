@@ -1,0 +1,81 @@
+"""
+The addresses of agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from quart import Quart, Response
+
+from cairn.http.adapter import Asked
+from cairn.http.agents import requests as agents
+from cairn.http.models import named_model
+from cairn.http.service import Service
+from cairn.http.wire.json import encode
+from cairn.http.wire.parameters import Ignored
+
+
+def add_agent_routes(
+    app: Quart,
+    service: Service,
+    ignored: Ignored,
+    *,
+    body_of: Callable[[], Awaitable[tuple[bytes, Mapping[str, str]]]],
+    check_model: Callable[[str], None],
+    answered: Callable[[Asked], Awaitable[Response]],
+) -> None:
+    """
+    Put the agents of a service at their addresses.
+
+    Args:
+        body_of: reads the body of the request in hand, with its headers.
+        check_model: refuses a model's name that is not to be asked for.
+        answered: asks, and gives the answer.
+    """
+
+    @app.post(agents.ADDRESS)
+    async def create_agent() -> Response:
+        body, _ = await body_of()
+        new, passed_over = agents.read_new_agent(body, ignored)
+        check_model(new.model)
+        made = await service.agents.create(new)
+        return _json(agents.agent_object(made, service.facts_of(made.model), passed_over))
+
+    @app.get(agents.ADDRESS)
+    async def list_agents() -> Response:
+        found = [
+            agents.agent_object(one, service.facts_of(one.model)) for one in service.agents.all()
+        ]
+        return _json({"object": "list", "agents": found})
+
+    @app.get(f"{agents.ADDRESS}/<name>")
+    async def agent(name: str) -> Response:
+        return _json(await agents.look_up(name, service))
+
+    @app.get(f"{agents.ADDRESS}/<name>/turns")
+    async def agent_turns(name: str) -> Response:
+        return _json(await agents.look_up_turns(name, service))
+
+    @app.delete(f"{agents.ADDRESS}/<name>")
+    async def delete_agent(name: str) -> Response:
+        return _json(await agents.delete(name, service))
+
+    @app.post(f"{agents.ADDRESS}/<name>/fork")
+    async def fork_agent(name: str) -> Response:
+        body, _ = await body_of()
+        made = await agents.fork(name, agents.read_fork(body), service)
+        return _json(agents.agent_object(made, service.facts_of(made.model)))
+
+    @app.post(f"{agents.ADDRESS}/<name>/generate")
+    async def generate_with_agent(name: str) -> Response:
+        body, headers = await body_of()
+        held = await agents.look_up_history(name, service)
+        facts = service.facts_of(named_model(body, service) or held.agent.model)
+        asked = agents.read_generate_request(body, headers, ignored, facts, held)
+        check_model(asked.command.asked_model)
+        return await answered(asked)
+
+
+def _json(body: object) -> Response:
+    return Response(encode(body), content_type="application/json")

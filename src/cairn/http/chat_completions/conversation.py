@@ -1,0 +1,258 @@
+"""
+OpenAI's messages, tools and template settings in canonical form.
+
+What clients move about without meaning anything by it is the same conversation afterwards, since
+conversations are compared by hashes of it: content as a string or as a list of parts, cache hints,
+arguments as text or as an object, empty fields or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cairn.engine.json_text import fault_of
+from cairn.engine.prompt.template import RENDERED, Message, call_arguments
+from cairn.http.wire.errors import ClientError
+from cairn.http.wire.limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
+from cairn.http.wire.parameters import check_name
+from cairn.http.wire.placeholders import OF_PARTS, answered
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class WirePart(msgspec.Struct):
+    """
+    A part of a content list. Of an image's part only its type is looked at.
+    """
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class WireFunction(msgspec.Struct):
+    """
+    The function that a call calls.
+    """
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class WireToolCall(msgspec.Struct):
+    """
+    A call that an assistant made.
+    """
+
+    function: WireFunction
+    id: str | None = None
+
+
+class WireMessage(msgspec.Struct):
+    """
+    A message as it is sent.
+    """
+
+    role: str
+    content: str | list[WirePart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[WireToolCall] | None = None
+    function_call: Any = None
+    tool_call_id: str | None = None
+
+
+def read_messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
+    """
+    The messages in canonical form.
+
+    Raises:
+        ClientError: one of them cannot be used.
+    """
+    if not wire:
+        raise ClientError("messages is empty; send at least one", param="messages")
+    check_count(wire, "messages", MESSAGES_MAX)
+    return tuple(
+        _message(message, f"messages[{index}]", stand_ins)
+        for index, (message, stand_ins) in enumerate(_with_stand_ins(wire))
+    )
+
+
+def ignored_parts(wire: Sequence[WireMessage]) -> set[str]:
+    """
+    The types of parts in whose place something else stands.
+    """
+    return {
+        f"messages.{part.type}"
+        for message, stand_ins in _with_stand_ins(wire)
+        if isinstance(message.content, list)
+        for part in message.content
+        if part.type in stand_ins
+    }
+
+
+def read_tools(wire: Sequence[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """
+    The tools as the template takes them, whatever may be called of them, so that the prompt begins
+    as it did before.
+
+    Raises:
+        ClientError: one of them is no function.
+    """
+    check_count(wire, "tools", TOOLS_MAX)
+    return tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(wire))
+
+
+def read_template(
+    given: Mapping[str, Any],
+    enable_thinking: bool | None,
+    effort: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """
+    The settings of the template. What stands in ``given`` goes before the shorthand, that before
+    what an ``effort`` of thinking sets, and that before the model's ``defaults``.
+
+    Raises:
+        ClientError: a setting is not the client's to make.
+    """
+    template = dict(given)
+    taken = sorted(RENDERED & template.keys())
+    if taken:
+        where = f"chat_template_kwargs.{taken[0]}"
+        raise ClientError(f"{where} belongs to the server; leave it out", param=where)
+    if (fault := fault_of(template)) is not None:
+        raise ClientError(f"chat_template_kwargs {fault}", param="chat_template_kwargs")
+    if enable_thinking is not None:
+        template.setdefault("enable_thinking", enable_thinking)
+    return {**defaults, **effort, **template}
+
+
+def message_object(message: Message) -> dict[str, Any]:
+    """
+    A message as it would be sent.
+    """
+    told: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        told["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        told["tool_calls"] = [_call_object(call) for call in message.tool_calls]
+    more = {"tool_call_id": message.tool_call_id, "name": message.name}
+    return {**told, **{name: value for name, value in more.items() if value}}
+
+
+def _call_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments).decode()
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _with_stand_ins(
+    wire: Sequence[WireMessage],
+) -> Iterator[tuple[WireMessage, Mapping[str, str]]]:
+    """
+    Each message, and what stands in the place of its parts, by their types.
+    """
+    first = answered([message.role for message in wire])
+    for index, message in enumerate(wire):
+        is_past = message.role == "user" and index < first
+        yield message, OF_PARTS if is_past or message.role == "tool" else {}
+
+
+def _message(wire: WireMessage, where: str, stand_ins: Mapping[str, str]) -> Message:
+    if wire.role not in _ROLES:
+        raise ClientError(
+            f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
+            param=f"{where}.role",
+        )
+    is_assistant = wire.role == "assistant"
+    if is_assistant and wire.function_call is not None:
+        # Its result would be of the role `function`, which has no call that it answers.
+        raise ClientError(
+            f"{where}.function_call is a call of the older form; send it in tool_calls, and its "
+            "result as a message of the role tool",
+            param=f"{where}.function_call",
+            code="unsupported_value",
+        )
+    if wire.content is None and not is_assistant:
+        raise ClientError(
+            f"{where}.content is missing; only an assistant's message may be without",
+            param=f"{where}.content",
+            code="missing_required_parameter",
+        )
+    calls = wire.tool_calls or () if is_assistant else ()
+    check_count(calls, f"{where}.tool_calls", CALLS_MAX)
+    return Message(
+        role="system" if wire.role == "developer" else wire.role,
+        content=_text(wire.content, f"{where}.content", stand_ins),
+        reasoning=(wire.reasoning_content or wire.reasoning or None) if is_assistant else None,
+        tool_calls=tuple(
+            _tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)
+        ),
+        tool_call_id=(wire.tool_call_id or None) if wire.role == "tool" else None,
+        name=wire.name or None,
+    )
+
+
+def _text(content: str | list[WirePart] | None, where: str, stand_ins: Mapping[str, str]) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(
+        stand_ins.get(part.type) or _part(part, f"{where}[{index}]")
+        for index, part in enumerate(content)
+    )
+
+
+def _part(part: WirePart, where: str) -> str:
+    if part.type not in ("text", "refusal"):
+        raise ClientError(
+            f"{where} is a part of type {part.type[:40]!r}; this model takes text parts only",
+            param=f"{where}.type",
+            code="unsupported_content",
+        )
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise ClientError(
+            f"{where}.{part.type} is missing; a {part.type} part has a string there",
+            param=f"{where}.{part.type}",
+            code="missing_required_parameter",
+        )
+    return text
+
+
+def _tool_call(wire: WireToolCall, where: str) -> Mapping[str, Any]:
+    arguments: str | dict[str, Any] = wire.function.arguments or ""
+    if isinstance(arguments, str):
+        arguments = call_arguments(arguments)
+    elif (fault := fault_of(arguments)) is not None:
+        param = f"{where}.function.arguments"
+        raise ClientError(f"{param} {fault}", param=param)
+    function = {"name": wire.function.name, "arguments": arguments}
+    return {"id": wire.id or "", "type": "function", "function": function}
+
+
+def _tool(tool: dict[str, Any], where: str) -> Mapping[str, Any]:
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise ClientError(
+            f'{where} is no function; send {{"type": "function", "function": {{"name": ...}}}}',
+            param=where,
+            code="unsupported_value",
+        )
+    param = f"{where}.function.name"
+    if not isinstance(function.get("name"), str):
+        raise ClientError(f"{param} must be a string", param=param, code="invalid_type")
+    check_name(function["name"], param)
+    if (fault := fault_of(tool)) is not None:
+        raise ClientError(f"{where} {fault}", param=where)
+    return {
+        **{key: value for key, value in tool.items() if key != "cache_control"},
+        "type": "function",
+        "function": {key: value for key, value in function.items() if key != "cache_control"},
+    }

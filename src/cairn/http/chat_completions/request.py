@@ -1,0 +1,259 @@
+"""
+OpenAI's chat completions: from the wire to a command. ``openai_answers.py`` is the way back; no
+type of OpenAI's goes past the modules of this name.
+
+Tolerant of what may be missing here: an unknown parameter is ignored, named in the answer and once
+in the log.
+Strict about what is understood: a value that cannot be used is a 400 that says where it stands and
+what to send instead. Nothing is clamped or guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import msgspec
+
+from cairn.actors.requests.messages import Generate, ServerFacts
+from cairn.engine.names import NAME_MAX
+from cairn.engine.prompt.template import Conversation
+from cairn.engine.sampling import Sampling
+from cairn.http.chat_completions.answers import Chunks, Completion
+from cairn.http.chat_completions.conversation import (
+    WireMessage,
+    ignored_parts,
+    read_messages,
+    read_template,
+    read_tools,
+)
+from cairn.http.chat_completions.formats import ignored_choice, read_constraint
+from cairn.http.wire import parameters
+from cairn.http.wire.errors import ClientError
+from cairn.http.wire.formats import ignored_format, ignored_strict
+from cairn.http.wire.json import decode_object, to_struct
+from cairn.http.wire.parameters import INT64_MAX, Ignored, ReuseFields, integer
+
+PROTOCOL = "openai.chat"
+
+#: Each answer has a slab while it is written, and the pool has 16 if nobody says otherwise. Where
+#: it has fewer they are written one after the other.
+CHOICES_MAX = 16
+
+_STOPS_MAX = 4
+_TOP_LOGPROBS_MAX = 20
+
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+class StreamOptions(msgspec.Struct):
+    """
+    How a stream is to be sent.
+    """
+
+    include_usage: bool | None = None
+
+
+class _Request(ReuseFields):
+    messages: list[WireMessage]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    n: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    prompt_cache_key: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ChatRequest:
+    """
+    A command, and how its answer is to be sent.
+
+    Attributes:
+        ignored: parameters that were sent and not acted on, sorted.
+    """
+
+    command: Generate
+    stream: bool
+    include_usage: bool
+    ignored: tuple[str, ...] = ()
+
+    def whole(self) -> Completion:
+        """
+        What builds the answer as one object.
+        """
+        return Completion(
+            logprobs=self._wants_logprobs,
+            choices=self.command.choices,
+            ignored=self.ignored,
+        )
+
+    def streamed(self) -> Chunks:
+        """
+        What builds the answer as a stream.
+        """
+        return Chunks(
+            logprobs=self._wants_logprobs,
+            include_usage=self.include_usage,
+            choices=self.command.choices,
+            ignored=self.ignored,
+        )
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        return self.command.top_logprobs is not None
+
+
+def read_chat_request(
+    body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+) -> ChatRequest:
+    """
+    The command that a request's body and headers ask for.
+
+    Args:
+        headers: looked up by names in lower case.
+        facts: of the server, which has defaults for what a client does not say.
+
+    Raises:
+        ClientError: they cannot be used.
+    """
+    return chat_request(decode_object(body), headers, ignored, facts)
+
+
+def chat_request(
+    fields: dict[str, Any], headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+) -> ChatRequest:
+    """
+    The command that the fields of a body ask for. As ``read_chat_request``.
+    """
+    wire = to_struct(fields, _Request)
+    options = wire.stream_options
+    tools = read_tools(wire.tools or ())
+    offered = () if wire.tool_choice == "none" else tools
+    effort, ignored_effort = parameters.thinking(wire.reasoning_effort, "reasoning_effort", facts)
+    constraint = read_constraint(
+        wire.response_format,
+        wire.tool_choice,
+        offered,
+        one_call=wire.parallel_tool_calls is False,
+    )
+    command = Generate(
+        protocol=PROTOCOL,
+        conversation=Conversation(
+            messages=read_messages(wire.messages),
+            tools=tools,
+            calls=wire.tool_choice != "none",
+            template=read_template(
+                wire.chat_template_kwargs or {}, wire.enable_thinking, effort, facts.template
+            ),
+        ),
+        prompt=None,
+        sampling=sampling(wire, facts),
+        seed=parameters.seed(wire.seed),
+        max_tokens=_max_tokens(wire),
+        stop=stop_texts(wire.stop),
+        top_logprobs=_top_logprobs(wire),
+        group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
+        **parameters.reuse(wire),
+        asked_model=parameters.model_name(wire.model),
+        constraint=constraint,
+        choices=choices(wire.n),
+    )
+    names = parameters.unknown(fields, _Request.__struct_fields__) | ignored_effort
+    names |= ignored_strict(offered, constraint) | ignored_choice(wire.tool_choice)
+    names |= ignored_format(wire.response_format, constraint, "response_format")
+    names |= ignored_parts(wire.messages)
+    if wire.parallel_tool_calls is False and offered and constraint is None:
+        names.add("parallel_tool_calls")
+    return ChatRequest(
+        command=command,
+        stream=wire.stream is True,
+        include_usage=options is not None and options.include_usage is True,
+        ignored=ignored.told(names, _Request.__struct_fields__),
+    )
+
+
+def choices(count: int | None) -> int:
+    """
+    How many answers are asked for.
+
+    Raises:
+        ClientError: there are none, or too many.
+    """
+    return integer("n", count, 1, CHOICES_MAX) or 1
+
+
+# --- parameters --------------------------------------------------------------------------------
+
+
+def sampling(wire: msgspec.Struct, facts: ServerFacts) -> Sampling:
+    """
+    How tokens are drawn, by the fields of a body that have the names of ``Sampling``.
+
+    Raises:
+        ClientError: a value cannot be used.
+    """
+    given = {field.name: getattr(wire, field.name) for field in attrs.fields(Sampling)}
+    if given["logit_bias"] is not None:
+        given["logit_bias"] = _biases(given["logit_bias"], facts.vocabulary_tokens)
+    return parameters.sampling(facts, given)
+
+
+def _biases(wire: Mapping[str, float], vocabulary_tokens: int) -> dict[int, float]:
+    for token in wire:
+        # A row of logits has no place for another one, and the device would not ask.
+        if not _TOKEN_ID.fullmatch(token) or int(token) >= vocabulary_tokens:
+            raise ClientError(
+                f"logit_bias names {token[:NAME_MAX]!r}, which is no token of this model: its ids "
+                f"are 0 to {vocabulary_tokens - 1}",
+                param="logit_bias",
+            )
+    return {int(token): bias for token, bias in wire.items()}
+
+
+def _max_tokens(wire: _Request) -> int | None:
+    older = integer("max_tokens", wire.max_tokens, 1, INT64_MAX)
+    newer = integer("max_completion_tokens", wire.max_completion_tokens, 1, INT64_MAX)
+    return newer if newer is not None else older
+
+
+def stop_texts(wire: str | list[str] | None) -> tuple[str, ...]:
+    """
+    The texts that end an answer.
+
+    Raises:
+        ClientError: there are too many, or one of them is empty or too long.
+    """
+    texts = (wire,) if isinstance(wire, str) else tuple(wire or ())
+    return parameters.stop_texts("stop", texts, _STOPS_MAX)
+
+
+def _top_logprobs(wire: _Request) -> int | None:
+    count = integer("top_logprobs", wire.top_logprobs, 0, _TOP_LOGPROBS_MAX)
+    if wire.logprobs is True:
+        return count or 0
+    if count:
+        raise ClientError("top_logprobs needs logprobs: true beside it", param="top_logprobs")
+    return None

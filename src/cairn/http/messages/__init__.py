@@ -1,0 +1,1 @@
+"""Anthropic's messages: ``/v1/messages``."""

@@ -1,0 +1,606 @@
+"""
+Anthropic's system prompt, messages and tools in canonical form.
+
+What clients move about without meaning anything by it is the same conversation afterwards, since
+conversations are compared by hashes of it: content as a string or as a list of blocks, cache hints,
+the line of the billing header, tools that are only declared so far. Each message is read from
+itself, the tools and what stands before it, never from what follows it: what stays at its place
+stays the same. (What follows may only be the reason why it is not refused any more.)
+
+What a tool gave that is no text, and what Anthropic's server did for the client, has a constant
+text in its place (``stand_ins``): conversations that were begun elsewhere go on here. Some clients
+put what a tool gave beside its result or behind it, among the user's own (Claude Code the pages of
+a PDF), so images and documents count as a tool's from a result up to the assistant's next message;
+and so do those in a turn that was answered, perhaps by a model that sees.
+
+A message of a user's may hold results of tools and words of the system among its own. It becomes
+several messages then, in the order of its blocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from cairn.engine.json_text import fault_of
+from cairn.engine.prompt.template import Message
+from cairn.http.wire.errors import ClientError, given, missing
+from cairn.http.wire.formats import schema_at
+from cairn.http.wire.limits import BODY_BYTES_MAX, CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
+from cairn.http.wire.parameters import check_name
+from cairn.http.wire.placeholders import DOCUMENT, OF_PARTS, UNKNOWN, answered, of_server_tools
+
+_ROLES = ("user", "assistant", "system")
+
+#: A line of Claude Code's, first in the system prompt, that is other in each of its versions and
+#: conversations. It is for whom the client pays.
+_BILLING = "x-anthropic-billing-header:"
+
+_OFFERED = "This function can be called from here on:\n{definition}\n"
+_WITHDRAWN = "This function cannot be called any more: {name}\n"
+
+#: Templates have no place for it.
+_FAILED = "Error: "
+
+#: The parts of a tool's result that are text, or become text.
+_READ_IN_RESULTS = ("text", "document", "search_result", "tool_reference")
+
+
+class WireBlock(msgspec.Struct):
+    """
+    A block of any type. Of an image's only its type is looked at. The content is an object in some
+    that a server's tools made.
+    """
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[WireBlock] | dict[str, Any] | None = None
+    is_error: bool | None = None
+    title: str | None = None
+    context: str | None = None
+    source: dict[str, Any] | str | None = None
+    tool_name: str | None = None
+    tool: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+class WireMessage(msgspec.Struct):
+    """
+    A message as it is sent.
+    """
+
+    role: str
+    content: str | list[WireBlock]
+
+
+class WireTool(msgspec.Struct):
+    """
+    A tool as it is sent.
+    """
+
+    name: str | None = None
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    defer_loading: bool | None = None
+    strict: bool | None = None
+    input_examples: list[Any] | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Tools:
+    """
+    The tools of a request, as a template takes them.
+
+    Attributes:
+        offered: from the beginning.
+        deferred: by their names, those that are offered where a message names them.
+    """
+
+    offered: tuple[Mapping[str, Any], ...] = ()
+    deferred: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Talk:
+    """
+    The messages of a request in canonical form.
+
+    Attributes:
+        loaded: deferred tools that they offer, in order.
+        withdrawn: names of tools that can, by their last word on them, not be called any more.
+    """
+
+    messages: tuple[Message, ...]
+    loaded: tuple[Mapping[str, Any], ...]
+    withdrawn: frozenset[str]
+
+
+def read_tools(wire: Sequence[WireTool]) -> Tools:
+    """
+    The tools in canonical form. What runs on Anthropic's servers, or what only its models know, is
+    left out.
+
+    Raises:
+        ClientError: one of them cannot be used.
+    """
+    check_count(wire, "tools", TOOLS_MAX)
+    offered: list[Mapping[str, Any]] = []
+    deferred: dict[str, Mapping[str, Any]] = {}
+    for index, tool in enumerate(wire):
+        if not _is_custom(tool):
+            continue
+        read = _tool(tool, f"tools[{index}]")
+        if tool.defer_loading:
+            deferred[read["function"]["name"]] = read
+        else:
+            offered.append(read)
+    return Tools(offered=tuple(offered), deferred=deferred)
+
+
+def read_talk(
+    system: str | Sequence[WireBlock] | None, wire: Sequence[WireMessage], tools: Tools
+) -> Talk:
+    """
+    The system prompt and the messages in canonical form.
+
+    Raises:
+        ClientError: one of them cannot be used.
+    """
+    if not wire:
+        raise ClientError("messages is empty; send at least one", param="messages")
+    check_count(wire, "messages", MESSAGES_MAX)
+    reader = _Reader(tools)
+    messages = list(reader.system(system))
+    for index, (message, is_past) in enumerate(_with_past(wire)):
+        messages += reader.message(message, f"messages[{index}]", is_past=is_past)
+        # One on the wire may be several, and these are what a template goes through.
+        check_count(messages, "messages", MESSAGES_MAX)
+    return Talk(
+        messages=tuple(messages),
+        loaded=tuple(reader.loaded.values()),
+        withdrawn=frozenset(reader.withdrawn),
+    )
+
+
+def check_last(wire: Sequence[WireMessage]) -> None:
+    """
+    Refuse messages that no answer can follow.
+
+    Raises:
+        ClientError: the last one is an assistant's.
+    """
+    if wire[-1].role == "assistant":
+        # An answer that begins anew is none that goes on.
+        raise ClientError(
+            f"messages[{len(wire) - 1}] is an assistant's, and this server cannot go on with a "
+            "message that was begun; end with a user's",
+            param=f"messages[{len(wire) - 1}].role",
+            code="unsupported_value",
+        )
+
+
+def ignored_tools(wire: Sequence[WireTool]) -> set[str]:
+    """
+    What of the tools is not acted on: kinds of tools, and wishes that ask for more than a prompt.
+    """
+    names = {f"tools.{tool.type}" for tool in wire if not _is_custom(tool)}
+    if any(tool.input_examples for tool in wire):
+        names.add("tools.input_examples")
+    return names
+
+
+def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
+    """
+    The types of blocks in whose place something else stands, or nothing.
+    """
+    found = set()
+    for message, is_past in _with_past(wire):
+        for block in message.content if isinstance(message.content, list) else ():
+            stand_in = _stand_in(block) if is_past else None
+            if stand_in is not None or of_server_tools(block.type) is not None:
+                found.add(f"messages.{block.type}")
+            elif block.type == "tool_result" and isinstance(block.content, list):
+                parts = (part for part in block.content if _of_result(part) is not None)
+                found |= {f"messages.{part.type}" for part in parts}
+    return found
+
+
+def _with_past(wire: Sequence[WireMessage]) -> Iterator[tuple[WireMessage, bool]]:
+    """
+    Each message, and whether images and documents in it have something in their place: a user's
+    that was answered, that holds a tool's result, or that follows one that does, with no
+    assistant's between.
+    """
+    first = answered([message.role for message in wire])
+    has_results = False
+    for index, message in enumerate(wire):
+        if message.role == "assistant":
+            has_results = False
+        elif message.role == "user" and isinstance(message.content, list):
+            has_results |= any(block.type == "tool_result" for block in message.content)
+        yield message, message.role == "user" and (has_results or index < first)
+
+
+def lifetimes(
+    hint: Mapping[str, Any] | None,
+    system: str | Sequence[WireBlock] | None,
+    wire: Sequence[WireMessage],
+    tools: Sequence[WireTool],
+) -> tuple[Any, ...]:
+    """
+    How long the cache hints say to keep what stands before them: what each has for a ``ttl``.
+
+    Args:
+        hint: the request's own.
+    """
+    hints = [hint, *(tool.cache_control for tool in tools), *_hints(system)]
+    for message in wire:
+        hints += _hints(message.content)
+    return tuple(one.get("ttl") for one in hints if one is not None)
+
+
+def _hints(
+    content: str | Iterable[WireBlock] | Mapping[str, Any] | None,
+) -> Iterator[Mapping[str, Any] | None]:
+    # By hand, as a client may nest blocks as deep as a body may be.
+    waiting = [content]
+    while waiting:
+        blocks = waiting.pop()
+        for block in () if blocks is None or isinstance(blocks, str | Mapping) else blocks:
+            yield block.cache_control
+            waiting.append(block.content)
+
+
+def _is_custom(tool: WireTool) -> bool:
+    return tool.type in (None, "custom")
+
+
+def _tool(wire: WireTool, where: str) -> Mapping[str, Any]:
+    if wire.name is None:
+        raise missing(f"{where}.name")
+    check_name(wire.name, f"{where}.name")
+    schema = schema_at(wire.input_schema, f"{where}.input_schema")
+    function: dict[str, Any] = {"name": wire.name}
+    if wire.description is not None:
+        function["description"] = wire.description
+    function["parameters"] = schema
+    if wire.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+class _Reader:
+    """
+    Reads messages in order.
+
+    Attributes:
+        loaded: by their names, the deferred tools that were offered up to here.
+        withdrawn: the names of those that were withdrawn since.
+    """
+
+    def __init__(self, tools: Tools) -> None:
+        self._deferred = tools.deferred
+        self._offered = {tool["function"]["name"]: tool for tool in tools.offered}
+        self._loaded_characters = 0
+        self.withdrawn: set[str] = set()
+        self.loaded: dict[str, Mapping[str, Any]] = {}
+
+    def system(self, wire: str | Sequence[WireBlock] | None) -> Iterator[Message]:
+        """
+        The system prompt, if there is one.
+        """
+        text = "".join(
+            _unbilled(self._system_text(block, f"system[{index}]"))
+            for index, block in enumerate(_blocks(wire or ""))
+        )
+        if text:
+            yield Message(role="system", content=text)
+
+    def message(self, wire: WireMessage, where: str, *, is_past: bool = False) -> Iterator[Message]:
+        """
+        The messages that one on the wire is.
+
+        Args:
+            is_past: whether something else stands in the place of images and documents.
+        """
+        blocks = _blocks(wire.content)
+        match wire.role:
+            case "user":
+                yield from self._user(blocks, f"{where}.content", is_past=is_past)
+            case "assistant":
+                yield self._assistant(blocks, f"{where}.content")
+            case "system":
+                yield self._inserted(blocks, f"{where}.content")
+            case _:
+                raise ClientError(
+                    f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
+                    param=f"{where}.role",
+                )
+
+    def _user(self, blocks: Sequence[WireBlock], where: str, *, is_past: bool) -> Iterator[Message]:
+        words: list[str] = []
+        is_whole = True
+
+        def said() -> Iterator[Message]:
+            if words:
+                yield Message(role="user", content="".join(words))
+            words.clear()
+
+        for index, block in enumerate(blocks):
+            place = f"{where}[{index}]"
+            if block.type == "tool_result":
+                yield from said()
+                yield self._result(block, place)
+                is_whole = False
+            elif block.type == "mid_conv_system":
+                yield from said()
+                yield self._inserted(_content(block, place), f"{place}.content")
+                is_whole = False
+            else:
+                stand_in = _stand_in(block) if is_past else None
+                words.append(stand_in or self._text(block, place))
+        if is_whole:
+            # Also where it says nothing at all.
+            yield Message(role="user", content="".join(words))
+        else:
+            yield from said()
+
+    def _assistant(self, blocks: Sequence[WireBlock], where: str) -> Message:
+        said, thought, calls = "", "", []
+        check_count([block for block in blocks if block.type == "tool_use"], where, CALLS_MAX)
+        for index, block in enumerate(blocks):
+            place = f"{where}[{index}]"
+            match block.type:
+                case "text":
+                    said += given(block.text, f"{place}.text")
+                case "thinking":
+                    thought += given(block.thinking, f"{place}.thinking")
+                case "redacted_thinking":
+                    pass  # of another model's; nobody here can read it
+                case "tool_use":
+                    calls.append(_call(block, place))
+                case _:
+                    said += _of_server(block, place)
+        return Message(
+            role="assistant", content=said, reasoning=thought or None, tool_calls=tuple(calls)
+        )
+
+    def _inserted(self, blocks: Sequence[WireBlock], where: str) -> Message:
+        """
+        What the system says in the midst of a conversation.
+        """
+        text = "".join(
+            self._system_text(block, f"{where}[{index}]") for index, block in enumerate(blocks)
+        )
+        return Message(role="system", content=text)
+
+    def _system_text(self, block: WireBlock, where: str) -> str:
+        match block.type:
+            case "text":
+                return given(block.text, f"{where}.text")
+            case "tool_addition":
+                return self._offer(given(block.tool, f"{where}.tool"), f"{where}.tool")
+            case "tool_removal":
+                name = _name_of(given(block.tool, f"{where}.tool"), f"{where}.tool")
+                self.withdrawn.add(name)
+                return _WITHDRAWN.format(name=name)
+            case _:
+                raise _unsupported(block, where)
+
+    def _result(self, block: WireBlock, where: str) -> Message:
+        text = "".join(
+            _of_result(part) or self._text(part, f"{where}.content[{index}]")
+            for index, part in enumerate(_content(block, where))
+        )
+        return Message(
+            role="tool",
+            content=f"{_FAILED}{text}" if block.is_error else text,
+            tool_call_id=given(block.tool_use_id, f"{where}.tool_use_id") or None,
+        )
+
+    def _text(self, block: WireBlock, where: str) -> str:
+        """
+        What a user or a tool says in a block.
+        """
+        match block.type:
+            case "text":
+                return given(block.text, f"{where}.text")
+            case "document":
+                return _document(block, where)
+            case "search_result":
+                return _search_result(block, where)
+            case "tool_reference":
+                name = given(block.tool_name, f"{where}.tool_name")
+                return self._load(self._named(name, f"{where}.tool_name"), where)
+            case _:
+                return _of_server(block, where)
+
+    def _offer(self, tool: Mapping[str, Any], where: str) -> str:
+        if tool.get("type") == "tool_definition":
+            definition = _converted(tool.get("definition"), f"{where}.definition")
+            return self._load(_tool(definition, f"{where}.definition"), where)
+        name = _name_of(tool, where)
+        return self._load(self._named(name, f"{where}.name"), where)
+
+    def _named(self, name: str, where: str) -> Mapping[str, Any]:
+        """
+        The tool that a message names.
+        """
+        for known in (self.loaded, self._deferred, self._offered):
+            if name in known:
+                return known[name]
+        raise ClientError(
+            f"{where} is {name[:100]!r}, which is not among the tools of this request; send it "
+            "there",
+            param=where,
+        )
+
+    def _load(self, tool: Mapping[str, Any], where: str) -> str:
+        """
+        The text by which a tool is offered. Changes what was loaded.
+        """
+        name = tool["function"]["name"]
+        self.withdrawn.discard(name)
+        if self._offered.get(name) is not tool:
+            self.loaded[name] = tool
+        text = _OFFERED.format(definition=json.dumps(tool, ensure_ascii=False))
+        self._loaded_characters += len(text)
+        if self._loaded_characters > BODY_BYTES_MAX:
+            # A few bytes name a tool whose definition is long, as often as they like.
+            raise ClientError(
+                f"{where}: with this the definitions of the tools that messages name are longer "
+                f"than a body may be ({BODY_BYTES_MAX} characters); name fewer",
+                param=where,
+            )
+        return text
+
+
+def _blocks(content: str | Sequence[WireBlock]) -> Sequence[WireBlock]:
+    return [WireBlock(type="text", text=content)] if isinstance(content, str) else content
+
+
+def _content(block: WireBlock, where: str) -> Sequence[WireBlock]:
+    """
+    The blocks in a block.
+    """
+    if isinstance(block.content, dict):
+        raise ClientError(
+            f"{where}.content must be a text or a list of blocks",
+            param=f"{where}.content",
+            code="invalid_type",
+        )
+    return _blocks(block.content or "")
+
+
+def _of_result(part: WireBlock) -> str | None:
+    """
+    What stands in the place of a part of a result; None for one that can be read.
+    """
+    if (found := _stand_in(part)) is not None:
+        return found
+    return None if part.type in _READ_IN_RESULTS else of_server_tools(part.type) or UNKNOWN
+
+
+def _stand_in(block: WireBlock) -> str | None:
+    """
+    What stands in the place of an image or a document that a tool gave; None for other blocks, and
+    for a document of text.
+    """
+    if block.type == "document" and block.source is not None and _text_of(block.source) is None:
+        return DOCUMENT
+    return OF_PARTS.get(block.type)
+
+
+def _of_server(block: WireBlock, where: str) -> str:
+    """
+    What stands in the place of a block that is no client's.
+
+    Raises:
+        ClientError: it is of another kind, and not taken.
+    """
+    found = of_server_tools(block.type)
+    if found is None:
+        raise _unsupported(block, where)
+    return found
+
+
+def _unbilled(text: str) -> str:
+    while text.startswith(_BILLING):
+        _, _, text = text.partition("\n")
+    return text
+
+
+def _call(block: WireBlock, where: str) -> Mapping[str, Any]:
+    arguments: str | dict[str, Any] = given(block.input, f"{where}.input")
+    if fault_of(arguments) is not None:
+        # The model's own words: they shall not end the conversation.
+        try:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        except RecursionError as error:
+            raise ClientError(
+                f"{where}.input is nested too deep to be read", param=f"{where}.input"
+            ) from error
+    function = {"name": given(block.name, f"{where}.name"), "arguments": arguments}
+    return {"id": block.id or "", "type": "function", "function": function}
+
+
+def _document(block: WireBlock, where: str) -> str:
+    if block.source is None:
+        raise missing(f"{where}.source")
+    text = _text_of(block.source)
+    if text is None:
+        raise ClientError(
+            f"{where} is a document that is no text; this model takes those with a source of "
+            "type text or content",
+            param=f"{where}.source",
+            code="unsupported_content",
+        )
+    return _titled(block.title, block.context, text)
+
+
+def _text_of(source: Mapping[str, Any] | str) -> str | None:
+    """
+    The text that a document's source is; None where it is none.
+    """
+    match source:
+        case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
+            return text
+        case {"type": "content", "content": list(parts)}:
+            texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+            words = [text for text in texts if isinstance(text, str)]
+            return "".join(words) if len(words) == len(texts) else None
+        case _:
+            return None
+
+
+def _search_result(block: WireBlock, where: str) -> str:
+    source = block.source if isinstance(block.source, str) else None
+    texts = [
+        given(part.text, f"{where}.content[{index}].text")
+        for index, part in enumerate(_content(block, where))
+    ]
+    return _titled(block.title, source, "".join(texts))
+
+
+def _titled(*lines: str | None) -> str:
+    """
+    Text that stands apart from what is around it.
+    """
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def _name_of(tool: Mapping[str, Any], where: str) -> str:
+    name = tool.get("name")
+    if tool.get("type") != "tool_reference" or not isinstance(name, str):
+        raise ClientError(
+            f'{where} must be {{"type": "tool_reference", "name": ...}}',
+            param=where,
+            code="unsupported_value",
+        )
+    return name
+
+
+def _converted(definition: Any, where: str) -> WireTool:
+    try:
+        return msgspec.convert(definition, WireTool)
+    except msgspec.ValidationError as error:
+        raise ClientError(f"{where}: {error}", param=where, code="invalid_type") from error
+
+
+def _unsupported(block: WireBlock, where: str) -> ClientError:
+    return ClientError(
+        f"{where} is a block of type {block.type[:40]!r}, which is not taken here; send text",
+        param=f"{where}.type",
+        code="unsupported_content",
+    )

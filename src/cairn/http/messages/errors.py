@@ -1,0 +1,100 @@
+"""
+Errors as Anthropic's clients read them: ``errors.py`` says what is wrong, and here it gets the
+status, the type and the envelope that they know, ``{"type": "error", "error": {"type", "message"},
+"request_id"}``.
+
+They try again what is 429 or 529, so whatever is full, stops or has no room is one of the two.
+Every answer has an id: that of the request, or one that stands in the line of the log.
+"""
+
+from __future__ import annotations
+
+import uuid
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from cairn.http.wire.errors import ErrorAnswer, FormatPlaces, describe, request_header
+
+ADDRESS = "/v1/messages"
+
+_OVERLOADED = 529
+
+#: Which place a tool has among those on offer says nothing to who sent others besides.
+_PLACES = FormatPlaces(
+    answer="output_config.format",
+    schema="output_config.format.schema",
+    parameters="tools.{name}.input_schema",
+)
+
+_TYPES = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        408: "timeout_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        504: "timeout_error",
+        _OVERLOADED: "overloaded_error",
+    }
+)
+"""
+By the status; others are ``invalid_request_error`` below 500, and ``api_error`` from there.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class MessagesError(ErrorAnswer):
+    """
+    What a client of Anthropic's is told of an error.
+    """
+
+    def envelope(self) -> dict[str, Any]:
+        """
+        The body. ``code`` and ``param`` are Cairn's own, as in the other envelope.
+        """
+        error = {
+            "type": self.type,
+            "message": self.message,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"type": "error", "error": error, "request_id": self.ids["request"]}
+
+
+def is_ours(path: str) -> bool:
+    """
+    Whether who asks at an address is a client of Anthropic's.
+    """
+    return path == ADDRESS or path.startswith(f"{ADDRESS}/")
+
+
+def messages_error(error: BaseException, request: str | None = None) -> MessagesError:
+    """
+    What to tell the client. Writes to the log where the error is not foreseen.
+
+    Args:
+        request: the request's id, where it is known already.
+    """
+    answer = describe(error, _PLACES)
+    status = _OVERLOADED if answer.type == "overloaded_error" else answer.status
+    other = "api_error" if status >= 500 else "invalid_request_error"
+    named = answer.ids.get("request") or request or str(uuid.uuid4())
+    return MessagesError(
+        status=status,
+        message=answer.message,
+        type=_TYPES.get(status, other),
+        code=answer.code,
+        param=answer.param,
+        headers={**answer.headers, **named_header(named)},
+        ids={**answer.ids, "request": named},
+    )
+
+
+def named_header(request: str) -> dict[str, str]:
+    """
+    The headers by which a client can name its request, under the name that it knows too.
+    """
+    return {**request_header(request), "request-id": request}

@@ -1,0 +1,100 @@
+"""
+What Anthropic's clients want an answer held to: ``tool_choice`` and ``output_config.format``, which
+was called ``output_format`` once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cairn.engine.answer.grammar import Constraint
+from cairn.http.wire.errors import ClientError, missing
+from cairn.http.wire.formats import Choice, constraint_of, schema_at
+
+_CHOICES = ("auto", "any", "tool", "none")
+
+
+class WireToolChoice(msgspec.Struct):
+    """
+    What is said of calls, as it is sent.
+    """
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+def offers_tools(wire: WireToolChoice | None) -> bool:
+    """
+    Whether tools may be called at all.
+
+    Raises:
+        ClientError: the choice is unknown.
+    """
+    if wire is None:
+        return True
+    if wire.type not in _CHOICES:
+        raise ClientError(
+            f"tool_choice.type is {wire.type[:40]!r}; it must be one of {', '.join(_CHOICES)}",
+            param="tool_choice.type",
+        )
+    return wire.type != "none"
+
+
+def read_constraint(
+    output_config: Mapping[str, Any] | None,
+    output_format: Mapping[str, Any] | None,
+    choice: WireToolChoice | None,
+    tools: Sequence[Mapping[str, Any]],
+) -> Constraint | None:
+    """
+    What the answer is held to; None for nothing.
+
+    Args:
+        output_config: its ``format``.
+        tools: those on offer, in canonical form.
+
+    Raises:
+        ClientError: a format is unknown, or there is no tool for a call that has to be.
+    """
+    if output_config is not None and output_format is not None:
+        raise ClientError(
+            "output_format is the older name of output_config.format; send one of them",
+            param="output_format",
+        )
+    # A client goes on as if the schema were kept to the letter, so what cannot be held is refused.
+    return constraint_of(
+        _schema(output_config, "output_config.format")
+        if output_format is None
+        else _schema(output_format, "output_format"),
+        _choice(choice),
+        tools,
+        strict=True,
+    )
+
+
+def _choice(wire: WireToolChoice | None) -> Choice:
+    if wire is None:
+        return Choice()
+    where = "tool_choice.name"
+    if wire.type == "tool" and wire.name is None:
+        raise missing(where)
+    return Choice(
+        required=wire.type in ("any", "tool"),
+        named=wire.name if wire.type == "tool" else None,
+        named_at=where,
+        one_call=wire.disable_parallel_tool_use is True,
+    )
+
+
+def _schema(given: Mapping[str, Any] | None, where: str) -> Mapping[str, Any] | None:
+    if given is None:
+        return None
+    if given.get("type") != "json_schema":
+        raise ClientError(
+            f"{where}.type must be json_schema", param=f"{where}.type", code="unsupported_value"
+        )
+    return schema_at(given.get("schema"), f"{where}.schema")

@@ -1,0 +1,262 @@
+"""
+Anthropic's messages: from the wire to a command. ``anthropic_answers.py`` is the way back; no type
+of Anthropic's goes past the modules of this name.
+
+As tolerant and as strict as ``openai.py``: an unknown parameter is ignored and told, a value that
+is understood and cannot be used is a 400.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import msgspec
+
+from cairn.actors.requests.messages import Generate, ServerFacts
+from cairn.engine.answer.grammar import Constraint
+from cairn.engine.prompt.template import Conversation
+from cairn.http.messages.answers import Chunks, Completion
+from cairn.http.messages.conversation import (
+    WireBlock,
+    WireMessage,
+    WireTool,
+    check_last,
+    ignored_blocks,
+    ignored_tools,
+    lifetimes,
+    read_talk,
+    read_tools,
+)
+from cairn.http.messages.formats import WireToolChoice, offers_tools, read_constraint
+from cairn.http.wire import parameters
+from cairn.http.wire.errors import ClientError, missing
+from cairn.http.wire.formats import ignored_format, ignored_strict
+from cairn.http.wire.json import decode_object, to_struct
+from cairn.http.wire.parameters import INT64_MAX, Ignored, ReuseFields, integer
+from cairn.http.wire.suggestions import slip_for
+
+PROTOCOL = "anthropic.messages"
+
+#: None is known of Anthropic's; each is looked for in every piece of the answer.
+_STOPS_MAX = 64
+
+#: Whether the template shall let the model think, by ``thinking.type``. Who says nothing of it does
+#: not expect a thought in the place of the answer's first words.
+_THINKS = {"adaptive": True, "enabled": True, "disabled": False}
+
+
+#: The lives that a cache hint may ask for, in seconds.
+_HINTED = {"5m": 300, "1h": 3600}
+
+
+class _Thinking(msgspec.Struct):
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class _OutputConfig(msgspec.Struct):
+    format: dict[str, Any] | None = None
+
+
+class _Request(ReuseFields):
+    messages: list[WireMessage]
+    max_tokens: int | None = None
+    model: str | None = None
+    system: str | list[WireBlock] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    thinking: _Thinking | None = None
+    tools: list[WireTool] | None = None
+    tool_choice: WireToolChoice | None = None
+    output_config: _OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    seed: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class MessagesRequest:
+    """
+    A command, and how its answer is to be sent.
+
+    Attributes:
+        ignored: parameters that were sent and not acted on, sorted.
+    """
+
+    command: Generate
+    stream: bool
+    ignored: tuple[str, ...] = ()
+
+    def whole(self) -> Completion:
+        """
+        What builds the answer as one object.
+        """
+        return Completion(max_tokens=self.command.max_tokens, ignored=self.ignored)
+
+    def streamed(self) -> Chunks:
+        """
+        What builds the answer as a stream.
+        """
+        return Chunks(max_tokens=self.command.max_tokens, ignored=self.ignored)
+
+
+def read_messages_request(
+    body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+) -> MessagesRequest:
+    """
+    The command that a request's body and headers ask for.
+
+    Args:
+        headers: looked up by names in lower case.
+        facts: of the server, which has defaults for what a client does not say.
+
+    Raises:
+        ClientError: they cannot be used.
+    """
+    fields = decode_object(body)
+    wire = to_struct(fields, _Request)
+    if wire.max_tokens is None:
+        known = _Request.__struct_fields__
+        raise missing("max_tokens", slip_for("max_tokens", fields, known))
+    asked = _read(fields, wire, headers, ignored, facts)
+    check_last(wire.messages)
+    return asked
+
+
+def read_count_request(
+    body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+) -> MessagesRequest:
+    """
+    The same of a request whose tokens are to be counted only: it may leave out ``max_tokens``, and
+    end with an assistant's message.
+    """
+    fields = decode_object(body)
+    return _read(fields, to_struct(fields, _Request), headers, ignored, facts)
+
+
+def _read(
+    fields: Mapping[str, Any],
+    wire: _Request,
+    headers: Mapping[str, str],
+    ignored: Ignored,
+    facts: ServerFacts,
+) -> MessagesRequest:
+    calls = offers_tools(wire.tool_choice)
+    tools = read_tools(wire.tools or ())
+    talk = read_talk(wire.system, wire.messages, tools)
+    offered = [
+        tool
+        for tool in (*tools.offered, *talk.loaded)
+        if calls and tool["function"]["name"] not in talk.withdrawn
+    ]
+    constraint = read_constraint(
+        wire.output_config.format if wire.output_config is not None else None,
+        wire.output_format,
+        wire.tool_choice,
+        offered,
+    )
+    thinks = _thinks(wire.thinking)
+    given = {"temperature": wire.temperature, "top_p": wire.top_p, "top_k": wire.top_k}
+    command = Generate(
+        protocol=PROTOCOL,
+        conversation=Conversation(
+            messages=talk.messages,
+            tools=tools.offered,
+            loaded_tools=talk.loaded,
+            calls=calls,
+            template={**facts.template, "enable_thinking": thinks},
+        ),
+        prompt=None,
+        sampling=parameters.sampling(facts, given),
+        seed=parameters.seed(wire.seed),
+        max_tokens=integer("max_tokens", wire.max_tokens, 0, INT64_MAX),
+        stop=parameters.stop_texts("stop_sequences", tuple(wire.stop_sequences or ()), _STOPS_MAX),
+        group=parameters.group(headers),
+        **parameters.reuse(wire),
+        least_ttl_s=_least_life(wire),
+        asked_model=parameters.model_name(wire.model),
+        constraint=constraint,
+    )
+    return MessagesRequest(
+        command=command,
+        stream=wire.stream is True,
+        ignored=ignored.told(
+            _ignored(wire, fields, facts, is_held=constraint is not None)
+            | ignored_strict(offered, constraint)
+            | _ignored_format(wire, constraint),
+            _Request.__struct_fields__,
+        ),
+    )
+
+
+# --- parameters --------------------------------------------------------------------------------
+
+
+def _ignored(
+    wire: _Request, fields: Mapping[str, Any], facts: ServerFacts, *, is_held: bool
+) -> set[str]:
+    """
+    Args:
+        facts: of the model, whose template may have no switch for thinking.
+        is_held: whether the answer is held to anything; then its calls can be.
+    """
+    names = parameters.unknown(fields, _Request.__struct_fields__)
+    tools = wire.tools or ()
+    names |= ignored_tools(tools) | ignored_blocks(wire.messages)
+    if any(ttl is not None and _hinted(ttl) is None for ttl in _lifetimes(wire)):
+        names.add("cache_control.ttl")
+    if wire.thinking is not None and "enable_thinking" not in facts.switches:
+        names.add("thinking")
+    if wire.thinking is not None and wire.thinking.budget_tokens is not None:
+        names.add("thinking.budget_tokens")
+    if wire.thinking is not None and wire.thinking.display == "omitted":
+        names.add("thinking.display")
+    choice = wire.tool_choice
+    if choice is not None and choice.disable_parallel_tool_use and not is_held:
+        names.add("tool_choice.disable_parallel_tool_use")
+    if isinstance(fields.get("output_config"), dict):
+        inner = parameters.unknown(fields["output_config"], ("format",))
+        names |= {f"output_config.{name}" for name in inner}
+    return names
+
+
+def _ignored_format(wire: _Request, constraint: Constraint | None) -> frozenset[str]:
+    given = wire.output_config.format if wire.output_config is not None else None
+    return ignored_format(given, constraint, "output_config.format") | ignored_format(
+        wire.output_format, constraint, "output_format"
+    )
+
+
+def _lifetimes(wire: _Request) -> tuple[Any, ...]:
+    return lifetimes(wire.cache_control, wire.system, wire.messages, wire.tools or ())
+
+
+def _hinted(ttl: Any) -> int | None:
+    """
+    The seconds of a hint's ``ttl``; None where it is none of Anthropic's two.
+    """
+    return _HINTED.get(ttl) if isinstance(ttl, str) else None
+
+
+def _least_life(wire: _Request) -> int:
+    """
+    For how long a client counts on what it marked: five minutes where it does not say.
+    """
+    return max((_hinted(ttl) or _HINTED["5m"] for ttl in _lifetimes(wire)), default=0)
+
+
+def _thinks(wire: _Thinking | None) -> bool:
+    if wire is None:
+        return False
+    if wire.type not in _THINKS:
+        raise ClientError(
+            f"thinking.type is {wire.type[:40]!r}; it must be one of {', '.join(_THINKS)}",
+            param="thinking.type",
+        )
+    return _THINKS[wire.type]

@@ -1,0 +1,405 @@
+"""
+Prometheus metrics: a projection of the committed events, and the server's figures at the moment of
+a scrape.
+
+Counters follow from events, so what they say is what the journal says of this run of the server.
+Two do not: most requests that are refused come to no event, and are counted as they are answered;
+and what tokenising a prompt took is no event either. That, and gauges, are asked for when somebody
+looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+import attrs
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from cairn.http.metrics.prefix_cache import ReuseMetrics
+from cairn.http.service import Service
+from cairn.journal.events import (
+    AnticipationBegun,
+    AnticipationGivenUp,
+    AnticipationSettled,
+    BlockDropped,
+    BlockEvicted,
+    BlockLoaded,
+    BlockRejected,
+    BlockSealed,
+    BlockSpilled,
+    BlocksShared,
+    CacheExtended,
+    FileFault,
+    FinishReason,
+    GivenUp,
+    InvariantViolated,
+    Path,
+    PathSelected,
+    Recorded,
+    RequestCancelled,
+    RequestFinished,
+    RequestReceived,
+    RequestRejected,
+    SessionQuarantined,
+    ShadowEnded,
+    ShadowSkipped,
+    TokensEmitted,
+)
+from cairn.journal.lifecycle import Life
+from cairn.journal.paths import Reason
+
+# A second sample for each series, of when it was made: the time of the first event is in the
+# journal. The switch is the library's and holds for the process.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+#: Every kind of violation; a rate can only be alerted on if its series is there before the first.
+VIOLATIONS = (*(f"inv{number}" for number in range(1, 9)), "crash")
+OUTCOMES = (*get_args(FinishReason), "cancelled", "rejected", "broken", "refused")
+
+_PREFILL_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+@attrs.define
+class _Prefill:
+    path: str
+    duration_us: int = 0
+    is_observed: bool = False
+
+
+class Metrics:
+    """
+    The metrics of one server, in a registry of their own.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, service: Service) -> None:
+        self.registry = CollectorRegistry()
+        self._running: dict[str, _Prefill] = {}
+        self._anticipating: set[str] = set()
+        self._define(service)
+        self.registry.register(_Figures(service))
+        service.observe(self.observe)
+
+    def text(self) -> bytes:
+        """
+        What a scrape gets.
+        """
+        return generate_latest(self.registry)
+
+    def observe(self, recorded: Recorded) -> None:
+        """
+        Count a committed event.
+        """
+        event = recorded.event
+        self._reuse.observe(event)
+        match event:
+            case RequestReceived():
+                # Known as running before its path is: a violation may come in between.
+                self._running[event.request] = _Prefill(path="")
+            case PathSelected():
+                self._select(event)
+            case BlocksShared():
+                self._add_prefill(event.request, event.duration_us)
+            case CacheExtended() if event.step == "prefill":
+                self._add_prefill(event.request, event.duration_us)
+            case CacheExtended() if event.session in self._anticipating:
+                # With each pass, and not at the end: that may be long in coming, or never come.
+                self._anticipated.inc(event.end - event.start)
+            case TokensEmitted():
+                self._tokens_emitted.inc(len(event.ids))
+                self._observe_prefill(event.request)
+            case RequestFinished():
+                self._observe_prefill(event.request)
+                self._end(event.request, event.finish_reason)
+            case RequestCancelled():
+                self._end(event.request, "cancelled")
+            case RequestRejected():
+                # 499: no session had taken it when its client went away.
+                outcome = "cancelled" if event.status == 499 else "rejected"
+                self._requests.labels(outcome).inc()
+            case InvariantViolated():
+                self._violations.labels(event.invariant.lower().replace("-", "")).inc()
+                # One broken request may break several invariants, and be cancelled after it.
+                if event.request in self._running:
+                    self._end(event.request, "broken")
+            case AnticipationBegun():
+                self._anticipating.add(event.session)
+            case AnticipationSettled() | SessionQuarantined():
+                self._anticipating.discard(event.session)
+            case AnticipationGivenUp():
+                self._anticipating.discard(event.session)
+                self._given_up.labels(event.reason).inc()
+            case BlockSealed():
+                self._blocks_sealed.inc()
+            case BlockEvicted() if event.reason == "life_over":
+                self._lives_over.labels("memory").inc()
+            case BlockEvicted():
+                self._blocks_evicted.inc()
+            case BlockSpilled():
+                self._blocks_spilled.inc()
+            case BlockLoaded():
+                self._blocks_loaded.inc()
+            case BlockDropped() if event.reason == "life_over":
+                self._lives_over.labels("file").inc()
+            case BlockDropped():
+                self._blocks_dropped.inc()
+            case BlockRejected():
+                self._blocks_rejected.labels(event.reason).inc()
+            case ShadowEnded() if event.result in ("same", "differs"):
+                self._shadow_checks.labels(event.result).inc()
+            case ShadowSkipped():
+                self._shadow_checks.labels("skipped").inc()
+            case _:
+                pass
+
+    def count_refusal(self) -> None:
+        """
+        Count an answer that was an error. Where the journal has an outcome too, both are counted.
+        """
+        self._requests.labels("refused").inc()
+
+    def _define(self, service: Service) -> None:
+        registry = self.registry
+        self._reuse = ReuseMetrics(registry, service.facts.min_cache_tokens)
+        self._paths = Counter(
+            "cairn_path_selection_total",
+            "Paths selected",
+            ["path"],
+            registry=registry,
+        )
+        self._reasons = Counter(
+            "cairn_path_selection_reason_total",
+            "New sessions, by the reason that the path was not continued",
+            ["reason"],
+            registry=registry,
+        )
+        self._skipped = Counter(
+            "cairn_continuation_tokens_skipped_total",
+            "Prompt tokens whose KV was reused on the path continuation",
+            registry=registry,
+        )
+        self._anticipated = Counter(
+            "cairn_anticipated_tokens_total",
+            "Tokens whose KV was computed before the request that they are of",
+            registry=registry,
+        )
+        self._anticipated_used = Counter(
+            "cairn_anticipated_tokens_used_total",
+            "Tokens computed so, in this run or before, that a decision reused, each once",
+            registry=registry,
+        )
+        self._given_up = Counter(
+            "cairn_anticipation_given_up_total",
+            "Anticipations that began and did not come to their end, or could not begin",
+            ["reason"],
+            registry=registry,
+        )
+        self._prefill = Histogram(
+            "cairn_prefill_duration_seconds",
+            "Passes of prefill and copies of blocks for a request, until its first token",
+            ["path"],
+            buckets=_PREFILL_BUCKETS_S,
+            registry=registry,
+        )
+        self._violations = Counter(
+            "cairn_cache_invariant_violations_total",
+            "Invariants broken",
+            ["kind"],
+            registry=registry,
+        )
+        self._tokens_emitted = Counter(
+            "cairn_tokens_emitted_total", "Tokens released for delivery", registry=registry
+        )
+        self._requests = Counter(
+            "cairn_requests_total",
+            "Requests ended; refused are all that were answered with an error status",
+            ["outcome"],
+            registry=registry,
+        )
+        self._blocks_sealed = Counter(
+            "cairn_blocks_sealed_total", "Full chunks of canonical KV sealed", registry=registry
+        )
+        self._blocks_evicted = Counter(
+            "cairn_blocks_evicted_total", "Blocks that left memory to make room", registry=registry
+        )
+        self._blocks_spilled = Counter(
+            "cairn_blocks_spilled_total", "Blocks written to files", registry=registry
+        )
+        self._blocks_loaded = Counter(
+            "cairn_blocks_loaded_total", "Blocks read from files into memory", registry=registry
+        )
+        self._blocks_dropped = Counter(
+            "cairn_blocks_dropped_total",
+            "Block files removed to keep the budget",
+            registry=registry,
+        )
+        self._blocks_rejected = Counter(
+            "cairn_blocks_rejected_total",
+            "Block files that are not what was written",
+            ["reason"],
+            registry=registry,
+        )
+        self._lives_over = Counter(
+            "cairn_lives_over_total",
+            "Blocks in memory and block files that were removed since their lives were over",
+            ["what"],
+            registry=registry,
+        )
+        self._blocks_reused = Counter(
+            "cairn_blocks_reused_total",
+            "Blocks that requests reused, from the session's slab or copied from memory",
+            ["tier"],
+            registry=registry,
+        )
+        self._shadow_checks = Counter(
+            "cairn_shadow_checks_total",
+            "Answers that were chosen to be computed once more, by what came of it",
+            ["result"],
+            registry=registry,
+        )
+        for result in ("same", "differs", "skipped"):
+            self._shadow_checks.labels(result)
+        for fault in get_args(FileFault):
+            self._blocks_rejected.labels(fault)
+        for what in ("memory", "file"):
+            self._lives_over.labels(what)
+        for tier in ("slab", "memory"):
+            self._blocks_reused.labels(tier)
+        for path in get_args(Path):
+            self._paths.labels(path)
+            self._prefill.labels(path)
+        for reason in get_args(Reason):
+            self._reasons.labels(reason)
+        for given_up in get_args(GivenUp):
+            self._given_up.labels(given_up)
+        for kind in VIOLATIONS:
+            self._violations.labels(kind)
+        for outcome in OUTCOMES:
+            self._requests.labels(outcome)
+
+    def _select(self, event: PathSelected) -> None:
+        self._paths.labels(event.path).inc()
+        if event.reason is not None:
+            self._reasons.labels(event.reason).inc()
+        self._blocks_reused.labels("slab").inc(event.kept_blocks)
+        self._blocks_reused.labels("memory").inc(event.shared_blocks)
+        if event.path == "continuation":
+            self._skipped.inc(event.reused_tokens)
+        self._anticipated_used.inc(event.anticipated_tokens)
+        self._running[event.request] = _Prefill(path=event.path)
+
+    def _add_prefill(self, request: str | None, duration_us: int) -> None:
+        prefill = self._running.get(request or "")
+        if prefill is not None:
+            prefill.duration_us += duration_us
+
+    def _observe_prefill(self, request: str) -> None:
+        prefill = self._running.get(request)
+        if prefill is None or not prefill.path or prefill.is_observed:
+            return
+        prefill.is_observed = True
+        self._prefill.labels(prefill.path).observe(prefill.duration_us / 1_000_000)
+
+    def _end(self, request: str | None, outcome: str) -> None:
+        self._requests.labels(outcome).inc()
+        self._running.pop(request or "", None)
+        self._reuse.forget(request or "")
+
+
+class _Figures(Collector):
+    """
+    The gauges and what else is read at a scrape.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def describe(self) -> Iterator[Metric]:
+        """
+        Nothing: the names are known at the first scrape, and registering must not ask the service.
+        """
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """
+        One family a figure.
+        """
+        now = self._service.statistics()
+        yield _gauge("cairn_scheduler_pool_in_use", "Slabs held", now.slabs)
+        yield _gauge("cairn_scheduler_pool_total", "Slabs that may be held", now.slabs_total)
+        yield _labelled(
+            "cairn_scheduler_pool_bytes",
+            "Bytes of the slabs held, and of those that may be held besides",
+            "state",
+            {"in_use": now.slab_bytes, "free": max(0, now.slab_bytes_total - now.slab_bytes)},
+        )
+        yield _gauge(
+            "cairn_kv_live_bytes", "Arrays of slabs and blocks, as measured", now.kv_live_bytes
+        )
+        yield _gauge(
+            "cairn_kv_due_bytes",
+            "What the tokens in slabs and blocks take by the model's shapes, each counted once",
+            now.kv_due_bytes,
+        )
+        yield _labelled(
+            "cairn_device_memory_bytes",
+            "By MLX's count all its arrays, and freed ones that it keeps; and the model's arrays",
+            "what",
+            {
+                "active": now.active_bytes,
+                "cache": now.cache_bytes,
+                "weights": now.weights_bytes,
+            },
+        )
+        lives = {str(life): now.sessions.get(life, 0) for life in Life}
+        yield _labelled("cairn_sessions", "Sessions by where they stand", "life", lives)
+        yield _gauge("cairn_queue_depth", "Requests that wait for a session", now.queued)
+        yield _gauge("cairn_blocks", "Sealed blocks in memory", now.blocks)
+        yield _gauge("cairn_block_bytes", "Bytes of the sealed blocks in memory", now.block_bytes)
+        yield _gauge(
+            "cairn_prefix_index_blocks",
+            "Sealed blocks in memory or in files, each counted once",
+            now.index_blocks,
+        )
+        yield _gauge("cairn_disk_blocks", "Sealed blocks in files", now.disk_blocks)
+        yield _gauge("cairn_disk_block_bytes", "Bytes of the block files", now.disk_bytes)
+        yield _gauge("cairn_journal_position", "Events in the journal", now.journal_position)
+        yield _gauge(
+            "cairn_journal_full", "Whether there is no room for the journal", int(now.journal_full)
+        )
+        characters = CounterMetricFamily(
+            "cairn_prompt_characters",
+            "Characters of prompts, by where their token ids came from",
+            labels=["source"],
+        )
+        characters.add_metric(["tokenizer"], now.encoded_characters)
+        characters.add_metric(["memory"], now.remembered_characters)
+        yield characters
+        yield _gauge(
+            "cairn_prompt_memory_bytes",
+            "Texts of prompts with their token ids, and of kept turns, that are remembered",
+            now.remembered_bytes,
+        )
+
+
+def _gauge(name: str, help_text: str, value: int) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help_text, value=value)
+
+
+def _labelled(name: str, help_text: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, help_text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family

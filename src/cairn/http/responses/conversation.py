@@ -1,0 +1,460 @@
+"""
+The items and tools of OpenAI's responses in canonical form.
+
+What an assistant did is several items on the wire (thoughts, words, each call); those that follow
+each other are one message here, as an answer is one. So an answer that a client sends back, item by
+item, is what it was, and so is one that the journal kept.
+
+Items and tools of kinds that nobody here runs or reads are left out, and told as ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from cairn.actors.requests.messages import KeptTurn
+from cairn.engine.answer.parts import AnswerPart, Called, Said, Thought
+from cairn.engine.json_text import fault_of
+from cairn.engine.prompt.template import Message, call_arguments
+from cairn.http.wire.errors import ClientError, given
+from cairn.http.wire.json import to_struct
+from cairn.http.wire.limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
+from cairn.http.wire.parameters import check_name
+from cairn.http.wire.placeholders import OF_PARTS, answered
+
+T = TypeVar("T")
+
+ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+"""
+The types of items that are read.
+"""
+
+SEALED = "cairn:"
+"""
+With this begins the ``encrypted_content`` of thoughts that were made here. It is no secret: clients
+keep it as it is and send it back, also those that drop the thoughts themselves.
+"""
+
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXTS = ("input_text", "output_text", "text", "refusal")
+_REFERENCE = re.compile(
+    r"(?:msg|rs|fc|fco)_(?P<request>.+)_(?P<asked>in)?(?P<index>[0-9]{1,9})", re.ASCII
+)
+"""
+The id of an item, of an answer or, with ``asked``, of what its request brought.
+"""
+
+Item = Mapping[str, Any]
+
+
+class WirePart(msgspec.Struct):
+    """
+    A part of a content list. Of an image's only its type is looked at.
+    """
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class WireMessage(msgspec.Struct):
+    """
+    An item that somebody said.
+    """
+
+    role: str
+    content: str | list[WirePart]
+
+
+class WireCall(msgspec.Struct):
+    """
+    An item that is a call.
+    """
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class WireResult(msgspec.Struct):
+    """
+    An item that is the result of a call.
+    """
+
+    output: str | list[WirePart]
+    call_id: str | None = None
+
+
+class WireReasoning(msgspec.Struct):
+    """
+    An item that was thought.
+    """
+
+    summary: list[WirePart] | None = None
+    content: list[WirePart] | None = None
+    encrypted_content: str | None = None
+
+
+class WireTool(msgspec.Struct):
+    """
+    A function on offer.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+def read_input(
+    wire: str | Sequence[Item] | None, turns: Mapping[str, KeptTurn]
+) -> tuple[Message, ...]:
+    """
+    The input in canonical form.
+
+    Args:
+        turns: those that references may refer to, by their requests.
+
+    Raises:
+        ClientError: an item cannot be used.
+    """
+    if wire is None or isinstance(wire, str):
+        return () if wire is None else (Message(role="user", content=wire),)
+    check_count(wire, "input", MESSAGES_MAX)
+    reader = _Reader(turns)
+    for index, (item, stand_ins) in enumerate(_with_stand_ins(wire)):
+        reader.read(item, f"input[{index}]", stand_ins)
+    return reader.messages()
+
+
+def referred_to(wire: str | Sequence[Item] | None) -> frozenset[str]:
+    """
+    The requests to whose answers the items of an input refer.
+    """
+    if wire is None or isinstance(wire, str):
+        return frozenset()
+    names = (_REFERENCE.fullmatch(str(item.get("id"))) for item in wire if _is_reference(item))
+    return frozenset(found["request"] for found in names if found is not None)
+
+
+def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
+    """
+    The types of items that are left out, and of parts in whose place something else stands.
+    """
+    if wire is None or isinstance(wire, str):
+        return set()
+    kinds = {kind for item in wire if (kind := _type_of(item)) not in (*ITEMS, None)}
+    for item, stand_ins in _with_stand_ins(wire):
+        parts = item.get("output" if _type_of(item) == "function_call_output" else "content")
+        if isinstance(parts, list):
+            types = {str(part.get("type")) for part in parts if isinstance(part, dict)}
+            kinds |= types & stand_ins.keys()
+    return {f"input.{kind}" for kind in kinds}
+
+
+def _with_stand_ins(wire: Sequence[Item]) -> Iterator[tuple[Item, Mapping[str, str]]]:
+    """
+    Each item, and what stands in the place of its parts, by their types.
+    """
+    roles = [
+        "assistant" if _type_of(item) in ("function_call", "reasoning") else str(item.get("role"))
+        for item in wire
+    ]
+    first = answered(roles)
+    for index, (item, role) in enumerate(zip(wire, roles, strict=True)):
+        is_past = role == "user" and index < first
+        is_result = _type_of(item) == "function_call_output"
+        yield item, OF_PARTS if is_past or is_result else {}
+
+
+def read_tools(wire: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """
+    The functions as the template takes them.
+
+    Raises:
+        ClientError: one of them cannot be used.
+    """
+    check_count(wire, "tools", TOOLS_MAX)
+    return tuple(
+        _tool(tool, f"tools[{index}]") for index, tool in enumerate(wire) if _is_function(tool)
+    )
+
+
+def ignored_tools(wire: Sequence[Mapping[str, Any]]) -> set[str]:
+    """
+    The types of tools that are left out.
+    """
+    return {f"tools.{tool.get('type')}" for tool in wire if not _is_function(tool)}
+
+
+def _is_function(tool: Mapping[str, Any]) -> bool:
+    return bool(tool.get("type", "function") == "function")
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    wire = _at(tool, WireTool, where)
+    check_name(wire.name, f"{where}.name")
+    if wire.parameters is not None and (fault := fault_of(wire.parameters)) is not None:
+        raise ClientError(f"{where}.parameters {fault}", param=f"{where}.parameters")
+    function: dict[str, Any] = {"name": wire.name}
+    if wire.description is not None:
+        function["description"] = wire.description
+    if wire.parameters is not None:
+        function["parameters"] = wire.parameters
+    if wire.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+class _Reader:
+    """
+    Reads items in order. What an assistant did is put together until somebody else has a turn.
+    """
+
+    def __init__(self, turns: Mapping[str, KeptTurn]) -> None:
+        self._turns = turns
+        self._asked: dict[str, Mapping[str, Item]] = {}
+        self._messages: list[Message] = []
+        self._said: list[str] = []
+        self._thought: list[str] = []
+        self._calls: list[Mapping[str, Any]] = []
+        self._acts = False
+
+    def messages(self) -> tuple[Message, ...]:
+        """
+        What was read.
+        """
+        self._pass_turn()
+        return tuple(self._messages)
+
+    def read(self, item: Item, where: str, stand_ins: Mapping[str, str]) -> None:
+        """
+        Take in an item.
+
+        Args:
+            stand_ins: what stands in the place of its parts, by their types.
+        """
+        kind = _type_of(item)
+        match kind:
+            case "message":
+                self._message(_at(item, WireMessage, where), where, stand_ins)
+            case "function_call":
+                wire = _at(item, WireCall, where)
+                self._call(wire.call_id, wire.name, wire.arguments, where)
+            case "function_call_output":
+                result = _at(item, WireResult, where)
+                self._pass_turn()
+                text = _text(result.output, f"{where}.output", stand_ins)
+                self._messages.append(
+                    Message(role="tool", content=text, tool_call_id=result.call_id or None)
+                )
+            case "reasoning":
+                self._think(_thought(_at(item, WireReasoning, where), where))
+            case "item_reference":
+                self._refer(item, where)
+            case None:
+                raise ClientError(
+                    f"{where} has neither a type nor a role; send a message with a role, or an "
+                    f"item of one of the types {', '.join(ITEMS)}",
+                    param=f"{where}.type",
+                    code="missing_required_parameter",
+                )
+            case _:
+                pass  # told as ignored
+
+    def _message(self, wire: WireMessage, where: str, stand_ins: Mapping[str, str]) -> None:
+        if wire.role not in _ROLES:
+            raise ClientError(
+                f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
+                param=f"{where}.role",
+            )
+        text = _text(wire.content, f"{where}.content", stand_ins)
+        if wire.role == "assistant":
+            self._acts = True
+            self._said.append(text)
+            return
+        self._pass_turn()
+        role = "system" if wire.role == "developer" else wire.role
+        self._messages.append(Message(role=role, content=text))
+
+    def _call(self, call_id: str, name: str, arguments: str, where: str) -> None:
+        self._acts = True
+        function = {"name": name, "arguments": call_arguments(arguments)}
+        self._calls.append({"id": call_id, "type": "function", "function": function})
+        check_count(self._calls, where, CALLS_MAX)
+
+    def _think(self, text: str) -> None:
+        self._acts = True
+        self._thought.append(text)
+
+    def _refer(self, item: Item, where: str) -> None:
+        name = str(item.get("id"))
+        if (asked := self._asked_item(name)) is not None:
+            self.read(asked, where, {})  # what is kept is text
+            return
+        match self._referred(name):
+            case Said(text):
+                self._acts = True
+                self._said.append(text)
+            case Thought(text):
+                self._think(text)
+            case Called(cut=str(text)):
+                self._acts = True
+                self._said.append(text)
+            case Called() as call:
+                self._call(call.id, call.name, call.arguments, where)
+            case None:
+                raise ClientError(
+                    f"{where}.id names {name[:100]!r}, which is no item of a response that is kept "
+                    "here; send the item itself",
+                    param=f"{where}.id",
+                    code="item_not_found",
+                )
+
+    def _referred(self, name: str) -> AnswerPart | None:
+        found = _REFERENCE.fullmatch(name)
+        turn = self._turns.get(found["request"]) if found is not None else None
+        if found is None or found["asked"] is not None or turn is None:
+            return None
+        if int(found["index"]) >= len(turn.parts):
+            return None
+        return turn.parts[int(found["index"])]
+
+    def _asked_item(self, name: str) -> Item | None:
+        """
+        The item of what a request brought.
+        """
+        found = _REFERENCE.fullmatch(name)
+        if found is None or found["asked"] is None or found["request"] not in self._turns:
+            return None
+        request = found["request"]
+        if request not in self._asked:
+            items = items_of(self._turns[request].asked, request)
+            self._asked[request] = {item["id"]: item for item in items}
+        return self._asked[request].get(name)
+
+    def _pass_turn(self) -> None:
+        """
+        What the assistant did up to here is a message.
+        """
+        if self._acts:
+            self._messages.append(
+                Message(
+                    role="assistant",
+                    content="".join(self._said),
+                    reasoning="".join(self._thought) or None,
+                    tool_calls=tuple(self._calls),
+                )
+            )
+        self._said, self._thought, self._calls = [], [], []
+        self._acts = False
+
+
+def _type_of(item: Item) -> str | None:
+    kind = item.get("type")
+    if kind is None:
+        return "message" if "role" in item else "item_reference" if "id" in item else None
+    return str(kind)
+
+
+def _is_reference(item: Item) -> bool:
+    return _type_of(item) == "item_reference"
+
+
+def _thought(wire: WireReasoning, where: str) -> str:
+    if wire.encrypted_content is not None and wire.encrypted_content.startswith(SEALED):
+        return wire.encrypted_content.removeprefix(SEALED)
+    # What another server sealed nobody here can read, but there may be words beside it.
+    field = "content" if wire.content else "summary"
+    parts = wire.content or wire.summary or ()
+    return "".join(given(part.text, f"{where}.{field}[{n}].text") for n, part in enumerate(parts))
+
+
+def _text(content: str | Sequence[WirePart], where: str, stand_ins: Mapping[str, str]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(
+        stand_ins.get(part.type) or _part(part, f"{where}[{index}]")
+        for index, part in enumerate(content)
+    )
+
+
+def _part(part: WirePart, where: str) -> str:
+    if part.type not in _TEXTS:
+        raise ClientError(
+            f"{where} is a part of type {part.type[:40]!r}; this model takes text parts only",
+            param=f"{where}.type",
+            code="unsupported_content",
+        )
+    if part.type == "refusal":
+        return given(part.refusal, f"{where}.refusal")
+    return given(part.text, f"{where}.text")
+
+
+def _at(fields: Mapping[str, Any], kind: type[T], where: str) -> T:
+    """
+    The fields that stand at a place of the body, as a struct.
+
+    Raises:
+        ClientError: one is missing or of another type.
+    """
+    try:
+        return to_struct(dict(fields), kind)
+    except ClientError as error:
+        below = f"{where}.{error.param}" if error.param else where
+        _, _, fact = error.message.partition(error.param or "the body")
+        raise ClientError(f"{below}{fact}", param=below, code=error.code) from error
+
+
+def items_of(messages: Sequence[Message], name: str) -> Iterator[dict[str, Any]]:
+    """
+    Messages as a client sends them: what was asked, for who looks it up.
+
+    Args:
+        name: the ids of the items begin with it, behind their kind.
+    """
+    index = 0
+    for message in messages:
+        for item in _items(message):
+            kind = {"reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+            yield {"id": f"{kind.get(item['type'], 'msg')}_{name}_in{index}", **item}
+            index += 1
+
+
+def _items(message: Message) -> Iterator[dict[str, Any]]:
+    if message.role == "tool":
+        yield {
+            "type": "function_call_output",
+            "status": "completed",
+            "call_id": message.tool_call_id or "",
+            "output": message.content,
+        }
+        return
+    if message.reasoning is not None:
+        text = {"type": "reasoning_text", "text": message.reasoning}
+        yield {"type": "reasoning", "summary": [], "content": [text]}
+    is_answer = message.role == "assistant"
+    if message.content or not is_answer:
+        text = {"type": "output_text" if is_answer else "input_text", "text": message.content}
+        yield {
+            "type": "message",
+            "status": "completed",
+            "role": message.role,
+            "content": [{**text, "annotations": []} if is_answer else text],
+        }
+    for call in message.tool_calls:
+        function = call["function"]
+        arguments = function["arguments"]
+        yield {
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call["id"],
+            "name": function["name"],
+            "arguments": arguments
+            if isinstance(arguments, str)
+            else msgspec.json.encode(arguments).decode(),
+        }

@@ -1,0 +1,431 @@
+"""
+OpenAI's responses: from the wire to a command. ``responses_answers.py`` is the way back; no type of
+this protocol goes past the modules of this name.
+
+As tolerant and as strict as ``openai.py``: an unknown parameter is ignored and told, a value that
+is understood and cannot be used is a 400. What would answer another question if it were ignored (a
+conversation or a prompt that lies on OpenAI's servers) is a 400, too.
+
+A request may go on from an answer that was kept (``previous_response_id``), and refer to items of
+one. Those are looked up between reading the body (``Draft``) and making a command of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import msgspec
+
+from cairn.actors.requests.messages import Generate, Keep, KeptTurn, ServerFacts
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.http.responses.answers import PREFIX, Chunks, Completion, Form, kept_body
+from cairn.http.responses.conversation import (
+    ignored_items,
+    ignored_tools,
+    items_of,
+    read_input,
+    read_tools,
+    referred_to,
+)
+from cairn.http.responses.formats import read_held
+from cairn.http.service import Service
+from cairn.http.wire import parameters
+from cairn.http.wire.errors import ClientError, missing
+from cairn.http.wire.json import decode_object, to_struct
+from cairn.http.wire.limits import MESSAGES_MAX, check_count
+from cairn.http.wire.parameters import INT64_MAX, Ignored, ReuseFields, integer
+from cairn.http.wire.suggestions import slip_for
+
+PROTOCOL = "openai.responses"
+
+_SEALED = "reasoning.encrypted_content"
+_PAGE = 20
+_PAGE_MAX = 100
+
+
+class _Text(msgspec.Struct):
+    format: dict[str, Any] | None = None
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class _Request(ReuseFields):
+    input: str | list[dict[str, Any]] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: _Text | None = None
+    reasoning: _Reasoning | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    truncation: str | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    seed: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ResponsesRequest:
+    """
+    A command, and how its answer is to be sent.
+
+    Attributes:
+        ignored: parameters that were sent and not acted on, sorted.
+    """
+
+    command: Generate
+    stream: bool
+    form: Form
+    ignored: tuple[str, ...] = ()
+
+    def whole(self) -> Completion:
+        """
+        What builds the answer as one object.
+        """
+        return Completion(self.form, ignored=self.ignored)
+
+    def streamed(self) -> Chunks:
+        """
+        What builds the answer as a stream.
+        """
+        return Chunks(self.form, ignored=self.ignored)
+
+
+@attrs.frozen(kw_only=True)
+class Draft:
+    """
+    A request that was read, before what it refers to was looked up.
+
+    Attributes:
+        command: without the messages of its conversation.
+        previous: the request from whose answer it goes on.
+        referred: the requests to whose answers its items refer.
+    """
+
+    command: Generate
+    previous: str | None
+    referred: frozenset[str]
+    form: Form
+    ignored: tuple[str, ...]
+    _wire: _Request
+
+    @property
+    def named(self) -> str:
+        """
+        The response that it goes on from, as it was sent.
+        """
+        return self._wire.previous_response_id or ""
+
+    def complete(
+        self, history: tuple[KeptTurn, ...], turns: Mapping[str, KeptTurn]
+    ) -> ResponsesRequest:
+        """
+        The request with what it refers to.
+
+        Args:
+            history: the turns up to ``previous`` and with it.
+            turns: those of ``referred`` that are kept.
+
+        Raises:
+            ClientError: its input cannot be used.
+        """
+        wire, conversation = self._wire, self.command.conversation
+        assert conversation is not None
+        asked = read_input(wire.input, turns)
+        if not asked and not history:
+            raise ClientError(
+                "input is missing; send a text, or a list of at least one item",
+                param="input",
+                code="missing_required_parameter",
+            )
+        before = [message for turn in history for message in turn.messages]
+        instructions = [Message(role="system", content=wire.instructions or "")]
+        messages = (*(instructions if wire.instructions else ()), *before, *asked)
+        check_count(messages, "input", MESSAGES_MAX)
+        keep = Keep(
+            previous=self.previous, asked=asked, note=self.form.note(), texts=self.form.texts()
+        )
+        command = attrs.evolve(
+            self.command,
+            conversation=attrs.evolve(conversation, messages=messages),
+            keep=None if wire.store is False else keep,
+        )
+        return ResponsesRequest(
+            command=command, stream=wire.stream is True, form=self.form, ignored=self.ignored
+        )
+
+
+def read_responses_request(
+    body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+) -> Draft:
+    """
+    What a request's body and headers ask for, as far as they say it themselves.
+
+    Args:
+        headers: looked up by names in lower case.
+        facts: of the server, which has defaults for what a client does not say.
+
+    Raises:
+        ClientError: they cannot be used.
+    """
+    fields = decode_object(body)
+    wire = to_struct(fields, _Request)
+    _refuse_elsewhere(wire)
+    if wire.input is None:
+        _refuse_slip(fields)
+    tools, calls = read_tools(wire.tools or ()), wire.tool_choice != "none"
+    held = read_held(
+        wire.text.format if wire.text is not None else None,
+        wire.tool_choice,
+        wire.parallel_tool_calls,
+        tools if calls else (),
+    )
+    reasoning = wire.reasoning
+    effort = reasoning.effort if reasoning is not None else None
+    template, ignored_effort = parameters.thinking(effort, "reasoning.effort", facts)
+    sampling = parameters.sampling(facts, {"temperature": wire.temperature, "top_p": wire.top_p})
+    command = Generate(
+        protocol=PROTOCOL,
+        conversation=Conversation(
+            messages=(), tools=tools, calls=calls, template={**facts.template, **template}
+        ),
+        prompt=None,
+        sampling=sampling,
+        seed=parameters.seed(wire.seed),
+        max_tokens=integer("max_output_tokens", wire.max_output_tokens, 1, INT64_MAX),
+        group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
+        **parameters.reuse(wire),
+        asked_model=parameters.model_name(wire.model),
+        constraint=held.constraint,
+    )
+    form = Form(
+        told=_told(wire, sampling.temperature, sampling.top_p),
+        model=facts.model,
+        summarised=reasoning is not None and reasoning.summary is not None,
+        sealed=_SEALED in (wire.include or ()),
+    )
+    return Draft(
+        command=command,
+        previous=_request_of(wire.previous_response_id),
+        referred=referred_to(wire.input),
+        form=form,
+        ignored=ignored.told(
+            _ignored(wire, fields) | held.ignored | ignored_effort, _Request.__struct_fields__
+        ),
+        wire=wire,
+    )
+
+
+async def completed(draft: Draft, service: Service) -> ResponsesRequest:
+    """
+    A request with what it refers to, which the journal has.
+
+    Raises:
+        ClientError: that is not there, or the input cannot be used.
+        RefusalError: the journal cannot be read now.
+    """
+    history: tuple[KeptTurn, ...] = ()
+    if draft.previous is not None:
+        found = await service.history(draft.previous)
+        if found is None:
+            raise ClientError(
+                f"previous_response_id is {draft.named[:100]!r}, which is not kept "
+                "here, or not all that came before it: it was sent with store: false, did not end, "
+                "was deleted, or was removed with old rows of the journal; send the whole "
+                "conversation as input",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        history = found
+    turns = {}
+    for request in sorted(draft.referred):
+        turn = await service.turn(request)
+        if turn is not None:
+            turns[request] = turn
+    return draft.complete(history, turns)
+
+
+# --- what is kept ------------------------------------------------------------------------------
+
+
+async def look_up(name: str, service: Service, query: Mapping[str, str]) -> dict[str, Any]:
+    """
+    The response of a name.
+
+    Args:
+        query: of the address.
+
+    Raises:
+        ClientError: none is kept, or it is to come as a stream.
+    """
+    if query.get("stream", "false").lower() not in ("false", "0", ""):
+        raise ClientError(
+            "stream: a response that is kept is given as a whole; leave it out",
+            param="stream",
+            code="unsupported_value",
+        )
+    return kept_body(await _turn(name, service), service.facts.model)
+
+
+async def look_up_input(name: str, service: Service, query: Mapping[str, str]) -> dict[str, Any]:
+    """
+    The items that a response's request brought, a page of them.
+
+    Args:
+        query: ``limit``, ``order`` and ``after`` of the address.
+
+    Raises:
+        ClientError: none is kept, or the page cannot be given.
+    """
+    limit, order = _page(query.get("limit", str(_PAGE))), query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise ClientError("order must be asc or desc", param="order")
+    after = query.get("after")
+    turn = await _turn(name, service)
+    items = list(items_of(turn.asked, turn.request))
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        places = [index for index, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise ClientError(
+                f"after names {after[:100]!r}, which is no item of this response", param="after"
+            )
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > len(page),
+    }
+
+
+def _page(limit: str) -> int:
+    digits = limit.lstrip("0")
+    # Python reads no number of thousands of digits.
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(_PAGE_MAX))
+    found = int(digits) if is_number else 0
+    if not 1 <= found <= _PAGE_MAX:
+        raise ClientError(f"limit must be between 1 and {_PAGE_MAX}", param="limit")
+    return found
+
+
+async def delete(name: str, service: Service) -> dict[str, Any]:
+    """
+    Keep the response of a name no longer.
+
+    Raises:
+        ClientError: none is kept.
+    """
+    if not await service.forget(_request_of(name) or ""):
+        raise _not_found(name)
+    return {"id": name, "object": "response", "deleted": True}
+
+
+async def _turn(name: str, service: Service) -> KeptTurn:
+    turn = await service.turn(_request_of(name) or "")
+    if turn is None:
+        raise _not_found(name)
+    return turn
+
+
+def _not_found(name: str) -> ClientError:
+    return ClientError(
+        f"no response {name[:100]!r} is kept here: it was sent with store: false, did not end, was "
+        "deleted, or was removed with old rows of the journal",
+        code="response_not_found",
+        status=404,
+    )
+
+
+def _request_of(name: str | None) -> str | None:
+    return name.removeprefix(PREFIX) if name is not None else None
+
+
+# --- parameters --------------------------------------------------------------------------------
+
+
+def _refuse_elsewhere(wire: _Request) -> None:
+    """
+    Refuse what lies, or would have to run, on OpenAI's servers.
+    """
+    for name, hint in (
+        ("conversation", "send the conversation as input, or go on by previous_response_id"),
+        ("prompt", "send its text as instructions or input"),
+    ):
+        if getattr(wire, name) is not None:
+            raise ClientError(
+                f"{name} names something that this server does not keep; {hint}",
+                param=name,
+                code="unsupported_value",
+            )
+    if wire.background:
+        raise ClientError(
+            "background is not done here: answers are given to who waits for them; leave it out",
+            param="background",
+            code="unsupported_value",
+        )
+
+
+def _refuse_slip(fields: Mapping[str, Any]) -> None:
+    """
+    Refuse a request without input where one may be meant by another field: behind an earlier
+    response, it would be answered without what is new.
+    """
+    slip = slip_for("input", fields, _Request.__struct_fields__)
+    if slip is not None:
+        raise missing("input", slip)
+
+
+def _ignored(wire: _Request, fields: Mapping[str, Any]) -> set[str]:
+    names = parameters.unknown(fields, _Request.__struct_fields__)
+    names |= ignored_tools(wire.tools or ())
+    names |= ignored_items(wire.input)
+    names |= {f"include.{name}" for name in wire.include or () if name != _SEALED}
+    if wire.truncation not in (None, "disabled"):
+        names.add("truncation")
+    for name, known in (("text", _Text), ("reasoning", _Reasoning)):
+        if isinstance(fields.get(name), dict):
+            inner = parameters.unknown(fields[name], known.__struct_fields__)
+            names |= {f"{name}.{one}" for one in inner}
+    return names
+
+
+def _told(wire: _Request, temperature: float, top_p: float) -> dict[str, Any]:
+    """
+    What a response repeats of its request.
+    """
+    reasoning = wire.reasoning or _Reasoning()
+    text = wire.text or _Text()
+    return {
+        "instructions": wire.instructions,
+        "max_output_tokens": wire.max_output_tokens,
+        "metadata": wire.metadata or {},
+        "parallel_tool_calls": wire.parallel_tool_calls is not False,
+        "previous_response_id": wire.previous_response_id,
+        "prompt_cache_key": wire.prompt_cache_key,
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "store": wire.store is not False,
+        "temperature": temperature,
+        "text": {"format": text.format or {"type": "text"}},
+        "tool_choice": wire.tool_choice or "auto",
+        "tools": wire.tools or [],
+        "top_p": top_p,
+    }

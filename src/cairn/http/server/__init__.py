@@ -1,0 +1,1 @@
+"""Hypercorn on trio, and the life of a connection."""

@@ -1,0 +1,1 @@
+"""What all protocols share: JSON, parameters, formats, limits and errors."""

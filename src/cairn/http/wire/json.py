@@ -1,0 +1,105 @@
+"""
+JSON off the wire: decoded, shaped, and refused in words that a client can act on.
+
+No protocol's names stand here; every adapter uses it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+
+from cairn.http.wire.errors import ClientError, missing
+from cairn.http.wire.suggestions import slip_for
+
+T = TypeVar("T")
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+_encoder = msgspec.json.Encoder()
+
+_EXPECTED = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+_MISSING = re.compile(r"Object missing required field `([^`]+)`")
+_PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
+_WORDS = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "an integer",
+    "null": "null",
+    "object": "an object",
+    "str": "a string",
+}
+
+
+def encode(value: Any) -> bytes:
+    """
+    A value as JSON.
+    """
+    return _encoder.encode(value)
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """
+    The object that a body is.
+
+    Raises:
+        ClientError: it is no JSON, or no object.
+    """
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    except UnicodeDecodeError as error:
+        raise ClientError("the body is not UTF-8", code="invalid_json") from error
+    except ValueError as error:
+        hint = "send a JSON object" if not body.strip() else str(error)
+        raise ClientError(f"the body is not valid JSON: {hint}", code="invalid_json") from error
+
+
+def to_struct(fields: dict[str, Any], kind: type[T]) -> T:
+    """
+    The fields as a struct; those that it does not have are left out.
+
+    Raises:
+        ClientError: a field is missing or of another type.
+    """
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, fields, getattr(kind, "__struct_fields__", ())) from error
+    except RecursionError as error:
+        raise _too_deep() from error
+
+
+def _too_deep() -> ClientError:
+    return ClientError("the body is nested too deep to be read", code="invalid_json")
+
+
+def _invalid(
+    error: msgspec.ValidationError, fields: Mapping[str, Any] = _NONE, known: Iterable[str] = ()
+) -> ClientError:
+    text = str(error)
+    place = _PLACE.search(text)
+    param = place[1] if place else ""
+    if "..." in param:  # somewhere below: the decoder does not say where
+        param = param.split("...")[0].rstrip("[.")
+    if absent := _MISSING.search(text):
+        instead = None if param else slip_for(absent[1], fields, known)
+        return missing(f"{param}.{absent[1]}".lstrip("."), instead)
+    if expected := _EXPECTED.search(text):
+        wanted = [_WORDS.get(kind, kind) for kind in expected[1].split(" | ") if kind != "null"]
+        got = _WORDS.get(expected[2], expected[2])
+        return ClientError(
+            f"{param or 'the body'} must be {' or '.join(wanted)}, not {got}",
+            param=param or None,
+            code="invalid_type",
+        )
+    fact = _PLACE.sub("", text)
+    return ClientError(f"{param or 'the body'}: {fact}", param=param or None)

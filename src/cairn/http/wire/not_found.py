@@ -1,0 +1,59 @@
+"""
+What to say where nothing is at an address. Mostly that is the base URL of a client: some protocols
+have the /v1 in it, others put it there themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.routing import Map
+
+from cairn.http.wire.errors import ClientError
+
+_VERSION: Final = "/v1"
+_SHOWN = 200
+
+
+def meant_by(path: str, routes: Map) -> str | None:
+    """
+    The address that a client will have meant by one at which nothing is: with one /v1, where it
+    has several or none. None where nothing would be there either.
+    """
+    meant = path
+    while meant.startswith(f"{_VERSION}{_VERSION}/"):
+        meant = meant.removeprefix(_VERSION)
+    if not meant.startswith(f"{_VERSION}/"):
+        meant = f"{_VERSION}{meant}"
+    return meant if meant != path and _is_there(meant, routes) else None
+
+
+def nothing_at(path: str, meant: str | None) -> ClientError:
+    """
+    What to raise where nothing is at an address.
+
+    Args:
+        meant: as ``meant_by`` gives it.
+    """
+    # Written out, since it may have anything in it.
+    words = f"there is nothing at {path[:_SHOWN]!r}"
+    if meant is None:
+        words += "; GET / lists what is"
+    else:
+        fault = "has a /v1 too many" if len(meant) < len(path) else "lacks /v1"
+        words += f": the base URL of this client {fault}; the address is {meant[:_SHOWN]!r}"
+    return ClientError(words, code="not_found", status=404)
+
+
+def _is_there(path: str, routes: Map) -> bool:
+    """
+    Whether something is at an address, whatever method it takes.
+    """
+    try:
+        routes.bind("localhost").match(path)
+    except MethodNotAllowed:
+        return True
+    except HTTPException:
+        return False
+    return True

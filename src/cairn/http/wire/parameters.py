@@ -1,0 +1,317 @@
+"""
+Parameters that mean the same in every protocol, and what is told of those that are not acted on.
+
+No protocol's types stand here; every adapter uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, TypedDict, get_args
+
+import attrs
+import msgspec
+import structlog
+
+from cairn.actors.requests.messages import ServerFacts
+from cairn.engine.names import NAME_MAX, is_name
+from cairn.engine.prompt.template import GRADES
+from cairn.engine.sampling import Sampling
+from cairn.engine.ttl import seconds_of
+from cairn.http.wire.errors import ClientError
+from cairn.http.wire.limits import check_count
+from cairn.http.wire.suggestions import meant
+from cairn.journal.agents import SESSIONS
+from cairn.journal.events import CacheMode
+
+log = structlog.get_logger(__name__)
+
+#: Clients that send one of these name a group of conversations, not one conversation.
+GROUP_HEADERS = ("x-claude-code-session-id", "x-session-id", "session-id")
+
+#: How much thinking a client may ask for.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+INT64_MAX = 2**63 - 1
+
+#: A client may make up any number of names; the answer has so many, cut to so many characters.
+_IGNORED_MAX = 64
+_IGNORED_NAME_MAX = 100
+
+
+class ReuseFields(msgspec.Struct, kw_only=True):
+    """
+    What the body of every protocol may say of what its prompt is built on, and what is kept of it.
+    These stand behind the fields of the protocol.
+    """
+
+    cache_prompt: bool | None = None
+    cache_mode: str | None = None
+    session_id: str | None = None
+    ttl: int | str | None = None
+
+
+class Reuse(TypedDict):
+    """
+    The same as a command has it.
+    """
+
+    session_name: str | None
+    cache_prompt: bool
+    cache_mode: CacheMode
+    ttl_s: int | None
+
+
+class Ignored:
+    """
+    What was asked for and ignored, each name told to the log once.
+    """
+
+    def __init__(self, names_max: int = 256) -> None:
+        self._names: set[str] = set()
+        self._names_max = names_max
+
+    def add(self, name: str, meant: str | None = None) -> None:
+        """
+        Log the name, if it is new, and which one may be meant.
+        """
+        # A client that makes up names must not fill the memory or the log.
+        if name in self._names or len(self._names) >= self._names_max:
+            return
+        self._names.add(name)
+        hint = {} if meant is None else {"did_you_mean": meant}
+        log.warning("parameter ignored", parameter=name, **hint)
+
+    def told(
+        self,
+        names: Iterable[str],
+        known: Iterable[str],
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> tuple[str, ...]:
+        """
+        The names as an answer has them, sorted; behind one that is misspelt stands the known one.
+        Logs those that are new.
+
+        Args:
+            aliases: the known names by what others call them.
+        """
+        found = sorted({name[:_IGNORED_NAME_MAX] for name in names})[:_IGNORED_MAX]
+        known = frozenset(known)
+        told = []
+        for name in found:
+            # A known one is not acted on here; what stands in one is told by its path.
+            is_known = name in known or "." in name
+            near = None if is_known else aliases.get(name) or meant(name, sorted(known))
+            self.add(name, near)
+            told.append(name if near is None else f"{name} (did you mean {near}?)")
+        return tuple(told)
+
+
+def unknown(fields: Mapping[str, Any], known: Iterable[str]) -> set[str]:
+    """
+    The fields that an adapter does not know and that have a value.
+    """
+    return {name for name in fields.keys() - set(known) if fields[name] is not None}
+
+
+def sampling(facts: ServerFacts, given: Mapping[str, Any]) -> Sampling:
+    """
+    The parameters of sampling, with the server's where a request says nothing.
+
+    Args:
+        given: by the names of ``Sampling``; None where nothing is said.
+
+    Raises:
+        ClientError: one of them is out of its range.
+    """
+    integer("top_k", given.get("top_k"), 0, INT64_MAX)
+    said = {name: value for name, value in given.items() if value is not None}
+    try:
+        return attrs.evolve(facts.defaults, **said)
+    except ValueError as error:  # its message begins with the parameter's name
+        raise ClientError(str(error), param=str(error).split()[0]) from error
+
+
+def seed(value: int | None) -> int | None:
+    """
+    A seed of 64 bits, with or without a sign.
+
+    Raises:
+        ClientError: it has more.
+    """
+    return integer("seed", value, -(2**63), 2**64 - 1)
+
+
+def thinking(
+    effort: str | None, where: str, facts: ServerFacts
+) -> tuple[Mapping[str, Any], frozenset[str]]:
+    """
+    What an effort of thinking sets of the template, and what is ignored of it: where the model's
+    template has no switch, nothing comes of it.
+
+    Args:
+        effort: None where nothing is said.
+        where: it stands, as a path into the body.
+
+    Raises:
+        ClientError: it is none.
+    """
+    if effort is None:
+        return {}, frozenset()
+    if effort not in EFFORTS:
+        raise ClientError(
+            f"{where} is {effort[:40]!r}; it must be one of {', '.join(EFFORTS)}", param=where
+        )
+    settings: dict[str, Any] = {}
+    if "enable_thinking" in facts.switches:
+        settings["enable_thinking"] = effort != "none"
+    if "reasoning_effort" in facts.switches and effort in GRADES:
+        settings["reasoning_effort"] = effort
+    return settings, frozenset(() if settings else {where})
+
+
+def integer(name: str, value: int | None, low: int, high: int) -> int | None:
+    """
+    A value between two limits, which it may reach.
+
+    Raises:
+        ClientError: it is beyond them.
+    """
+    if value is None or low <= value <= high:
+        return value
+    limits = f"between {low} and {high}"
+    if high == INT64_MAX:  # nobody comes near it, and it would hide the limit that counts
+        limits = f"at least {low}" if value < low else f"at most {high}"
+    raise ClientError(f"{name} must be {limits}", param=name)
+
+
+def stop_texts(name: str, texts: tuple[str, ...], texts_max: int) -> tuple[str, ...]:
+    """
+    Texts that end an answer.
+
+    Raises:
+        ClientError: there are too many, or one is empty.
+    """
+    check_count(texts, name, texts_max)
+    if "" in texts:
+        raise ClientError(
+            f"{name} has an empty text, which ends any answer; leave it out", param=name
+        )
+    return texts
+
+
+def model_name(value: str | None) -> str:
+    """
+    The model that a client asks for; empty where it names none.
+
+    Raises:
+        ClientError: the name is too long to go on record.
+    """
+    if value is not None and len(value) > NAME_MAX:
+        raise ClientError(f"model is longer than {NAME_MAX} characters", param="model")
+    return value or ""
+
+
+def reuse(wire: ReuseFields) -> Reuse:
+    """
+    What a request is built on, and what is kept of it.
+
+    Raises:
+        ClientError: a value cannot be used.
+    """
+    return Reuse(
+        session_name=_session_name(wire.session_id),
+        cache_prompt=wire.cache_prompt is not False,
+        cache_mode=_cache_mode(wire.cache_mode),
+        ttl_s=_lifetime(wire.ttl),
+    )
+
+
+def _session_name(value: str | None) -> str | None:
+    """
+    The session that a client names, if any.
+
+    Raises:
+        ClientError: it is no name.
+    """
+    if value is not None and not is_name(value):
+        raise ClientError(
+            f"session_id must be 1 to {NAME_MAX} printable characters", param="session_id"
+        )
+    if value is not None and value.startswith(SESSIONS):
+        raise ClientError(
+            f"session_id begins with {SESSIONS!r}, as the sessions of agents do; choose another "
+            "name, or go on with the agent: POST /v1/agents/ID/generate",
+            param="session_id",
+        )
+    return value
+
+
+def _lifetime(value: int | str | None) -> int | None:
+    """
+    The life of what a request uses and leaves, in seconds, if the client says it.
+
+    Raises:
+        ClientError: it is no time.
+    """
+    if value is None:
+        return None
+    try:
+        return seconds_of(value)
+    except ValueError as error:
+        raise ClientError(f"ttl {error}", param="ttl") from error
+
+
+def _cache_mode(value: str | None) -> CacheMode:
+    """
+    From what a request may go on; from all that there is, where the client does not say.
+
+    Raises:
+        ClientError: it is none.
+    """
+    match value:
+        case None:
+            return "full"
+        case "full" | "prefix":
+            return value
+    raise ClientError(
+        f"cache_mode is {value[:40]!r}; it must be one of {', '.join(get_args(CacheMode))}",
+        param="cache_mode",
+    )
+
+
+def check_name(name: str, where: str) -> None:
+    """
+    Refuse a tool without a name: no call of it could be told from a text that is none.
+
+    Args:
+        where: the name, as a path into the body.
+
+    Raises:
+        ClientError: it is empty.
+    """
+    if not name:
+        raise ClientError(f"{where} is empty; a tool is called by its name", param=where)
+
+
+def group(headers: Mapping[str, str]) -> str | None:
+    """
+    The group of conversations that a client's headers name, if any.
+
+    Args:
+        headers: looked up by names in lower case.
+    """
+    for name in GROUP_HEADERS:
+        if (found := group_name(headers.get(name))) is not None:
+            return found
+    return None
+
+
+def group_name(value: str | None) -> str | None:
+    """
+    The group that a text names, if it is a name. It is a hint about where to look first: one that
+    cannot be a name is no reason to refuse.
+    """
+    name = (value or "").strip()
+    return name if is_name(name) else None

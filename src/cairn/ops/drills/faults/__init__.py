@@ -1,0 +1,1 @@
+"""The faults that drills inject."""

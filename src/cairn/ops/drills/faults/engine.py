@@ -1,0 +1,89 @@
+"""
+Damage to passes of the model: what a layer holds, what was run, whether it ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cairn.ops.drills.faults.damage import Damage, Method, wrap
+
+
+async def layer_short(damage: Damage) -> None:
+    """
+    One layer holds a token less than the others.
+    """
+
+    def shorten(slab: Any) -> None:
+        slab.caches[2].offset -= 1
+
+    _after_each_pass(damage, shorten)
+
+
+async def window_moved(damage: Damage) -> None:
+    """
+    One layer has lost its first token.
+    """
+
+    def forget(slab: Any) -> None:
+        slab.caches[1].start = 1
+
+    _after_each_pass(damage, forget)
+
+
+async def pass_raises(damage: Damage) -> None:
+    """
+    The device fails in a pass.
+    """
+
+    def fail(slab: Any) -> None:
+        raise RuntimeError("the device gave up")
+
+    _after_each_pass(damage, fail)
+
+
+async def tokens_shifted(damage: Damage) -> None:
+    """
+    A pass runs over the tokens one place on.
+    """
+
+    def around(run: Method) -> Method:
+        def run_chunk(slab: int, ids: Any, wanted: Any) -> Any:
+            if slab != damage.slab:
+                return run(slab, ids, wanted)
+            damage.strike()
+            return run(slab, [*ids[1:], ids[0]], wanted)
+
+        return run_chunk
+
+    wrap(damage.engine, "run_chunk", around)
+
+
+def _after_each_pass(damage: Damage, harm: Callable[[Any], None]) -> None:
+    """
+    Have the victim's slab harmed after the model has run, before anything is measured.
+    """
+    engine = damage.engine
+
+    def around(run: Method) -> Method:
+        def run_chunk(slab: int, ids: Any, wanted: Any) -> Any:
+            if slab != damage.slab:
+                return run(slab, ids, wanted)
+            plain = engine._model
+
+            def model(*args: Any, **kwargs: Any) -> Any:
+                logits = plain(*args, **kwargs)
+                damage.strike()
+                harm(engine.pool.get(slab))
+                return logits
+
+            engine._model = model
+            try:
+                return run(slab, ids, wanted)
+            finally:
+                engine._model = plain
+
+        return run_chunk
+
+    wrap(engine, "run_chunk", around)

@@ -1,0 +1,94 @@
+"""
+A whole server for one drill: its own directory, journal, log, secret and port on the loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from cairn.actors.boot import Settings, booted
+from cairn.actors.requests.limits import Limits
+from cairn.actors.server import Server
+from cairn.http.app import create_app
+from cairn.http.server.listen import bind_socket, serve_http
+from cairn.journal.codec import Row
+from cairn.journal.store_sql import SqlStore, journal_url, migrate
+from cairn.ops.common.locations import log_path
+from cairn.ops.common.logs import logs_in
+from cairn.ops.drills.server.client import Client
+from cairn.ops.serve.data_dir import make_home, root_secret
+
+_MIB = 1024 * 1024
+_SMALL: dict[str, Any] = {
+    # Short chunks give a short conversation several blocks; two rows serve two sessions at a time.
+    "chunk_tokens": 16,
+    "decode_rows": 2,
+    "pool_slabs": 6,
+    "pool_bytes": 64 * _MIB,
+    "blocks_bytes": 16 * _MIB,
+}
+
+
+@attrs.frozen
+class PrivateServer:
+    """
+    Attributes:
+        server: the running thing, for those who damage it.
+        client: talks to it as anybody may.
+    """
+
+    server: Server
+    client: Client
+
+
+@contextlib.asynccontextmanager
+async def private_server(
+    directory: Path, model: Path, **changes: Any
+) -> AsyncIterator[PrivateServer]:
+    """
+    A server that serves while the context lasts, and then stops in order.
+
+    Args:
+        directory: made where it is not there; journal, log and secret stay in it.
+        changes: of ``Settings``.
+
+    Raises:
+        BootRefused: its journal does not hold.
+        WriterDied: its journal could not be written any more, so it stopped. In a group.
+    """
+    # What is damaged in a slab must be there still, however slow the model is.
+    limits = Limits(drain_s=5.0, slab_rest_s=3600.0)
+    settings = Settings(model=str(model), limits=limits, **{**_SMALL, **changes})
+    make_home(directory)
+    migrate(journal_url(directory))
+    store = SqlStore.open(journal_url(directory))
+    with logs_in(log_path(directory)), contextlib.closing(store):
+        async with booted(settings, store, root_secret(directory)) as server:
+            stop = trio.Event()
+            async with trio.open_nursery() as nursery:
+                client = Client(await nursery.start(partial(_serve, server, stop)))
+                yield PrivateServer(server, client)
+                stop.set()
+
+
+async def _serve(server: Server, stop: trio.Event, *, task_status: trio.TaskStatus[str]) -> None:
+    listener = bind_socket("127.0.0.1", 0)
+    await serve_http(
+        create_app(server), listener, shutdown=stop, on_ready=task_status.started, grace_s=5.0
+    )
+
+
+def stored_rows(directory: Path) -> list[Row]:
+    """
+    The rows of the journal in a directory.
+    """
+    store = SqlStore.open(journal_url(directory), read_only=True)
+    with contextlib.closing(store):
+        return list(store.read())

@@ -1,0 +1,1 @@
+"""The commands that read a journal, and the ones that maintain it."""

@@ -1,0 +1,139 @@
+"""
+``ops export``: a journal as lines of JSON, to keep, to search, or to verify elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import attrs
+import click
+
+from cairn.journal.base import Base, state_of
+from cairn.journal.codec import GENESIS
+from cairn.journal.errors import StoreError
+from cairn.journal.export import Excerpt, base_to_line, excerpt_to_line, to_line
+from cairn.ops.common.locations import (
+    Source,
+    example,
+    journal_options,
+    named,
+    pruned_words,
+    too_short_words,
+)
+
+
+@click.command(
+    epilog=example("ops export -o journal.jsonl", "ops export --no-private | gzip > journal.gz")
+)
+@journal_options
+@click.option("--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write, readable by you alone; it is replaced at the end, as a whole. "
+    "Default: stdout.",
+)
+@click.option(
+    "--session",
+    metavar="ID",
+    help="Only the rows of this session; the beginning of its id will do.",
+)
+@click.option("--no-private", is_flag=True, help="Leave out texts and token ids.")
+def export(
+    data_dir: Path,
+    journal: str | None,
+    format: str,  # noqa: A002  # click passes an option by its name
+    output: Path | None,
+    session: str | None,
+    no_private: bool,
+) -> None:
+    """
+    Write a journal as lines of JSON, one event a line.
+
+    `ops verify` and `ops replay` take the file, packed with gzip or not. Without texts and token
+    ids, or of one session alone, `ops verify` can check the hashes only, and says so.
+
+    Of a journal that was pruned, the first line is the base that stands in the place of the rows
+    that are gone. Before the rows of one session it says only which base that is, and how many of
+    the session's rows went.
+    """
+    source = Source.of(data_dir, journal)
+    base = source.base()
+    count, head = 0, base.head if base is not None else GENESIS
+    if session is not None:
+        session = _meant(source, base, session)
+    stream = f"session/{session}" if session is not None else None
+    with _written(output) as file:
+        if base is not None and session is None:
+            file.write(base_to_line(attrs.evolve(base, state=None) if no_private else base))
+        for row in source.rows("export", stream=stream, base=base):
+            if base is not None and stream is not None and count == 0:
+                file.write(excerpt_to_line(_excerpt(stream, base)))
+            file.write(to_line(attrs.evolve(row, private=None) if no_private else row))
+            count, head = count + 1, row.hash
+        if session is not None and count == 0:
+            raise _none(source, base, session)
+    click.echo(f"{count} rows, head {head}", err=True)
+
+
+def _meant(source: Source, base: Base | None, session: str) -> str:
+    """
+    The id of the session that an id or the beginning of one names.
+
+    Raises:
+        StoreError: it names none or several.
+    """
+    found = named(session, source.sessions(base))
+    if found is None:
+        raise _none(source, base, session)
+    return found
+
+
+def _none(source: Source, base: Base | None, session: str) -> StoreError:
+    """
+    That the rows of a session are not there.
+    """
+    return StoreError(
+        f"No session {session} is in {source.name}{too_short_words(session)}; `ops sessions` lists "
+        f"them.{pruned_words(base, f'session/{session}')}"
+    )
+
+
+def _excerpt(stream: str, base: Base) -> Excerpt:
+    """
+    What the rows of one stream begin with. Of a damaged base nobody knows what went.
+    """
+    try:
+        seq = state_of(base).streams.get(stream, 0)
+    except ValueError:
+        seq = 0
+    return Excerpt(stream=stream, seq=seq, base=base)
+
+
+@contextmanager
+def _written(path: Path | None) -> Iterator[BinaryIO]:
+    """
+    A file that takes its name when all is written; stdout for None.
+    """
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        # It has everybody's conversations in it, whatever the umask.
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}.") from error
+    finally:
+        part.unlink(missing_ok=True)

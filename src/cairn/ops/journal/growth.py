@@ -1,0 +1,110 @@
+"""
+How fast a journal grows, for whoever tells it.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+
+import attrs
+
+from cairn.journal.errors import JournalError
+from cairn.ops.common.locations import bytes_on_disk
+from cairn.ops.common.output import counted, size_text
+
+GROWTH_DAYS = 7
+_DAY_S = 86_400
+
+
+@attrs.frozen
+class Growth:
+    """
+    What a journal grew by in the last days.
+
+    Attributes:
+        size: in bytes.
+        seconds: in so much time: that of the last days, or since its first row.
+    """
+
+    size: float
+    seconds: float
+
+    @property
+    def is_short(self) -> bool:
+        """
+        Whether the time is too short to say what comes in a day: loading a model and trying things
+        out is no day's use.
+        """
+        return self.seconds < _DAY_S
+
+    @property
+    def daily(self) -> float:
+        """
+        By how many bytes it grew a day. Of no use where the time is short.
+        """
+        return self.size * _DAY_S / max(self.seconds, 1)
+
+    def __str__(self) -> str:
+        """
+        For people: so much a day, or in so much time where that is short.
+        """
+        if not self.is_short:
+            return f"{size_text(self.daily)} a day"
+        return f"{size_text(self.size)} in {_span(self.seconds)}"
+
+
+_UNKNOWN = Growth(size=0.0, seconds=GROWTH_DAYS * _DAY_S)
+
+
+def growth(url: str) -> Growth:
+    """
+    What a journal grew by in the last days; nothing where that cannot be told.
+
+    Reckoned from the share of its rows that are of these days, and from its size on disk: positions
+    have no gaps, so few of them are looked at. One that has not been there for so long grew in the
+    time since its first row.
+
+    Args:
+        url: of the journal, which is opened read-only.
+    """
+    from cairn.journal.store_sql import SqlStore, schema_revision
+
+    size = sum(bytes_on_disk(url))
+    try:
+        if not size or schema_revision(url) is None:
+            return _UNKNOWN
+        store = SqlStore.open(url, read_only=True)
+        try:
+            base = store.base()
+            low, high = (base.position if base is not None else 0), store.head()[0]
+            rows = high - low
+            now_us = time.time_ns() // 1000
+            since = now_us - GROWTH_DAYS * _DAY_S * 1_000_000
+            first = (
+                low
+                + 1
+                + bisect_left(
+                    range(low + 1, high + 1), since, key=lambda at: store.time_at(at) or 0
+                )
+            )
+            began_us = store.time_at(low + 1)
+        finally:
+            store.close()
+    except JournalError:
+        return _UNKNOWN  # to say what is wrong with it is not what was asked
+    if not rows or began_us is None:
+        return _UNKNOWN
+    seconds = min(GROWTH_DAYS * _DAY_S, max((now_us - began_us) / 1e6, 0.0))
+    return Growth(size * (high + 1 - first) / rows, seconds)
+
+
+def _span(seconds: float) -> str:
+    """
+    A time of less than a day.
+    """
+    if seconds < 60:
+        return "less than a minute"
+    if seconds < 3600:
+        return counted(int(seconds / 60), "minute")
+    return counted(int(seconds / 3600), "hour")

@@ -1,0 +1,37 @@
+"""
+``ops migrate``: a journal's schema, brought up to date.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cairn.ops.common.locations import example, journal_options, url_of
+
+
+@click.command(epilog=example("ops migrate", "ops migrate --journal postgresql://cairn@db/cairn"))
+@journal_options
+def migrate(data_dir: Path, journal: str | None) -> None:
+    """
+    Bring a journal's schema up to date, or make one.
+
+    Rows are never rewritten. Stop the server first.
+    """
+    from cairn.journal import store_sql
+    from cairn.ops.serve.data_dir import hold_journal
+
+    url = url_of(data_dir, journal)
+    if store_sql.schema_revision(url) is None:
+        before = store_sql.migrate(url)
+    else:
+        with hold_journal(url, who="migrate"):
+            before = store_sql.migrate(url)
+    after = store_sql.schema_revision(url)
+    if before is None:
+        click.echo(f"made: schema {after}")
+    elif before == after:
+        click.echo(f"nothing to do: schema {after}")
+    else:
+        click.echo(f"migrated: schema {before} to {after}")

@@ -1,0 +1,96 @@
+"""
+``ops sessions``: who is there, by the journal.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from cairn.journal import events as ev
+from cairn.journal.lifecycle import Life
+from cairn.journal.replay import replay
+from cairn.journal.state import Session, State
+from cairn.journal.tenants import LOCAL
+from cairn.ops.common.locations import Source, example, file_argument, journal_options
+from cairn.ops.common.output import Shown, table
+
+
+@click.command(epilog=example("ops sessions"))
+@file_argument
+@journal_options
+def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
+    """
+    List the sessions of a journal, the last used one first.
+
+    `in slab` are the tokens whose KV the session holds in memory, `blocks` those of them in sealed
+    blocks. A session is `lost` where its server died at a request of it; it goes on at the next
+    start. Closed sessions are forgotten by the server and not listed; the journal still has their
+    events.
+
+    On a terminal ids have eight characters, and times (UTC) no date if it is today's.
+    """
+    requests: dict[str, int] = {}
+    used_us: dict[str, int] = {}
+
+    def watch(recorded: ev.Recorded, _: State) -> None:
+        event = recorded.event
+        if isinstance(event, ev.RequestReceived):
+            requests[event.session] = requests.get(event.session, 0) + 1
+            used_us[event.session] = recorded.time_us
+
+    source = Source.of(data_dir, journal, file)
+    base = source.base()
+    state = replay(source.rows("fold", base=base), base=base, watch=watch).state
+    # A server that died could not write so. The next one will; until then the journal says that it
+    # runs. Who reads an export cannot know.
+    dead = state.boot is not None and source.is_held is False
+    found = sorted(state.sessions.values(), key=lambda session: session.last_used, reverse=True)
+    columns = ("id", "life", "tenant", "requests", "in slab", "blocks", "last request", "bug id")
+    rows = [
+        (
+            session.id,
+            _life(session) if dead else session.life,
+            session.tenant,
+            requests.get(session.id, 0),
+            0 if dead else session.cached_tokens,
+            0 if dead else len(session.slab_keys),
+            used(used_us.get(session.id)),
+            session.bug_id,
+        )
+        for session in found
+    ]
+    # Of no news while there is no other.
+    one_tenant = all(session.tenant == LOCAL for session in found)
+    table(columns, rows, hidden=("tenant",) if one_tenant else (), spare=("tenant", "blocks"))
+
+
+def _life(session: Session) -> str:
+    """
+    Where a session stands whose server died.
+    """
+    if session.life in (Life.COLD, Life.QUARANTINED, Life.CLOSED):
+        return session.life
+    return "lost" if session.request is not None else Life.IDLE
+
+
+def used(time_us: int | None) -> Shown | None:
+    """
+    When a session was last used: on a terminal without the date if it is today's, in UTC.
+    """
+    if time_us is None:
+        return None
+    full = time_text(time_us)
+    day, time = full[:10], full[11:19]
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    return Shown(full, time if day == today else f"{day} {time}")
+
+
+def time_text(time_us: int) -> str:
+    """
+    A time in UTC, for people.
+    """
+    moment = datetime.fromtimestamp(time_us / 1e6, UTC)
+    return moment.strftime("%Y-%m-%d %H:%M:%S") + f".{time_us // 1000 % 1000:03d}Z"

@@ -1,0 +1,367 @@
+"""
+``ops serve`` behind its options: from the lock on the data directory to the last commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import trio
+
+from cairn.actors.boot import (
+    BootRefused,
+    Settings,
+    StartGivenUp,
+    Starting,
+    booted,
+    booted_models,
+)
+from cairn.actors.models.swap import Choice, Models
+from cairn.actors.requests.limits import Limits
+from cairn.actors.server import Server
+from cairn.actors.threads.writer import WriterDied
+from cairn.engine.machine.heap import use_one_heap
+from cairn.engine.model.builtin import builtin_directory, builtin_fault
+from cairn.engine.model.files import adapter_fault, directory_fault, is_path
+from cairn.engine.model.models_file import ModelEntry, ModelList, ModelsFault, told_of
+from cairn.http.access.cors import ANY
+from cairn.http.access.keys import Keys
+from cairn.http.app import create_app
+from cairn.http.server.listen import bind_socket, is_loopback, serve_http
+from cairn.http.server.listen import url_of as address_of
+from cairn.journal.store import Store
+from cairn.journal.store_sql import SqlStore, migrate, sqlite_path
+from cairn.ops.cli import Unreadable
+from cairn.ops.common.locations import log_path, url_of
+from cairn.ops.common.logs import set_up_logs
+from cairn.ops.journal.readers import readers_warning
+from cairn.ops.serve.api_keys import KEYS_VARIABLE, read_keys
+from cairn.ops.serve.banner import greet
+from cairn.ops.serve.data_dir import hold, make_home, root_secret
+from cairn.ops.serve.models_option import read_models_option
+from cairn.ops.serve.progress import ShownProgress
+from cairn.ops.serve.second_writer import warning
+
+ENDED_AT_ONCE = 130
+"""
+The exit code where a signal ended what had not come to its end.
+"""
+
+# Where things lie is nobody's business who reads a journal.
+_PLACES = ("model", "models", "adapter", "journal")
+# After the last answer was cut off, its client still has to hear of it.
+_LAST_WORDS_S = 10.0
+
+
+def run(options: dict[str, Any]) -> None:
+    """
+    Run the server until a signal ends it.
+
+    Args:
+        options: of the command; its API keys are taken out of them.
+
+    Raises:
+        Unreadable: what was asked for cannot be served, or the server cannot go on.
+    """
+    use_one_heap()
+    models = read_models_option(options)
+    model = options["model"]
+    if model is not None and is_path(model) and (fault := directory_fault(model)):
+        raise Unreadable(fault)
+    if model is None and models is None and (fault := builtin_fault()):
+        raise Unreadable(fault)
+    if options["adapter"] is not None and (fault := adapter_fault(options["adapter"])):
+        raise Unreadable(fault)
+    given = read_keys(options.pop("api_key"), options.pop("api_key_file"))
+    keys = Keys(given) if given is not None else None
+    del given  # only digests stay
+    if keys is None and ANY in options["cors"]:
+        raise Unreadable(
+            "Without API keys, --cors '*' would let every page that a browser on this machine "
+            "opens talk to the server. Name the origins of your pages, or give keys with "
+            "--api-key-file."
+        )
+    data_dir: Path = options["data_dir"]
+    make_home(data_dir)
+    set_up_logs(log_path(data_dir))
+    url = url_of(data_dir, options["journal"])
+    with hold(data_dir, url) as held:
+        try:
+            listener = bind_socket(options["host"], options["port"])
+        except (OSError, UnicodeError) as error:
+            raise Unreadable(_cannot_listen(error, options["host"], options["port"])) from error
+        if keys is None and not is_loopback(listener):
+            listener.close()
+            raise Unreadable(
+                f"Others reach {options['host']}, and without API keys the server answers this "
+                "machine alone. Give each of them a key with --api-key-file FILE (lines of "
+                f"NAME=KEY) or ${KEYS_VARIABLE}, or leave --host out."
+            )
+        held.answers_at(address_of(listener))
+        migrate(url)
+        if url.startswith("sqlite"):
+            _warn(warning(sqlite_path(url), sqlite3.sqlite_version_info))
+        store = SqlStore.open(url)
+        if url.startswith("sqlite"):
+            _warn(readers_warning(sqlite_path(url)))  # now the files beside it are there, too
+        try:
+            served = trio.run(serve_over, options, store, listener, data_dir, keys, models)
+        except BaseExceptionGroup as failed:
+            raise _told(failed) from failed
+        finally:
+            store.close()
+    click.echo("Stopped." if served else "Stopped before it served anything.", err=True)
+    if not served:
+        sys.exit(ENDED_AT_ONCE)
+
+
+def _cannot_listen(error: OSError | UnicodeError, host: str, port: int) -> str:
+    """
+    Why the server cannot listen at an address: for the port, or since the host is none here.
+    """
+    # What can be no name at all is an error of its encoding.
+    why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+    of_host = isinstance(error, socket.gaierror | UnicodeError)
+    if of_host or getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+        return (
+            f"--host {host} cannot be used: {why}. Name an address of this machine, or leave "
+            "--host out."
+        )
+    return (
+        f"Port {port} on {host} cannot be used: {why}. Choose another with --port; --port 0 takes "
+        "a free one."
+    )
+
+
+def _warn(told: tuple[str, str] | None) -> None:
+    if told is not None:
+        click.echo(f"Warning: {'; '.join(told)}.", err=True)
+
+
+class Stopped(Unreadable):
+    """
+    The server ran and cannot go on.
+    """
+
+    exit_code = 1
+
+
+def _told(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+    """
+    What ended the server: a sentence where it is the operator's or the world's, else what it is.
+    Where several things failed at once, why it did not start comes first.
+    """
+    errors = list(_leaves(failed))
+    for error in errors:
+        # The class of a refused model lives behind MLX.
+        refused = isinstance(error, BootRefused | Unreadable)
+        if refused or type(error).__name__ == "ModelRefused":
+            return Unreadable(str(error))
+    for error in errors:
+        if isinstance(error, WriterDied):
+            return Stopped(f"The server stopped. {error.__cause__}")
+    return errors[0] if len(errors) == 1 else failed
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """
+    The errors in a group of groups.
+    """
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+async def serve_over(
+    options: dict[str, Any],
+    store: Store,
+    listener: socket.socket,
+    data_dir: Path,
+    keys: Keys | None,
+    models: ModelList | None = None,
+) -> bool:
+    """
+    Serve with the options of the command over a store, until a signal comes.
+
+    Args:
+        models: where there are several, in the place of the option ``--model``.
+
+    Returns:
+        Whether the signal came when there was a server.
+    """
+    options = {**options, "tenants": ", ".join(keys.tenants) if keys is not None else None}
+    starting = Starting()
+    try:
+        await _serve(options, store, listener, data_dir, keys, models, starting)
+    except* StartGivenUp:
+        pass  # what has to be told of it is in the journal
+    return not starting.given_up
+
+
+async def _serve(
+    options: dict[str, Any],
+    store: Store,
+    listener: socket.socket,
+    data_dir: Path,
+    keys: Keys | None,
+    models: ModelList | None,
+    starting: Starting,
+) -> None:
+    """
+    See ``serve_over``.
+
+    Raises:
+        StartGivenUp: in a group.
+    """
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        serving = trio.Event()
+        await nursery.start(_signals, stop, serving, starting)
+        with ShownProgress() as progress:
+            settings = settings_of(options, data_dir)
+            secret = root_secret(data_dir)
+            booting: AbstractAsyncContextManager[Server | Models]
+            if models is None:
+                booting = booted(settings, store, secret, progress, starting)
+            else:
+                choices, default = choices_of(models, settings), models.default.name
+                booting = booted_models(choices, default, store, secret, progress, starting)
+            async with booting as server:
+                progress.close()
+                if not starting.given_up:  # since the model was loaded
+                    serving.set()
+                    nursery.start_soon(_drain, server, stop)
+                    await serve_http(
+                        create_app(
+                            server,
+                            hosts_allowed=options["allow_host"],
+                            strict_model_names=options["strict_model_names"],
+                            keys=keys,
+                            cors=options["cors"],
+                        ),
+                        listener,
+                        shutdown=stop,
+                        on_ready=lambda url: greet(url, server, options),
+                        grace_s=settings.limits.drain_s + _LAST_WORDS_S,
+                    )
+        nursery.cancel_scope.cancel()
+
+
+async def _drain(server: Server | Models, stop: trio.Event) -> None:
+    """
+    Turn new requests away while those that run come to their end.
+    """
+    await stop.wait()
+    await server.drain()
+
+
+async def _signals(
+    stop: trio.Event,
+    serving: trio.Event,
+    starting: Starting,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """
+    The first signal drains, the second ends the process: what is committed is on disk. Before there
+    is anything to drain, the first one gives the start up.
+    """
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            if stop.is_set() or starting.given_up:
+                os._exit(ENDED_AT_ONCE)
+            if not serving.is_set():
+                starting.give_up()
+                continue
+            click.echo(
+                "Stopping when the running answers are done; once more ends at once.", err=True
+            )
+            stop.set()
+
+
+def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
+    """
+    What the options of the command come to.
+    """
+    budgets = {
+        name: options[option] * 1024 * 1024
+        for name, option in (("pool_bytes", "pool_mb"), ("blocks_bytes", "blocks_mb"))
+        if options[option] is not None
+    }
+    kept = (
+        *("chunk_tokens", "dtype", "decode_rows", "kv_cache", "pool_slabs", "accept_unstable"),
+        "min_cache_tokens",
+    )
+    return Settings(
+        model=options["model"] or str(builtin_directory()),
+        model_name=options["model_name"],
+        adapter=options["adapter"],
+        accept_tight=options["accept_tight_memory"],
+        window=(options["sink_tokens"], options["window_tokens"])
+        if options["kv_policy"] == "sink_window"
+        else None,
+        limits=Limits(
+            queue=options["queue"],
+            max_tokens=options["max_tokens"],
+            heartbeat_s=options["heartbeat"],
+            drain_s=options["drain"],
+            request_s=options["request_timeout"],
+            slab_rest_s=options["slab_rest"],
+            ttl_s=options["ttl"],
+        ),
+        on_record={
+            name: value
+            for name, value in options.items()
+            if isinstance(value, str | int | float | bool) and name not in _PLACES
+        }
+        | {"python": sysconfig.get_python_version()},
+        blocks_folder=data_dir / "blocks",
+        disk_bytes=options["disk_mb"] * 1024 * 1024,
+        anticipate=not options["no_anticipation"],
+        shadow_share=options["shadow_check"],
+        **budgets,
+        **{name: options[name] for name in kept},
+    )
+
+
+def choices_of(models: ModelList, settings: Settings) -> tuple[Choice, ...]:
+    """
+    The models with their settings: the command's, but for what the file says of one.
+
+    Raises:
+        Unreadable: a directory cannot be read any more.
+    """
+    try:
+        return tuple(
+            Choice(entry=entry, settings=_own_settings(entry, settings), told=told_of(entry))
+            for entry in models.entries
+        )
+    except ModelsFault as fault:
+        raise Unreadable(str(fault)) from fault
+
+
+def _own_settings(entry: ModelEntry, settings: Settings) -> Settings:
+    own = ("dtype", "chunk_tokens", "decode_rows", "pool_bytes", "blocks_bytes")
+    said = {name: value for name in own if (value := getattr(entry, name)) is not None}
+    return attrs.evolve(
+        settings,
+        model=entry.directory,
+        model_name=entry.name,
+        adapter=entry.adapter,
+        **said,
+    )

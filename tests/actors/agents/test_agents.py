@@ -1,0 +1,479 @@
+"""
+Agents on a running server: their histories, across restarts and models; one thing at a time; forks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from cairn.actors.agents.messages import AgentHistory, NewAgent
+from cairn.actors.requests.messages import (
+    AgentBusy,
+    AgentExists,
+    Broken,
+    ContextUse,
+    Generate,
+    Keep,
+    PromptRefused,
+    PromptTooLong,
+    Waiting,
+)
+from cairn.actors.server import Server
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from tests.gate.conversation import words
+from tests.support.in_process_server import Said, ask, at_rest, generate, serving
+
+pytestmark = pytest.mark.trio
+
+NOTES = NewAgent(name="notes", system="Be brief.")
+LONG = "The stone lies on the path, and the path goes over the hill. "
+
+
+def user(text: str) -> Message:
+    """A message of a user."""
+    return Message(role="user", content=text)
+
+
+async def history(server: Server, name: str, tenant: str = "local") -> AgentHistory:
+    """An agent that has to be there, with all that was said."""
+    found = await server.agents.history(name, tenant)
+    assert found is not None
+    return found
+
+
+async def command(server: Server, name: str, text: str, **changes: Any) -> Generate:
+    """A request that goes on with an agent."""
+    held = await history(server, name, changes.get("tenant", "local"))
+    asked = (user(text),)
+    talk = Conversation(messages=(*held.messages, *asked), tools=held.agent.tools)
+    return generate(
+        **{
+            "conversation": talk,
+            "max_tokens": 4,
+            "session_name": f"agent/{name}",
+            "keep": Keep(
+                previous=held.head, asked=asked, note="", agent=name, created=held.created
+            ),
+            "context_max": held.agent.max_context,
+            **changes,
+        },
+    )
+
+
+async def go_on(server: Server, name: str, text: str, **changes: Any) -> Said:
+    """Go on with an agent."""
+    return await ask(server, await command(server, name, text, **changes))
+
+
+def asked(held: AgentHistory) -> list[str]:
+    """What an agent was asked, turn by turn."""
+    return [message.content for turn in held.turns for message in turn.asked]
+
+
+async def test_an_agent_outlives_a_restart(model_directory: Path):
+    """With its history and its tools; its conversation goes on in its session, for its tenant."""
+    store = MemoryStore()
+    tools = ({"type": "function", "function": {"name": "look"}},)
+    new = NewAgent(name="notes", system="Be brief.", tools=tools, max_context=900, model="m")
+    async with serving(model_directory, store) as server:
+        made = await server.agents.create(new, "local")
+        assert made.finish_reason is None
+        assert ("cold", 0, 0, 900) == (
+            made.status,
+            made.turns,
+            made.context_tokens,
+            made.context_left,
+        )
+        await server.agents.create(NewAgent(name="brief", persist=False), "local")
+        first = await go_on(server, "notes", LONG)
+        await at_rest(server)
+        facts = server.agents.one("notes", "local")
+        assert facts is not None
+        used = first.finished.prompt_tokens + first.finished.completion_tokens
+        assert "length" == first.finished.finish_reason == facts.finish_reason
+        assert ("hot", 1, used, 900 - used) == (
+            facts.status,
+            facts.turns,
+            facts.context_tokens,
+            facts.context_left,
+        )
+        # Of its own context, and not of the model's.
+        assert 900 - first.finished.prompt_tokens == first.accepted.context_left
+        due = ContextUse(session="agent/notes", tokens=used, left=900 - used)
+        assert ((due,), (), ()) == (
+            server.contexts(10),
+            server.contexts(0),
+            server.contexts(10, "bob"),
+        )
+    async with serving(model_directory, store) as server:
+        # It was to be there no longer than its server.
+        assert server.agents.one("brief", "local") is None
+        held = await history(server, "notes")
+        assert (new, first.accepted.request) == (held.agent, held.head)
+        assert ["system", "user", "assistant"] == [message.role for message in held.messages]
+        second = await go_on(server, "notes", "And then?")
+        assert ("agent/notes", 0) == (second.accepted.session, second.accepted.cached_tokens)
+        await at_rest(server)
+        third = await go_on(server, "notes", "And then?")
+        assert "continuation" == third.accepted.path
+        assert third.accepted.cached_tokens > 0
+        assert [LONG, "And then?", "And then?"] == asked(await history(server, "notes"))
+        assert await server.agents.history("notes", "bob") is None
+        assert (None, ()) == (server.agents.one("notes", "bob"), server.agents.all("bob"))
+        assert not await server.agents.delete("notes", "bob")
+        await server.agents.create(NOTES, "bob")
+        assert [0, 3] == [server.agents.all(whose)[0].turns for whose in ("bob", "local")]
+        # Its turns are no responses: nobody finds one by its request, or has it forgotten.
+        request = third.accepted.request
+        assert (None, None, False) == (
+            await server.turn(request),
+            await server.history(request),
+            await server.forget(request),
+        )
+    # Another fingerprint, as that of another model is.
+    async with serving(model_directory, store, chunk_tokens=16) as server:
+        assert third.accepted.request == (await history(server, "notes")).head
+        assert "cold" == server.agents.all("local")[0].status
+        said = await go_on(server, "notes", "And then?")
+        assert ("agent/notes", "fingerprint_changed", 0) == (
+            said.accepted.session,
+            said.accepted.reason,
+            said.accepted.cached_tokens,
+        )
+        assert [LONG, *["And then?"] * 3] == asked(await history(server, "notes"))
+        assert ["notes"] == [agent.name for agent in server.agents.all("local")]
+    assert () == replay(store.read()).findings
+
+
+class Counted(MemoryStore):
+    """A store that counts the rows that are looked up in it."""
+
+    looks = 0
+
+    def row(self, position: int) -> Any:
+        """Count it."""
+        self.looks += 1
+        return super().row(position)
+
+    def since(self) -> int:
+        """How many, since this was asked last."""
+        found, self.looks = self.looks, 0
+        return found
+
+
+async def test_a_turn_reads_what_is_new(model_directory: Path):
+    """
+    Two rows: those of the turn before. A fork reads no turn that it shares. Behind a restart all of
+    it is read, once; and as often as asked, where it may not be remembered.
+    """
+    store = Counted()
+    async with serving(model_directory, store) as server:
+        await server.agents.create(NOTES, "local")
+        reads = []
+        for number in range(5):
+            await go_on(server, "notes", f"Number {number}")
+            reads.append(store.since())
+        assert [1, 2, 2, 2, 2] == reads
+        assert 5 == len((await history(server, "notes")).turns)
+        assert 2 == store.since()
+        await server.agents.created("notes")
+        assert 0 == store.since()
+        assert await server.agents.fork("notes", "aside", 3, "local") is not None
+        await go_on(server, "aside", "And aside?")
+        assert 1 == store.since()
+        assert ["Number 2", "And aside?"] == asked(await history(server, "aside"))[-2:]
+        assert ["Number 3", "Number 4"] == asked(await history(server, "notes"))[-2:]
+        assert await server.agents.history("notes", "bob") is None
+    store.since()
+    async with serving(model_directory, store) as server:
+        all_of_it = await history(server, "notes")
+        assert 11 == store.since()
+        assert all_of_it == await history(server, "notes")
+        assert 0 == store.since()
+        held = server._kept.remembered
+        assert server.statistics().remembered_bytes >= held.bytes > 0
+        # As much room as the half of it takes: the rest is read each time.
+        held._budget_bytes = held.bytes // 2
+        for _ in range(2):
+            assert all_of_it == await history(server, "notes")
+        store.since()
+        assert all_of_it == await history(server, "notes")
+        assert 0 < store.since() < 11
+        assert held.bytes <= held._budget_bytes
+        held._budget_bytes = 0
+        for _ in range(2):
+            assert all_of_it == await history(server, "notes")
+        store.since()
+        assert all_of_it == await history(server, "notes")
+        assert 11 == store.since()
+
+
+async def test_nothing_is_remembered_that_is_not_there(model_directory: Path):
+    """
+    An agent that is created anew under a name, here or by another tenant, has nothing of the one
+    before, and what only that one had leaves memory. An answer that fails is nowhere in it.
+    """
+    async with serving(model_directory) as server:
+        agents, held = server.agents, server._kept.remembered
+        await agents.create(NewAgent(name="notes", system="Old.", max_context=100), "local")
+        await go_on(server, "notes", "One")
+        await agents.fork("notes", "aside", None, "local")
+        await go_on(server, "notes", "Two")
+        with pytest.raises(PromptTooLong):
+            await go_on(server, "notes", LONG * 20)
+        assert ["One", "Two"] == asked(await history(server, "notes"))
+        both = held.bytes
+        assert await agents.delete("notes", "local")
+        assert 0 < held.bytes < both
+        assert ["One"] == asked(await history(server, "aside"))
+        for tenant, system in (("local", "New."), ("bob", "His.")):
+            await agents.create(NewAgent(name="notes", system=system), tenant)
+            new = await history(server, "notes", tenant)
+            assert (system, ()) == (new.agent.system, new.turns)
+            await go_on(server, "notes", f"Of {tenant}", tenant=tenant)
+        for tenant in ("local", "bob"):
+            assert [f"Of {tenant}"] == asked(await history(server, "notes", tenant))
+        for name, tenant in (("notes", "local"), ("notes", "bob"), ("aside", "local")):
+            assert await agents.delete(name, tenant)
+        assert 0 == held.bytes
+
+
+async def test_a_fork_is_built_on_the_stones_that_lie_there(model_directory: Path):
+    """
+    At an earlier turn, at the last one and before the first: what it reuses is what the agent
+    itself would, and what it says is what a cold path says. The two go on apart.
+    """
+    async with serving(model_directory, chunk_tokens=16) as server:
+        agents = server.agents
+        await agents.create(NOTES, "local")
+        for text in (LONG * 2, "And the hill? " * 8, "And the sea?"):
+            third = await go_on(server, "notes", text)
+            await at_rest(server)
+        for turn, name in ((2, "two"), (None, "last"), (0, "none")):
+            forked = await agents.fork("notes", name, turn, "local")
+            assert forked is not None
+            assert ("notes", 3 if turn is None else turn) == (forked.forked_from, forked.turns)
+        two = agents.one("two", "local")
+        assert two is not None
+        assert ("hot", (await history(server, "notes")).turns[:2]) == (
+            two.status,
+            (await history(server, "two")).turns,
+        )
+
+        wanted = await command(server, "two", "And the wood?")
+        said = await ask(server, wanted)
+        # What the agent's own third turn took, whose prompt is as long, it takes too.
+        assert (third.accepted.prompt_tokens, third.accepted.cached_tokens) == (
+            said.accepted.prompt_tokens,
+            said.accepted.cached_tokens,
+        )
+        assert said.accepted.cached_tokens > 96
+        assert ("agent/two", "cold_start") == (said.accepted.session, said.accepted.reason)
+        plain: Any = {"keep": None, "session_name": None, "cache_prompt": False}
+        cold = await ask(server, attrs.evolve(wanted, **plain))
+        assert cold.tokens == said.tokens
+        last = await go_on(server, "last", "And the wood?")
+        goes_on = await go_on(server, "notes", "And the wood?")
+        assert last.accepted.cached_tokens >= said.accepted.cached_tokens
+        assert goes_on.tokens == last.tokens
+        first = await go_on(server, "none", "Who?")
+        assert first.accepted.prompt_tokens < 40
+        assert [3, 4, 4, 1] == [
+            len((await history(server, name)).turns) for name in ("two", "last", "notes", "none")
+        ]
+
+        assert await agents.fork("nobody", "x", None, "local") is None
+        assert await agents.fork("notes", "x", None, "bob") is None
+        with pytest.raises(IndexError):
+            await agents.fork("notes", "x", 5, "local")
+        with pytest.raises(AgentExists):
+            await agents.fork("notes", "two", 1, "local")
+        assert await agents.delete("notes", "local")
+        assert 3 == len((await history(server, "two")).turns)
+        await go_on(server, "two", "And the lake?")
+        assert "And the lake?" == asked(await history(server, "two"))[-1]
+
+
+async def test_a_fork_of_an_agent_that_goes_meanwhile(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    To close what had the fork's name may take as long as to load a model. Who was deleted by then
+    is forked no more: what it said is kept no longer, and a fork would have forgotten it.
+    """
+    async with serving(model_directory) as server:
+        agents = server.agents
+        await agents.create(NOTES, "local")
+        await go_on(server, "notes", "One")
+        close = server._agents.close
+
+        async def deleted_first(session: str, reason: str) -> None:
+            monkeypatch.setattr(server._agents, "close", close)
+            assert await agents.delete("notes", "local")
+            await close(session, reason)
+
+        monkeypatch.setattr(server._agents, "close", deleted_first)
+        assert await agents.fork("notes", "aside", None, "local") is None
+        assert (None, ()) == (agents.one("aside", "local"), agents.all("local"))
+        # Both names are free.
+        await agents.create(NOTES, "local")
+        assert await agents.fork("notes", "aside", None, "local") is not None
+
+
+async def test_one_thing_at_a_time(model_directory: Path):
+    """
+    While an agent is at work another request is refused and changes nothing, and it cannot be
+    deleted; it can be forked. Behind the answer it is free, at once.
+    """
+    async with serving(model_directory) as server:
+        agents = server.agents
+        await agents.create(NOTES, "local")
+        first = await command(server, "notes", "One", max_tokens=24)
+        second = await command(server, "notes", "Two")
+        async with server.generate(first) as replies:
+            await anext(replies)
+            with pytest.raises(AgentBusy):
+                await ask(server, second)
+            with pytest.raises(AgentBusy):
+                await agents.delete("notes", "local")
+            forked = await agents.fork("notes", "aside", None, "local")
+            assert forked is not None
+            assert 0 == forked.turns
+            async for _ in replies:
+                pass
+            # Its answer is told, and this one goes on from what was there before it.
+            with pytest.raises(AgentBusy):
+                await ask(server, second)
+            await go_on(server, "notes", "Three")
+        assert ["One", "Three"] == asked(await history(server, "notes"))
+
+
+async def test_a_name_serves_again_after_a_bug(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    A bug takes an agent's session out of service. An agent that is created anew under the name has
+    a session of its own, and the bug stays on record.
+    """
+    async with serving(model_directory) as server:
+        await server.agents.create(NOTES, "local")
+
+        def fails(*_: object) -> None:
+            raise RuntimeError("the device gave up")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(server._engine._device, "run_chunk", fails)
+            with pytest.raises(Broken):
+                await go_on(server, "notes", words(1, 40))
+        with pytest.raises(Broken) as caught:
+            await go_on(server, "notes", "Two")
+        assert await server.agents.delete("notes", "local")
+        await server.agents.create(NOTES, "local")
+        assert "cold_start" == (await go_on(server, "notes", "Three")).accepted.reason
+        assert caught.value.bug_id in server._sequencer.state.faults
+        assert ["Three"] == asked(await history(server, "notes"))
+
+
+async def test_a_request_goes_on_with_no_other_agent_of_the_name(model_directory: Path):
+    """
+    It was read for an agent that is there no longer: the one that has its name now hears nothing.
+    """
+    async with serving(model_directory) as server:
+        await server.agents.create(NOTES, "local")
+        late = await command(server, "notes", "One")
+        await server.agents.delete("notes", "local")
+        await server.agents.create(NOTES, "local")
+        with pytest.raises(AgentBusy):
+            await ask(server, late)
+        assert [] == asked(await history(server, "notes"))
+
+
+async def test_what_fails_leaves_no_trace(model_directory: Path):
+    """Refused, cancelled in the midst, or left before its turn: the history is as it was."""
+    store = MemoryStore()
+    async with serving(model_directory, store) as server:
+        await server.agents.create(NewAgent(name="notes", max_context=100), "local")
+        await go_on(server, "notes", "One")
+        before = await history(server, "notes")
+        with pytest.raises(PromptTooLong, match=r"agent's context is 100 tokens"):
+            await go_on(server, "notes", LONG * 20)
+        with pytest.raises(PromptRefused):
+            await go_on(server, "notes", "Two", conversation=None, prompt="")
+        ended = trio.Event()
+        server.observe(lambda one: ended.set() if one.event.kind == "request_cancelled" else None)
+        async with server.generate(await command(server, "notes", "Two", max_tokens=60)) as replies:
+            async for reply in replies:
+                if not isinstance(reply, Waiting):
+                    break
+        with trio.fail_after(60):
+            await ended.wait()
+        assert before == await history(server, "notes")
+        await at_rest(server)
+        await go_on(server, "notes", "Three")
+        assert ["One", "Three"] == asked(await history(server, "notes"))
+    kept = [decode(row).event for row in store.rows if row.kind == "turn_kept"]
+    assert 2 == len(kept)
+    assert () == replay(store.read()).findings
+
+
+async def test_what_is_deleted_is_forgotten(model_directory: Path):
+    """
+    Its session is closed, and an agent of its name begins anew; after a restart likewise. One whose
+    text was forgotten can still be deleted, and nothing else.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store) as server:
+        agents = server.agents
+        await agents.create(NOTES, "local")
+        with pytest.raises(AgentExists):
+            await agents.create(NOTES, "local")
+        await go_on(server, "notes", LONG)
+        # It settles by now, or rests with a slab.
+        assert await agents.delete("notes", "local")
+        assert not await agents.delete("notes", "local")
+        assert (None, None) == (
+            agents.one("notes", "local"),
+            await agents.history("notes", "local"),
+        )
+        assert {} == server.statistics().sessions
+        await agents.create(NOTES, "local")
+        assert () == (await history(server, "notes")).turns
+        said = await go_on(server, "notes", LONG)
+        assert "cold_start" == said.accepted.reason
+        # One that never spoke has no session.
+        await agents.create(NewAgent(name="mute"), "local")
+        assert await agents.delete("mute", "local")
+        with pytest.raises(AgentBusy):
+            await ask(server, await orphan(server, "mute"))
+        await agents.create(NewAgent(name="brief", persist=False), "local")
+        lost = store.rows[:]
+    assert () == replay(store.read()).findings
+    # A server that was lost has not stopped, and what ended with it ended all the same.
+    store = MemoryStore(lost)
+    async with serving(model_directory, store) as server:
+        assert [("notes", 1)] == [(one.name, one.turns) for one in server.agents.all("local")]
+        for index, row in enumerate(store.rows):
+            if row.kind == ev.AgentCreated.kind:
+                store.rows[index] = attrs.evolve(row, private=None)
+        assert await server.agents.history("notes", "local") is None
+        assert await server.agents.fork("notes", "aside", None, "local") is None
+        assert await server.agents.delete("notes", "local")
+        assert {} == server.statistics().sessions
+
+
+async def orphan(server: Server, name: str) -> Generate:
+    """A request of an agent that is not there any more."""
+    return generate(
+        Conversation(messages=(user("Who?"),)),
+        session_name=f"agent/{name}",
+        keep=Keep(previous=None, asked=(user("Who?"),), note="", agent=name),
+    )

@@ -1,0 +1,176 @@
+"""
+Kept turns on a running server: on record before their answer is complete, found again after a
+restart, and by nobody else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from cairn.actors.requests.messages import Generate, JournalFull, Keep
+from cairn.actors.threads.writer import JournalWriter, WriterDied
+from cairn.engine.prompt.template import Conversation, Message, message_of
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.errors import StoreError
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from tests.support.in_process_server import ask, generate, serving
+
+pytestmark = pytest.mark.trio
+
+HELLO = Message(role="user", content="The stone lies on the path.")
+MORE = Message(role="user", content="And the hill?")
+
+
+def command(*messages: Message, previous: str | None = None, **changes: Any) -> Generate:
+    """A request whose turn is to be kept."""
+    keep = Keep(previous=previous, asked=messages[-1:], note="nöte")
+    talk = Conversation(messages=messages)
+    return generate(talk, max_tokens=4, **{"keep": keep, **changes})
+
+
+async def test_a_turn_outlives_a_restart(model_directory: Path):
+    """
+    It is as it was told, and a request goes on from it; another tenant finds none. Of a request
+    that wants nothing kept there is nothing.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store) as server:
+        first = await ask(server, command(HELLO))
+        named = first.accepted.request
+        one = await server.turn(named)
+        unkept = await ask(server, command(MORE, keep=None))
+        assert await server.turn(unkept.accepted.request) is None
+        assert await server.turn("no such request") is None
+    async with serving(model_directory, store) as server:
+        turn = await server.turn(named)
+        assert turn == one
+        assert turn is not None
+        assert (None, (HELLO,), "nöte") == (turn.previous, turn.asked, turn.note)
+        assert message_of(first.parts) == message_of(turn.parts)
+        assert first.finished.completion_tokens == turn.finished.completion_tokens
+        assert first.accepted.created_s == turn.created_s
+        assert (None, None) == (await server.turn(named, "bob"), await server.history(named, "bob"))
+
+        second = await ask(server, command(*turn.messages, MORE, previous=named))
+        assert first.accepted.session == second.accepted.session
+        assert "continuation" == second.accepted.path
+        history = await server.history(second.accepted.request)
+        assert history is not None
+        assert [named, second.accepted.request] == [turn.request for turn in history]
+        assert [(HELLO,), (MORE,)] == [turn.asked for turn in history]
+    assert () == replay(store.read()).findings
+
+
+async def test_a_forgotten_turn(model_directory: Path):
+    """Only its tenant can have it forgotten; then it is found no more, nor after a restart."""
+    store = MemoryStore()
+    async with serving(model_directory, store) as server:
+        first = await ask(server, command(HELLO))
+        named = first.accepted.request
+        second = await ask(server, command(HELLO, previous=named))
+        assert await server.history(second.accepted.request) is not None
+        assert not await server.forget(named, "bob")
+        assert await server.turn(named) is not None
+        assert await server.forget(named)
+        assert not await server.forget(named)
+        assert await server.history(second.accepted.request) is None
+        assert await server.turn(second.accepted.request) is not None
+        assert await server.forget(second.accepted.request)
+        assert 0 == server._kept.remembered.bytes
+    async with serving(model_directory, store) as server:
+        assert await server.turn(named) is None
+        assert await server.history(second.accepted.request) is None
+
+
+async def test_a_turn_that_is_forgotten_while_it_is_read(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Who asked before has it, and nothing of it stays in memory."""
+    async with serving(model_directory) as server:
+        named = (await ask(server, command(HELLO))).accepted.request
+        rows, found, go_on = server._kept._writer.rows, trio.Event(), trio.Event()
+
+        async def late(positions: Any) -> Any:
+            there = await rows(positions)
+            found.set()
+            await go_on.wait()
+            return there
+
+        monkeypatch.setattr(server._kept._writer, "rows", late)
+
+        async def asks() -> None:
+            turn = await server.turn(named)
+            assert turn is not None
+            assert named == turn.request
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(asks)
+                await found.wait()
+                assert await server.forget(named)
+                go_on.set()
+        assert 0 == server._kept.remembered.bytes
+
+
+async def test_a_turn_is_committed_before_its_answer_is_told(model_directory: Path):
+    """Its row stands before that of the end, for which the client waits."""
+    store = MemoryStore()
+    async with serving(model_directory, store) as server:
+        said = await ask(server, command(HELLO))
+        kinds = [row.kind for row in store.rows if row.stream.endswith(said.accepted.session)]
+    at = kinds.index("turn_kept")
+    assert "request_finished" == kinds[at + 1]
+    (kept,) = (decode(row).event for row in store.rows if row.kind == "turn_kept")
+    assert isinstance(kept, ev.TurnKept)
+    assert said.accepted.request == kept.request
+
+
+async def test_a_text_that_was_forgotten(model_directory: Path):
+    """A row without its private part is no turn any more."""
+    store = MemoryStore()
+    async with serving(model_directory, store) as server:
+        said = await ask(server, command(HELLO))
+        for index, row in enumerate(store.rows):
+            if row.kind == "turn_kept":
+                store.rows[index] = attrs.evolve(row, private=None)
+        assert await server.turn(said.accepted.request) is None
+
+
+class Unreadable(MemoryStore):
+    """A store that finds no row."""
+
+    def row(self, position: int) -> Any:
+        """Fail."""
+        raise StoreError("the disk failed")
+
+
+async def test_a_row_that_cannot_be_read_is_for_who_asked(nursery: Any):
+    """The writer goes on; once it is closed nobody can ask."""
+    writer = JournalWriter(Unreadable())
+    await nursery.start(writer.run)
+    with pytest.raises(StoreError):
+        await writer.rows([1])
+    with pytest.raises(StoreError):
+        await writer.rows([2])
+    writer.close()
+    with pytest.raises(WriterDied):
+        await writer.rows([1])
+
+
+async def test_nothing_is_looked_up_while_there_is_no_room(nursery: Any):
+    """Who asks is refused, as who wants an answer is, and does not wait."""
+    writer = JournalWriter(MemoryStore())
+    await nursery.start(writer.run)
+    writer._stalled = True
+    with pytest.raises(JournalFull):
+        await writer.rows([1])
+    writer._stalled = False
+    assert [None] == await writer.rows([1])
+    writer.close()

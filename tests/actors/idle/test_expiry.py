@@ -1,0 +1,326 @@
+"""
+What nobody has used for longer than its life is removed when nobody wants anything, and the journal
+says so. A use renews it, and it outlives a restart.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors import clock as outside
+from cairn.actors import memory
+from cairn.actors.clock import wall_clock_us
+from cairn.actors.models import load as loading
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import Generate
+from cairn.actors.server import Server
+from cairn.engine.mlx.block_files import BlockFiles
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.journal import events as ev
+from tests.gate.conversation import words
+from tests.support.fake_engine import started
+from tests.support.in_process_server import MIB, ask, at_rest, generate
+from tests.support.prewarm_conversation import Journaled, onward
+
+pytestmark = pytest.mark.trio
+
+HOUR_S = 3600
+
+
+@pytest.fixture(name="house")
+def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
+    """
+    One where no model is needed.
+    """
+    monkeypatch.setattr(loading, "_start", started)
+    return Journaled(model=Path("numbers"))
+
+
+@pytest.fixture(name="filed")
+def filed_(model_directory: Path) -> Journaled:
+    """
+    One whose blocks can have files.
+    """
+    return Journaled(model=model_directory)
+
+
+def files(folder: Path) -> list[Path]:
+    """
+    The files of blocks below a folder.
+    """
+    return list(folder.rglob("*.safetensors"))
+
+
+def question(place: int = 1, **changes: Any) -> Generate:
+    """
+    A conversation's first request, of some chunks.
+    """
+    message = Message(role="user", content=words(place, 60))
+    return generate(Conversation(messages=(message,)), max_tokens=4, **changes)
+
+
+def turn_clock(server: Server, seconds: float) -> None:
+    """
+    Have the clock that lives are compared with say so much more than it is.
+    """
+    server._lives._now_us = server._memory._now_us = lambda: (
+        wall_clock_us() + round(1_000_000 * seconds)
+    )
+
+
+async def later(server: Server, seconds: float) -> None:
+    """
+    So much time goes by while nobody wants anything.
+    """
+    await done(server)
+    turn_clock(server, seconds)
+    server._lives.look()
+    await done(server)
+
+
+async def done(server: Server) -> None:
+    """
+    Wait until no session and nothing else has anything to do.
+    """
+    await at_rest(server)
+    with trio.fail_after(120):
+        while server._sessions.busy:
+            await trio.testing.wait_all_tasks_blocked()
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    await server._writer.wait_committed(server._sequencer.state.position)
+
+
+async def test_what_fails_while_lives_are_ended_ends_no_server(
+    house: Journaled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Requests are served as before; nothing more is removed.
+    """
+
+    async def fails(*_: Any) -> int:
+        raise ArithmeticError("while lives are ended")
+
+    async with house.serving() as server:
+        await ask(server, question())
+        monkeypatch.setattr(server._memory, "remove_over", fails)
+        await later(server, 25 * HOUR_S)
+        turn_clock(server, 0)
+        assert (await ask(server, question(2))).finished.completion_tokens
+
+
+async def test_a_day_and_no_longer(filed: Journaled, tmp_path: Path) -> None:
+    """
+    All of it is there for a day after its last use; then the session is closed, and its blocks
+    leave memory and disk, the ends of the chain first.
+    """
+    async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
+        await ask(server, question())
+        await later(server, 23 * HOUR_S)
+        held = server.statistics()
+        assert held.blocks == held.disk_blocks > 2
+        assert [] == filed.events(ev.SessionClosed)
+
+        await later(server, 25 * HOUR_S)
+        gone = server.statistics()
+        assert (0, 0, 0) == (gone.blocks, gone.disk_blocks, gone.slabs)
+        assert {} == gone.sessions
+        assert [] == files(tmp_path)
+        turn_clock(server, 0)  # else what comes now would be over at once, too
+        again = await ask(server, question())
+        assert (0, "cold_start") == (again.finished.cached_tokens, again.accepted.reason)
+    assert ["its life is over"] == [event.reason for event in filed.events(ev.SessionClosed)]
+    for kind in (ev.BlockEvicted, ev.BlockDropped):
+        found = filed.events(kind)
+        assert {"life_over"} == {event.reason for event in found}
+        starts = {event.key: event.start for event in filed.events(ev.BlockSealed)}
+        order = [starts[event.key] for event in found]
+        assert sorted(order, reverse=True) == order
+        assert held.blocks == len(order)
+    assert filed.holds()
+
+
+async def test_a_life_of_nothing_is_never_written(filed: Journaled, tmp_path: Path) -> None:
+    """
+    With a life of 0 no file is written, and what was in memory goes when all is at rest; another's
+    blocks stay.
+    """
+    async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
+        await ask(server, question(1))
+        await done(server)
+        kept = server.statistics()
+        assert kept.blocks == kept.disk_blocks > 0
+        await ask(server, question(5, ttl_s=0))
+        await done(server)
+        await later(server, 0)
+        assert kept.blocks == server.statistics().blocks
+        assert kept.disk_blocks == server.statistics().disk_blocks
+        assert 1 == sum(server.statistics().sessions.values())
+    spilled = [event.key for event in filed.events(ev.BlockSpilled)]
+    evicted = [event.key for event in filed.events(ev.BlockEvicted)]
+    assert evicted
+    assert not set(evicted) & set(spilled)
+    assert filed.holds()
+
+
+async def test_a_life_of_nothing_where_the_clock_was_set_back(
+    filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    With rows in the journal that are of an hour later, a life of 0 is over with its answer all the
+    same: no file is written, the session is closed and its blocks leave memory.
+    """
+    ahead_us = wall_clock_us() + 1_000_000 * HOUR_S
+    with monkeypatch.context() as ahead:
+        ahead.setattr(outside, "wall_clock_us", lambda: ahead_us)
+        async with filed.serving():
+            pass
+    async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
+        assert server._sequencer.state.time_us > wall_clock_us() + 1_000_000 * HOUR_S // 2
+        await ask(server, question(5, ttl_s=0))
+        await done(server)
+        await later(server, 0)
+        assert {} == server.statistics().sessions
+        assert 0 == server.statistics().blocks
+    assert [] == filed.events(ev.BlockSpilled)
+    assert [] == files(tmp_path)
+    assert filed.events(ev.BlockSealed)
+    assert filed.holds()
+
+
+async def test_what_cannot_be_removed_stops_no_other(
+    filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Files that the disk does not let go stay on record; those whose lives were over later go.
+    """
+    monkeypatch.setattr(memory, "_AT_ONCE", 2)
+    async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
+        await ask(server, question(1))
+        await done(server)
+        held = {path.stem for path in files(tmp_path)}
+        await ask(server, question(5))
+        await done(server)
+        assert len(held) > 2
+        assert held < {path.stem for path in files(tmp_path)}
+        drop = BlockFiles.drop
+
+        def kept(self: BlockFiles, key: str) -> int:
+            if key in held:
+                raise PermissionError(1, "not permitted")
+            return drop(self, key)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(BlockFiles, "drop", kept)
+            await later(server, 25 * HOUR_S)
+            for _ in range(len(held)):  # some a time
+                await later(server, 25 * HOUR_S)
+            assert held == {path.stem for path in files(tmp_path)}
+        for _ in range(len(held)):
+            await later(server, 25 * HOUR_S)
+        assert [] == files(tmp_path)
+    assert filed.holds()
+
+
+async def test_a_use_renews_it(house: Journaled) -> None:
+    """
+    Whoever uses a block gives it a life of its own; the longer of two counts.
+    """
+    async with house.serving(limits=Limits(ttl_s=60)) as server:
+        first = question()
+        said = await ask(server, first)
+        await done(server)
+        blocks, order = server._sequencer.state.blocks, server._sequencer.order
+        dues = {key: order.due_us(block) or 0 for key, block in blocks.items()}
+        said = await ask(server, onward(first, said, ttl_s=HOUR_S))
+        assert said.finished.cached_tokens > 0
+        await later(server, 120)
+        blocks = server._sequencer.state.blocks
+        used = said.finished.cached_tokens // 64
+        renewed = [key for key, due in dues.items() if (order.due_us(blocks[key]) or 0) > due]
+        assert used <= len(renewed)
+        assert {True} == {blocks[key].present for key in renewed}
+        (session,) = server._sequencer.state.sessions.values()
+        assert HOUR_S == session.ttl_s
+        await later(server, 2 * HOUR_S)
+        assert 0 == server.statistics().blocks
+    assert house.holds()
+
+
+async def test_a_client_may_count_on_its_hint(house: Journaled) -> None:
+    """
+    Where it says no life of its own, it is the server's, or what it counts on if that is longer.
+    """
+    async with house.serving(limits=Limits(ttl_s=600)) as server:
+        await ask(server, question(1, least_ttl_s=300))
+        await ask(server, question(2, least_ttl_s=HOUR_S))
+        await ask(server, question(3, least_ttl_s=HOUR_S, ttl_s=5))
+        await done(server)
+    assert [600, HOUR_S, 5] == [event.ttl_s for event in house.events(ev.RequestReceived)]
+
+
+async def test_a_life_outlives_a_restart(filed: Journaled, tmp_path: Path) -> None:
+    """
+    Files of an earlier run go when their time has come, and the sessions with them.
+    """
+    on_disk: dict[str, Any] = {"blocks_folder": tmp_path, "disk_bytes": 64 * MIB}
+    async with filed.serving(**on_disk) as server:
+        await ask(server, question())
+    async with filed.serving(**on_disk) as server:
+        assert server.statistics().disk_blocks > 0
+        await later(server, 25 * HOUR_S)
+        assert 0 == server.statistics().disk_blocks
+        assert {} == server.statistics().sessions
+    assert {"life_over"} == {event.reason for event in filed.events(ev.BlockDropped)}
+    assert filed.holds()
+
+
+async def test_nobody_loses_what_is_wanted(house: Journaled) -> None:
+    """
+    While anything is wanted nothing is removed, however long its life has been over.
+    """
+    async with house.serving(limits=Limits(ttl_s=60)) as server:
+        await ask(server, question())
+        await done(server)
+        with server._under_way():
+            turn_clock(server, HOUR_S)
+            server._lives.look()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert server.statistics().blocks > 0
+            assert 0 == await server._memory.remove_over(lambda: False)
+        await done(server)
+        assert 0 == server.statistics().blocks
+    assert house.holds()
+
+
+async def test_two_want_the_slab_and_one_closes_the_session(
+    house: Journaled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Who was first has the session closed with its slab; the other one hears that it is gone.
+    """
+    async with house.serving() as server:
+        said = await ask(server, question())
+        await done(server)
+        session, sessions = said.accepted.session, server._sessions
+        cache = sessions.actors[session].cache
+        released = cache.release_slab
+
+        async def closed(reason: str) -> None:
+            await released(reason)
+            sessions._close(session, "its life is over")
+
+        monkeypatch.setattr(cache, "release_slab", closed)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sessions.give_up_slab, session, "its life is over")
+                nursery.start_soon(sessions.give_up_slab, session, "room for another session")
+        await done(server)
+
+    assert [] == house.events(ev.InvariantViolated)
+    assert 1 == len(house.events(ev.SlabReleased))
+    assert house.holds()

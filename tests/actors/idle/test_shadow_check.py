@@ -1,0 +1,836 @@
+"""
+The shadow check: what it chooses, what it finds, and that a request always goes first.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+from cairn.actors.boot import BootRefused
+from cairn.actors.clock import wall_clock_us
+from cairn.actors.idle import shadow_check as shadow
+from cairn.actors.requests.messages import Accepted, Broken, Generate
+from cairn.actors.server import Server
+from cairn.engine.answer.grammar import Constraint
+from cairn.engine.mlx import start as mlx_start
+from cairn.engine.mlx.engine import MlxEngine
+from cairn.engine.mlx.selftest import SelfTest
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.engine.reports import NotFinite, NotHeld
+from cairn.engine.sampling import Sampling
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.lifecycle import Life
+from cairn.journal.replay import replay
+from cairn.journal.shadow import is_chosen
+from cairn.journal.state import SessionId
+from cairn.journal.store import MemoryStore
+from tests.support.held_engine import Hold
+from tests.support.in_process_server import Said, ask, at_rest, generate, serving
+
+LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6
+C = 16
+SETTINGS: dict[str, Any] = {
+    "chunk_tokens": C,
+    "decode_rows": 2,
+    "shadow_share": 1.0,
+    "anticipate": False,  # so that blocks over the answer are of its very tokens
+}
+
+
+HELD = Constraint(schema={"type": "array", "items": {"type": "string"}, "minItems": 40})
+
+
+def command(text: str, **changes: Any) -> Generate:
+    """
+    A request of one message.
+    """
+    messages = (Message(role="user", content=text),)
+    return generate(Conversation(messages=messages), **{"max_tokens": 40, **changes})
+
+
+class Watch:
+    """
+    Waits for events of a server.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.seen: list[ev.Event] = []
+        self._moved = trio.lowlevel.ParkingLot()
+        server.observe(self._take)
+
+    def _take(self, recorded: ev.Recorded) -> None:
+        self.seen.append(recorded.event)
+        self._moved.unpark_all()
+
+    async def until(self, kind: type[ev.Event], count: int = 1) -> list[Any]:
+        """
+        Wait until so many events of a kind are committed; gives them.
+        """
+        with trio.fail_after(120):
+            while len(found := self.of(kind)) < count:
+                await self._moved.park()
+        return found
+
+    def of(self, kind: type[ev.Event]) -> list[Any]:
+        """
+        The events of a kind so far.
+        """
+        return [event for event in self.seen if isinstance(event, kind)]
+
+
+def events(store: MemoryStore) -> list[ev.Event]:
+    """
+    What a store has.
+    """
+    return [decode(row).event for row in store.rows]
+
+
+def hold_in_check(server: Server) -> Hold:
+    """
+    Hold the engine in a pass over the shadow check's slab.
+    """
+
+    def is_check(slab: int, *_: Any) -> bool:
+        sessions = server._sequencer.state.sessions.values()
+        return all(s.slab is None or s.slab.id != slab for s in sessions)
+
+    return Hold(server, "run_chunk", is_check)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"sampling": Sampling(temperature=0.9, top_k=50, repetition_penalty=1.2)},
+        {"sampling": Sampling(temperature=0.8, logit_bias=((7, 4.0),)), "top_logprobs": 5},
+        {"stop": ("e",), "top_logprobs": None},
+        {"constraint": HELD, "sampling": Sampling(temperature=0.9)},
+        {"tenant": "alice"},
+    ],
+    ids=["greedy", "penalised", "biased", "stopped", "held", "of a tenant"],
+)
+def test_an_answer_is_computed_again_and_is_the_same(
+    model_directory: Path, changes: dict[str, Any]
+) -> None:
+    """
+    What is compared: all tokens of the answer, each block of the prompt, those that settling made
+    over the answer, and the blocks in memory. The slab is given back, and the journal holds.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, store, **SETTINGS) as server:
+            watch = Watch(server)
+            await ask(server, command(LONG, **changes))
+            await watch.until(ev.ShadowEnded)
+            slabs = server.statistics().slabs
+            assert slabs == server._engine._device.pool.measure()[0] == 1
+
+    with capture_logs() as lines:
+        trio.run(main)
+
+    found = events(store)
+    (checked,) = [event for event in found if isinstance(event, ev.ShadowChecked)]
+    (finished,) = [event for event in found if isinstance(event, ev.RequestFinished)]
+    (ended,) = [event for event in found if isinstance(event, ev.ShadowEnded)]
+    sealed = [event for event in found if isinstance(event, ev.BlockSealed)]
+    assert "same" == ended.result
+    assert finished.request == checked.request == ended.request
+    assert (finished.prompt_tokens, finished.answer_tokens) == (
+        checked.prompt_tokens,
+        checked.answer_tokens,
+    )
+    assert None is checked.first_other
+    assert tuple(event.key for event in sealed) == checked.keys
+    assert tuple(event.digest for event in sealed) == checked.digests == checked.held
+    if "stop" not in changes:
+        assert sealed[-1].end > checked.prompt_tokens, "nothing was settled over the answer"
+    assert () == replay(store.read()).findings
+    (line,) = [line for line in lines if line["event"] == "shadow check"]
+    assert ("same", finished.request, finished.session) == (
+        line["ended"],
+        line["request"],
+        line["session"],
+    )
+
+
+def test_off_is_off_and_a_share_is_by_the_id(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Without a share nothing is checked. With one, the answers are checked whose request ids say so,
+    and no others.
+    """
+    monkeypatch.setattr(shadow, "TRIES", 100)  # the requests below disturb each other's checks
+    store = MemoryStore()
+    share = 0.5
+    known = [str(uuid.UUID(int=place)) for place in range(100)]
+    ids = [one for one in known if is_chosen(one, share)][:2]
+    ids[1:1] = [one for one in known if not is_chosen(one, share)][:2]
+
+    async def main() -> None:
+        async with serving(model_directory, **{**SETTINGS, "shadow_share": 0.0}) as server:
+            assert server._shadow is None
+        async with serving(model_directory, store, **{**SETTINGS, "shadow_share": share}) as server:
+            watch = Watch(server)
+            for place, one in enumerate(ids):
+                given = iter([one])
+                monkeypatch.setattr(
+                    "cairn.actors.server.new_id", lambda given=given: next(given, str(uuid.uuid4()))
+                )
+                await ask(server, command(f"{place} {LONG}", max_tokens=2))
+            await watch.until(ev.ShadowChecked, 2)
+            await watch.until(ev.ShadowEnded, 2)
+
+    trio.run(main)
+
+    finished = [e.request for e in events(store) if isinstance(e, ev.RequestFinished)]
+    checked = [e.request for e in events(store) if isinstance(e, ev.ShadowChecked)]
+    assert ids == finished
+    assert [ids[0], ids[3]] == checked
+
+
+def test_what_is_decoded_beside_others_is_the_same(model_directory: Path) -> None:
+    """
+    Answers that were decoded together, in the rows of one pass, come out the same one by one.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, store, **SETTINGS) as server:
+            watch = Watch(server)
+            async with trio.open_nursery() as nursery:
+                for place in range(2):
+                    nursery.start_soon(ask, server, command(f"{place} {LONG}", max_tokens=20))
+            await watch.until(ev.ShadowEnded, 2)
+
+    trio.run(main)
+    ended = [event for event in events(store) if isinstance(event, ev.ShadowEnded)]
+    assert ["same", "same"] == [one.result for one in ended if one.result != "disturbed"]
+
+
+def test_a_request_goes_first(model_directory: Path) -> None:
+    """
+    A request that comes while a check is in a pass is served next: the check runs no further pass,
+    gives its slab back, and begins anew when the request has its answer and its session is at rest.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, store, **SETTINGS) as server:
+            watch = Watch(server)
+            held = hold_in_check(server)
+            await ask(server, command(LONG, max_tokens=4))
+            await held.wait()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, server, command("Other. " + LONG, max_tokens=4))
+                while not server._tickets:
+                    await trio.testing.wait_all_tasks_blocked()
+                assert 1 == held.count
+                held.go.set()
+                (first,) = await watch.until(ev.ShadowEnded)
+                assert "disturbed" == first.result
+                assert 1 == held.count
+            await watch.until(ev.ShadowEnded, 3)
+
+    trio.run(main)
+
+    names = {
+        ev.ShadowBegan: "began",
+        ev.ShadowEnded: "ended",
+        ev.PathSelected: "request",
+        ev.RequestFinished: "answered",
+        ev.SessionSettled: "settled",
+    }
+    order = [names[type(event)] for event in events(store) if type(event) in names]
+    first = ["request", "answered", "settled", "began"]
+    assert first == order[:4]
+    # Whether it is taken before the slab is back is the engine's queue; its answer comes after.
+    assert {"ended", "request"} == set(order[4:6])
+    assert ["answered", "settled", "began", "ended", "began", "ended"] == order[6:]
+    results = [e.result for e in events(store) if isinstance(e, ev.ShadowEnded)]
+    assert ["disturbed", "same", "same"] == results
+    assert () == replay(store.read()).findings
+
+
+def test_a_request_gets_the_only_slab(model_directory: Path) -> None:
+    """
+    Where the check holds the only slab there may be, a request that needs one waits for the pass in
+    hand and is answered; it is not refused for want of memory. The session whose slab the check was
+    spared says why that went, and loses nothing that lies in blocks.
+    """
+    said: list[Said] = []
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, store, pool_slabs=1, **SETTINGS) as server:
+            watch = Watch(server)
+            held = hold_in_check(server)
+            said.append(await ask(server, command(LONG, max_tokens=4)))
+            await held.wait()
+            assert 1 == server.statistics().slabs
+            asked = trio.Event()
+            give_way = server._memory.give_way
+
+            async def giving_way() -> bool:
+                asked.set()  # so the pass cannot end before the request has found no room
+                return await give_way()
+
+            server._memory.give_way = giving_way
+
+            async def again() -> None:
+                said.append(await ask(server, command("Other. " + LONG, max_tokens=4)))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(again)
+                with trio.fail_after(120):
+                    await asked.wait()
+                held.go.set()
+            await watch.until(ev.ShadowChecked, 2)
+
+    trio.run(main)
+    assert 2 == len(said)
+    released = [event for event in events(store) if isinstance(event, ev.SlabReleased)]
+    assert {"room for a shadow check"} == {event.reason for event in released}
+    assert () == replay(store.read()).findings
+
+
+def test_who_is_disturbed_again_and_again_is_skipped(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A check that requests end each time that it is tried is given up, and that is on record. What
+    else ends one, such as a journal without room, is no try.
+    """
+
+    async def main() -> None:
+        async with serving(model_directory, **SETTINGS) as server:
+            watch = Watch(server)
+            assert server._shadow is not None
+            settle, ends = server._engine.settle, list[bool]()
+
+            async def disturbed(run: Any, record: Any, wanted: Any) -> Any:
+                if not watch.of(ev.ShadowBegan) or watch.of(ev.ShadowSkipped):
+                    return await settle(run, record, wanted)
+                ends.append(len(ends) < 4)
+                if not ends[-1]:
+                    server._came += 1  # a request that came and was answered meanwhile
+                assert ends[-1] or not wanted()
+                return None
+
+            monkeypatch.setattr(server._engine, "settle", disturbed)
+            await ask(server, command(LONG, max_tokens=4))
+            (skipped,) = await watch.until(ev.ShadowSkipped)
+            assert "disturbed" == skipped.reason
+            ended = await watch.until(ev.ShadowEnded, 1)
+            assert {"disturbed"} == {one.result for one in ended}
+            assert shadow.TRIES == ends.count(False)
+
+    trio.run(main)
+
+
+def test_without_room_it_waits(model_directory: Path) -> None:
+    """
+    Where no slab is free and the one there is cannot be spared, since its blocks are not in memory,
+    the answer waits, and the session keeps its slab. When that has ended, it is checked.
+    """
+
+    async def main() -> None:
+        async with serving(model_directory, pool_slabs=1, blocks_bytes=1, **SETTINGS) as server:
+            watch = Watch(server)
+            await ask(server, command(LONG, max_tokens=4))
+            await at_rest(server)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert [] == watch.of(ev.ShadowBegan)
+            assert [] == watch.of(ev.ShadowSkipped)
+            assert [] == watch.of(ev.SlabReleased)
+            over_us = wall_clock_us() + 1_000_000 * 86_400 * 2
+            server._lives._now_us = server._memory._now_us = lambda: over_us
+            server._lives.look()
+            (ended,) = await watch.until(ev.ShadowEnded)
+            assert "same" == ended.result
+            assert 1 == len(watch.of(ev.SessionClosed))
+            assert [] == watch.of(ev.ShadowSkipped)
+
+    trio.run(main)
+
+
+def test_a_request_that_comes_first_keeps_the_slab(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A request that comes while another session's slab is being spared for a check ends that: no slab
+    is opened ahead of it, and nobody waits for a lock that the check holds.
+    """
+
+    async def main() -> None:
+        async with serving(model_directory, pool_slabs=1, **SETTINGS) as server:
+            watch = Watch(server)
+            give_up, asked, go = server._memory.give_up, trio.Event(), trio.Event()
+
+            async def slowly(name: str, reason: str) -> None:
+                if reason == "room for a shadow check" and not asked.is_set():
+                    asked.set()
+                    await go.wait()
+                await give_up(name, reason)
+
+            monkeypatch.setattr(server._memory, "give_up", slowly)
+            await ask(server, command(LONG, max_tokens=4))
+            with trio.fail_after(120):
+                await asked.wait()
+                await ask(server, command("Other. " + LONG, max_tokens=4))
+            assert [] == watch.of(ev.ShadowBegan)
+            go.set()
+            await watch.until(ev.ShadowChecked, 2)
+
+    trio.run(main)
+
+
+def test_what_waits_is_bounded(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Where more answers wait than may, the oldest is skipped, and that is on record.
+    """
+    monkeypatch.setattr(shadow, "WAITING_MAX", 1)
+
+    async def main() -> None:
+        async with serving(model_directory, **SETTINGS) as server:
+            watch = Watch(server)
+            assert server._shadow is not None
+            monkeypatch.setattr(server._shadow, "_at_rest", lambda: False)
+            for place in range(2):
+                await ask(server, command(f"{place} {LONG}", max_tokens=2))
+            (skipped,) = await watch.until(ev.ShadowSkipped)
+            first, _ = watch.of(ev.RequestFinished)
+            assert ("too_many", first.request) == (skipped.reason, skipped.request)
+
+    trio.run(main)
+
+
+def test_a_check_that_fails_stops_nobody(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A pass of the check that fails is in the log and on record; the slab is given back, and requests
+    are served as ever.
+    """
+
+    async def main() -> None:
+        async with serving(model_directory, **SETTINGS) as server:
+            watch = Watch(server)
+
+            def fails(*arguments: Any, **settings: Any) -> None:
+                raise RuntimeError("the device gave up")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(shadow, "_decode", fails)
+                await ask(server, command(LONG, max_tokens=4))
+                (skipped,) = await watch.until(ev.ShadowSkipped)
+                (ended,) = await watch.until(ev.ShadowEnded)
+            assert ("failed", "failed") == (skipped.reason, ended.result)
+            await ask(server, command("Other. " + LONG, max_tokens=4))
+            *_, ended = await watch.until(ev.ShadowEnded, 2)
+            assert "same" == ended.result
+
+    with capture_logs() as lines:
+        trio.run(main)
+    assert ["error"] == [
+        line["log_level"] for line in lines if line["event"] == "a shadow check failed"
+    ]
+
+
+@pytest.mark.parametrize("where", ["open_slab", "close_slab", "record"])
+def test_whatever_fails_stops_nobody(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """
+    An answer whose slab cannot be opened, or not be put down, is skipped, and the next one is
+    checked. Only where a slab was not given back no more are begun; each is skipped, and requests
+    are served as ever.
+    """
+
+    async def main() -> None:
+        async with serving(model_directory, **SETTINGS) as server:
+            watch = Watch(server)
+            device = server._engine._device
+            real = getattr(device, where) if where != "record" else server._sequencer.append
+
+            def fails(*arguments: Any, **settings: Any) -> Any:
+                began = len(watch.of(ev.SlabAcquired)) == 1 and not watch.of(ev.ShadowSkipped)
+                if began and (where != "record" or isinstance(arguments[0], ev.ShadowChecked)):
+                    raise RuntimeError("the device gave up")
+                return real(*arguments, **settings)
+
+            if where == "record":
+                monkeypatch.setattr(server._sequencer, "append", fails)
+            else:
+                monkeypatch.setattr(device, where, fails)
+            await ask(server, command(LONG, max_tokens=4))
+            if where != "close_slab":
+                (skipped,) = await watch.until(ev.ShadowSkipped)
+                assert "failed" == skipped.reason
+                assert 1 == server.statistics().slabs
+                await ask(server, command("Other. " + LONG, max_tokens=4))
+                await watch.until(ev.ShadowChecked)
+                (*_, ended) = await watch.until(ev.ShadowEnded, 1 if where == "open_slab" else 2)
+                assert "same" == ended.result
+            else:
+                await watch.until(ev.ShadowChecked)
+                assert server._shadow is not None
+                while server._shadow._held is not None:
+                    await trio.testing.wait_all_tasks_blocked()
+                shadow_of = server._sequencer.state.shadow
+                assert shadow_of is not None
+                ask_of = attrs.evolve(watch.of(ev.RequestReceived)[0], request="another")
+                answer = shadow._Answer(ask=ask_of, position=1)
+                server._shadow._waiting.append(answer)
+                server._shadow.look()
+                (skipped,) = await watch.until(ev.ShadowSkipped)
+                assert ("another", "failed") == (skipped.request, skipped.reason)
+
+    with capture_logs():
+        trio.run(main)
+
+
+def test_a_stop_in_the_middle_of_a_check(model_directory: Path) -> None:
+    """
+    A server that stops while a check is in a pass gives its slab back before it says that it
+    stopped; the answer is dropped, and the next server does not check it.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, store, **SETTINGS) as server:
+            held = hold_in_check(server)
+            await ask(server, command(LONG, max_tokens=4))
+            await held.wait()
+            server._stopping = True  # as drain does first of all
+            held.go.set()
+        async with serving(model_directory, store, **SETTINGS) as server:
+            watch = Watch(server)
+            await ask(server, command("Other. " + LONG, max_tokens=2))
+            await watch.until(ev.ShadowChecked)
+
+    with capture_logs() as lines:
+        trio.run(main)
+    assert [] == [line for line in lines if line["log_level"] == "error"]
+    kinds = [row.kind for row in store.rows]
+    assert 0 < kinds.index("shadow_ended") < kinds.index("server_stopped")
+    ended = [event for event in events(store) if isinstance(event, ev.ShadowEnded)]
+    assert ["disturbed", "same"] == [one.result for one in ended]
+    assert () == replay(store.read()).findings
+
+
+def test_an_answer_that_was_a_bug_is_not_checked(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A row that breaks an invariant is told of before the violation is: neither the request that it
+    opens nor the answer that it ends is kept. Nor is what a session leaves open for ever.
+    """
+
+    async def main() -> None:
+        async with serving(model_directory, **SETTINGS) as server:
+            watch = Watch(server)
+            append = server._sequencer.append
+
+            def otherwise(*given: ev.Event, **settings: Any) -> int:
+                changed = [
+                    attrs.evolve(event, prompt_tokens=event.prompt_tokens + 1)
+                    if isinstance(event, ev.RequestFinished)
+                    else event
+                    for event in given
+                ]
+                return append(*changed, **settings)
+
+            monkeypatch.setattr(server._sequencer, "append", otherwise)
+            with pytest.raises(Broken):
+                await ask(server, command(LONG, max_tokens=4))
+            await watch.until(ev.InvariantViolated)
+            assert server._shadow is not None
+            assert {} == server._shadow._open
+            assert not server._shadow._waiting
+            assert [] == watch.of(ev.ShadowSkipped)
+
+            received, violated = watch.of(ev.RequestReceived)[0], watch.of(ev.InvariantViolated)[0]
+            place: dict[str, Any] = {"stream": "s", "seq": 1, "event_id": "e", "time_us": 0}
+            server._shadow(ev.Recorded(position=7, event=received, **place))
+            assert 1 == len(server._shadow._open)
+            nobodys = attrs.evolve(violated, session=None, request=None, at_position=7)
+            server._shadow(ev.Recorded(position=8, event=nobodys, **place))
+            assert {} == server._shadow._open
+
+    trio.run(main)
+
+
+def test_it_is_not_for_bits_that_move_by_consent(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A device that failed its self-test and is accepted has differences that nobody wants to hear of:
+    together with the check, the server does not start, and says which of the two to leave out.
+    """
+    failed_test = SelfTest(findings={"cold equals warm": False}, error_max=0.0, duration_us=1)
+    monkeypatch.setattr(mlx_start, "run_self_test", lambda *_: failed_test)
+
+    async def main() -> None:
+        async with serving(model_directory, accept_unstable=True, **SETTINGS):
+            pass
+
+    with pytest.raises(ExceptionGroup) as refused, capture_logs():
+        trio.run(main)
+    assert refused.group_contains(BootRefused, match="without one of the two")
+
+
+def test_what_is_anticipated_goes_first(model_directory: Path) -> None:
+    """
+    No check begins before the next turn's beginning is computed. The answer is the same, and so are
+    the blocks of its prompt.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, store, **{**SETTINGS, "anticipate": True}) as server:
+            watch = Watch(server)
+            await ask(server, command(LONG, max_tokens=24))
+            await watch.until(ev.ShadowEnded)
+
+    trio.run(main)
+    kinds = [row.kind for row in store.rows]
+    assert 1 == kinds.count("anticipation_settled")
+    order = ["anticipation_begun", "anticipation_settled", "session_settled", "shadow_began"]
+    assert order == [kind for kind in kinds if kind in order]
+    found = events(store)
+    (checked,) = [event for event in found if isinstance(event, ev.ShadowChecked)]
+    (ended,) = [event for event in found if isinstance(event, ev.ShadowEnded)]
+    sealed = [event.key for event in found if isinstance(event, ev.BlockSealed)]
+    assert "same" == ended.result
+    assert checked.prompt_tokens // C <= len(checked.keys)
+    assert tuple(sealed[: len(checked.keys)]) == checked.keys
+    assert () == replay(store.read()).findings
+
+
+# --- what it finds -------------------------------------------------------------------------------
+
+
+def test_a_block_that_changed_in_memory_is_found(model_directory: Path) -> None:
+    """
+    INV-3: a bit of a block flips in memory and nobody reuses it. The check of the next answer finds
+    it; the block and those built on it go out of service, and the session, which it tells nothing
+    against, goes on.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, store, **SETTINGS) as server:
+            watch = Watch(server)
+            first = await ask(server, command(LONG, session_name="s"))
+            await watch.until(ev.ShadowEnded)
+            keys = server._sequencer.session("s").slab_keys
+
+            def flip(engine: MlxEngine) -> None:
+                array = engine.blocks.get(keys[1]).keys[0]
+                array[0, 3, 1] = -array[0, 3, 1]
+
+            await server._engine.call(flip, lambda done: None)
+            onward = (
+                Message(role="user", content=LONG),
+                Message(role="assistant", content=first.text),
+                Message(role="user", content="And then?"),
+            )
+            said = await ask(server, generate(Conversation(messages=onward), session_name="s"))
+            assert said.accepted.cached_tokens > 2 * C
+            _, ended = await watch.until(ev.ShadowEnded, 2)
+            assert "differs" == ended.result
+            assert Life.IDLE is server._sequencer.session("s").life
+            blocks = server._sequencer.state.blocks
+            assert None is blocks[keys[0]].bug_id
+            assert all(blocks[key].bug_id for key in keys[1:])
+            assert {"idle"} == set(server.statistics().sessions)
+            again = await ask(server, command(LONG, session_name="other"))
+            assert first.tokens == again.tokens
+            assert C == again.accepted.cached_tokens
+
+    trio.run(main)
+
+    (found,) = replay(store.read()).findings
+    assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
+    assert found.message.endswith("changed in memory")
+
+
+@pytest.mark.gate
+def test_an_answer_on_kv_that_changed_is_found(model_directory: Path) -> None:
+    """
+    The control of the check: bits of a slab flip between two turns, where no digest looks, and the
+    next answer has other log-probabilities than a cold one. The check goes red: INV-3, with the
+    session out of service. Whoever names it hears of the bug.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, store, **SETTINGS) as server:
+            watch = Watch(server)
+            first = await ask(server, command(LONG, session_name="s"))
+            await watch.until(ev.ShadowEnded)
+            slab = server._sequencer.session("s").slab
+            assert slab is not None
+
+            def flip(engine: MlxEngine) -> None:
+                keys = engine.pool.get(slab.id).caches[0].keys
+                keys[0, 0, 5] = -keys[0, 0, 5]
+
+            await server._engine.call(flip, lambda done: None)
+            onward = (
+                Message(role="user", content=LONG),
+                Message(role="assistant", content=first.text),
+                Message(role="user", content="And then?"),
+            )
+            goes_on = generate(Conversation(messages=onward), session_name="s")
+            await ask(server, goes_on)
+            _, ended = await watch.until(ev.ShadowEnded, 2)
+            assert "differs" == ended.result
+            (out,) = await watch.until(ev.SessionQuarantined)
+            with pytest.raises(Broken) as told:
+                await ask(server, goes_on)
+            assert out.bug_id == told.value.bug_id
+            with trio.fail_after(60):
+                while server._sequencer.state.sessions[SessionId("s")].slab is not None:
+                    await trio.testing.wait_all_tasks_blocked()
+            cold = await ask(server, attrs.evolve(goes_on, session_name=None))
+            await watch.until(ev.ShadowEnded, 3)
+            assert "same" == watch.of(ev.ShadowEnded)[-1].result
+            assert cold.accepted.path == "new_session"
+
+    trio.run(main)
+
+    report = replay(store.read())
+    (found,) = report.findings
+    assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [NotFinite("the log-probability of token 3 is nan"), NotHeld("no token can come next")],
+    ids=["no number", "held no further"],
+)
+def test_no_token_is_another_answer(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    """
+    A log-probability that is no finite number where there was one, or a grammar that cannot be
+    followed where it was, is a difference, INV-3, and no check that failed: the token at which it
+    came is named.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, store, **SETTINGS) as server:
+            watch = Watch(server)
+            decode_pass, calls = shadow._decode, list[int]()
+
+            def breaks(*arguments: Any, **settings: Any) -> Any:
+                calls.append(1)
+                if len(calls) == 2:
+                    raise fault
+                return decode_pass(*arguments, **settings)
+
+            monkeypatch.setattr(shadow, "_decode", breaks)
+            await ask(server, command(LONG, max_tokens=6))
+            (ended,) = await watch.until(ev.ShadowEnded)
+            assert "differs" == ended.result
+            (checked,) = watch.of(ev.ShadowChecked)
+            assert (2, 2) == (checked.answer_tokens, checked.first_other)
+
+    with capture_logs():
+        trio.run(main)
+    (found,) = replay(store.read()).findings
+    assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
+
+
+def test_who_is_at_work_when_it_differs_hears_of_the_bug(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A check finds an answer to be another while its session has the next request in hand: that ends
+    with the bug id, none of its tokens is released after the violation, the slab is given back, and
+    nothing else is broken.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model_directory, store, **SETTINGS) as server:
+            watch = Watch(server)
+            assert server._shadow is not None
+            compute = server._shadow._compute
+            there, go = trio.Event(), trio.Event()
+
+            async def slowly(*arguments: Any) -> None:
+                await compute(*arguments)
+                arguments[2].drawn[1] = (0, -1.0)  # found otherwise
+                there.set()
+                await go.wait()
+
+            monkeypatch.setattr(server._shadow, "_compute", slowly)
+            first = await ask(server, command(LONG, max_tokens=4, session_name="s"))
+            with trio.fail_after(120):
+                await there.wait()
+            onward = (
+                Message(role="user", content=LONG),
+                Message(role="assistant", content=first.text),
+                Message(role="user", content="And then?"),
+            )
+            goes_on = generate(Conversation(messages=onward), session_name="s", max_tokens=200)
+
+            async def read() -> None:
+                async with server.generate(goes_on) as replies:
+                    async for reply in replies:
+                        if not isinstance(reply, Accepted):
+                            go.set()
+
+            with pytest.raises(Broken) as told:
+                await read()
+            (violated,) = await watch.until(ev.InvariantViolated)
+            assert violated.bug_id == told.value.bug_id
+            await watch.until(ev.ShadowEnded)
+            await watch.until(ev.SlabReleased)
+            assert server._sequencer.state.sessions[SessionId("s")].slab is None
+
+    trio.run(main)
+
+    kinds = [row.kind for row in store.rows]
+    at = kinds.index("invariant_violated")
+    assert ["shadow_checked", "invariant_violated", "session_quarantined"] == kinds[at - 1 : at + 2]
+    assert "tokens_emitted" in kinds[:at]
+    assert "tokens_emitted" not in kinds[at:]
+    (found,) = replay(store.read()).findings
+    assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
+
+
+def test_a_check_waits_until_files_are_written(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """
+    A session that writes its blocks to files has something to do, though it is at rest: no check
+    begins before the last one is written.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        files: dict[str, Any] = {"blocks_folder": tmp_path, "disk_bytes": 2**26}
+        async with serving(model_directory, store, **files, **SETTINGS) as server:
+            watch = Watch(server)
+            await ask(server, command(LONG, max_tokens=4))
+            await watch.until(ev.ShadowEnded)
+
+    trio.run(main)
+    kinds = [row.kind for row in store.rows]
+    assert "block_spilled" in kinds
+    assert "block_spilled" not in kinds[kinds.index("shadow_began") :]

@@ -1,0 +1,121 @@
+"""
+A start that is given up before there is a server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from cairn.actors.boot import StartGivenUp, Starting, booted, booted_models
+from cairn.actors.models import load as loading
+from cairn.actors.models.swap import Choice
+from cairn.actors.server import Server
+from cairn.engine.model.models_file import ModelEntry, Told
+from cairn.engine.sampling import Sampling
+from cairn.journal.codec import decode
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from tests.support import fake_engine as numbers
+from tests.support.in_process_server import SECRET, settings
+
+pytestmark = pytest.mark.trio
+
+
+def server_over(
+    store: MemoryStore, starting: Starting, *, several: bool
+) -> AbstractAsyncContextManager[Any]:
+    """
+    A server that starts, over one model or of a table.
+    """
+    of_it = settings(Path("numbers"), blocks_folder=Path("none"))
+    if not several:
+        return booted(of_it, store, SECRET, starting=starting)
+    entry = ModelEntry(name="one", directory="numbers")
+    told = Told(
+        defaults=Sampling(),
+        template={},
+        switches=frozenset(),
+        vocabulary_tokens=128,
+        context_tokens=8192,
+    )
+    choice = Choice(entry=entry, settings=of_it, told=told)
+    return booted_models([choice], "one", store, SECRET, starting=starting)
+
+
+def kinds(store: MemoryStore) -> list[str]:
+    """
+    What is on record, which holds.
+    """
+    assert () == replay(store.read()).findings
+    return [decode(row).event.kind for row in store.rows]
+
+
+@contextlib.contextmanager
+def slow_load(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """
+    A load that cannot be interrupted, and lasts as long as the context.
+    """
+    begun, go = threading.Event(), threading.Event()
+
+    def started(*given: Any) -> Any:
+        begun.set()
+        assert go.wait(120)
+        return numbers.started(*given)
+
+    monkeypatch.setattr(loading, "_start", started)
+    try:
+        yield begun
+    finally:
+        go.set()
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, several: bool) -> None:
+    """The load is not waited for, and the journal says that the server stopped."""
+    store, starting = MemoryStore(), Starting()
+    with slow_load(monkeypatch) as begun, trio.fail_after(60):
+
+        async def give_up() -> None:
+            assert await trio.to_thread.run_sync(begun.wait, 60)
+            starting.give_up()
+
+        with pytest.RaisesGroup(StartGivenUp, flatten_subgroups=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(give_up)
+                async with server_over(store, starting, several=several):
+                    pytest.fail("it served")
+    assert ["server_started", "server_stopped"] == kinds(store)
+
+
+async def test_before_anything_is_on_record() -> None:
+    """Then nothing comes on record: nothing has begun."""
+    store, starting = MemoryStore(), Starting()
+    starting.give_up()
+    with pytest.RaisesGroup(StartGivenUp, flatten_subgroups=True):
+        async with server_over(store, starting, several=False):
+            pytest.fail("it served")
+    assert [] == kinds(store)
+
+
+async def test_when_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Between load and service nothing is abandoned: the server comes up, and stops as it always does.
+    """
+    store, starting = MemoryStore(), Starting()
+
+    async def found(*_: Any) -> None:
+        starting.give_up()
+
+    monkeypatch.setattr(loading, "_start", numbers.started)
+    monkeypatch.setattr(Server, "find_blocks", found)
+    async with server_over(store, starting, several=False):
+        pass
+    assert ["server_started", "model_loaded", "server_stopped"] == kinds(store)

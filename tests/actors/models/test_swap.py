@@ -1,0 +1,861 @@
+"""
+Several models in one server: who asks for which, when one is loaded and leaves, and what lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors.agents.messages import NewAgent
+from cairn.actors.boot import booted_models
+from cairn.actors.memory import Memory
+from cairn.actors.models import load as loading
+from cairn.actors.models import swap as models_module
+from cairn.actors.models import token_count as counting
+from cairn.actors.models.swap import Choice, Models
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import (
+    AgentBusy,
+    Generate,
+    JournalFull,
+    Keep,
+    ModelNotLoaded,
+    PromptRefused,
+    QueueFull,
+    Stopping,
+    TimeOver,
+    TooManyAnswers,
+    Waiting,
+)
+from cairn.actors.server import Server
+from cairn.actors.settings import Settings
+from cairn.engine.mlx import start as mlx_start
+from cairn.engine.mlx import tokenizer as mlx_tokenizer
+from cairn.engine.mlx.selftest import SelfTest
+from cairn.engine.mlx.tokenizer import load_tokenizer
+from cairn.engine.model.models_file import ModelEntry, told_of
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.engine.sampling import Sampling
+from cairn.journal import events as ev
+from cairn.journal.agents import session_of
+from cairn.journal.codec import decode
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from cairn.ops.journal.replay_engine import OTHER_FINGERPRINT, SAME, rerun
+from tests.gate.conversation import words
+from tests.support.in_process_server import MIB, SECRET, ask, generate, settings
+
+pytestmark = pytest.mark.trio
+
+CHUNK = 16
+
+
+@attrs.define
+class House:
+    """
+    A journal, a folder of block files, and two models, ``one`` and ``other``.
+    """
+
+    one: Path
+    other: Path
+    folder: Path
+    store: MemoryStore = attrs.field(factory=MemoryStore)
+
+    @contextlib.asynccontextmanager
+    async def serving(self, **changes: Any) -> AsyncIterator[Models]:
+        """
+        A server over them, of which ``one`` is loaded.
+        """
+        usual = {
+            "blocks_folder": self.folder,
+            "disk_bytes": 64 * MIB,
+            "chunk_tokens": CHUNK,
+            "decode_rows": 2,
+        }
+        choices = []
+        for name in ("one", "other"):
+            directory = getattr(self, name)
+            entry = ModelEntry(name=name, directory=str(directory), aliases=(f"{name}-alias",))
+            of_it = settings(directory, model_name=name, **{**usual, **changes})
+            choices.append(Choice(entry=entry, settings=of_it, told=told_of(entry)))
+        async with booted_models(choices, "one", self.store, SECRET) as server:
+            yield server
+
+    def events(self, *kinds: type[ev.Event]) -> list[Any]:
+        """
+        The journal's events of some kinds.
+        """
+        found = (decode(row).event for row in self.store.rows)
+        return [event for event in found if isinstance(event, kinds)]
+
+    def swaps(self) -> list[str]:
+        """
+        The models that were loaded, in order.
+        """
+        return [event.name for event in self.events(ev.ModelLoaded)]
+
+    def holds(self) -> None:
+        """
+        The journal holds, all of it.
+        """
+        assert () == replay(self.store.read()).findings
+
+
+@pytest.fixture
+def house(
+    model_directory: Path,
+    other_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> House:
+    """
+    A house over the two models of all tests. What a self-test finds is other tests' to say.
+    """
+    passed = SelfTest(findings={"nothing": True}, error_max=0.0, duration_us=0)
+    monkeypatch.setattr(mlx_start, "run_self_test", lambda *_: passed)
+    return House(model_directory, other_directory, tmp_path / "blocks")
+
+
+def to(model: str, *said: str, **changes: Any) -> Generate:
+    """
+    A request for a model: what was said, a user and the model by turns.
+    """
+    roles = ("user", "assistant")
+    messages = tuple(Message(role=roles[n % 2], content=text) for n, text in enumerate(said))
+    usual = {"max_tokens": 4, "asked_model": model}
+    return generate(Conversation(messages=messages), **{**usual, **changes})
+
+
+OPENING = words(1, 12)
+
+
+@contextlib.asynccontextmanager
+async def engine_held(server: Models) -> AsyncIterator[threading.Event]:
+    """
+    The engine does nothing until the event is set, at the end at the latest.
+    """
+    go_on, began = threading.Event(), trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def hold(_: Any) -> None:
+        token.run_sync_soon(began.set)
+        go_on.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server._run.engine.call, hold, lambda _: None)
+        await began.wait()
+        try:
+            yield go_on
+        finally:
+            go_on.set()
+
+
+async def under_way(server: Models, requests: int) -> None:
+    """
+    Wait until so many requests were taken or wait in the line.
+    """
+    with trio.fail_after(60):
+        while len(server._line) + len(server._server._tickets) < requests:  # type: ignore[union-attr]
+            await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_model_that_returns_finds_what_it_left(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Asked one, the other, and the first again: that is a continuation of its own session, from
+    files, with the bits of a cold answer, also where there was no time to write them before. Each
+    swap is on record.
+    """
+
+    async def not_now(*_: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(Memory, "write_through", not_now)
+    async with house.serving() as server:
+        first = await ask(server, to("one", OPENING))
+        goes_on = (OPENING, first.text, "And then?")
+        beside = await ask(server, to("other-alias", *goes_on))
+        again = await ask(server, to("one-alias", *goes_on))
+        cold = await ask(server, to("one", *goes_on, cache_prompt=False))
+
+    assert beside.tokens != again.tokens
+    assert ("new_session", "fingerprint_changed") == (beside.accepted.path, beside.accepted.reason)
+    assert ("continuation", None) == (again.accepted.path, again.accepted.reason)
+    assert first.accepted.session == again.accepted.session != beside.accepted.session
+    assert again.accepted.cached_tokens >= CHUNK
+    assert again.accepted.cached_tokens == CHUNK * len(house.events(ev.BlockLoaded))
+    assert cold.tokens == again.tokens
+    assert ["one", "other", "one"] == house.swaps()
+    loaded = [event.fingerprint for event in house.events(ev.ModelLoaded)]
+    assert loaded[:2] == [event.fingerprint for event in house.events(ev.ModelUnloaded)]
+    assert ["one", "other", "one", "one"] == [
+        said.accepted.model for said in (first, beside, again, cold)
+    ]
+    assert [*loaded, loaded[0]] == [
+        said.accepted.fingerprint for said in (first, beside, again, cold)
+    ]
+    house.holds()
+
+
+async def test_the_memory_of_a_model_that_left_is_free(house: House) -> None:
+    """
+    By MLX's own count, which is on record: nothing of the model's weights is there, nor of its KV.
+    """
+    async with house.serving() as server:
+        before = server.statistics()
+        for model in ("other", "one", "other"):
+            await ask(server, to(model, OPENING))
+            assert server.statistics().active_bytes >= server.statistics().weights_bytes
+
+    left = [event.active_bytes for event in house.events(ev.ModelUnloaded)]
+    assert 3 == len(left)
+    assert before.weights_bytes > 0
+    assert max(left) - min(left) < before.weights_bytes // 100
+    assert max(left) <= before.active_bytes - before.weights_bytes
+
+
+async def gone(server: Models, command: Generate) -> None:
+    """
+    A client that asks and goes away at once.
+    """
+    async with server.generate(command):
+        pass
+
+
+async def test_the_line_is_fair(house: House) -> None:
+    """
+    Who came before the first for the other model goes first. Then all go in that wait for the
+    other, before who came after them for the first: two swaps for four requests.
+    """
+    async with house.serving() as server, contextlib.AsyncExitStack() as clients:
+        entered = []
+        for model, seed in (("one", 1), ("other", 2), ("one", 3), ("other", 4)):
+            context = server.generate(to(model, OPENING, seed=seed))
+            entered.append(await clients.enter_async_context(context))
+        listed = {one.facts.model: one.waiting for one in server.models}
+        assert {"one": 1, "other": 2} == listed
+        for replies in entered:
+            assert [reply async for reply in replies]
+
+    assert [1, 2, 4, 3] == [event.seed for event in house.events(ev.RequestReceived)]
+    assert ["one", "other", "one"] == house.swaps()
+    ends = [event.kind for event in house.events(ev.RequestFinished, ev.ModelUnloaded)]
+    assert ["request_finished", "model_unloaded"] == ends[:2]
+    house.holds()
+
+
+async def test_who_goes_away_costs_no_swap(house: House) -> None:
+    """
+    A client that waits for another model and leaves before it has its turn: nothing is loaded, it
+    is on record, and who waited behind it for the loaded model goes on.
+    """
+    async with (
+        house.serving() as server,
+        engine_held(server) as go_on,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(ask, server, to("one", OPENING, seed=1))
+        await under_way(server, 1)
+        async with server.generate(to("other", OPENING)):
+            nursery.start_soon(ask, server, to("one", OPENING, seed=2))
+            await under_way(server, 3)
+        go_on.set()
+
+    assert ["one"] == house.swaps()
+    assert [] == house.events(ev.ModelUnloaded)
+    (rejected,) = house.events(ev.RequestRejected)
+    assert (499, "client_gone") == (rejected.status, rejected.code)
+    assert [1, 2] == [event.seed for event in house.events(ev.RequestReceived)]
+    house.holds()
+
+
+async def test_a_count_has_its_time_and_its_place(house: House) -> None:
+    """
+    It ends like a request whose time is over, and where too many wait the next one is told to come
+    again; nothing is on record of either.
+    """
+    async with house.serving(limits=Limits(request_s=0.1, queue=0)) as server:
+        async with server._counting.reading, trio.open_nursery() as nursery:
+
+            async def late() -> None:
+                with pytest.raises(TimeOver):
+                    await server.count(to("other", OPENING))
+
+            nursery.start_soon(late)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(QueueFull):
+                await server.count(to("other", OPENING))
+        await server.drain()
+        with pytest.raises(Stopping):
+            await server.count(to("other", OPENING))
+    assert [] == house.events(ev.RequestRejected)
+
+
+async def test_who_waits_hears_that_it_does(house: House) -> None:
+    """
+    While the other model is not there yet, and then of a refusal: its time is over.
+    """
+    async with house.serving(limits=Limits(heartbeat_s=0.01, request_s=30.0)) as server:
+        clock = trio.current_time()
+        async with engine_held(server) as go_on, trio.open_nursery() as nursery:
+            nursery.start_soon(ask, server, to("one", OPENING))
+            await under_way(server, 1)
+            async with server.generate(to("other", OPENING)) as replies:
+                assert Waiting(queued=True, prefilled_tokens=0) == await anext(replies)
+                replies._arrival = attrs.evolve(  # type: ignore[attr-defined]
+                    replies._arrival,  # type: ignore[attr-defined]
+                    deadline=clock,
+                )
+                with pytest.raises(TimeOver):
+                    await anext(replies)
+            go_on.set()
+    (rejected,) = house.events(ev.RequestRejected)
+    assert (504, "time_over") == (rejected.status, rejected.code)
+    assert ["one"] == house.swaps()
+
+
+async def test_the_line_has_an_end(house: House) -> None:
+    """
+    As many answers as may wait, wait for a model; the next one is told to come again, and it is on
+    record.
+    """
+    serving = house.serving(limits=Limits(queue=1))  # beside two rows
+    async with serving as server, contextlib.AsyncExitStack() as clients:
+        for choices in (1, 2):
+            command = to("other", OPENING, choices=choices)
+            await clients.enter_async_context(server.generate(command))
+        with pytest.raises(QueueFull) as caught:
+            await gone(server, to("other", OPENING))
+        assert caught.value.request is not None
+    rejected = house.events(ev.RequestRejected)
+    assert [429, 499, 499] == [event.status for event in rejected]
+
+
+async def test_more_answers_than_there_are_places_for(house: House) -> None:
+    """
+    That is the client's mistake, whether the model that it asks for is loaded or not; and with the
+    one that is not, nobody comes to wait.
+    """
+    async with house.serving(limits=Limits(queue=1)) as server:  # beside two rows
+        for name in ("one", "other"):
+            with pytest.raises(TooManyAnswers, match="at most 3 answers"):
+                await gone(server, attrs.evolve(to(name, OPENING), choices=4))
+    assert ["one"] == house.swaps()
+
+
+async def test_a_model_whose_directory_is_broken(house: House, tmp_path: Path) -> None:
+    """
+    It is seen before the model that is loaded leaves: who asked is told, it is on record, and the
+    rest is as if nobody had asked. For a while it is not looked at again.
+    """
+    house.other = shutil.copytree(house.other, tmp_path / "broken")
+    async with house.serving() as server:
+        (house.other / "config.json").unlink()
+        for _ in range(2):
+            with pytest.raises(ModelNotLoaded) as caught:
+                await ask(server, to("other", OPENING))
+            assert "'other'" in caught.value.message
+            assert str(tmp_path) not in caught.value.message
+        assert 0 < caught.value.retry_after_s <= 30
+        await ask(server, to("one", OPENING))
+
+    (failed,) = house.events(ev.ModelNotLoaded)
+    assert ("other", True) == (failed.name, "config.json" in failed.reason)
+    assert [503, 503] == [event.status for event in house.events(ev.RequestRejected)]
+    assert ["one"] == house.swaps()
+    house.holds()
+
+
+async def test_a_model_that_cannot_be_loaded(house: House, tmp_path: Path) -> None:
+    """
+    One whose fault only loading shows: the one before is loaded again and goes on with what it
+    left. When the directory is mended and the pause over, the model is served.
+    """
+    sound, house.other = house.other, shutil.copytree(house.other, tmp_path / "broken")
+    config = (house.other / "config.json").read_text(encoding="utf-8")
+    (house.other / "config.json").write_text(
+        config.replace('"num_hidden_layers": ', '"num_hidden_layers": 1'), encoding="utf-8"
+    )
+    async with house.serving() as server:
+        first = await ask(server, to("one", OPENING))
+        with pytest.raises(ModelNotLoaded):
+            await ask(server, to("other", OPENING))
+        with trio.fail_after(60):
+            while "loaded" != server.models[0].state:
+                await trio.testing.wait_all_tasks_blocked()
+        again = await ask(server, to("one", OPENING, first.text, "And then?"))
+        assert "continuation" == again.accepted.path
+        assert again.accepted.cached_tokens > 0
+        shutil.copy(sound / "config.json", house.other)
+        server._pauses.clear()
+        await ask(server, to("other", OPENING))
+
+    assert ["one", "one", "other"] == house.swaps()
+    assert 1 == len(house.events(ev.ModelNotLoaded))
+    house.holds()
+
+
+async def test_where_neither_can_be_loaded(house: House, tmp_path: Path) -> None:
+    """
+    Nothing is served then, and that is told; a model that is sound again is loaded when it is asked
+    for.
+    """
+    for name in ("one", "other"):
+        setattr(house, name, shutil.copytree(getattr(house, name), tmp_path / name))
+    async with house.serving() as server:
+        await ask(server, to("one", OPENING))
+        kept = {}
+        for directory in (house.one, house.other):
+            kept[directory] = (directory / "config.json").read_text(encoding="utf-8")
+            broken = kept[directory].replace('"num_hidden_layers": ', '"num_hidden_layers": 1')
+            (directory / "config.json").write_text(broken, encoding="utf-8")
+        for model in ("other", "one"):
+            with pytest.raises(ModelNotLoaded):
+                await ask(server, to(model, OPENING))
+        assert ["not_loaded", "not_loaded"] == [model.state for model in server.models]
+        assert 0 == server.statistics().weights_bytes
+        for directory, config in kept.items():
+            (directory / "config.json").write_text(config, encoding="utf-8")
+        server._pauses.clear()
+        await ask(server, to("other", OPENING))
+
+    assert ["one", "other"] == house.swaps()
+    assert ["other", "one"] == [event.name for event in house.events(ev.ModelNotLoaded)]
+    house.holds()
+
+
+async def test_a_stop_ends_the_line(house: House) -> None:
+    """
+    Who waits for a model when the server stops is told so, and whoever runs has its answer.
+    """
+    async with house.serving() as server, trio.open_nursery() as nursery:
+        running = trio.Event()
+
+        async def run() -> None:
+            await ask(server, to("one", OPENING))
+            running.set()
+
+        async with engine_held(server) as go_on:
+            nursery.start_soon(run)
+            await under_way(server, 1)
+            async with server.generate(to("other", OPENING)) as replies:
+                nursery.start_soon(server.drain)
+                with pytest.raises(Stopping):
+                    await anext(replies)
+            with pytest.raises(Stopping):
+                await gone(server, to("other", OPENING))
+            go_on.set()
+        await running.wait()
+
+    assert ["one"] == house.swaps()
+    assert 1 == len(house.events(ev.RequestFinished))
+    assert isinstance(decode(house.store.rows[-1]).event, ev.ServerStopped)
+    house.holds()
+
+
+async def test_a_stop_does_not_wait_for_a_load(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Who waits for the model, or for a count by it, is told; the journal ends with what became of the
+    load and with the stop, and nothing comes of it later. The next run goes on.
+    """
+    start, go_on, began = loading._start, threading.Event(), trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def held(settings: Settings, *rest: Any) -> Any:
+        if settings.model == str(house.other):
+            token.run_sync_soon(began.set)
+            go_on.wait(60.0)
+        return start(settings, *rest)
+
+    monkeypatch.setattr(loading, "_start", held)
+    try:
+        with trio.fail_after(60):
+            async with house.serving() as server, trio.open_nursery() as nursery:
+                first = await ask(server, to("one", OPENING))
+                nursery.start_soon(refused, ask, server, to("other", OPENING))
+                await began.wait()
+                nursery.start_soon(refused, server.count, to("other", OPENING))
+                await trio.testing.wait_all_tasks_blocked()
+                assert "loading" == server.models[1].state
+                await server.drain()
+        rows = len(house.store.rows)
+        before, threads = house.swaps(), engines()
+        assert 1 == len(threads)
+    finally:
+        go_on.set()
+    for thread in threads:
+        await trio.to_thread.run_sync(thread.join, 60.0)
+    assert [] == engines()
+    await trio.testing.wait_all_tasks_blocked()
+
+    assert (rows, ["one"]) == (len(house.store.rows), before)
+    (failed,) = house.events(ev.ModelNotLoaded)
+    assert ("other", "the server stopped while it was loading") == (failed.name, failed.reason)
+    ends = [event.kind for event in house.events(ev.ModelUnloaded, ev.ModelNotLoaded)]
+    assert ["model_unloaded", "model_not_loaded"] == ends
+    assert isinstance(decode(house.store.rows[-1]).event, ev.ServerStopped)
+    house.holds()
+    async with house.serving() as server:
+        again = await ask(server, to("one", OPENING, first.text, "And then?"))
+        assert first.accepted.session == again.accepted.session
+        assert again.accepted.cached_tokens > 0
+
+
+def engines() -> list[threading.Thread]:
+    """
+    The threads of engines that have not ended.
+    """
+    return [thread for thread in threading.enumerate() if thread.name == "cairn-engine"]
+
+
+async def refused(ask_for: Any, *arguments: Any) -> None:
+    """
+    Ask for something that ends since the server stops.
+    """
+    with pytest.raises(Stopping):
+        await ask_for(*arguments)
+
+
+@pytest.mark.parametrize("step", ["write_blocks", "unload"])
+async def test_a_stop_before_a_load(
+    house: House, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """
+    One that comes while the model before leaves has none loaded in its place.
+    """
+    holder: Any = Server if step == "write_blocks" else models_module
+    before = getattr(holder, step)
+    stopped = False
+
+    async with house.serving() as server, trio.open_nursery() as nursery:
+
+        async def stops_there(*arguments: Any) -> None:
+            nonlocal stopped
+            await before(*arguments)
+            if not stopped:
+                stopped = True
+                nursery.start_soon(server.drain)
+                await trio.testing.wait_all_tasks_blocked()
+
+        monkeypatch.setattr(holder, step, stops_there)
+        await refused(ask, server, to("other", OPENING))
+
+    assert stopped
+    assert ["one"] == house.swaps()
+    assert [] == house.events(ev.ModelNotLoaded)
+    assert (step == "unload") == bool(house.events(ev.ModelUnloaded))
+    house.holds()
+
+
+async def test_a_session_by_name_outlives_its_model(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The session that a client names is the same one under each model, each tenant's its own; what a
+    model computed is reused by itself alone. All of it can be run again, each part on its model.
+    """
+    async with house.serving() as server:
+        said = [
+            await ask(server, to(model, OPENING, session_name="mine", tenant=tenant))
+            for model, tenant in (
+                ("one", "alice"),
+                ("other", "alice"),
+                ("other", "bob"),
+                ("one", "alice"),
+            )
+        ]
+    assert [0, 0, 0, 4 * CHUNK] == [one.accepted.cached_tokens for one in said]
+    assert said[0].tokens == said[3].tokens
+    assert said[1].tokens == said[2].tokens != said[0].tokens
+    opened = [event.session for event in house.events(ev.SessionOpened)]
+    assert ["@alice/mine", "@bob/mine"] == opened
+    house.holds()
+    capsys.readouterr()
+    rows = list(house.store.read())
+    for session, models in (("@alice/mine", ["one", "other"]), ("@bob/mine", ["other"])):
+        assert SAME == rerun(rows, session, None)
+        prints = {event.name: event.fingerprint for event in house.events(ev.ModelLoaded)}
+        told = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
+        assert [prints[model] for model in models] == told
+    assert OTHER_FINGERPRINT == rerun(rows, "@alice/mine", str(house.one))
+
+
+async def test_tokens_are_counted_by_the_model_that_is_asked(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    By its own template and tokenizer, which alone is loaded, and once: no model leaves for a count,
+    and none is loaded. When the model itself was, its tokenizer is read anew.
+    """
+    loads: list[str] = []
+
+    def counted(directory: str) -> Any:
+        loads.append(directory)
+        return load_tokenizer(directory)
+
+    monkeypatch.setattr(mlx_tokenizer, "load_tokenizer", counted)
+    house.other = shutil.copytree(house.other, tmp_path / "other")
+    told = to("other", OPENING, "So it is.", "And then?")
+    async with house.serving() as server:
+        one = await server.count(attrs.evolve(told, asked_model="one"))
+        template(house.other, "{% for m in messages %}{{ m.content + m.content }}{% endfor %}")
+        other = await server.count(told)
+        assert one < other == await server.count(attrs.evolve(told, asked_model="other-alias"))
+        assert [str(house.other)] == loads
+        assert "one" == server.facts.model
+        assert ["one"] == house.swaps()
+        # A raw prompt, as text and as ids.
+        raw = attrs.evolve(told, conversation=None, prompt=OPENING)
+        assert await server.count(attrs.evolve(raw, asked_model="one")) == await server.count(raw)
+        assert 3 == await server.count(attrs.evolve(raw, prompt=(1, 2, 3)))
+        bad = Conversation(messages=(Message(role="user", content="x"),), template={"messages": 1})
+        with pytest.raises(PromptRefused):
+            await server.count(attrs.evolve(told, conversation=bad))
+
+        said = await ask(server, told)
+        assert other == said.accepted.prompt_tokens == await server.count(told)
+        assert one == await server.count(attrs.evolve(told, asked_model="one"))
+        template(house.other, "{% for m in messages %}{{ m.content }}{% endfor %}")
+        await ask(server, to("one", OPENING))
+        assert other > await server.count(told)
+
+    assert [str(house.other), str(house.one), str(house.other)] == loads
+    assert ["one", "other", "one"] == house.swaps()
+    assert 2 == len(house.events(ev.RequestReceived))
+    assert [] == house.events(ev.RequestRejected)
+
+
+def template(directory: Path, text: str) -> None:
+    """
+    Give a model another template.
+    """
+    (directory / "chat_template.jinja").write_text(text, encoding="utf-8")
+    path = directory / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings.pop("chat_template", None)
+    path.write_text(json.dumps(settings), encoding="utf-8")
+
+
+async def test_a_few_tokenizers_are_kept(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Those that were used last, whichever was loaded first.
+    """
+    monkeypatch.setattr(counting, "TOKENIZERS_MAX", 2)
+    async with house.serving() as server:
+        one, other = server._choices.values()
+        third = attrs.evolve(other, entry=attrs.evolve(other.entry, name="third"))
+        for choice in (one, other, one, third):
+            await server._counting.count(choice, to("", OPENING))
+        assert ["one", "third"] == list(server._counting._texts)
+
+
+async def test_a_tokenizer_that_cannot_be_loaded(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Who asked is told, for a while without another try; nobody else hears of it, and nothing is on
+    record. Then it is looked at again.
+    """
+    house.other = shutil.copytree(house.other, tmp_path / "broken")
+    files = {name: (house.other / name).read_bytes() for name in ("config.json", "tokenizer.json")}
+    unknown = files["config.json"].replace(b'"model_type": "', b'"model_type": "un')
+    breaks = {"config.json": unknown, "tokenizer.json": b"{}"}
+    async with house.serving() as server:
+        for name, broken in breaks.items():
+            (house.other / name).write_bytes(broken)
+            for _ in range(2):
+                with pytest.raises(ModelNotLoaded) as caught:
+                    await server.count(to("other", OPENING))
+                assert 0 < caught.value.retry_after_s <= 30
+                (house.other / name).write_bytes(files[name])
+            server._counting._pauses.clear()
+        (house.other / "config.json").unlink()
+        with pytest.raises(ModelNotLoaded):
+            await server.count(to("other", OPENING))
+        (house.other / "config.json").write_bytes(files["config.json"])
+        server._counting._pauses.clear()
+        assert 0 < await server.count(to("other", OPENING))
+    assert ["one"] == house.swaps()
+    assert [] == house.events(ev.ModelNotLoaded)
+
+
+async def test_checks_that_wait_when_a_model_leaves_are_skipped(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Each has a row that says why, before that of the model: where another one is loaded, and where
+    the server stops.
+    """
+    monkeypatch.setattr(Server, "_at_rest", lambda self: False)  # so that none begins
+    async with house.serving(shadow_share=1.0) as server:
+        for model in ("one", "one", "other"):
+            await ask(server, to(model, OPENING))
+
+    finished = [event.request for event in house.events(ev.RequestFinished)]
+    skipped = house.events(ev.ShadowSkipped)
+    assert [(request, "model_left") for request in finished] == [
+        (event.request, event.reason) for event in skipped
+    ]
+    kinds = (ev.ShadowSkipped, ev.ModelUnloaded, ev.ServerStopped)
+    order = [event.kind for event in house.events(*kinds)]
+    skip = "shadow_skipped"
+    assert [skip, skip, "model_unloaded", skip, "server_stopped"] == order
+    house.holds()
+
+
+async def test_a_bias_of_a_token_that_the_model_does_not_know(house: House) -> None:
+    """
+    What was read before the model was loaded is checked when it is.
+    """
+    strange = Sampling(temperature=0.0, logit_bias=((1 << 20, 1.0),))
+    async with house.serving() as server:
+        with pytest.raises(PromptRefused, match="no token of this model"):
+            await ask(server, to("other", OPENING, sampling=strange))
+
+
+async def test_who_names_no_model_asks_the_first_one(house: House) -> None:
+    """
+    Whichever is loaded: who cannot be told another name has its conversations with one model.
+    """
+    async with house.serving() as server:
+        await ask(server, to("other", OPENING))
+        for name in ("", "gpt-4"):
+            assert "one" == (await ask(server, to(name, OPENING))).accepted.model
+
+
+def turn(model: str, *said: str, previous: str | None, **changes: Any) -> Generate:
+    """
+    A request for the agent ``notes``, of which the last thing said is new.
+    """
+    asked = (Message(role="user", content=said[-1]),)
+    keep = Keep(previous=previous, asked=asked, note="", agent="notes")
+    return to(model, *said, session_name=session_of("notes"), keep=keep, **changes)
+
+
+async def test_an_agent_that_waits_for_its_model_is_at_work(house: House) -> None:
+    """
+    Another request for it is refused at once, whichever model it asks for, and waits for nothing;
+    it cannot be deleted. Its own request is served, and behind that it is free.
+    """
+    async with house.serving() as server:
+        await server.agents.create(NewAgent(name="notes", model="other"))
+        async with (
+            engine_held(server) as go_on,
+            server.generate(turn("other", OPENING, previous=None)) as replies,
+        ):
+            for model in ("other", "one"):
+                with pytest.raises(AgentBusy, match="answering another request"):
+                    await gone(server, turn(model, "And?", previous=None))
+            with pytest.raises(AgentBusy):
+                await server.agents.delete("notes")
+            assert [1] == [one.waiting for one in server.models if one.waiting]
+            go_on.set()
+            assert [reply async for reply in replies]
+        agent = server.agents.agents.find("notes", "local")  # type: ignore[attr-defined]
+        await ask(server, turn("one", "And?", previous=agent.head))
+        facts = server.agents.one("notes")
+        assert facts is not None
+        assert 2 == facts.turns
+
+    assert ["one", "other", "one"] == house.swaps()
+    assert [] == house.events(ev.RequestRejected)
+    house.holds()
+
+
+async def test_an_agent_whose_request_leaves_the_line_is_free(house: House) -> None:
+    """
+    However that ends: its client goes, there is no room in the journal or in the line, or what was
+    read before the model was loaded does not fit it.
+    """
+    async with house.serving(limits=Limits(queue=0)) as server:  # two rows wait
+        await server.agents.create(NewAgent(name="notes", model="other"))
+        async with engine_held(server), contextlib.AsyncExitStack() as clients:
+            server._run.writer._stalled = True
+            with pytest.raises(JournalFull):
+                await gone(server, turn("other", OPENING, previous=None))
+            server._run.writer._stalled = False
+            await gone(server, turn("other", OPENING, previous=None))
+            for _ in range(2):
+                await clients.enter_async_context(server.generate(to("other", OPENING)))
+            with pytest.raises(QueueFull):
+                await gone(server, turn("other", OPENING, previous=None))
+        strange = Sampling(temperature=0.0, logit_bias=((1 << 20, 1.0),))
+        with pytest.raises(PromptRefused, match="no token of this model"):
+            await ask(server, turn("other", OPENING, previous=None, sampling=strange))
+        await ask(server, turn("one", OPENING, previous=None))
+        assert await server.agents.delete("notes")
+
+
+async def test_an_agent_changes_its_model(house: House) -> None:
+    """
+    Its history goes on under another model, by whichever it asks for, and it can be deleted when
+    either is loaded.
+    """
+    async with house.serving() as server:
+        await server.agents.create(NewAgent(name="notes", model="one"))
+        first = await ask(server, turn("one", OPENING, previous=None))
+        head = first.accepted.request
+        second = await ask(server, turn("other", OPENING, first.text, "And?", previous=head))
+        assert ("one", "other") == (first.accepted.model, second.accepted.model)
+        assert first.accepted.session == second.accepted.session
+        found = await server.agents.history("notes")
+        assert found is not None
+        assert [OPENING, "And?"] == [kept.asked[0].content for kept in found.turns]
+        assert ["agent/notes"] == [used.session for used in server.contexts(3)]
+        await server.agents.delete("notes")
+        assert () == server.agents.all()
+
+    assert [second.accepted.session] == [e.session for e in house.events(ev.SessionClosed)]
+    house.holds()
+
+
+async def test_a_stop_while_an_agents_model_leaves(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    An agent that is deleted meanwhile is deleted. Its session stays, which has its slab until the
+    journal says that the model is gone.
+    """
+    before = loading.unload
+
+    async with house.serving() as server, trio.open_nursery() as nursery:
+        await server.agents.create(NewAgent(name="notes", model="one"))
+        kept = await ask(server, turn("one", OPENING, previous=None))
+        deleted = []
+
+        async def delete() -> None:
+            deleted.append(await server.agents.delete("notes"))
+
+        async def stops_first(*arguments: Any) -> None:
+            nursery.start_soon(delete)
+            await trio.testing.wait_all_tasks_blocked()
+            assert [] == deleted
+            nursery.start_soon(server.drain)
+            await trio.testing.wait_all_tasks_blocked()
+            await before(*arguments)
+
+        monkeypatch.setattr(models_module, "unload", stops_first)
+        await refused(ask, server, to("other", OPENING))
+
+    assert [True] == deleted
+    assert [] == house.events(ev.SessionClosed, ev.InvariantViolated)
+    house.holds()
+    async with house.serving() as server:
+        assert () == server.agents.all()
+        await server.agents.create(NewAgent(name="notes", model="one"))
+    assert [kept.accepted.session] == [e.session for e in house.events(ev.SessionClosed)]
+    house.holds()

@@ -1,0 +1,418 @@
+"""
+Several answers to one request: one prompt, one prefill, and each as if it had been asked for alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+from cairn.actors.models import load as loading
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import (
+    Accepted,
+    Delta,
+    Finished,
+    FormatRefused,
+    Generate,
+    NoMemory,
+    QueueFull,
+    Stopping,
+    TimeOver,
+    TooManyAnswers,
+)
+from cairn.actors.server import Server
+from cairn.actors.sessions.generate import Answering
+from cairn.actors.sessions.settle import Settling
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.engine.reports import NotHeld
+from cairn.engine.sampling import Sampling
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from tests.support.fake_engine import started
+from tests.support.held_engine import Hold
+from tests.support.in_process_server import ask, at_rest, generate, serving
+
+pytestmark = pytest.mark.trio
+
+WORDS = "Take the lower path, and count the cairns on the way. " * 8
+TALK = Conversation(messages=(Message(role="user", content=WORDS),))
+# Who has a row is seated a step later, so it is open how many of the three are.
+BUSY = r"answers under way: [012], waiting: [123]\) and has no room for 1 more; try again"
+HOT = generate(TALK, sampling=Sampling(temperature=1.0), seed=7, max_tokens=8)
+
+
+def events(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
+    """
+    Those of a kind, in order.
+    """
+    found = (decode(row).event for row in store.rows)
+    return [event for event in found if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("given", [None, 2**64 - 1])
+async def test_a_seed_that_is_drawn_can_be_sent_back(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch, given: int | None
+) -> None:
+    """
+    JavaScript reads all seeds of a request exactly, also where the largest one was drawn. One that
+    a client gives stays as it is.
+    """
+    monkeypatch.setattr("cairn.actors.requests.prepare.secrets.randbits", lambda bits: 2**bits - 1)
+    store = MemoryStore()
+    async with (
+        serving(model_directory, store, anticipate=False) as server,
+        server.generate(attrs.evolve(HOT, choices=16, max_tokens=1, seed=given)) as replies,
+    ):
+        seeds = [reply.seed async for reply in replies if isinstance(reply, Accepted)]
+    assert 16 == len(set(seeds))
+    assert {one.seed for one in events(store, ev.RequestReceived)} == set(seeds)
+    if given is None:
+        assert max(seeds) <= 2**53 - 1
+    else:
+        assert given in seeds
+
+
+async def test_each_answer_is_that_of_its_seed_alone(model_directory: Path) -> None:
+    """
+    Three answers have the tokens and log-probabilities of three requests with the seeds that
+    follow; the prompt's full chunks are prefilled once, and each is a request on record.
+    """
+    store = MemoryStore()
+    tokens: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    accepted: dict[int, Accepted] = {}
+    ends: dict[int, Finished] = {}
+    async with serving(model_directory, store, anticipate=False) as server:
+        async with server.generate(attrs.evolve(HOT, choices=3, session_name="mine")) as replies:
+            async for reply in replies:
+                match reply:
+                    case Accepted():
+                        accepted[reply.choice] = reply
+                    case Delta():
+                        tokens[reply.choice] += reply.tokens
+                    case Finished():
+                        ends[reply.choice] = reply
+                    case _:
+                        pass
+        await at_rest(server)
+        asked = events(store, ev.RequestReceived)
+        prefilled = [
+            (one.start, one.end) for one in events(store, ev.CacheExtended) if one.step == "prefill"
+        ]
+        alone = [
+            await ask(server, attrs.evolve(HOT, seed=7 + choice, cache_prompt=False))
+            for choice in range(3)
+        ]
+
+    assert [7, 8, 9] == [accepted[choice].seed for choice in range(3)]
+    assert [tuple(tokens[choice]) for choice in range(3)] == [said.tokens for said in alone]
+    assert len({tuple(told) for told in map(str, tokens.values())}) == 3
+    assert [8, 8, 8] == [ends[choice].completion_tokens for choice in range(3)]
+    full = accepted[0].prompt_tokens // 64 * 64
+    assert full > 0
+    assert [0, full, full] == [accepted[choice].cached_tokens for choice in range(3)]
+    assert len(prefilled) == full // 64 + 3 == len(set(prefilled)) + 2
+    assert {one.request for one in accepted.values()} == {one.request for one in asked}
+    assert "mine" == accepted[0].session
+    assert 3 == len({one.session for one in asked})
+
+
+async def test_answers_take_as_many_places_and_leave_together(model_directory: Path) -> None:
+    """
+    More answers than there is room for are refused as a whole; a client that leaves ends them all.
+    More than there ever are places for are the client's mistake.
+    """
+    limits = Limits(queue=1)
+    async with serving(model_directory, limits=limits, decode_rows=2) as server:
+        with pytest.raises(TooManyAnswers, match="n is 4; at most 3 answers"):
+            await ask(server, attrs.evolve(HOT, choices=4))
+        async with server.generate(attrs.evolve(HOT, choices=3, max_tokens=400)) as replies:
+            async for reply in replies:
+                if isinstance(reply, Delta):
+                    break
+            with pytest.raises(QueueFull, match=BUSY):
+                await ask(server, HOT)
+        await server._no_tickets()
+        await ask(server, HOT)
+
+
+async def test_what_breaks_behind_an_answer_ends_no_other(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The first answer is whole when its session breaks: the second one comes to its end, too.
+    """
+    settle = Settling.settle
+
+    async def breaks(self: Settling, ticket: Any, said: Any) -> None:
+        if not ticket.choice:
+            raise ArithmeticError("behind the answer")
+        await settle(self, ticket, said)
+
+    monkeypatch.setattr(Settling, "settle", breaks)
+    store = MemoryStore()
+    two = attrs.evolve(HOT, choices=2)
+    async with serving(model_directory, store) as server, server.generate(two) as replies:
+        ends = [reply.choice async for reply in replies if isinstance(reply, Finished)]
+    assert [0, 1] == sorted(ends)
+    (broken,) = events(store, ev.InvariantViolated)
+    assert ("CRASH", None) == (broken.invariant, broken.request)
+
+
+@pytest.fixture(name="numbers")
+def numbers_(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    Where a model would be that is not needed. It decodes four rows.
+    """
+    monkeypatch.setattr(loading, "_start", started)
+    return Path("numbers")
+
+
+async def heard(server: Server, command: Generate) -> dict[int, list[Any]]:
+    """
+    The tokens of each answer, which all come to their end.
+    """
+    tokens: dict[int, list[Any]] = {choice: [] for choice in range(command.choices)}
+    ends: set[int] = set()
+    with trio.fail_after(300):
+        async with server.generate(command) as replies:
+            async for reply in replies:
+                match reply:
+                    case Delta():
+                        assert reply.choice not in ends
+                        tokens[reply.choice] += reply.tokens
+                    case Finished():
+                        ends.add(reply.choice)
+                    case _:
+                        pass
+    assert tokens.keys() == ends
+    return tokens
+
+
+@pytest.mark.parametrize("slabs", [1, 2])
+async def test_answers_wait_for_each_others_slabs(model_directory: Path, slabs: int) -> None:
+    """
+    Where the pool has fewer slabs than there are answers they come one after the other, each with
+    the bits of its seed alone, and the prompt's chunks are prefilled once.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store, pool_slabs=slabs, decode_rows=4) as server:
+        tokens = await heard(server, attrs.evolve(HOT, choices=4))
+        await at_rest(server)
+        prefilled = [one for one in events(store, ev.CacheExtended) if one.step == "prefill"]
+        alone = [
+            await ask(server, attrs.evolve(HOT, seed=7 + choice, cache_prompt=False))
+            for choice in range(4)
+        ]
+    assert [said.tokens for said in alone] == [tuple(tokens[choice]) for choice in range(4)]
+    assert slabs == max(one.pool_slabs for one in events(store, ev.SlabAcquired))
+    assert [] == events(store, ev.RequestCancelled)
+    assert prefilled[-1].end // 64 + 4 == len(prefilled)
+    assert () == replay(store.read()).findings
+
+
+async def reached(hold: Hold, requests: int) -> None:
+    """
+    Wait until the engine is held, and sessions have so many requests in hand.
+    """
+    await hold.wait()
+    with trio.fail_after(60):
+        while requests != len(hold.server._sequencer.state.requests):
+            await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_answers_wait_beside_others_too(
+    numbers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Two clients want three answers each of a pool of two slabs, and have them all. The first answers
+    have the slabs, and are at work, when the others come.
+    """
+    prefill = Answering.prefill
+
+    async def both_have_slabs(self: Answering) -> Any:
+        with trio.fail_after(60):
+            while self.ticket.first is None and self.house.sequencer.state.pool.slabs < 2:
+                await trio.testing.wait_all_tasks_blocked()
+        return await prefill(self)
+
+    monkeypatch.setattr(Answering, "prefill", both_have_slabs)
+    store = MemoryStore()
+    both = [attrs.evolve(HOT, choices=3, seed=seed) for seed in (1, 2)]
+    async with serving(numbers, store, pool_slabs=2) as server, trio.open_nursery() as nursery:
+        stuck = Hold(server, "decode")
+        for command in both:
+            nursery.start_soon(heard, server, command)
+        await reached(stuck, 4)
+        stuck.go.set()
+    assert 6 == len(events(store, ev.RequestFinished))
+    assert [] == events(store, ev.RequestCancelled)
+    assert () == replay(store.read()).findings
+
+
+async def test_the_first_answer_does_not_wait(numbers: Path) -> None:
+    """
+    Where others hold all slabs the request is refused as a whole, as one of a single answer is. No
+    other answer begins behind that, even though its client has not read of it yet.
+    """
+    store = MemoryStore()
+    async with serving(numbers, store, pool_slabs=1) as server, trio.open_nursery() as nursery:
+        stuck = Hold(server, "decode")
+        nursery.start_soon(heard, server, HOT)
+        await reached(stuck, 1)
+        async with server.generate(attrs.evolve(HOT, choices=2)) as replies:
+            with trio.fail_after(60):
+                while len(server._tickets) > 2:
+                    await trio.testing.wait_all_tasks_blocked()
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(NoMemory):
+                assert not [reply async for reply in replies if isinstance(reply, Delta)]
+        stuck.go.set()
+    assert ["no_memory"] == [one.stage for one in events(store, ev.RequestCancelled)]
+    (rejected,) = events(store, ev.RequestRejected)
+    assert (424, "sister_failed") == (rejected.status, rejected.code)
+
+
+async def test_a_client_that_leaves_takes_those_along_that_wait(numbers: Path) -> None:
+    """
+    Some wait for a slab, in the midst of their session, and some for a row: none is left.
+    """
+    store = MemoryStore()
+    async with serving(numbers, store, pool_slabs=1) as server:
+        stuck = Hold(server, "decode")
+        async with server.generate(attrs.evolve(HOT, choices=6, max_tokens=4000)):
+            await reached(stuck, 4)
+        await reached(stuck, 1)
+        stuck.go.set()
+        await server._no_tickets()
+        await heard(server, attrs.evolve(HOT, choices=2))
+    stages = [one.stage for one in events(store, ev.RequestCancelled)]
+    assert ["decode", "prefill", "prefill", "prefill"] == sorted(stages)
+    rejected = [(one.status, one.code) for one in events(store, ev.RequestRejected)]
+    assert [(499, "client_gone")] * 2 == rejected
+    assert () == replay(store.read()).findings
+
+
+async def test_what_ends_with_a_sister_says_so(
+    numbers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The first answer fails behind its prompt: those that wait for its slab, and those that wait for
+    a row, end with it. It is on record that no client left.
+    """
+
+    async def fails(self: Answering, first: Any) -> Any:
+        with trio.fail_after(60):
+            while len(self.house.sequencer.state.requests) < 4:
+                await trio.testing.wait_all_tasks_blocked()
+        raise self._not_held(NotHeld("the library takes no more"))
+
+    monkeypatch.setattr(Answering, "answer", fails)
+    store = MemoryStore()
+    async with serving(numbers, store, pool_slabs=1) as server:
+        with pytest.raises(FormatRefused):
+            await heard(server, attrs.evolve(HOT, choices=6))
+        await server._no_tickets()
+    stages = [one.stage for one in events(store, ev.RequestCancelled)]
+    assert ["not_held", *["sister_failed"] * 3] == sorted(stages)
+    rejected = [(one.status, one.code) for one in events(store, ev.RequestRejected)]
+    assert [(424, "sister_failed")] * 2 == rejected
+    assert () == replay(store.read()).findings
+
+
+async def test_who_waits_for_a_slab_ends_with_the_server(numbers: Path) -> None:
+    """
+    A server that stops has no patience with an answer that waits for a slab.
+    """
+    store = MemoryStore()
+
+    async def asks(server: Server) -> None:
+        with pytest.raises(Stopping):
+            await heard(server, attrs.evolve(HOT, choices=3, max_tokens=4000))
+
+    limits = Limits(drain_s=0)
+    async with (
+        serving(numbers, store, pool_slabs=1, limits=limits) as server,
+        trio.open_nursery() as nursery,
+    ):
+        stuck = Hold(server, "decode")
+        nursery.start_soon(asks, server)
+        await reached(stuck, 3)
+        nursery.start_soon(server.drain)
+        await reached(stuck, 1)
+        stuck.go.set()
+    stages = [one.stage for one in events(store, ev.RequestCancelled)]
+    assert ["server_stopped"] * 3 == stages
+
+
+class Slow:
+    """
+    A tokenizer's thread that is kept busy until it is let go.
+    """
+
+    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self._read = server._reader.read
+        monkeypatch.setattr(server._reader, "read", self._wait)
+
+    def _wait(self, command: Any) -> Any:
+        self.go.wait(60)
+        return self._read(command)
+
+
+async def test_what_is_being_read_counts_as_waiting(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Requests and counts whose prompts are not read yet have places too; behind the last one there
+    is none, and what is refused of a count is not on record.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store, limits=Limits(queue=1), decode_rows=1) as server:
+        slow = Slow(server, monkeypatch)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, server, HOT)
+            nursery.start_soon(server.count, HOT)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.fail_after(60), pytest.raises(QueueFull):
+                await server.count(HOT)
+            with trio.fail_after(60), pytest.raises(QueueFull):
+                await ask(server, HOT)
+            slow.go.set()
+    assert [429] == [one.status for one in events(store, ev.RequestRejected)]
+
+
+async def test_what_waits_to_be_read_ends_with_its_time(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A request that is not read in its time is refused, and so is a count; what a thread has in hand
+    is brought to its end first.
+    """
+    store = MemoryStore()
+    async with serving(model_directory, store, limits=Limits(request_s=0.05)) as server:
+        slow = Slow(server, monkeypatch)
+        async with trio.open_nursery() as nursery:
+
+            async def first() -> None:
+                with pytest.raises(TimeOver):
+                    await ask(server, HOT)
+
+            nursery.start_soon(first)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(TimeOver):
+                await server.count(HOT)
+            with pytest.raises(TimeOver):
+                await ask(server, HOT)
+            slow.go.set()
+    rejected = events(store, ev.RequestRejected)
+    assert {(504, "time_over")} == {(one.status, one.code) for one in rejected}

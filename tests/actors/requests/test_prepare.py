@@ -1,0 +1,211 @@
+"""
+What a server does with a prompt before a session takes it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from cairn.actors.requests.messages import Accepted, PromptRefused, PromptTooLong, Statistics
+from cairn.engine.mlx.model import load_model
+from cairn.engine.prompt.template import Conversation, Message, encode, render
+from cairn.journal.keys import block_keys
+from tests.support.in_process_server import ask, generate, serving
+
+WORDS = "Take the lower path, and count the cairns on the way. " * 8
+
+
+def figures(now: Statistics) -> tuple[int, int, int]:
+    """
+    What is counted of prompts.
+    """
+    return now.encoded_characters, now.remembered_characters, now.remembered_bytes
+
+
+def user(text: str) -> Message:
+    """
+    What a user says.
+    """
+    return Message(role="user", content=text)
+
+
+def test_a_turn_tokenises_what_is_new_and_has_the_ids_of_the_whole(model_directory: Path) -> None:
+    """
+    A second turn sends what is new in it through the tokenizer, another tenant's same words all of
+    them, and a raw prompt all of it; and each prompt is as long as it is as a whole.
+    """
+    first = Conversation(messages=(user(WORDS),))
+    encoded: list[int] = []
+    prompts: list[tuple[Conversation, int]] = []
+
+    async def main() -> None:
+        async with serving(model_directory, anticipate=False) as server:
+
+            async def turn(conversation: Conversation, tenant: str) -> str:
+                before = server.statistics()
+                said = await ask(server, generate(conversation, tenant=tenant, max_tokens=4))
+                after = server.statistics()
+                encoded.append(after.encoded_characters - before.encoded_characters)
+                prompts.append((conversation, said.accepted.prompt_tokens))
+                text = render(server._reader._tokenizer, conversation)
+                assert len(text) == encoded[-1] + (
+                    after.remembered_characters - before.remembered_characters
+                )
+                return said.text
+
+            answer = await turn(first, "one")
+            said = Message(role="assistant", content=answer)
+            second = attrs.evolve(first, messages=(*first.messages, said, user("And then?")))
+            await turn(second, "one")
+            await turn(second, "other")
+            kept = server.statistics()
+            assert kept.remembered_bytes > 2 * len(WORDS)
+            raw = attrs.evolve(generate(first, max_tokens=2), conversation=None, prompt=WORDS)
+            await ask(server, raw)
+            counted = attrs.evolve(kept, encoded_characters=kept.encoded_characters + len(WORDS))
+            assert figures(counted) == figures(server.statistics())
+
+    trio.run(main)
+
+    tokenizer = load_model(str(model_directory)).tokenizer
+    for conversation, prompt_tokens in prompts:
+        text = render(tokenizer, conversation)
+        assert len(encode(tokenizer, text, special=False)) == prompt_tokens
+    assert encoded[0] > len(WORDS)
+    assert encoded[1] < 150
+    assert encoded[2] > len(WORDS)
+
+
+def test_a_turn_hashes_what_is_new(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Of the keys of a second turn's prompt, those of the first one's full chunks are known; the
+    conversation is built on all of them.
+    """
+    known: list[int] = []
+
+    def watched(**of: Any) -> tuple[str, ...]:
+        known.append(len(of["known"]))
+        return block_keys(**of)
+
+    monkeypatch.setattr("cairn.actors.requests.prepare.block_keys", watched)
+
+    async def main() -> None:
+        async with serving(model_directory) as server:
+            talk = [user(WORDS)]
+            for _ in range(2):
+                conversation = Conversation(messages=tuple(talk))
+                said = await ask(server, generate(conversation, max_tokens=4))
+                talk += [Message(role="assistant", content=said.text), user("And then?")]
+                prompts.append(said.accepted)
+
+    prompts: list[Accepted] = []
+    trio.run(main)
+
+    assert [0, prompts[0].prompt_tokens // 64] == known
+    assert known[1] > 0
+    assert prompts[1].cached_tokens >= 64 * known[1]
+
+
+def test_a_tokenizer_that_cannot_be_cut_is_told_once(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The log says why every prompt is tokenised as a whole; and requests are served as ever.
+    """
+    monkeypatch.setattr("cairn.engine.prompt.cuts._MODELS", frozenset[str]())
+
+    async def main() -> None:
+        async with serving(model_directory) as server:
+            for _ in range(2):
+                await ask(server, generate(Conversation(messages=(user("Hello."),)), max_tokens=2))
+            assert 0 == server.statistics().remembered_characters
+
+    with capture_logs() as lines:
+        trio.run(main)
+
+    told = [line for line in lines if line["event"] == "prompts are tokenised as a whole"]
+    assert ["unknown model BPE"] == [line["reason"] for line in told]
+
+
+def test_a_count_of_tokens_is_the_prompts_and_leaves_nothing_on_record(
+    model_directory: Path,
+) -> None:
+    """
+    It is as long as the prompt of the same request, also where that is too long to be answered; and
+    a conversation that the template refuses is refused.
+    """
+    plain = generate(Conversation(messages=(user(WORDS),)), max_tokens=2)
+    long = generate(Conversation(messages=(user(WORDS * 400),)))
+    counted: list[int] = []
+    kinds: list[str] = []
+
+    async def main() -> None:
+        async with serving(model_directory) as server:
+            server.observe(lambda recorded: kinds.append(recorded.event.kind))
+            said = await ask(server, plain)
+            counted.append(await server.count(plain))
+            assert said.accepted.prompt_tokens == counted[0]
+            counted.append(await server.count(long))
+            with pytest.raises(PromptTooLong) as refused:
+                await ask(server, long)
+            assert refused.value.prompt_tokens == counted[1] > server.facts.context_tokens
+            assert "--pool-mb" not in refused.value.message  # the model's own context ends there
+            nobody = Conversation(messages=(Message(role="nobody", content="x"),))
+            with pytest.raises(PromptRefused):
+                await server.count(generate(nobody))
+
+    trio.run(main)
+
+    requests = [kind for kind in kinds if kind.startswith("request_")]
+    assert ["request_received", "request_finished"] == requests
+
+
+def test_tools_that_a_message_offers_can_be_called(model_directory: Path) -> None:
+    """
+    The answer's calls are read with them, and the prompt is what it is without them.
+    """
+    first, later = (
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+        for name in ("first", "later")
+    )
+    one = Conversation(messages=(user("Hello."),), tools=(first,))
+    other = attrs.evolve(one, loaded_tools=(later,))
+
+    async def main() -> None:
+        async with serving(model_directory) as server:
+            ids, parts, form = server._reader.read(generate(one))
+            assert (ids, parts, attrs.evolve(form, tools=(first, later))) == server._reader.read(
+                generate(other)
+            )
+
+    trio.run(main)
+
+
+def test_what_a_client_is_told_at_the_end(model_directory: Path) -> None:
+    """
+    What of its prompt became blocks, which on the second time is nothing; and the text that ended
+    the answer.
+    """
+    command = generate(Conversation(messages=(user(WORDS),)), max_tokens=24)
+
+    async def main() -> None:
+        async with serving(model_directory) as server:
+            chunk = server.facts.chunk_tokens
+            first = await ask(server, command)
+            again = await ask(server, command)
+            full = first.finished.prompt_tokens // chunk * chunk
+            assert full == first.finished.sealed_tokens > 0
+            assert full == again.finished.cached_tokens + again.finished.sealed_tokens
+            assert again.finished.sealed_tokens <= chunk
+            assert first.finished.stop_text is None
+            stop = ("nothing of the kind", first.text[2:5])
+            cut = await ask(server, attrs.evolve(command, stop=stop))
+            assert (stop[1], "stop") == (cut.finished.stop_text, cut.finished.finish_reason)
+
+    trio.run(main)

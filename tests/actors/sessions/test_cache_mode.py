@@ -1,0 +1,113 @@
+"""
+``cache_mode``: a request that goes on from no session, built on shared blocks alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from cairn.actors.models import load as loading
+from cairn.actors.requests.messages import Generate
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.journal import events as ev
+from tests.gate.conversation import words
+from tests.support.fake_engine import started
+from tests.support.in_process_server import Said, ask, at_rest, generate
+from tests.support.prewarm_conversation import Journaled, onward
+
+pytestmark = pytest.mark.trio
+
+C = 64
+
+
+@pytest.fixture(name="house")
+def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
+    """
+    One where no model is needed.
+    """
+    monkeypatch.setattr(loading, "_start", started)
+    return Journaled(model=Path("numbers"))
+
+
+def first(**changes: Any) -> Generate:
+    """
+    A conversation's first request: some chunks long.
+    """
+    message = Message(role="user", content=words(1, 60))
+    return generate(Conversation(messages=(message,)), max_tokens=4, **changes)
+
+
+def told(said: Said) -> tuple[str, str | None]:
+    """
+    Path and reason of an answer.
+    """
+    return said.accepted.path, said.accepted.reason
+
+
+async def test_a_new_session_is_built_on_shared_blocks(house: Journaled) -> None:
+    """
+    It goes on from no session that is there, reuses all full chunks as copies, and what it computes
+    is kept: the next turn goes on from it.
+    """
+    async with house.serving() as server:
+        said = await ask(server, first())
+        await at_rest(server)
+        second = onward(first(), said)
+        apart = await ask(server, attrs.evolve(second, cache_mode="prefix"))
+        await at_rest(server)
+        assert ("new_session", "cache_mode_prefix") == told(apart)
+        assert apart.accepted.session != said.accepted.session
+        third = await ask(server, onward(second, apart))
+        assert ("continuation", None) == told(third)
+        assert apart.accepted.session == third.accepted.session
+    assert ["full", "prefix", "full"] == [
+        one.cache_mode for one in house.events(ev.RequestReceived)
+    ]
+    path = house.events(ev.PathSelected)[1]
+    assert 0 == path.kept_blocks
+    assert path.shared_blocks >= said.finished.prompt_tokens // C
+    assert path.shared_blocks * C == apart.finished.cached_tokens > 0
+    assert said.accepted.session == path.nearest
+    assert house.holds()
+
+
+async def test_a_named_session_serves_it_anew(house: Journaled) -> None:
+    """
+    A name is strict: its session serves the request, and nothing that lies in its slab is kept.
+    What was asked after it goes on as ever.
+    """
+    async with house.serving() as server:
+        mine = first(session_name="mine")
+        said = await ask(server, mine)
+        await at_rest(server)
+        second = onward(mine, said)
+        apart = await ask(server, attrs.evolve(second, cache_mode="prefix"))
+        await at_rest(server)
+        assert ("new_session", "cache_mode_prefix") == told(apart)
+        assert "mine" == apart.accepted.session
+        third = await ask(server, onward(second, apart))
+        assert ("mine", "continuation") == (third.accepted.session, third.accepted.path)
+    path = house.events(ev.PathSelected)[1]
+    assert 0 == path.kept_blocks
+    assert 0 < path.shared_blocks
+    (shared,) = (one for one in house.events(ev.BlocksShared) if one.request == path.request)
+    assert (0, path.reused_tokens) == (shared.start, shared.end)
+    assert house.holds()
+
+
+async def test_no_cache_goes_before_a_mode(house: Journaled) -> None:
+    """
+    With ``cache_prompt`` false nothing is reused, whichever mode is named beside it.
+    """
+    async with house.serving() as server:
+        await ask(server, first())
+        await at_rest(server)
+        for mode in ("full", "prefix"):
+            said = await ask(server, first(cache_prompt=False, cache_mode=mode))
+            assert ("new_session", "cache_disabled") == told(said)
+            assert 0 == said.finished.cached_tokens
+    assert house.holds()

@@ -1,0 +1,527 @@
+"""
+A long history is copied into a slab in parts: others decode between two of them, nobody's prefill
+comes in, and whoever leaves meanwhile leaves a session behind that goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors.models import load as loading
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import Broken, Generate
+from cairn.actors.server import Server
+from cairn.actors.threads.engine import PARTS_A_CHUNK, EngineThread
+from cairn.engine import schedule
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.engine.reports import Drawn, MemoryReport, PassReport
+from cairn.journal import events as ev
+from cairn.journal.replay import replay
+from tests.gate.conversation import words
+from tests.support.fake_engine import TOKEN_BYTES, started
+from tests.support.held_engine import Hold, hold_in_copy
+from tests.support.in_process_server import Said, ask, at_rest, generate, without_slabs
+from tests.support.prewarm_conversation import Journaled, found_wrong, onward
+
+pytestmark = pytest.mark.trio
+
+BLOCK = 64 * TOKEN_BYTES
+DECODE = "decode"
+
+
+# --- the engine's thread -------------------------------------------------------------------------
+
+
+class Device:
+    """
+    Notes the order in which it is asked.
+    """
+
+    decode_rows = 1
+    grows = False
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    def memory(self) -> MemoryReport:
+        """
+        None.
+        """
+        return MemoryReport()
+
+    def decode(self, rows: list[Any]) -> list[Any]:
+        """
+        A token more.
+        """
+        self.did.append(DECODE)
+        drawn = Drawn(token=7, logprob=-1.0)
+        return [
+            PassReport(start=0, end=1, ran=(7,), coverage=(), drawn=drawn, duration_us=1)
+            for _ in rows
+        ]
+
+
+@attrs.frozen
+class Shop:
+    """
+    A thread that begins with what it was asked for when it is let go.
+    """
+
+    thread: EngineThread
+    device: Device
+    go: threading.Event = attrs.field(factory=threading.Event)
+    recorded: list[str] = attrs.field(factory=list)
+
+    def part(self, name: str) -> tuple[Callable[[Device], str], Callable[[str], None]]:
+        """
+        A part of a copy.
+        """
+
+        def run(device: Device) -> str:
+            device.did.append(name)
+            return name
+
+        return run, self.recorded.append
+
+    def decodes(self, passes: int) -> None:
+        """
+        Somebody decodes.
+        """
+        self.thread.decode(lambda token: token, token=1, left=passes, ends=frozenset())
+
+
+@contextlib.asynccontextmanager
+async def shop() -> AsyncIterator[Shop]:
+    """
+    A thread that is held in its first job.
+    """
+    thread, device = EngineThread(), Device()
+    made = Shop(thread, device)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(thread.run)
+        thread.install(device)
+        begun = threading.Event()
+
+        def held(_: Any) -> None:
+            begun.set()
+            made.go.wait(60)
+
+        nursery.start_soon(thread.call, held, lambda _: None)
+        # What is asked from here on is taken in together, behind it.
+        assert await trio.to_thread.run_sync(begun.wait, 60)
+        try:
+            yield made
+        finally:
+            made.go.set()
+            thread.close()
+
+
+async def test_decode_passes_go_between_two_parts_and_no_prefill() -> None:
+    """
+    A part at a time; the chunk that was asked for before waits for a few of them.
+    """
+    async with shop() as made:
+        made.decodes(6)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.thread.prefill, *made.part("chunk"))
+            await trio.testing.wait_all_tasks_blocked()
+            parts = [made.part(name) for name in ("one", "two", "three")]
+            nursery.start_soon(made.thread.copy, parts, lambda: True)
+            await trio.testing.wait_all_tasks_blocked()
+            made.go.set()
+
+        due = [DECODE, "one", DECODE, "two", DECODE, "three", DECODE, "chunk"]
+        assert due == made.device.did[: len(due)]
+        assert ["one", "two", "three", "chunk"] == made.recorded
+
+
+async def test_a_long_copy_lets_chunks_in() -> None:
+    """
+    Somebody else's first token does not wait for all of a long history.
+    """
+    async with shop() as made:
+        names = [str(number) for number in range(2 * PARTS_A_CHUNK + 1)]
+        async with trio.open_nursery() as nursery:
+            for chunk in ("first chunk", "second chunk"):
+                nursery.start_soon(made.thread.prefill, *made.part(chunk))
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(made.thread.copy, [made.part(name) for name in names], lambda: True)
+            await trio.testing.wait_all_tasks_blocked()
+            made.go.set()
+
+        due = [*names[:PARTS_A_CHUNK], "first chunk", *names[PARTS_A_CHUNK : 2 * PARTS_A_CHUNK]]
+        assert [*due, "second chunk", names[-1]] == made.device.did
+
+
+async def test_a_copy_that_nobody_wants_holds_nobody_up() -> None:
+    """
+    Its parts are gone at once, and not one behind each decode pass.
+    """
+    async with shop() as made:
+        made.decodes(50)
+        async with trio.open_nursery() as nursery:
+            parts = [made.part(str(number)) for number in range(20)]
+            nursery.start_soon(made.thread.copy, parts, lambda: made.device.did[-1:] != ["1"])
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(made.thread.prefill, *made.part("chunk"))
+            await trio.testing.wait_all_tasks_blocked()
+            made.go.set()
+
+        assert [DECODE, "0", DECODE, "1", DECODE, "chunk"] == made.device.did[:6]
+
+
+async def test_who_copies_later_comes_behind() -> None:
+    """
+    Two copies do not share the place between two passes.
+    """
+    async with shop() as made:
+        made.decodes(8)
+        async with trio.open_nursery() as nursery:
+            for copy in ("a", "b"):
+                parts = [made.part(f"{copy}{number}") for number in (1, 2)]
+                nursery.start_soon(made.thread.copy, parts, lambda: True)
+                await trio.testing.wait_all_tasks_blocked()
+            made.go.set()
+
+        due = [DECODE, "a1", DECODE, "a2", DECODE, "b1", DECODE, "b2"]
+        assert due == made.device.did[: len(due)]
+
+
+async def test_nothing_is_copied_that_nobody_wants_any_more() -> None:
+    """
+    What has begun is recorded, and no further part begins, whatever is said later.
+    """
+    async with shop() as made:
+        done = list[bool]()
+        parts = [made.part(name) for name in ("one", "two", "three", "four")]
+
+        async def copies() -> None:
+            done.append(await made.thread.copy(parts, lambda: made.device.did != ["one", "two"]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(copies)
+            made.go.set()
+
+        assert [False] == done
+        assert ["one", "two"] == made.device.did == made.recorded
+
+
+@pytest.mark.parametrize("where", ["run", "record"])
+async def test_what_goes_wrong_ends_it(where: str) -> None:
+    """
+    Behind a part that fails nothing runs, or nothing that ran is recorded: what came of the first
+    fault is on record already. It is told to whoever asked.
+    """
+
+    def fails(_: Any) -> Any:
+        raise RuntimeError("a part went wrong")
+
+    async with shop() as made:
+        first, (run, record), last = (made.part(name) for name in ("one", "two", "three"))
+        second = (fails, record) if where == "run" else (run, fails)
+        made.go.set()
+        with pytest.raises(RuntimeError, match="a part went wrong"):
+            await made.thread.copy([first, second, last], lambda: True)
+
+        assert ["one"] == made.recorded
+        assert where == "record" or ["one"] == made.device.did
+
+
+async def test_a_copy_that_is_cancelled_ends_with_the_part_in_hand() -> None:
+    """
+    It is recorded, and nothing begins behind it.
+    """
+    async with shop() as made:
+        held, reached = threading.Event(), threading.Event()
+
+        def waits(device: Device) -> str:
+            reached.set()
+            assert held.wait(60)
+            return "one"
+
+        parts = [(waits, made.recorded.append), made.part("two")]
+        made.go.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.thread.copy, parts, lambda: True)
+            assert await trio.to_thread.run_sync(reached.wait, 60)
+            nursery.cancel_scope.cancel()
+            nursery.start_soon(_set_behind, held)
+
+        assert ["one"] == made.recorded
+        assert [] == made.device.did
+
+
+async def test_a_copy_that_is_cancelled_while_it_is_asked_for() -> None:
+    """
+    Nothing begins behind that, also where the engine's thread is told that it is wanted.
+    """
+    async with shop() as made:
+        held, reached = threading.Event(), threading.Event()
+
+        def wanted() -> bool:
+            reached.set()
+            assert held.wait(60)
+            return True
+
+        made.go.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.thread.copy, [made.part("one"), made.part("two")], wanted)
+            assert await trio.to_thread.run_sync(reached.wait, 60)
+            nursery.cancel_scope.cancel()
+            nursery.start_soon(_set_behind, held)
+
+        assert [] == made.device.did == made.recorded
+
+
+async def _set_behind(held: threading.Event) -> None:
+    with trio.CancelScope(shield=True):
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        held.set()
+
+
+# --- sessions ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="house")
+def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
+    """
+    One where no model is needed, and where a part is two blocks.
+    """
+    monkeypatch.setattr(loading, "_start", started)
+    monkeypatch.setattr(schedule, "COPIED_AT_ONCE_BYTES", 2 * BLOCK)
+    return Journaled(model=Path("numbers"))
+
+
+def question(place: int = 1, count: int = 150, **changes: Any) -> Generate:
+    """
+    A conversation's first request, of some chunks.
+    """
+    message = Message(role="user", content=words(place, count))
+    return generate(Conversation(messages=(message,)), **changes)
+
+
+@attrs.define
+class Order:
+    """
+    The order of decode passes and of the parts of copies in a server. Whoever decodes alone goes on
+    when somebody else has a job for the engine: however slowly others get to ask, the answer does
+    not come to its end meanwhile.
+
+    Attributes:
+        decodes: set in the first pass.
+        free: to be set, for passes that wait for nobody.
+    """
+
+    server: Server
+    did: list[str] = attrs.field(factory=list)
+    decodes: threading.Event = attrs.field(factory=threading.Event)
+    free: threading.Event = attrs.field(factory=threading.Event)
+
+    def __attrs_post_init__(self) -> None:
+        device = self.server._engine._device
+        share, decode = device.share, device.decode
+
+        def shared(*given: Any) -> Any:
+            self.did.append("part")
+            return share(*given)
+
+        def decoded(rows: Any) -> Any:
+            self.did.append(DECODE)
+            self.decodes.set()
+            alone = 1 == sum(row is not None for row in rows)
+            while alone and not self._is_asked() and not self.free.wait(0.001):
+                pass
+            return decode(rows)
+
+        device.share, device.decode = shared, decoded
+
+    def _is_asked(self) -> bool:
+        """
+        Whether something waits for the engine.
+        """
+        engine = self.server._engine
+        waits = any(job.result is None for job in list(engine._asked))
+        return waits or not engine._inbox.empty()
+
+
+async def test_others_decode_while_a_history_is_copied(house: Journaled) -> None:
+    """
+    Between any two parts of it there is a pass for those who are in the midst of an answer.
+    """
+    async with house.serving(limits=Limits(slab_rest_s=0.0)) as server:
+        first = await ask(server, question())
+        await without_slabs(server)
+        order, leaving = Order(server), trio.CancelScope()
+
+        async def other() -> None:
+            with leaving:
+                await ask(server, question(7, 2, max_tokens=7000))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            assert await trio.to_thread.run_sync(order.decodes.wait, 60)
+            try:
+                second = await ask(server, onward(question(), first))
+            finally:
+                order.free.set()
+                leaving.cancel()
+        await at_rest(server)
+
+    (copied,) = [one for one in house.events(ev.PathSelected) if one.shared_blocks]
+    parts = house.events(ev.BlocksShared)
+    assert copied.shared_blocks == second.finished.cached_tokens // 64 > 6
+    assert {copied.request} == {part.request for part in parts}
+    assert {2} == {len(part.keys) for part in parts[:-1]}
+    places = [place for place, what in enumerate(order.did) if what == "part"]
+    assert len(places) == len(parts) == -(-copied.shared_blocks // 2)
+    assert all(later - one > 1 for one, later in itertools.pairwise(places))
+    assert house.holds()
+
+
+async def test_who_leaves_between_two_parts_leaves_the_first_ones(house: Journaled) -> None:
+    """
+    The request is cancelled, the session rests with what was copied, and goes on from there.
+    """
+    async with house.serving() as server:
+        first = await ask(server, question())
+        await at_rest(server)
+        await server._sessions.actors[first.accepted.session].give_up_slab(
+            "room for another session"
+        )
+        between, leaving = hold_in_copy(server), trio.CancelScope()
+
+        async def leave() -> None:
+            with leaving:
+                await ask(server, onward(question(), first))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave)
+            await between.wait()
+            leaving.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            between.go.set()
+        await at_rest(server)
+        second = await ask(server, onward(question(), first))
+        await at_rest(server)
+
+    (cancelled,) = house.events(ev.RequestCancelled)
+    parts = [one for one in house.events(ev.BlocksShared) if one.request == cancelled.request]
+    settled = house.events(ev.SessionSettled)[1]
+    chosen = house.events(ev.PathSelected)[-1]
+    assert ("prefill", 2, 4 * 64) == (cancelled.stage, len(parts), settled.canonical_tokens)
+    assert ("continuation", 4) == (chosen.path, chosen.kept_blocks)
+    assert second.finished.cached_tokens == (4 + chosen.shared_blocks) * 64
+    assert house.holds()
+
+
+async def test_a_block_that_is_found_wrong_in_the_midst_of_its_copy(house: Journaled) -> None:
+    """
+    No further part of it is copied: the request ends with the bug, the same for all who meet it,
+    and the session goes on. The next request does without the block.
+    """
+    async with house.serving() as server:
+        first = await ask(server, question())
+        await at_rest(server)
+        await server._sessions.actors[first.accepted.session].give_up_slab(
+            "room for another session"
+        )
+        between, heard = hold_in_copy(server), list[str]()
+
+        async def meets() -> None:
+            with pytest.raises(Broken) as bug:
+                await ask(server, onward(question(), first))
+            heard.append(bug.value.bug_id)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(meets)
+            await between.wait()
+            request = server._sequencer.session(first.accepted.session).request
+            assert request is not None
+            found_wrong(server, request.prompt_keys[5])
+            between.go.set()
+        await at_rest(server)
+        second = await ask(server, onward(question(), first))
+        await at_rest(server)
+
+    (bug,) = house.events(ev.InvariantViolated)
+    (ended,) = house.events(ev.RequestCancelled)
+    parts = [one for one in house.events(ev.BlocksShared) if one.request == ended.request]
+    assert ([bug.bug_id], "bug", 2) == (heard, ended.stage, len(parts))
+    assert 5 * 64 == second.finished.cached_tokens
+    assert {"INV-3"} == {found.invariant for found in replay(house.store.read()).findings}
+
+
+async def copied_ahead(server: Server) -> tuple[Hold, Generate, Said]:
+    """
+    A session for whose next turn much is to be copied: what holds the engine in that, what was
+    asked, and the answer.
+    """
+    told = question(max_tokens=400)
+    await ask(server, attrs.evolve(told, session_name="one"))
+    await at_rest(server)
+    between = hold_in_copy(server)
+    # A longer answer: what is there of it is copied, and the rest would be computed.
+    command = attrs.evolve(told, session_name="two", cache_prompt=False, max_tokens=500)
+    return between, command, await ask(server, command)
+
+
+async def test_a_request_ends_a_copy_ahead(house: Journaled) -> None:
+    """
+    What is copied for the next turn gives way behind the part in hand, and what was copied is used.
+    """
+    async with house.serving() as server:
+        between, command, second = await copied_ahead(server)
+        answers = []
+        async with trio.open_nursery() as nursery:
+            await between.wait()
+
+            async def next_turn() -> None:
+                answers.append(
+                    await ask(server, onward(command, second, cache_prompt=True, max_tokens=2))
+                )
+
+            nursery.start_soon(next_turn)
+            await trio.testing.wait_all_tasks_blocked()
+            between.go.set()
+        await at_rest(server)
+
+    (given_up,) = house.events(ev.AnticipationGivenUp)
+    (begun,) = [one for one in house.events(ev.AnticipationBegun) if one.shared_blocks]
+    ahead = [one for one in house.events(ev.BlocksShared) if one.request is None]
+    assert ("two", "request", 0) == (given_up.session, given_up.reason, given_up.computed_tokens)
+    assert 2 == len(ahead) < begun.shared_blocks / 2
+    chosen = house.events(ev.PathSelected)[-1]
+    assert ahead[-1].end == chosen.kept_blocks * 64
+    assert answers[0].finished.cached_tokens >= chosen.kept_blocks * 64
+    assert house.holds()
+
+
+async def test_a_block_that_is_found_wrong_ends_a_copy_ahead(house: Journaled) -> None:
+    """
+    No part behind the one in hand is copied, and the session rests with what it has.
+    """
+    async with house.serving() as server:
+        between, *_ = await copied_ahead(server)
+        await between.wait()
+        ahead = server._sequencer.session("two").ahead
+        assert ahead is not None
+        found_wrong(server, ahead.keys[ahead.kept_blocks + 4])
+        between.go.set()
+        await at_rest(server)
+
+    (given_up,) = house.events(ev.AnticipationGivenUp)
+    copied = [one for one in house.events(ev.BlocksShared) if one.request is None]
+    assert ("two", "doubt", 2) == (given_up.session, given_up.reason, len(copied))
+    assert [ahead.kept_blocks * 64 + 4 * 64] == [
+        one.canonical_tokens for one in house.events(ev.SessionSettled) if one.session == "two"
+    ]

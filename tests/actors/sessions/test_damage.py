@@ -1,0 +1,72 @@
+"""
+Each invariant can fail: the real thing is damaged in a running server, the checks catch it before
+anything of it is emitted, replay finds the same at the same row, and nobody else notices.
+
+The damages are those of `ops drill`, where they can be had by anybody; here is what no drill shows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors.requests.messages import Broken
+from cairn.actors.sessions.answer import Answer
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from cairn.ops.drills import DRILLS, Reference
+from cairn.ops.drills.outcome import Scene
+from tests.support.in_process_server import ask, generate, serving
+
+VICTIM = "the victim"
+
+
+@pytest.mark.parametrize("name", DRILLS)
+def test_a_drill_passes(
+    model_directory: Path, undisturbed: Reference, tmp_path: Path, name: str
+) -> None:
+    """
+    The damage is caught, journaled, counted, logged, answered as promised, confined and replayed.
+    """
+    scene = Scene(directory=tmp_path, model=model_directory, reference=undisturbed)
+    outcome = trio.run(DRILLS[name].play, scene)
+    assert [] == [check for check in outcome.checks if check.held is False]
+    assert outcome.passed
+
+
+def test_a_request_that_ends_twice(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    INV-6: what is wrong after the answer breaks the session and not the answer, which was complete;
+    whoever names the session next hears of the bug.
+    """
+    store = MemoryStore()
+    conversation = Conversation(messages=(Message(role="user", content="Victim speaking."),))
+    command = generate(conversation, session_name=VICTIM, max_tokens=4)
+    finish = Answer.finish
+
+    def twice(answer: Answer) -> None:
+        finish(answer)
+        cancelled = ev.RequestCancelled(session=VICTIM, request=answer._ticket.id, stage="decode")
+        answer._append(cancelled)
+
+    async def main() -> None:
+        async with serving(model_directory, store, chunk_tokens=16, decode_rows=2) as server:
+            with monkeypatch.context() as patch:
+                patch.setattr(Answer, "finish", twice)
+                assert 4 == (await ask(server, command)).finished.completion_tokens
+                with trio.fail_after(60):
+                    while not server._sequencer.state.faults:
+                        await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(Broken) as caught:
+                await ask(server, command)
+            assert {caught.value.bug_id} == set(server._sequencer.state.faults)
+
+    trio.run(main)
+
+    found = replay(store.read()).findings
+    assert [("INV-6", True, True)] == [(f.invariant, f.recorded, f.reproduced) for f in found]

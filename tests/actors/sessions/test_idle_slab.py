@@ -1,0 +1,342 @@
+"""
+A session at rest gives its slab up after a while, where all of it lies in blocks: memory has a
+conversation once, and the next turn goes on from the blocks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors.models import load as loading
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import Generate
+from cairn.actors.server import Server
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.lifecycle import Life
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from tests.gate.conversation import words
+from tests.support.fake_engine import TOKEN_BYTES, started
+from tests.support.in_process_server import (
+    MIB,
+    Said,
+    ask,
+    at_rest,
+    generate,
+    serving,
+    without_slabs,
+)
+from tests.support.prewarm_conversation import Journaled, onward
+
+pytestmark = pytest.mark.trio
+
+C = 64
+BLOCK = C * TOKEN_BYTES
+AT_REST = "at rest, and all of it lies in blocks"
+
+
+@pytest.fixture(name="house")
+def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
+    """
+    One where no model is needed.
+    """
+    monkeypatch.setattr(loading, "_start", started)
+    return Journaled(model=Path("numbers"))
+
+
+def question(place: int = 1, count: int = 60) -> Generate:
+    """
+    A conversation's first request, of some chunks.
+    """
+    return generate(Conversation(messages=(Message(role="user", content=words(place, count)),)))
+
+
+def rests(seconds: float) -> Limits:
+    """
+    How long slabs are kept.
+    """
+    return Limits(slab_rest_s=seconds)
+
+
+async def unmoved(server: Server) -> None:
+    """
+    Wait until all sessions rest and no task of theirs has anything to do.
+    """
+    await at_rest(server)
+    with trio.fail_after(120):
+        while server._sessions.busy:
+            await trio.testing.wait_all_tasks_blocked()
+    await trio.testing.wait_all_tasks_blocked(0.05)
+
+
+def slab_of(server: Server, said: Said) -> int | None:
+    """
+    The slab that the session of an answer holds.
+    """
+    slab = server._sequencer.session(said.accepted.session).slab
+    return None if slab is None else slab.id
+
+
+async def test_at_rest_memory_has_it_once(house: Journaled) -> None:
+    """
+    With no time to keep it, the slab goes when the session rests, the freed memory is given back,
+    and what is left are the blocks: no more than the tokens take.
+    """
+    async with house.serving(limits=rests(0)) as server:
+        said = await ask(server, question())
+        await without_slabs(server)
+        now = server.statistics()
+        assert 1 == server._engine._device.gave_back
+        assert slab_of(server, said) is None
+
+    chunks = now.blocks
+    assert chunks >= said.finished.prompt_tokens // C > 2
+    assert chunks * BLOCK == now.block_bytes == now.kv_live_bytes == now.kv_due_bytes
+    (released,) = house.events(ev.SlabReleased)
+    assert AT_REST == released.reason
+    assert house.holds()
+
+
+async def test_at_work_memory_has_it_twice(house: Journaled) -> None:
+    """
+    The control: with time to keep it, slab and blocks are there, and the figures say so.
+    """
+    async with house.serving(limits=rests(60)) as server:
+        await ask(server, question())
+        await unmoved(server)
+        now = server.statistics()
+        assert 0 == server._engine._device.gave_back
+
+    assert 1 == now.slabs
+    assert now.slab_bytes + now.block_bytes == now.kv_live_bytes
+    assert now.kv_due_bytes == now.blocks * BLOCK < now.kv_live_bytes / 1.05
+    assert [] == house.events(ev.SlabReleased)
+    assert house.holds()
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(60, True), (0, False)])
+async def test_the_next_turn_goes_on_from_the_blocks(
+    house: Journaled, seconds: float, kept: bool
+) -> None:
+    """
+    As much is reused as of a slab that was kept, on the same path; it is copied.
+    """
+    async with house.serving(limits=rests(seconds)) as server:
+        first = await ask(server, question())
+        await (unmoved if kept else without_slabs)(server)
+        second = await ask(server, onward(question(), first))
+        assert first.accepted.session == second.accepted.session
+
+    chosen = house.events(ev.PathSelected)[1]
+    there = second.finished.cached_tokens // C
+    assert there >= first.finished.prompt_tokens // C
+    assert ("continuation", None) == (chosen.path, chosen.reason)
+    assert (there, 0) == (chosen.kept_blocks, chosen.shared_blocks)[:: 1 if kept else -1]
+    assert house.holds()
+
+
+async def test_it_is_kept_for_as_long_as_the_option_says(
+    house: Journaled, mock_clock: trio.testing.MockClock
+) -> None:
+    """
+    A slab is there until the last moment, and gone after it. A request in between has it, and the
+    time begins anew with its own rest.
+    """
+    async with house.serving(limits=rests(60)) as server:
+        asked = question()
+        said = await ask(server, asked)
+        await unmoved(server)
+        held = slab_of(server, said)
+        assert held is not None
+        for _ in range(2):
+            mock_clock.jump(59.9)
+            await unmoved(server)
+            assert slab_of(server, said) == held
+            asked = onward(asked, said)
+            said = await ask(server, asked)
+            await unmoved(server)
+        assert slab_of(server, said) == held
+        mock_clock.jump(60.1)
+        await without_slabs(server)
+
+    assert all(event.kept_blocks for event in house.events(ev.PathSelected)[1:])
+    assert [AT_REST] == [event.reason for event in house.events(ev.SlabReleased)]
+    assert house.holds()
+
+
+async def test_nobody_waits_for_memory_that_is_given_back(
+    house: Journaled, mock_clock: trio.testing.MockClock
+) -> None:
+    """
+    While a request is under way a slab is given up, and its memory stays for whoever comes; the
+    session's own next turn is served meanwhile. It leaves the process when all is calm.
+    """
+    async with house.serving(limits=rests(60)) as server:
+        first = await ask(server, question())
+        await unmoved(server)
+        with server._under_way():
+            mock_clock.jump(60.1)
+            with trio.fail_after(60):
+                while slab_of(server, first) is not None:
+                    await trio.testing.wait_all_tasks_blocked()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert 0 == server._engine._device.gave_back
+            second = await ask(server, onward(question(), first))
+            assert first.accepted.session == second.accepted.session
+        await unmoved(server)
+        assert 0 == server._engine._device.gave_back
+        with server._under_way():
+            mock_clock.jump(60.1)
+            with trio.fail_after(60):
+                while slab_of(server, first) is not None:
+                    await trio.testing.wait_all_tasks_blocked()
+        await without_slabs(server)
+        assert 1 == server._engine._device.gave_back
+    assert house.holds()
+
+
+async def test_who_wants_the_slab_meanwhile_has_it_at_once(house: Journaled) -> None:
+    """
+    The time is the session's own: another one that finds no slab does not wait for its end.
+    """
+    async with house.serving(limits=rests(3600), pool_slabs=1) as server:
+        first = await ask(server, question())
+        await unmoved(server)
+        second = await ask(server, question(7))
+        await unmoved(server)
+        assert slab_of(server, first) is None
+        assert slab_of(server, second) is not None
+
+    assert ["room for another session"] == [e.reason for e in house.events(ev.SlabReleased)]
+    assert house.holds()
+
+
+@pytest.mark.parametrize("blocks", [3, 100])
+async def test_what_lies_in_no_block_stays_in_its_slab(house: Journaled, blocks: int) -> None:
+    """
+    Where memory for blocks does not hold all of a conversation, its slab is the one place where
+    the rest is, and is kept.
+    """
+    async with house.serving(limits=rests(0), blocks_bytes=blocks * BLOCK) as server:
+        said = await ask(server, question())
+        await unmoved(server)
+        if blocks == 3:
+            session = server._sequencer.session(said.accepted.session)
+            assert session.slab is not None
+            known = server._sequencer.state.blocks
+            assert 3 == sum(known[key].present for key in session.slab_keys)
+            now = server.statistics()
+            assert session.cached_tokens * TOKEN_BYTES == now.kv_due_bytes > now.block_bytes
+        else:
+            await without_slabs(server)
+    assert house.holds()
+
+
+async def test_a_block_that_leaves_while_it_rests_keeps_the_slab(
+    house: Journaled, mock_clock: trio.testing.MockClock
+) -> None:
+    """
+    It is asked again when the time is over: another conversation has pushed a block out by then.
+    """
+    async with house.serving(limits=rests(60), blocks_bytes=8 * BLOCK) as server:
+        first = await ask(server, question())
+        await unmoved(server)
+        mock_clock.jump(30)
+        await ask(server, question(7, count=90))
+        await unmoved(server)
+        assert house.events(ev.BlockEvicted)
+        mock_clock.jump(31)  # the first has rested for longer than it need, the second has not
+        await unmoved(server)
+        assert slab_of(server, first) is not None
+    assert [] == house.events(ev.SlabReleased)
+    assert house.holds()
+
+
+async def test_a_slab_that_cannot_be_given_up_ends_one_session(
+    house: Journaled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    What goes wrong is that session's bug: it is out of service, and others are served, from its
+    blocks too. The books have what is there.
+    """
+    async with house.serving(limits=rests(0)) as server:
+
+        def fails() -> None:
+            raise RuntimeError("the device gave up")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server._engine._device, "give_back_memory", fails)
+            said = await ask(server, question())
+            with trio.fail_after(120):
+                while server._sequencer.session(said.accepted.session).bug_id is None:
+                    await trio.testing.wait_all_tasks_blocked()
+        session = server._sequencer.session(said.accepted.session)
+        assert (Life.QUARANTINED, None) == (session.life, session.slab)
+        other = await ask(server, question())
+        assert said.text == other.text
+        await without_slabs(server)
+
+
+# --- with a model --------------------------------------------------------------------------------
+
+
+def story(place: int) -> Generate:
+    """
+    A question to the random model.
+    """
+    return generate(Conversation(messages=(Message(role="user", content=words(place, 80)),)))
+
+
+async def test_the_bits_are_the_same(model_directory: Path) -> None:
+    """
+    An answer from blocks, after the slab was given up, has the tokens and log-probabilities of one
+    that reused nothing; and a shadow check of it finds them too.
+    """
+    store = MemoryStore()
+    settings: dict[str, Any] = {"chunk_tokens": 16, "shadow_share": 1.0}
+    async with serving(model_directory, store, limits=rests(0), **settings) as server:
+        first = await ask(server, story(1))
+        await without_slabs(server)
+        asked = onward(story(1), first)
+        warm = await ask(server, asked)
+        await without_slabs(server)
+        cold = await ask(server, onward(story(1), first, cache_prompt=False))
+        await without_slabs(server)
+        with trio.fail_after(120):
+            while server._shadow is not None and server._shadow._waiting:
+                await trio.testing.wait_all_tasks_blocked()
+
+    assert warm.finished.cached_tokens > 64
+    assert 0 == cold.finished.cached_tokens
+    assert (cold.text, cold.tokens) == (warm.text, warm.tokens)
+    found = replay(store.read())
+    assert () == found.findings
+    ended = [e for e in (decode(row).event for row in store.rows) if isinstance(e, ev.ShadowEnded)]
+    assert {"same"} <= {event.result for event in ended} <= {"same", "disturbed"}
+
+
+async def test_files_are_written_before_the_slab_goes(
+    model_directory: Path, tmp_path: Path
+) -> None:
+    """
+    A session does not rest before its blocks are in files: giving the slab up cuts nothing short.
+    """
+    store = MemoryStore()
+    settings: dict[str, Any] = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}
+    async with serving(model_directory, store, limits=rests(0), **settings) as server:
+        await ask(server, story(1))
+        await without_slabs(server)
+        now = server.statistics()
+        assert now.blocks == now.disk_blocks > 2
+
+    told = [decode(row).event for row in store.rows]
+    kinds = [type(event) for event in told]
+    spilled = [place for place, kind in enumerate(kinds) if kind is ev.BlockSpilled]
+    assert spilled[-1] < kinds.index(ev.SlabReleased)

@@ -1,0 +1,136 @@
+"""
+A client may drop what was thought, and switch thinking on and off: its conversation goes on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import pytest
+
+from cairn.actors.models import load as loading
+from cairn.actors.requests.messages import Generate
+from cairn.engine.answer.parts import Called
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.journal import events as ev
+from tests.gate.conversation import words
+from tests.support.fake_engine import started
+from tests.support.in_process_server import Said, ask, at_rest, generate
+from tests.support.prewarm_conversation import Journaled
+
+pytestmark = pytest.mark.trio
+
+C = 64
+
+
+@pytest.fixture(name="house")
+def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
+    """
+    One where no model is needed.
+    """
+    monkeypatch.setattr(loading, "_start", started)
+    return Journaled(model=Path("numbers"))
+
+
+def onward(before: Generate, said: Said, thought: str | None, *, thinks: bool = True) -> Generate:
+    """
+    The turn behind an answer, whose client says what was thought before it.
+    """
+    conversation = before.conversation
+    assert conversation is not None
+    more = (
+        Message(role="assistant", content=said.text, reasoning=thought),
+        Message(role="user", content=words(len(conversation.messages), 30)),
+    )
+    return attrs.evolve(
+        before,
+        conversation=attrs.evolve(
+            conversation,
+            messages=(*conversation.messages, *more),
+            template={"enable_thinking": thinks},
+        ),
+    )
+
+
+def without_thoughts(command: Generate) -> Generate:
+    """
+    The same conversation of which nothing was thought.
+    """
+    assert command.conversation is not None
+    messages = tuple(attrs.evolve(one, reasoning=None) for one in command.conversation.messages)
+    return attrs.evolve(command, conversation=attrs.evolve(command.conversation, messages=messages))
+
+
+async def test_thoughts_that_are_dropped_later(house: Journaled) -> None:
+    """
+    Turns that have them and turns that have them no more are one session, which reuses all but the
+    last chunk and what is new, since the template renders both alike.
+    """
+    first = generate(
+        Conversation(messages=(Message(role="user", content=words(1, 60)),)), max_tokens=4
+    )
+    async with house.serving() as server:
+        said = await ask(server, first)
+        session = said.accepted.session
+        second = onward(first, said, "It seems so.")
+        said = await ask(server, second)
+        before = said.accepted.prompt_tokens
+        await at_rest(server)
+        said = await ask(server, onward(without_thoughts(second), said, None))
+        assert ("continuation", session) == (said.accepted.path, said.accepted.session)
+        assert said.finished.cached_tokens >= before // C * C
+    assert house.holds()
+
+
+async def test_a_turn_that_may_call_nothing(house: Journaled) -> None:
+    """
+    It has the prompt of the others, which goes on from it and is gone on from, and the model's call
+    is text; the token with which one begins is as good as forbidden.
+    """
+    tool = {"type": "function", "function": {"name": "weigh_stone"}}
+    asked = generate(
+        Conversation(messages=(Message(role="user", content=words(1, 60)),), tools=(tool,)),
+        max_tokens=26,
+    )
+    async with house.serving() as server:
+        said = await ask(server, asked)
+        session = said.accepted.session
+        assert any(isinstance(part, Called) for part in said.parts)
+        for calls in (False, True):
+            await at_rest(server)
+            before = said.accepted.prompt_tokens
+            asked = onward(asked, said, None)
+            assert asked.conversation is not None
+            asked = attrs.evolve(asked, conversation=attrs.evolve(asked.conversation, calls=calls))
+            said = await ask(server, asked)
+            assert calls == any(isinstance(part, Called) for part in said.parts)
+            assert ("continuation", session) == (said.accepted.path, said.accepted.session)
+            assert said.finished.cached_tokens >= before // C * C
+    biases = [event.sampling["logit_bias"] for event in house.events(ev.RequestReceived)]
+    assert [[], [[ord("y"), -100.0]], []] == [[list(one) for one in bias] for bias in biases]
+    assert house.holds()
+
+
+async def test_thinking_that_is_switched(house: Journaled) -> None:
+    """
+    On, off and on again is one session, though each prompt ends in another way.
+    """
+    asked = generate(
+        Conversation(
+            messages=(Message(role="user", content=words(1, 60)),),
+            template={"enable_thinking": True},
+        ),
+        max_tokens=4,
+    )
+    async with house.serving() as server:
+        said = await ask(server, asked)
+        session = said.accepted.session
+        for thinks in (False, True, False):
+            before = said.accepted.prompt_tokens
+            await at_rest(server)
+            asked = onward(asked, said, None, thinks=thinks)
+            said = await ask(server, asked)
+            assert ("continuation", session) == (said.accepted.path, said.accepted.session)
+            assert said.finished.cached_tokens >= before // C * C - C
+    assert house.holds()

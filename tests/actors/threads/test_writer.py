@@ -1,0 +1,317 @@
+"""
+The journal's writer: order, receipts, and what happens when it dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+from cairn.actors.clock import outside
+from cairn.actors.requests.messages import Generate, JournalFull
+from cairn.actors.sequencer import Sequencer
+from cairn.actors.server import Server
+from cairn.actors.threads.writer import JournalWriter, Stall, WriterDied
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.codec import Row, decode
+from cairn.journal.errors import HeadMoved, StoreError, StoreFull
+from cairn.journal.ledger import Ledger
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from tests.support.in_process_server import Said, ask, generate, serving
+
+
+def started(boot: str) -> ev.ServerStarted:
+    """
+    An event.
+    """
+    return ev.ServerStarted(boot=boot, cairn_version="0", settings={})
+
+
+def rejected(request: str) -> ev.RequestRejected:
+    """
+    Another event.
+    """
+    return ev.RequestRejected(request=request, tenant="local", status=429, code="queue_full")
+
+
+class BrokenDisk(MemoryStore):
+    """
+    A store that takes some rows and then fails for good.
+    """
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def append(self, rows: object) -> None:
+        """
+        See ``Store.append``.
+        """
+        if len(self.rows) >= self.room:
+            raise StoreError("the disk failed")
+        super().append(rows)  # type: ignore[arg-type]
+
+
+class FullDisk(MemoryStore):
+    """
+    A store that has no room while ``full`` is set.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = False
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """
+        See ``Store.append``.
+        """
+        if self.full:
+            raise StoreFull("no room")
+        super().append(rows)
+
+
+@pytest.mark.trio
+async def test_observers_see_committed_events_in_order(nursery: trio.Nursery) -> None:
+    """
+    An observer is told of each event once, in the journal's order, and not before its commit.
+    """
+    store, seen = MemoryStore(), []
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(outside()), writer)
+
+    def observe(recorded: ev.Recorded) -> None:
+        assert len(store.rows) >= recorded.position
+        seen.append(recorded.position)
+
+    writer.observe(observe)
+    await nursery.start(writer.run)
+    sequencer.append(started("one"))
+    receipt = 0
+    for number in range(50):
+        receipt = sequencer.append(rejected(str(number)))
+    await writer.wait_committed(receipt)
+    writer.close()
+
+    assert list(range(1, 52)) == seen
+    assert writer.committed == receipt == 51
+
+
+@pytest.mark.trio
+async def test_nobody_gets_a_receipt_for_what_is_not_stored() -> None:
+    """
+    Where the store cannot write, who waits for a receipt is told, and so is whoever comes later.
+    """
+    writer = JournalWriter(BrokenDisk(room=1))
+    sequencer = Sequencer(Ledger(outside()), writer)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(writer.run)
+            await writer.wait_committed(sequencer.append(started("one")))
+            receipt = sequencer.append(rejected("lost"))
+            with pytest.raises(WriterDied):
+                await writer.wait_committed(receipt)
+            with pytest.raises(WriterDied):
+                sequencer.append(rejected("later"))
+
+    with pytest.raises(ExceptionGroup) as died:
+        await main()
+
+    assert died.group_contains(WriterDied)
+    assert writer.committed == 1
+
+
+@pytest.mark.trio
+async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -> None:
+    """
+    While there is no room, who waits for a receipt is refused; when there is, the rows that waited
+    are stored in their order, and the receipts are good.
+    """
+    store = FullDisk()
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(outside()), writer)
+    stalls: list[Stall] = []
+    has_room = trio.Event()
+
+    def on_room(stall: Stall) -> None:
+        stalls.append(stall)
+        has_room.set()
+
+    writer.on_room = on_room
+    await nursery.start(writer.run)
+    store.full = True
+    first = sequencer.append(started("one"))
+    with pytest.raises(JournalFull):
+        await writer.wait_committed(first)
+    assert writer.stalled
+    second = sequencer.append(rejected("waits"))
+    with pytest.raises(JournalFull):
+        await writer.wait_committed(second)
+    assert [] == store.rows
+
+    store.full = False
+    await has_room.wait()
+    await writer.wait_committed(second)
+    assert not writer.stalled
+    assert [1, 2] == [row.position for row in store.rows]
+    assert [(1, "no room")] == [(stall.rows_waiting, stall.fact) for stall in stalls]
+    writer.close()
+
+
+@pytest.mark.trio
+async def test_room_that_comes_before_the_end_is_used(nursery: trio.Nursery) -> None:
+    """
+    A writer that is closed while it stalls tries once more: what there is room for is stored.
+    """
+    store = FullDisk()
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(outside()), writer)
+    await nursery.start(writer.run)
+    store.full = True
+    receipt = sequencer.append(started("one"))
+    with pytest.raises(JournalFull):
+        await writer.wait_committed(receipt)
+    store.full = False
+    writer.close()
+    while writer.committed < receipt:
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    assert [1] == [row.position for row in store.rows]
+
+
+@pytest.mark.trio
+async def test_a_writer_that_is_closed_while_a_try_fails_tries_once_more() -> None:
+    """
+    The try under way when the writer is closed does not count as the last one.
+    """
+
+    class ClosedMeanwhile(FullDisk):
+        def append(self, rows: Sequence[Row]) -> None:
+            try:
+                super().append(rows)
+            except StoreFull:
+                self.full = False
+                writer.close()
+                raise
+
+    store = ClosedMeanwhile()
+    writer = JournalWriter(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(writer.run)
+        store.full = True
+        Sequencer(Ledger(outside()), writer).append(started("one"))
+
+    assert [1] == [row.position for row in store.rows]
+
+
+@pytest.mark.trio
+async def test_a_writer_that_is_closed_without_room_has_died() -> None:
+    """
+    Closing does not wait for room: what is not stored is not, and that is told.
+    """
+    store = FullDisk()
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(outside()), writer)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(writer.run)
+            store.full = True
+            with pytest.raises(JournalFull):
+                await writer.wait_committed(sequencer.append(started("one")))
+            writer.close()
+
+    with pytest.raises(ExceptionGroup) as died:
+        await main()
+
+    assert died.group_contains(WriterDied)
+
+
+def test_no_room_ends_requests_and_room_brings_service_back(model_directory: Path) -> None:
+    """
+    Without room a request in decode, one that waits and one that comes are refused, each at its
+    place; with room everything is on record, the sessions go on, and their bits are the same.
+    """
+    store = FullDisk()
+    calm: list[Said] = []
+
+    def hello(name: str) -> Generate:
+        text = f"Hello from {name}. " * 20
+        talk = Conversation(messages=(Message(role="user", content=text),))
+        return generate(talk, session_name=name, max_tokens=60)
+
+    async def refused(server: Server, name: str) -> None:
+        with pytest.raises(JournalFull):
+            await ask(server, hello(name))
+
+    async def main() -> None:
+        async with serving(model_directory, decode_rows=2) as server:
+            calm.append(await ask(server, hello("one")))
+        async with serving(model_directory, store, decode_rows=2) as server:
+            with trio.fail_after(120):
+                async with trio.open_nursery() as nursery:
+                    for name in ("one", "two", "three", "four"):
+                        nursery.start_soon(refused, server, name)
+                    while server.statistics().sessions.get("decoding") != 2:
+                        await trio.lowlevel.checkpoint()
+                    store.full = True
+                await refused(server, "five")
+                assert server.statistics().journal_full
+                stored = len(store.rows)
+                with pytest.raises(JournalFull):
+                    await ask(server, hello("six"))
+                assert stored == len(store.rows)
+                store.full = False
+                while server.statistics().journal_full:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                calm.append(await ask(server, hello("one")))
+
+    trio.run(main)
+
+    assert calm[0].tokens == calm[1].tokens
+    events = [decode(row).event for row in store.rows]
+    stalled = [event for event in events if isinstance(event, ev.JournalStalled)]
+    assert [2] == [event.requests_refused for event in stalled]
+    cancelled = [event.stage for event in events if isinstance(event, ev.RequestCancelled)]
+    assert ["journal_full"] * 2 == cancelled
+    rejections = [event.code for event in events if isinstance(event, ev.RequestRejected)]
+    assert ["journal_full"] * 2 == rejections
+    assert () == replay(store.read()).findings
+
+
+def test_a_chain_that_was_cut_stops_the_server(model_directory: Path) -> None:
+    """
+    INV-8: when the stored head is not what the server wrote, nothing is appended behind it, no
+    token leaves any more, and the server stops.
+    """
+    store = MemoryStore()
+    said: list[str] = []
+
+    def tampered(row: Row) -> Row:
+        return attrs.evolve(row, hash="0" * 64)
+
+    async def main() -> None:
+        async with serving(model_directory, store) as server:
+            hello = Conversation(messages=(Message(role="user", content="Hello"),))
+            said.append((await ask(server, generate(hello))).text)
+            await trio.testing.wait_all_tasks_blocked()
+            store.rows[-1] = tampered(store.rows[-1])
+            said.append((await ask(server, generate(hello))).text)
+
+    with pytest.raises(ExceptionGroup) as died:
+        trio.run(main)
+
+    assert died.group_contains(WriterDied)
+    found: BaseException | None = died.value
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, WriterDied)
+    assert isinstance(found.__cause__, HeadMoved)
+    assert len(said) == 1

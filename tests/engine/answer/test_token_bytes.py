@@ -1,0 +1,58 @@
+"""
+The bytes of tokens, those that are part of a character too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from mlx_lm.utils import load_tokenizer
+from tokenizers import decoders
+
+from cairn.engine.answer.token_bytes import NotRead, TokenBytes, bytes_of_tokens
+from tests.support.tokenizers import KINDS, added, bpe, wrapped
+
+TEXT = "Über 🪨 and 石の上"
+
+
+@pytest.mark.parametrize("kind", ["like qwen", "like gpt2"])
+def test_the_bytes_of_a_texts_tokens_are_those_of_the_text(kind: str):
+    """
+    Joined they are the text, where single tokens have no text of their own.
+    """
+    made = KINDS[kind]()
+    made.decoder = decoders.ByteLevel()
+    tokenizer = wrapped(made)
+    known = TokenBytes(tokenizer)
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+
+    assert any("\ufffd" in tokenizer.decode([id_]) for id_ in ids)
+    assert TEXT == b"".join(known.of(id_, "") or b"" for id_ in ids).decode().removeprefix(" ")
+
+
+def test_added_tokens_are_their_words():
+    """
+    Also those that look like markers to the library.
+    """
+    made = bpe(tokens=added("<think>", "石"))
+    made.decoder = decoders.ByteLevel()
+    tokenizer = wrapped(made)
+    known = TokenBytes(tokenizer)
+    ids = tokenizer.encode("<think>石", add_special_tokens=False)
+
+    assert [b"<think>", "石".encode()] == [known.of(id_, "") for id_ in ids]
+
+
+def test_what_cannot_be_read_tells_whole_characters(model_directory: Path):
+    """
+    Of a tokenizer of another library, and of an id beyond the vocabulary, only the text is known.
+    """
+    other, ours = TokenBytes(SimpleNamespace()), TokenBytes(load_tokenizer(model_directory))
+    beyond = len(bytes_of_tokens(load_tokenizer(model_directory)))
+
+    with pytest.raises(NotRead, match="none of the library"):
+        bytes_of_tokens(SimpleNamespace())
+    assert ["é".encode(), None] == [other.of(1, "é"), other.of(1, "\ufffd")]
+    assert [b"", None] == [ours.of(beyond, ""), ours.of(beyond, "\ufffd")]

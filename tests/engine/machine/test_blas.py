@@ -1,0 +1,164 @@
+"""The BLAS is found, built, preloaded without harm, and named as what it is."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cairn.engine.machine import blas
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a BLAS is preloaded on Linux only")
+
+# Two ways to the same 600 rows; prints whether they agree bit for bit.
+# Which splittings differ depends on the kernels that OpenBLAS chose for the processor.
+SPLIT_PRODUCTS = """
+import mlx.core as mx
+equal = []
+for width in (256, 1024):
+    x = mx.random.normal((600, width), key=mx.random.key(1))
+    w = mx.random.normal((1024, width), key=mx.random.key(2))
+    whole = x @ w.T
+    for cut in (37, 64, 300, 568, 599):
+        parts = mx.concatenate([x[:cut] @ w.T, x[cut:] @ w.T])
+        equal.append(mx.array_equal(whole, parts).item())
+print(all(equal))
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy built for this run of the tests."""
+    if blas.copy_path() is None:
+        pytest.skip(f"{blas.WHEEL} is not installed")
+    return blas.build_blas(tmp_path_factory.mktemp("blas") / "libopenblas-test.so")
+
+
+def python(code: str, *, preload: Path | None) -> str:
+    """Run code in a fresh interpreter and return what it prints."""
+    environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    if preload is not None:
+        environment["LD_PRELOAD"] = str(preload)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    return done.stdout.strip()
+
+
+def test_copy_has_plain_names_only(built: Path):
+    """The copy exports what MLX asks for, and nothing under the wheel's prefix."""
+    names = blas.exported_symbols(built)
+    wanted = {"cblas_sgemm", "cblas_dgemm", "cblas_cgemm", "sgesdd_", "spotrf_", "ssyevd_"}
+    assert wanted <= set(names)
+    assert [] == [name for name in names if name.startswith(blas.PREFIX)]
+
+
+def test_same_wheels_give_same_bytes(built: Path, tmp_path: Path):
+    """Two builds are equal, so that two machines can share a fingerprint."""
+    again = blas.build_blas(tmp_path / built.name)
+    assert built.read_bytes() == again.read_bytes()
+
+
+def test_build_leaves_no_scraps(built: Path):
+    """A build leaves the copy and nothing beside it."""
+    assert [built] == list(built.parent.iterdir())
+
+
+def test_copy_is_found_before_the_system(built: Path, monkeypatch: pytest.MonkeyPatch):
+    """The environment's copy goes first, then the system's, then none."""
+    system = built.with_name("libopenblas.so.0")
+    monkeypatch.setattr(blas, "SYSTEM_PATHS", (str(system),))
+    monkeypatch.setattr(blas, "copy_path", lambda: built)
+    assert built == blas.find_blas()
+
+    monkeypatch.setattr(blas, "copy_path", lambda: None)
+    assert blas.find_blas() is None
+    system.touch()
+    try:
+        assert system == blas.find_blas()
+    finally:
+        system.unlink()
+
+
+def test_preloaded_blas_is_named(built: Path):
+    """What is preloaded is what is named, by the hash of its file and its kernels."""
+    code = """
+import numpy, mlx.core
+from cairn.engine import blas
+found = blas.loaded_blas()
+print(found.name, found.sha256, bool(found.core))
+"""
+    digest = hashlib.sha256(built.read_bytes()).hexdigest()
+    assert f"{built.name} {digest} True" == python(code, preload=built)
+
+
+def test_bundled_blas_is_named():
+    """Without a preload it is MLX's own library that is named, not numpy's OpenBLAS."""
+    code = """
+from cairn.engine import blas
+before = blas.loaded_blas()
+import numpy, mlx.core
+found = blas.loaded_blas()
+print(before, found.name.startswith("libblas"), found.core)
+"""
+    assert "None True None" == python(code, preload=None)
+
+
+def test_asking_loads_no_mlx():
+    """The module can be asked before MLX is loaded."""
+    code = """
+import sys
+from cairn.engine import blas
+blas.find_blas(), blas.loaded_blas(), blas.describe()
+print("mlx" in sys.modules)
+"""
+    assert "False" == python(code, preload=None)
+
+
+def test_preload_harms_nobody_else(built: Path):
+    """numpy, TLS and child processes work as they do without it."""
+    code = """
+import ssl, subprocess
+import numpy
+a = numpy.arange(9.0).reshape(3, 3) + 5 * numpy.eye(3)
+assert numpy.allclose(numpy.linalg.inv(a) @ a, numpy.eye(3))
+ssl.create_default_context()
+print(subprocess.check_output(["sh", "-c", "echo child | cat"], text=True))
+"""
+    assert "child" == python(code, preload=built)
+
+
+@pytest.mark.parametrize("preloaded", [True, False])
+def test_check_sees_a_preload_that_is_no_blas(preloaded: bool, built: Path):
+    """`--check` fails where LD_PRELOAD names something that MLX has no use for."""
+    code = "from cairn.engine import blas; print(blas.main(['--check']))"
+    other = "libm.so.6"
+    words, code_line = python(code, preload=built if preloaded else Path(other)).splitlines()
+    assert preloaded == words.startswith("preloaded: ")
+    assert str(int(not preloaded)) == code_line
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path):
+    """Reading the symbols of something else raises instead of guessing."""
+    path = tmp_path / "text.so"
+    path.write_text("not a library")
+    with pytest.raises(blas.BlasError, match="ELF"):
+        blas.exported_symbols(path)
+
+
+@pytest.mark.gate
+def test_bits_depend_on_shape(built: Path):
+    """With the copy, rows computed in two parts have other bits: the gate can see a difference."""
+    assert "False" == python(SPLIT_PRODUCTS, preload=built)
+
+
+def test_bundled_blas_hides_the_shape():
+    """The control: without it they are all equal, which is why the gate needs it."""
+    assert "True" == python(SPLIT_PRODUCTS, preload=None)

@@ -1,0 +1,226 @@
+"""
+A model whose files change while they are read: what is in memory and what was hashed of it would
+not belong together, and blocks would be kept under a name that is not theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from cairn.engine.mlx import start as mlx_start
+from cairn.engine.mlx.model import ModelRefused
+from cairn.engine.model.fingerprint import seen
+from tests.support.lora_adapters import make_adapter
+
+MIB = 1 << 20
+LOADING = "loading the model"
+HASHING = "reading the weights for the fingerprint"
+TESTING = "self-test: same bits on this device? (once a fingerprint)"
+
+
+@pytest.fixture
+def model(model_directory: Path, tmp_path: Path) -> Path:
+    """
+    A copy of a model, to be changed.
+    """
+    copy = tmp_path / "model"
+    shutil.copytree(model_directory, copy)
+    return copy
+
+
+def start(where: Path, progress: Callable[[str, int, int], None], **more: Any) -> mlx_start.Started:
+    """
+    A start of the engine.
+    """
+    asked: dict[str, Any] = {
+        "name": None,
+        "chunk_tokens": 32,
+        "decode_rows": 1,
+        "kv_cache": "slab",
+        "pool_bytes": 16 * MIB,
+        "blocks_bytes": MIB,
+        "remembered": lambda fingerprint: True,
+        "progress": progress,
+    }
+    return mlx_start.start_engine(str(where), **{**asked, **more})
+
+
+def unwatched(what: str, done: int, total: int) -> None:
+    """
+    Nothing changes.
+    """
+
+
+def at(moment: tuple[str, bool], change: Callable[[], None]) -> Callable[[str, int, int], None]:
+    """
+    A progress that changes something once: at the beginning of a step, or at its end.
+    """
+    done: list[str] = []
+
+    def progress(what: str, so_far: int, total: int) -> None:
+        step, at_end = moment
+        if what == step and (so_far == total) == at_end and not done:
+            done.append(what)
+            change()
+
+    return progress
+
+
+def write_in_place(path: Path) -> None:
+    """One bit of it is another, and its times are what they were."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def put_another(path: Path) -> None:
+    """Another file gets its name, as a download does it: as long, and with the same times."""
+    other = path.with_name("other")
+    shutil.copy2(path, other)
+    write_in_place(other)
+    other.replace(path)
+
+
+def cut_off(path: Path) -> None:
+    """Half of it is missing."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def remove(path: Path) -> None:
+    """It is gone."""
+    path.unlink()
+
+
+def add(path: Path) -> None:
+    """There is one more of its kind."""
+    shutil.copy(path, path.with_name(f"model-2{path.suffix}"))
+
+
+MOMENTS = [(LOADING, False), (LOADING, True), (HASHING, True)]
+CHANGES = [write_in_place, put_another, cut_off, remove, add]
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=["before", "loaded", "hashed"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_weights_that_change_while_they_are_read(
+    model: Path, change: Callable[[Path], None], moment: tuple[str, bool]
+) -> None:
+    """
+    Whatever becomes of them, and when: the model is refused with a sentence that names the file.
+    """
+    weights = model / "model.safetensors"
+
+    with pytest.raises(ModelRefused, match="changed while the model was read") as refused:
+        start(model, at(moment, lambda: change(weights)))
+
+    assert str(model) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_other_files_of_the_model(model: Path, name: str) -> None:
+    """
+    What is hashed beside the weights is watched like them.
+    """
+    with pytest.raises(ModelRefused, match=f"{name} changed while the model was read"):
+        start(model, at((LOADING, True), lambda: put_another(model / name)))
+
+
+def test_a_file_that_goes_while_others_are_hashed(model: Path) -> None:
+    """
+    One that was found and cannot be opened any more is told as one that changed.
+    """
+    shutil.copy(model / "model.safetensors", model / "first.safetensors")
+
+    with pytest.raises(ModelRefused, match=r"model\.safetensors changed while the model was read"):
+        start(model, at((HASHING, False), lambda: remove(model / "model.safetensors")))
+
+
+def test_the_adapter(model: Path, tmp_path: Path) -> None:
+    """
+    An adapter's weights are watched too.
+    """
+    adapter = make_adapter(model, tmp_path / "adapter", seed=1)
+    weights = adapter / "adapters.safetensors"
+
+    with pytest.raises(ModelRefused, match=f"{weights} changed while"):
+        start(model, at((HASHING, True), lambda: put_another(weights)), adapter=str(adapter))
+
+
+def test_what_nobody_reads_may_change(model: Path) -> None:
+    """
+    A file that is none of the model's changes nothing, and neither does one that is only read.
+    """
+
+    def change() -> None:
+        (model / "README.md").write_text("A model.", encoding="utf-8")
+        (model / "model.safetensors").read_bytes()
+
+    calm = start(model, unwatched)
+    started = start(model, at((HASHING, True), change))
+
+    assert (model / "README.md").exists()
+    assert calm.facts.fingerprint == started.facts.fingerprint
+
+
+def test_a_model_may_change_once_it_is_read(model: Path) -> None:
+    """
+    During the self-test nothing is read any more: the model has the fingerprint of before.
+    """
+    calm = start(model, unwatched)
+    change = at((TESTING, False), lambda: put_another(model / "model.safetensors"))
+    started = start(model, change, remembered=lambda fingerprint: False)
+
+    assert calm.facts.fingerprint == started.facts.fingerprint
+    assert started.tested is not None
+    again = start(model, unwatched)
+    assert again.facts.fingerprint != started.facts.fingerprint
+
+
+def test_a_disk_that_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Weights that cannot be read, in files that nobody changed, are told as that.
+    """
+
+    def fails(arrays: Any) -> None:
+        raise RuntimeError("[read] Unable to read from file.")
+
+    monkeypatch.setattr(mx, "eval", fails)
+
+    with pytest.raises(
+        ModelRefused, match=r"cannot be read: .* Unable to read from file\."
+    ) as told:
+        start(model, unwatched)
+
+    assert str(model) in str(told.value)
+
+
+def test_a_look_reads_nothing_and_misses_nothing(model: Path) -> None:
+    """
+    Two looks at the same files are equal; a link to another directory of the same names is not.
+    """
+    before = seen(model)
+    assert before == seen(model)
+
+    link = model.with_name("link")
+    link.symlink_to(model)
+    other = model.with_name("other")
+    shutil.copytree(model, other)
+    at_first = seen(link)
+    link.unlink()
+    link.symlink_to(other)
+
+    assert before == seen(model)
+    assert at_first != seen(link)

@@ -1,0 +1,77 @@
+"""
+What a model's makers recommend is the default.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.engine.mlx.model import load_model
+from cairn.engine.model.generation_config import (
+    NAME,
+    GenerationConfigFault,
+    read_defaults,
+    read_template_settings,
+)
+from cairn.engine.sampling import Sampling
+from cairn_pebble.sequences import TEXT_END, TURN_END
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({}, Sampling()),
+        ({"do_sample": True, "pad_token_id": 3, "transformers_version": "5"}, Sampling()),
+        (
+            {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 2},
+            Sampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=2.0),
+        ),
+        ({"do_sample": False, "temperature": 0.6, "top_k": 3}, Sampling(temperature=0.0, top_k=3)),
+        ({"do_sample": None, "temperature": None, "eos_token_id": None}, Sampling()),
+        ({"eos_token_id": 7}, Sampling()),
+        ({"eos_token_id": [7, 8]}, Sampling()),
+    ],
+)
+def test_defaults(tmp_path: Path, found: dict[str, Any], expected: Sampling) -> None:
+    """
+    What is named is taken; what is not named, or null, is OpenAI's default; a model that is not to
+    be sampled is greedy.
+    """
+    (tmp_path / NAME).write_text(json.dumps(found))
+
+    assert expected == read_defaults(tmp_path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    """
+    A model without the file has OpenAI's defaults.
+    """
+    assert Sampling() == read_defaults(tmp_path)
+
+
+def test_settings_of_the_template(tmp_path: Path) -> None:
+    """
+    What the file has for the template is taken, and what is the server's to say is refused.
+    """
+    assert {} == read_template_settings(tmp_path)
+    (tmp_path / NAME).write_text('{"chat_template_kwargs": {"enable_thinking": false}}')
+    assert {"enable_thinking": False} == read_template_settings(tmp_path)
+    for settings in ('{"tokenize": true}', "[]", "7"):
+        (tmp_path / NAME).write_text(f'{{"chat_template_kwargs": {settings}}}')
+        with pytest.raises(GenerationConfigFault, match="chat_template_kwargs"):
+            read_template_settings(tmp_path)
+
+
+def test_a_model_has_its_defaults_and_its_ends(model_directory: Path) -> None:
+    """
+    Both ends of the random model end its answers, and it is sampled as its file says.
+    """
+    loaded = load_model(str(model_directory))
+
+    ids = {loaded.tokenizer.convert_tokens_to_ids(end) for end in (TURN_END, TEXT_END)}
+    assert ids == loaded.eos_ids
+    assert Sampling(temperature=0.8, top_p=0.95) == loaded.defaults

@@ -1,0 +1,277 @@
+"""Who asks: keys, tenants, and what is told to who has none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import httpx
+import openai
+import pytest
+import structlog
+import trio
+
+from cairn.actors.requests.messages import Broken, JournalFull
+from cairn.http import app
+from cairn.http.access import keys as access
+from cairn.http.access.keys import Keys
+from cairn.http.app import create_app
+from cairn.http.chat_completions import request as adapter
+from cairn.http.server.listen import bind_socket, serve_http
+from cairn.http.wire.parameters import Ignored
+from tests.http.fake_service import ACCEPTED, ANSWER, FACTS, FINISHED, FakeService, Hold
+
+pytestmark = pytest.mark.trio
+
+ALICE, BOB = "alice's key, as long as keys are", "bob's key, which is another one"
+NEW = "alice's next key, while both hold"
+KEYS = Keys([("alice", ALICE), ("bob", BOB), ("alice", NEW)])
+ASK = {"messages": [{"role": "user", "content": "Hello"}]}
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+COUNT = f"{MESSAGES}/count_tokens"
+
+Headers = list[tuple[str, str]]
+
+
+async def ask(service: FakeService, headers: Headers, keys: Keys | None = KEYS) -> Any:
+    """A response to a chat completion with these headers."""
+    client = create_app(service, keys=keys).test_client()
+    return await client.post(CHAT, data=json.dumps(ASK), headers=headers)
+
+
+GOOD: list[tuple[Headers, str]] = [
+    ([("Authorization", f"Bearer {ALICE}")], "alice"),
+    ([("authorization", f"bearer  {BOB} ")], "bob"),
+    ([("x-api-key", ALICE)], "alice"),
+    ([("X-API-Key", f" {BOB}")], "bob"),
+    ([("x-api-key", NEW)], "alice"),
+    ([("authorization", f"Bearer {ALICE}"), ("x-api-key", ALICE)], "alice"),
+    ([("authorization", f"Bearer {ALICE}"), ("x-api-key", NEW)], "alice"),
+    ([("authorization", "Bearer none"), ("x-api-key", BOB)], "bob"),
+    ([("authorization", f"Bearer {BOB}"), ("x-api-key", "none")], "bob"),
+]
+
+
+@pytest.mark.parametrize(("headers", "tenant"), GOOD)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_key_is_its_tenant(headers: Headers, tenant: str, stream: bool):
+    """Either header will do; what goes to the service is the tenant's."""
+    service = FakeService()
+    client = create_app(service, keys=KEYS).test_client()
+    body = json.dumps({**ASK, "stream": stream})
+    assert 200 == (await client.post(CHAT, data=body, headers=headers)).status_code
+    assert [tenant] == [command.tenant for command in service.commands]
+
+
+BAD: list[tuple[Headers, str]] = [
+    ([], "wants an API key"),
+    ([("authorization", "Bearer ")], "wants an API key"),
+    ([("authorization", ALICE)], "wants an API key"),
+    ([("authorization", f"Basic {ALICE}")], "wants an API key"),
+    ([("x-api-key", "")], "wants an API key"),
+    ([("authorization", f"Bearer {ALICE}x")], "none of this server's"),
+    ([("authorization", f"Bearer {ALICE[:-1]}")], "none of this server's"),
+    ([("x-api-key", ALICE.upper())], "none of this server's"),
+    ([("x-api-key", "größe")], "none of this server's"),
+    ([("authorization", f"Bearer {ALICE}"), ("x-api-key", BOB)], "two tenants"),
+]
+
+
+@pytest.mark.parametrize(("headers", "text"), BAD)
+async def test_no_key_no_answer(headers: Headers, text: str):
+    """
+    A missing, a wrong and an ambiguous key are 401 in the envelope, and reach nobody. Neither the
+    answer nor the log has the key.
+    """
+    service = FakeService()
+    with structlog.testing.capture_logs() as logs:
+        response = await ask(service, headers)
+    body = await response.get_data(as_text=True)
+    error = json.loads(body)["error"]
+    assert (401, "invalid_api_key", "invalid_request_error", None) == (
+        response.status_code,
+        error["code"],
+        error["type"],
+        error["param"],
+    )
+    assert text in error["message"]
+    assert "Bearer" == response.headers["www-authenticate"]
+    assert [] == service.commands
+    # Somebody may be trying keys.
+    assert [(401, "invalid_api_key", "warning", "<local>")] == [
+        (line["status"], line["code"], line["log_level"], line["address"]) for line in logs
+    ]
+    for secret in (ALICE, ALICE[:-1], ALICE.upper(), BOB, "größe"):
+        assert secret not in body + str(logs)
+
+
+async def test_every_address_wants_a_key():
+    """
+    All routes that there are, and what is none, are closed to who has no key: an adapter that is
+    added is closed from its first day. Only the health of the server is open.
+    """
+    application = create_app(FakeService(), keys=KEYS)
+    client: Any = application.test_client()
+    rules = [rule for rule in application.url_map.iter_rules() if rule.endpoint != "health"]
+    assert {"/", CHAT, MESSAGES, COUNT, "/metrics", "/v1/models"} <= {rule.rule for rule in rules}
+    addresses = [(rule.rule.replace("<path:name>", "x"), rule.methods) for rule in rules]
+    for path, methods in [*addresses, ("/nothing", {"GET"}), (CHAT, {"PATCH"})]:
+        for method in methods or ():
+            response = await client.open(path, method=method)
+            assert (path, 401) == (path, response.status_code)
+            known = await client.open(path, method=method, headers={"x-api-key": ALICE})
+            assert 401 != known.status_code
+
+
+@pytest.mark.parametrize(
+    ("figures", "status", "code"),
+    [
+        ({}, "ok", 200),
+        ({"admission_bug": "bug-1"}, "admission_closed", 503),
+        ({"journal_full": True}, "journal_full", 503),
+    ],
+)
+async def test_health_for_strangers(figures: dict[str, Any], status: str, code: int):
+    """Who has no key, or a wrong one, learns whether the server is well, and nothing else of it."""
+    service = FakeService()
+    service.change(**figures)
+    client = create_app(service, keys=KEYS).test_client()
+    for headers in ({}, {"x-api-key": "none"}):
+        response = await client.get("/health", headers=headers)
+        body = json.loads(await response.get_data(as_text=True))
+        assert (code, {"status": status, "api_key": "required"}) == (response.status_code, body)
+    response = await client.get("/health", headers={"x-api-key": BOB})
+    body = json.loads(await response.get_data(as_text=True))
+    assert (code, FACTS.model) == (response.status_code, body["model"])
+
+
+@pytest.mark.parametrize("headers", [[], [("authorization", "Bearer any")], [("x-api-key", ALICE)]])
+async def test_without_keys_everybody_is_local(headers: Headers):
+    """A server without keys takes any key for none: official clients always send one."""
+    service = FakeService()
+    assert 200 == (await ask(service, headers, keys=None)).status_code
+    assert ["local"] == [command.tenant for command in service.commands]
+
+
+async def test_an_adapter_cannot_choose_the_tenant(monkeypatch: pytest.MonkeyPatch):
+    """Whatever an adapter wrote into its command, the request is its key's."""
+    read = adapter.read_chat_request
+
+    def forged(*arguments: Any) -> Any:
+        asked = read(*arguments)
+        return attrs.evolve(asked, command=attrs.evolve(asked.command, tenant="bob"))
+
+    monkeypatch.setattr(app, "read_chat_request", forged)
+    service = FakeService()
+    await ask(service, [("x-api-key", ALICE)])
+    assert ["alice"] == [command.tenant for command in service.commands]
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+async def test_anthropics_clients_have_a_tenant_too(path: str):
+    """A message and a count are asked for as the key's tenant; without a key it is their error."""
+    service = FakeService()
+    client = create_app(service, keys=KEYS).test_client()
+    body = json.dumps({**ASK, "max_tokens": 3})
+    assert 200 == (await client.post(path, data=body, headers={"x-api-key": BOB})).status_code
+    assert ["bob"] == [command.tenant for command in service.commands]
+    response = await client.post(path, data=body, headers={"x-api-key": "none"})
+    told = json.loads(await response.get_data(as_text=True))
+    assert (401, "Bearer") == (response.status_code, response.headers["www-authenticate"])
+    assert ("error", "authentication_error") == (told["type"], told["error"]["type"])
+    assert "invalid_api_key" == told["error"]["code"]
+    assert 1 == len(service.commands)
+
+
+async def test_nobody_asks_outside_of_a_request():
+    """The service that adapters have serves no command that came with no request."""
+    service = access.CallersService(FakeService())
+    command = adapter.read_chat_request(json.dumps(ASK).encode(), {}, Ignored(), FACTS).command
+    with pytest.raises(RuntimeError):
+        service.generate(command)
+    with pytest.raises(RuntimeError):
+        await service.count(command)
+
+
+async def test_requests_at_once_are_each_their_own():
+    """Two requests under way at the same time, and one behind the other, are not mixed up."""
+    held = Hold()
+    service = FakeService([ACCEPTED, held, FINISHED], ANSWER)
+    client = create_app(service, keys=KEYS).test_client()
+
+    async def first() -> None:
+        await client.post(CHAT, data=json.dumps(ASK), headers={"x-api-key": ALICE})
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(first)
+        await held.reached.wait()
+        await client.post(CHAT, data=json.dumps(ASK), headers={"x-api-key": BOB})
+        held.released.set()
+    await client.post(CHAT, data=json.dumps(ASK), headers={"x-api-key": ALICE})
+    assert ["alice", "bob", "alice"] == [command.tenant for command in service.commands]
+
+
+@pytest.mark.parametrize("given", [ALICE, NEW, BOB, "none"])
+async def test_where_a_key_fits_takes_no_less(given: str, monkeypatch: pytest.MonkeyPatch):
+    """A key is compared with all that there are, whether the first fits, the last or none."""
+    compared: list[bytes] = []
+    same = access._same
+
+    def counted(one: bytes, other: bytes) -> bool:
+        compared.append(other)
+        return same(one, other)
+
+    monkeypatch.setattr(access, "_same", counted)
+    KEYS.owners([given])
+    assert 3 == len(set(compared)) == len(compared)
+
+
+async def test_keys_are_not_kept():
+    """Of a key only its digest stays, and what holds them shows none."""
+    held = repr(vars(KEYS)) + repr(KEYS)
+    assert ("alice", "bob") == KEYS.tenants
+    for key in (ALICE, BOB, NEW):
+        assert key not in held
+
+
+@pytest.mark.parametrize("refusal", [Broken("bug-1"), JournalFull()])
+async def test_a_refusal_names_the_tenant_in_the_log(refusal: Exception):
+    """The operator sees whose request was refused; of one tenant alone that is of no news."""
+    with structlog.testing.capture_logs() as logs:
+        await ask(FakeService(refusal=refusal), [("x-api-key", ALICE)])
+        await ask(FakeService(refusal=refusal), [], keys=None)
+    lines = [line for line in logs if line["event"] == "request refused"]
+    assert ["alice", None] == [line.get("tenant") for line in lines]
+
+
+async def test_official_client(nursery: trio.Nursery):
+    """OpenAI's client knows a refused key for what it is; no tenant is named in the metrics."""
+    service, shutdown = FakeService(), trio.Event()
+
+    async def serve(*, task_status: trio.TaskStatus[str]) -> None:
+        await serve_http(
+            create_app(service, keys=KEYS),
+            bind_socket("127.0.0.1", 0),
+            shutdown=shutdown,
+            on_ready=task_status.started,
+            grace_s=1.0,
+        )
+
+    url = await nursery.start(serve)
+
+    def call(key: str) -> Any:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=20) as api:
+            return api.chat.completions.create(model="any", **ASK)  # type: ignore[call-overload]
+
+    with pytest.raises(openai.AuthenticationError) as caught:
+        await trio.to_thread.run_sync(call, "none")
+    assert "invalid_api_key" == caught.value.code
+    assert "Grüße!" == (await trio.to_thread.run_sync(call, BOB)).choices[0].message.content
+    async with httpx.AsyncClient(timeout=20) as client:
+        text = (await client.get(f"{url}/metrics", headers={"x-api-key": BOB})).text
+    assert 'cairn_requests_total{outcome="refused"} 1.0' in text.splitlines()
+    assert "alice" not in text
+    assert "bob" not in text
+    shutdown.set()

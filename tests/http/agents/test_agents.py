@@ -1,0 +1,383 @@
+"""Agents over HTTP: what is asked of the service, what is answered, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cairn.actors.requests.messages import AgentBusy, Generate, TooManyAgents
+from cairn.engine.prompt.template import Message
+from cairn.http.access.keys import Keys
+from cairn.http.agents.requests import read_fork, read_new_agent
+from cairn.http.app import create_app
+from cairn.http.wire.errors import ClientError
+from cairn.http.wire.parameters import Ignored
+from tests.http.agents.fake_agents import TURN
+from tests.http.fake_service import FakeService
+from tests.http.wire.bad_bodies import HELLO, say
+
+pytestmark = pytest.mark.trio
+
+LOOK = {"type": "function", "function": {"name": "look"}}
+
+
+async def call(service: FakeService, method: str, path: str, body: Any = None, **more: Any) -> Any:
+    """What an address answers: its status and its body."""
+    client = create_app(service, **more.pop("app", {})).test_client()
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    response = await client.open(f"/v1/agents{path}", method=method, data=data, **more)
+    text = await response.get_data(as_text=True)
+    return response.status_code, json.loads(text) if text.startswith("{") else text
+
+
+def refused(answer: Any) -> tuple[int, str, str | None]:
+    """Status, code and parameter of a refusal, in the envelope of all."""
+    status, body = answer
+    assert {"message", "type", "param", "code"} == body["error"].keys()
+    return status, body["error"]["code"], body["error"]["param"]
+
+
+def asked(service: FakeService) -> Generate:
+    """The one command that came."""
+    (command,) = service.commands
+    return command
+
+
+async def test_an_agent_is_created_listed_and_deleted():
+    """With what it was given; times are those of a calendar."""
+    service = FakeService()
+    new = {
+        "agent_id": "notes",
+        "model": "small",
+        "system_prompt": "Be brief.",
+        "tools": [LOOK],
+        "max_context": 1000,
+        "persist": False,
+        "colour": "red",
+    }
+    status, made = await call(service, "POST", "", new)
+    facts = {
+        "object": "agent",
+        "agent_id": "notes",
+        "model": "small",
+        "status": "warm",
+        "turns": 0,
+        "context_tokens": 0,
+        "context_left": 955,
+        "finish_reason": None,
+        "max_context": 1000,
+        "persist": False,
+        "forked_from": None,
+        "created": "2023-11-14T22:13:20Z",
+        "last_accessed": "2023-11-14T22:15:00Z",
+    }
+    assert (200, {**facts, "ignored": ["colour"]}) == (status, made)
+    assert (200, {"object": "list", "agents": [facts]}) == await call(service, "GET", "")
+    told = {"system_prompt": "Be brief.", "tools": [LOOK]}
+    assert (200, {**facts, **told}) == await call(service, "GET", "/notes")
+    gone = {"object": "agent", "agent_id": "notes", "deleted": True}
+    assert (200, gone) == await call(service, "DELETE", "/notes")
+    assert (404, "agent_not_found", None) == refused(await call(service, "DELETE", "/notes"))
+
+
+async def test_an_agent_without_a_name_gets_one():
+    """And has the model that is served, no system prompt, and stays."""
+    service = FakeService()
+    _, one = await call(service, "POST", "", {"system_prompt": ""})
+    _, other = await call(service, "POST", "", {"agent_id": None})
+    assert one["agent_id"] != other["agent_id"]
+    assert (True, "cairn/small-1") == (one["persist"], one["model"])
+    _, found = await call(service, "GET", f"/{one['agent_id']}")
+    assert (None, []) == (found["system_prompt"], found["tools"])
+
+
+async def test_only_what_is_new_is_sent():
+    """The prompt begins with the history, and the turn goes on from its head in its session."""
+    service = FakeService()
+    service.agents.have(
+        "notes", TURN, system="Be brief.", tools=(LOOK,), model="small", max_context=900
+    )
+    body = {"messages": HELLO, "temperature": 0, "tool_choice": "required", "colour": "red"}
+    body["prompt_cache_key"] = "talk-1"
+    status, answer = await call(service, "POST", "/notes/generate", body)
+    assert (200, "chat.completion", ["colour", "prompt_cache_key"]) == (
+        status,
+        answer["object"],
+        answer["cairn"]["ignored"],
+    )
+    command = asked(service)
+    assert command.conversation is not None
+    assert command.keep is not None
+    assert (Message(role="user", content="Hello"),) == command.keep.asked
+    assert [
+        ("system", "Be brief."),
+        ("user", "The stone lies on the path."),
+        ("tool", "Rain."),
+        ("assistant", "So it does."),
+        ("user", "Hello"),
+    ] == [(message.role, message.content) for message in command.conversation.messages]
+    assert (LOOK,) == command.conversation.tools
+    assert ("notes", "req-0", "agent/notes", 900, "small", "cairn.agents") == (
+        command.keep.agent,
+        command.keep.previous,
+        command.session_name,
+        command.context_max,
+        command.asked_model,
+        command.protocol,
+    )
+    assert command.constraint is not None
+    assert command.group is None
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    "path", ["chat/completions", "responses", "messages", "agents/notes/generate"]
+)
+async def test_every_answer_tells_what_is_left_of_the_context(path: str, stream: bool):
+    """What the prompt leaves of it, as a header, with an answer of any form."""
+    service = FakeService()
+    service.agents.have("notes")
+    client = create_app(service).test_client()
+    fields = {"input": "Hello"} if path == "responses" else {"messages": HELLO, "max_tokens": 9}
+    response = await client.post(f"/v1/{path}", data=json.dumps({**fields, "stream": stream}))
+    assert (200, "2048") == (response.status_code, response.headers["x-cairn-context-left"])
+
+
+async def test_an_answer_is_streamed():
+    """In the form of a chat's stream; a model that is named goes before the agent's."""
+    service = FakeService()
+    service.agents.have("notes", model="small")
+    body = {"messages": HELLO, "stream": True, "model": "large"}
+    status, text = await call(
+        service, "POST", "/notes/generate", body, headers={"x-session-id": "group"}
+    )
+    assert (200, True) == (status, text.endswith("data: [DONE]\n\n"))
+    assert "chat.completion.chunk" in text
+    assert ("large", None) == (asked(service).asked_model, asked(service).group)
+
+
+async def test_what_was_said_is_told_turn_by_turn():
+    """As messages that could be sent again."""
+    service = FakeService()
+    service.agents.have("notes", TURN)
+    status, told = await call(service, "GET", "/notes/turns")
+    function = {"name": "look", "arguments": '{"far":true}'}
+    turn = {
+        "turn": 1,
+        "request": "req-0",
+        "created": "2023-11-14T22:13:20Z",
+        "messages": [
+            {"role": "user", "content": "The stone lies on the path."},
+            {"role": "tool", "content": "Rain.", "tool_call_id": "c1"},
+        ],
+        "answer": {
+            "role": "assistant",
+            "content": "So it does.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [{"id": "c2", "type": "function", "function": function}],
+        },
+        "finish_reason": "stop",
+        "context_tokens": 45,
+    }
+    assert (200, {"object": "list", "agent_id": "notes", "data": [turn]}) == (status, told)
+    _, agent = await call(service, "GET", "/notes")
+    assert "stop" == agent["finish_reason"]
+
+
+async def test_an_agent_is_forked():
+    """Behind a turn that is named, or the last one; a body is not needed."""
+    service = FakeService()
+    service.agents.have("notes", TURN)
+    status, made = await call(service, "POST", "/notes/fork", {"agent_id": "aside", "turn": 0})
+    assert (200, "aside", "notes", 0) == (
+        status,
+        made["agent_id"],
+        made["forked_from"],
+        made["turns"],
+    )
+    _, made = await call(service, "POST", "/notes/fork", b"")
+    assert 1 == made["turns"]
+    for body, due in (
+        ({"turn": 2}, (400, "invalid_value", "turn")),
+        ({"turn": -1}, (400, "invalid_value", "turn")),
+        ({"agent_id": "aside"}, (409, "agent_exists", "agent_id")),
+        ({"agent_id": "a/b"}, (400, "invalid_value", "agent_id")),
+    ):
+        assert due == refused(await call(service, "POST", "/notes/fork", body)), body
+    assert (404, "agent_not_found", None) == refused(
+        await call(service, "POST", "/nobody/fork", {})
+    )
+
+
+@pytest.mark.parametrize("slip", ["turns", "Turn", "turn_number", "at_turn", "name"])
+async def test_a_fork_with_a_field_that_there_is_not(slip: str):
+    """It is refused, beside a turn as well, and not made behind the last one."""
+    service = FakeService()
+    service.agents.have("notes", TURN)
+    for more in ({}, {"turn": 1}):
+        status, told = await call(service, "POST", "/notes/fork", {slip: 0, **more})
+        assert (400, "invalid_value", slip) == refused((status, told))
+        assert (
+            f"a fork has no field {slip}: it takes agent_id and turn alone. Nothing was forked"
+            == (told["error"]["message"])
+        )
+    assert ["notes"] == [one.name for one in service.agents.all()]
+    status, made = await call(service, "POST", "/notes/fork", {slip: None, "turn": 1})
+    assert (200, 1) == (status, made["turns"])
+
+
+async def test_a_new_agent_by_what_others_call_its_fields():
+    """They are ignored, with the names that are meant, where those are not sent."""
+    body = {"name": "bob", "system": "Be brief."}
+    _, made = await call(FakeService(), "POST", "", body)
+    assert [
+        "name (did you mean agent_id?)",
+        "system (did you mean system_prompt?)",
+    ] == made["ignored"]
+    _, made = await call(FakeService(), "POST", "", {"agent_id": "bob", "name": "Bob"})
+    assert ["name"] == made["ignored"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"", "invalid_json", None),
+        (b"[]", "invalid_type", None),
+        (b'{"agent_id": 7}', "invalid_type", "agent_id"),
+        (b'{"agent_id": ""}', "invalid_value", "agent_id"),
+        (b'{"agent_id": "../x"}', "invalid_value", "agent_id"),
+        (b'{"agent_id": "notes\\n"}', "invalid_value", "agent_id"),
+        (b'{"model": ["m"]}', "invalid_type", "model"),
+        (b'{"model": "%s"}' % (b"m" * 201), "invalid_value", "model"),
+        (b'{"system_prompt": {}}', "invalid_type", "system_prompt"),
+        (b'{"tools": [{}]}', "unsupported_value", "tools[0]"),
+        (b'{"max_context": 1}', "invalid_value", "max_context"),
+        (b'{"max_context": 1.5}', "invalid_type", "max_context"),
+        (b'{"persist": "yes"}', "invalid_type", "persist"),
+        (b'{"persist": true', "invalid_json", None),
+    ],
+)
+async def test_a_body_that_makes_no_agent(body: bytes, code: str, param: str | None):
+    """Each is refused with its parameter, and nothing is there afterwards."""
+    service = FakeService()
+    assert (400, code, param) == refused(await call(service, "POST", "", body))
+    assert {} == service.agents.held
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"", "invalid_json", None),
+        (b"{}", "missing_required_parameter", "messages"),
+        (b'{"messages": []}', "invalid_value", "messages"),
+        (say(tools=[LOOK]), "unsupported_value", "tools"),
+        (say(session_id="mine"), "unsupported_value", "session_id"),
+        (say(system_prompt="Be long."), "unsupported_value", "system_prompt"),
+        (say(n=2), "unsupported_value", "n"),
+        (say(tool_choice="required"), "invalid_value", "tool_choice"),
+        (say(temperature=-1), "invalid_value", "temperature"),
+    ],
+)
+async def test_a_body_that_asks_nothing(body: bytes, code: str, param: str | None):
+    """Likewise; no command comes of it."""
+    service = FakeService()
+    service.agents.have("notes")
+    found = refused(await call(service, "POST", "/notes/generate", body))
+    assert (400, code, param) == found
+    assert [] == service.commands
+
+
+async def test_an_agent_that_is_not_there():
+    """Never created, or another tenant's: for all that can be asked of it."""
+    service = FakeService()
+    service.agents.have("notes", tenant="bob")
+    for method, path, body in (
+        ("GET", "/notes", None),
+        ("GET", "/notes/turns", None),
+        ("DELETE", "/notes", None),
+        ("POST", "/notes/fork", {}),
+        ("POST", "/notes/generate", {"messages": HELLO}),
+    ):
+        found = refused(await call(service, method, path, body))
+        assert (404, "agent_not_found", None) == found, (method, path)
+    keys = {"keys": Keys([("alice", "a"), ("bob", "b")])}
+    for key, due in (("a", 404), ("b", 200)):
+        more: Any = {"app": keys, "headers": {"x-api-key": key}}
+        assert due == (await call(service, "GET", "/notes", **more))[0]
+    assert (405, "method_not_allowed", None) == refused(await call(service, "PUT", "/notes"))
+
+
+async def test_an_agent_that_cannot_now():
+    """At work, or one too many: 409 either way, and only the first is worth asking again."""
+    service = FakeService(refusal=AgentBusy("notes", "is answering another request"))
+    service.agents.have("notes")
+    service.agents.busy.add("notes")
+    client = create_app(service).test_client()
+    for method, path, body in (
+        ("POST", "/generate", say()),
+        ("DELETE", "", b""),
+    ):
+        ask = client.post if method == "POST" else client.delete
+        response = await ask(f"/v1/agents/notes{path}", data=body)
+        found = json.loads(await response.get_data(as_text=True))
+        assert (409, "1", "agent_busy") == (
+            response.status_code,
+            response.headers["retry-after"],
+            found["error"]["code"],
+        )
+    refusal = refused(await call(service, "POST", "", {"agent_id": "notes"}))
+    assert (409, "agent_exists", "agent_id") == refusal
+    service.refusal = TooManyAgents(1000)
+    refusal = refused(await call(service, "POST", "/notes/generate", say()))
+    assert (409, "too_many_agents", None) == refusal
+
+
+async def test_a_model_that_is_not_served():
+    """Refused where names are strict, for a new agent and for one that was served before."""
+    service = FakeService()
+    service.agents.have("notes", model="other")
+    strict = {"app": {"strict_model_names": True}}
+    for path, body in (("", {"model": "other"}), ("/notes/generate", {"messages": HELLO})):
+        found = refused(await call(service, "POST", path, body, **strict))
+        assert (404, "model_not_found", "model") == found
+    named = {"messages": HELLO, "model": "cairn/small-1"}
+    assert 200 == (await call(service, "POST", "/notes/generate", named, **strict))[0]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_names_of_agents_sessions_are_reserved(path: str):
+    """No client comes to an agent's session by its name."""
+    service = FakeService()
+    client = create_app(service).test_client()
+    body = {"messages": HELLO, "input": "x", "max_tokens": 9, "session_id": "agent/notes"}
+    response = await client.post(path, data=json.dumps(body))
+    found = json.loads(await response.get_data(as_text=True))
+    assert 400 == response.status_code
+    assert "session_id begins with 'agent/'" in found["error"]["message"]
+    assert [] == service.commands
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    ["agent_id", "model", "system_prompt", "tools", "max_context", "persist", "turn", "x"]
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(st.dictionaries(FIELDS, JSON) | JSON | st.binary(max_size=40))
+async def test_any_body_makes_an_agent_or_a_refusal(body: Any):
+    """Whatever is sent, nothing but a refusal comes of what cannot be used."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with contextlib.suppress(ClientError):
+        read_new_agent(data, Ignored())
+    with contextlib.suppress(ClientError):
+        read_fork(data)

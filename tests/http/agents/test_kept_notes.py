@@ -1,0 +1,174 @@
+"""
+What a response that is kept notes of its request: what comes with every turn stands in a session's
+rows once, and is told with each of its responses.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from cairn.actors.models import load as loading
+from cairn.actors.server import Server
+from cairn.http.app import create_app
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.replay import replay
+from cairn.journal.store import MemoryStore
+from tests.support.fake_engine import started
+from tests.support.in_process_server import serving
+
+pytestmark = pytest.mark.trio
+
+TOOL = {
+    "type": "function",
+    "name": "look",
+    "description": "x" * 50_000,
+    "parameters": {"type": "object", "properties": {}},
+}
+ALWAYS: dict[str, Any] = {"tools": [TOOL], "instructions": "Be brief. " * 20, "seed": 1}
+
+
+@pytest.fixture(autouse=True)
+def _numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model is needed."""
+    monkeypatch.setattr(loading, "_start", started)
+
+
+@pytest.fixture(name="store")
+def store_() -> MemoryStore:
+    """A journal."""
+    return MemoryStore()
+
+
+def house(store: MemoryStore) -> Any:
+    """A server over it."""
+    return serving(Path("numbers"), store)
+
+
+async def say(server: Server, text: str, previous: Any = None, **fields: Any) -> Any:
+    """A response, as it was told."""
+    body = {**ALWAYS, "input": text, "max_output_tokens": 4, **fields}
+    if previous is not None:
+        body["previous_response_id"] = previous["id"]
+    response = await create_app(server).test_client().post("/v1/responses", json=body)
+    told = await response.get_json()
+    assert 200 == response.status_code, told
+    return told
+
+
+async def found(server: Server, told: Any) -> Any:
+    """A response, looked up; None where it is not there."""
+    response = await create_app(server).test_client().get(f"/v1/responses/{told['id']}")
+    assert response.status_code in (200, 404)
+    return await response.get_json() if response.status_code == 200 else None
+
+
+def as_told(told: Any) -> Any:
+    """What is looked up of a response: all but how it came about."""
+    return {name: value for name, value in told.items() if name != "cairn"}
+
+
+def notes(store: MemoryStore) -> list[ev.TurnKept]:
+    """The turns on record."""
+    events = (decode(row).event for row in store.rows)
+    return [event for event in events if isinstance(event, ev.TurnKept)]
+
+
+async def test_ten_turns_with_the_same_tools(store: MemoryStore):
+    """They are noted once, over a restart as well, and each response has them."""
+    told: list[Any] = [None]
+    for _ in range(2):
+        async with house(store) as server:
+            for _ in range(5):
+                told.append(await say(server, "And then?", told[-1]))
+            for one in told[1:]:
+                assert as_told(one) == await found(server, one)
+    sizes = [len(row.private or b"") for row in store.rows if row.kind == "turn_kept"]
+    assert sizes[0] > 50_000
+    assert max(sizes[1:]) < 2_000
+    first, *others = notes(store)
+    assert {"tools", "instructions"} == set(first.texts)
+    at = next(row.position for row in store.rows if row.kind == "turn_kept")
+    assert [{"tools": at, "instructions": at}] * 9 == [dict(one.texts_at) for one in others]
+    assert [{}] * 9 == [dict(one.texts) for one in others]
+    assert () == replay(store.read()).findings
+
+
+async def test_what_changes_is_noted(store: MemoryStore):
+    """By itself; and what comes back is there already."""
+    async with house(store) as server:
+        one, other = ({"a": letter * 200} for letter in "xy")
+        told: list[Any] = [None]
+        for metadata in (one, other, one):
+            told.append(await say(server, "And then?", told[-1], metadata=metadata))
+        for response in told[1:]:
+            assert as_told(response) == await found(server, response)
+    assert [{"tools", "instructions", "metadata"}, {"metadata"}, set()] == [
+        set(turn.texts) for turn in notes(store)
+    ]
+
+
+async def test_a_response_whose_texts_an_earlier_one_brought_that_was_deleted(store: MemoryStore):
+    """It is told as it was, and so is what goes on from another; after a restart as well."""
+    async with house(store) as server:
+        first = await say(server, "Hello")
+        second = await say(server, "And then?", first)
+        app = create_app(server)
+        gone = await app.test_client().delete(f"/v1/responses/{first['id']}")
+        assert 200 == gone.status_code
+        assert await found(server, first) is None
+        assert as_told(second) == await found(server, second)
+        third = await say(server, "Hello")
+    async with house(store) as server:
+        assert await found(server, first) is None
+        for told in (second, third):
+            assert as_told(told) == await found(server, told)
+
+
+async def test_two_that_go_on_from_one(store: MemoryStore):
+    """Each has what it came with; in a session of its own it is written there."""
+    async with house(store) as server:
+        first = await say(server, "Hello")
+        branches = [await say(server, text, first) for text in ("And then?", "Or else?")]
+        further = [await say(server, "So?", branch) for branch in branches]
+        for told in (first, *branches, *further):
+            assert as_told(told) == await found(server, told)
+    brought = [turn.session for turn in notes(store) if turn.texts]
+    sessions = [turn.session for turn in notes(store)]
+    assert 2 == len(set(sessions))
+    assert sorted(set(sessions)) == sorted(brought)
+    assert () == replay(store.read()).findings
+
+
+async def test_a_session_that_is_opened_again(store: MemoryStore):
+    """It brings its texts anew: the rows of the one before may be pruned without it."""
+    async with house(store) as server:
+        first = await say(server, "Hello", session_id="talk")
+        await server.close_session("talk", "-")
+        second = await say(server, "And then?", first, session_id="talk")
+        for told in (first, second):
+            assert as_told(told) == await found(server, told)
+    assert [2, 2] == [len(turn.texts) for turn in notes(store)]
+
+
+async def test_texts_that_were_forgotten(store: MemoryStore):
+    """Without them the response is none any more."""
+    async with house(store) as server:
+        first = await say(server, "Hello")
+        second = await say(server, "And then?", first)
+        at, row = next(one for one in enumerate(store.rows) if one[1].kind == "turn_kept")
+        store.rows[at] = attrs.evolve(row, private=None)
+        assert await found(server, second) is None
+
+
+async def test_who_wants_nothing_kept_notes_nothing(store: MemoryStore):
+    """What such a request brings is in no row, and the next one brings it."""
+    async with house(store) as server:
+        await say(server, "Hello", store=False)
+        told = await say(server, "Hello")
+        assert as_told(told) == await found(server, told)
+    assert [2] == [len(turn.texts) for turn in notes(store)]

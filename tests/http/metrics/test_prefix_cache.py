@@ -1,0 +1,204 @@
+"""
+Metrics of the prefix cache: what the committed events come to, in tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from cairn.actors.models import load as loading
+from cairn.actors.requests.messages import NoMemory
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.http.metrics.registry import Metrics
+from cairn.journal import events as ev
+from cairn.journal.events import Event
+from tests.http.metrics.test_registry import (
+    EVICTED,
+    LOADED,
+    cancelled,
+    extended,
+    finished,
+    received,
+    selected,
+    shared,
+    values,
+)
+from tests.support.fake_engine import started
+from tests.support.in_process_server import ask, at_rest, generate
+from tests.support.prewarm_conversation import Journaled
+
+HITS = "cairn_prefix_cache_tokens_total"
+
+
+RAN = extended("prefill", 1)
+
+
+def asked(prompt_tokens: int, path: Any, reason: str | None, **reuse: Any) -> tuple[Event, Event]:
+    """A request with so long a prompt, and what of it is reused."""
+    return (
+        evolve(received(), prompt_tokens=prompt_tokens),
+        evolve(selected(path, reason), **reuse),
+    )
+
+
+def test_every_series_is_there_from_the_start():
+    """A rate can be alerted on before the first event of its kind."""
+    read = values()
+    assert [0, 0, 0] == [read(HITS, tier=tier) for tier in ("slab", "memory", "disk")]
+    assert 0 == read("cairn_prefix_cache_query_tokens_total")
+    assert 0 == read("cairn_prefix_cache_ratio")
+    assert 0 == read("cairn_prefix_match_depth_tokens_count")
+    assert 0 == read("cairn_rerendered_tokens_total")
+
+
+def test_tokens_by_tier():
+    """
+    Two blocks lie in the slab, one is copied from memory and one from its file; of a block that was
+    read from its file for one request the next one finds a copy in memory.
+    """
+    copied = shared(1)
+    read = values(
+        evolve(LOADED, key="k2"),
+        *asked(
+            300,
+            "continuation",
+            None,
+            kept_blocks=2,
+            shared_blocks=2,
+            reused_tokens=256,
+            rerendered_tokens=40,
+        ),
+        evolve(copied, start=128, end=256, keys=("k1", "k2"), digests=("d", "d")),
+        RAN,
+        RAN,
+        finished(),
+        *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        evolve(copied, keys=("k2",)),
+        RAN,
+    )
+    assert [128, 128, 64] == [read(HITS, tier=tier) for tier in ("slab", "memory", "disk")]
+    assert 400 == read("cairn_prefix_cache_query_tokens_total")
+    assert 0.8 == read("cairn_prefix_cache_ratio")
+    assert 40 == read("cairn_rerendered_tokens_total")
+    assert 2 == read("cairn_prefix_match_depth_tokens_count")
+    assert 320 == read("cairn_prefix_match_depth_tokens_sum")
+    assert 0 == read("cairn_prefix_match_depth_tokens_bucket", le="0.0")
+    assert 1 == read("cairn_prefix_match_depth_tokens_bucket", le="64.0")
+
+
+def test_a_block_that_was_read_for_another():
+    """
+    A block that was read for one request, which did not come to copy it, is one of memory for the
+    next; so is one that left memory meanwhile and was sealed anew.
+    """
+    read = values(
+        evolve(LOADED, key="d"),
+        *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        cancelled(),
+        evolve(EVICTED, key="d"),
+        *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        evolve(shared(1), keys=("d",)),
+        RAN,
+    )
+    assert [64, 0] == [read(HITS, tier=tier) for tier in ("memory", "disk")]
+    assert 100 == read("cairn_prefix_cache_query_tokens_total")
+
+
+def test_what_is_copied_ahead_is_no_hit():
+    """
+    Blocks that are copied for a turn that has not come are no prompt's: they are counted when it
+    comes.
+    """
+    read = values(
+        evolve(LOADED, key="d"),
+        evolve(shared(1), request=None, keys=("d",)),
+        *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        evolve(shared(1), keys=("d",)),
+        RAN,
+    )
+    assert [0, 0, 64] == [read(HITS, tier=tier) for tier in ("slab", "memory", "disk")]
+
+
+def test_who_ends_before_its_first_pass_reuses_nothing():
+    """
+    A request for which there was no slab, or whose client went away, counts neither as a query nor
+    as a hit.
+    """
+    read = values(
+        *asked(300, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        shared(1),
+        cancelled(),
+    )
+    assert 0 == read("cairn_prefix_cache_query_tokens_total")
+    assert 0 == read("cairn_prefix_match_depth_tokens_count")
+    assert 0 == read(HITS, tier="memory")
+
+
+@pytest.mark.trio
+async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
+    """
+    Over a journal with blocks that were copied ahead and requests for which there was no memory,
+    the tokens of all tiers are those that the answers said, and the ratio's.
+    """
+    monkeypatch.setattr(loading, "_start", started)
+    house = Journaled(model=Path("numbers"))
+    told = Message(role="system", content="stone " * 100)
+    first = generate(Conversation(messages=(told, Message(role="user", content="a" * 200))))
+    said = []
+    async with house.serving() as server:
+        metrics = Metrics(server)
+        for max_tokens in (70, 300, 300):
+            said.append(await ask(server, evolve(first, max_tokens=max_tokens)))
+            await at_rest(server)
+        with monkeypatch.context() as patched:
+            patched.setattr("cairn.journal.eviction.slab_fits", lambda *_: False)
+            with pytest.raises(NoMemory):
+                await ask(server, evolve(first, max_tokens=900))
+        await at_rest(server)
+
+        read = metrics.registry.get_sample_value
+        hits = [read(HITS, {"tier": tier}) or 0 for tier in ("slab", "memory")]
+        ratio = read("cairn_prefix_cache_ratio") or 0
+        asked_for = read("cairn_prefix_cache_query_tokens_total") or 0
+    assert any(event.request is None for event in house.events(ev.BlocksShared))
+    (gone,) = house.events(ev.RequestCancelled)
+    assert "no_memory" == gone.stage
+    assert sum(one.accepted.cached_tokens for one in said) == sum(hits)
+    assert sum(one.accepted.prompt_tokens for one in said) == asked_for
+    assert sum(hits) == round(ratio * asked_for)
+
+
+def test_who_wants_no_cache_makes_no_query():
+    """
+    The cold path is no miss.
+    """
+    read = values(*asked(300, "new_session", "cache_disabled"), RAN)
+    assert 0 == read("cairn_prefix_cache_query_tokens_total")
+    assert 0 == read("cairn_prefix_match_depth_tokens_count")
+
+
+def test_a_request_without_a_path_makes_no_query():
+    """
+    A client that went away before its path was decided leaves nothing behind.
+    """
+    read = values(
+        evolve(received(), prompt_tokens=300), cancelled(), selected("new_session", "diverged")
+    )
+    assert 0 == read("cairn_prefix_cache_query_tokens_total")
+
+
+def test_prompts_that_are_too_short_to_be_kept():
+    """
+    Those below the operator's least one are counted, whatever path they take.
+    """
+    prompts = [
+        *asked(99, "new_session", "cold_start"),
+        *asked(100, "new_session", "diverged"),
+        *asked(64, "new_session", "too_short"),
+    ]
+    assert 2 == values(*prompts, min_cache_tokens=100)("cairn_prefix_cache_too_short_total")
+    assert 0 == values(*prompts)("cairn_prefix_cache_too_short_total")

@@ -1,0 +1,217 @@
+"""The server's description of itself: every route and body, and answers that are as described."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+
+from cairn.actors.requests.messages import Delta, JournalFull, KeptTurn
+from cairn.engine.answer.parts import Called, Said, Thought
+from cairn.engine.prompt.template import Message
+from cairn.http.access.keys import Keys
+from cairn.http.app import create_app
+from cairn.http.openapi import shapes as answer_shapes
+from cairn.http.openapi.document import OPERATIONS, description
+from cairn.http.responses.answers import Form
+from cairn.journal.tenants import LOCAL
+from tests.http.agents.fake_agents import TURN
+from tests.http.fake_service import ACCEPTED, DELTAS, FINISHED, FakeService
+
+pytestmark = pytest.mark.trio
+
+SPOKEN = (
+    ACCEPTED,
+    Delta(parts=(Thought("Hm"),)),
+    *DELTAS,
+    Delta(parts=(Called(index=0, id="c", name="look", arguments="{}"),)),
+    FINISHED,
+)
+TEXT = (ACCEPTED, *DELTAS, FINISHED)
+TWO = (*TEXT, attrs.evolve(ACCEPTED, choice=1), attrs.evolve(FINISHED, choice=1))
+KEPT = KeptTurn(
+    request="r1",
+    previous=None,
+    created_s=1,
+    asked=(Message(role="user", content="Hello"),),
+    parts=(Said("Hi"),),
+    note=Form(told={}).note(),
+    finished=FINISHED,
+)
+
+
+def addresses() -> set[tuple[str, str]]:
+    """The methods and addresses that the application has."""
+    rules = create_app(FakeService()).url_map.iter_rules()
+    return {
+        (method, re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule))
+        for rule in rules
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }
+
+
+async def test_every_route_is_described_and_no_other():
+    """The table of operations is that of the routes."""
+    assert addresses() == set(OPERATIONS)
+
+
+def references(value: Any) -> Iterator[str]:
+    """What a document refers to."""
+    match value:
+        case {"$ref": str(ref)}:
+            yield ref
+        case dict():
+            for one in value.values():
+                yield from references(one)
+        case list():
+            for one in value:
+                yield from references(one)
+        case _:
+            pass
+
+
+async def test_it_is_served_and_holds_together():
+    """It is JSON, names its version, and all that it refers to is there and nothing else."""
+    response = await create_app(FakeService()).test_client().get("/openapi.json")
+    document = json.loads(await response.get_data(as_text=True))
+    assert "3.1.0" == document["openapi"]
+    schemas = document["components"]["schemas"]
+    assert {f"#/components/schemas/{name}" for name in schemas} == set(references(document))
+    assert "security" not in document
+    assert set() == {name for name in schemas if "cairn" in name.lower().split(".")[:-1]}
+    assert document["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["name"] == "name"
+
+
+WITH_BODIES = [place for place, operation in OPERATIONS.items() if operation.body is not None]
+
+
+def fields_told(method: str, address: str) -> set[str]:
+    """The fields of a body by the document that is served."""
+    document = description(with_keys=False)
+    body = document["paths"][address][method.lower()]["requestBody"]
+    ref = body["content"]["application/json"]["schema"]["$ref"]
+    assert ref.startswith("#/components/schemas/")
+    schema = document["components"]["schemas"][ref.rpartition("/")[2]]
+    assert set(body["content"]["application/json"]["example"]) <= set(schema["properties"])
+    return set(schema["properties"])
+
+
+@pytest.mark.parametrize(("method", "address"), WITH_BODIES)
+async def test_the_fields_of_a_body_are_those_that_are_read(method: str, address: str):
+    """The document has the fields of the struct that reads this body."""
+    body = OPERATIONS[method, address].body
+    assert body is not None
+    assert {field.name for field in msgspec.structs.fields(body)} == fields_told(method, address)
+
+
+async def test_what_is_the_agents_own_is_no_field_of_its_requests():
+    """What would be refused there, or comes to nothing, is not told; a fork may say nothing."""
+    chat = fields_told("POST", "/v1/chat/completions")
+    own = {"tools", "session_id", "n", "prompt_cache_key"}
+    assert chat - own == fields_told("POST", f"{AGENT}/generate")
+    paths = description(with_keys=False)["paths"]
+    assert [False, True] == [
+        paths[f"{AGENT}/{what}"]["post"]["requestBody"]["required"] for what in ("fork", "generate")
+    ]
+
+
+async def test_keys_are_described_where_they_are_needed():
+    """Either header will do."""
+    document = description(with_keys=True)
+    assert [{"bearer": []}, {"key": []}] == document["security"]
+    assert {"bearer", "key"} == set(document["components"]["securitySchemes"])
+
+
+AGENTS, AGENT = "/v1/agents", "/v1/agents/{name}"
+NOTES = "/v1/agents/notes"
+CHAT, TEXTS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 9}
+
+
+@pytest.mark.parametrize(
+    ("method", "address", "path", "body", "script"),
+    [
+        ("POST", CHAT, CHAT, HELLO, TEXT),
+        ("POST", CHAT, CHAT, {**HELLO, "user": "me"}, SPOKEN),
+        ("POST", CHAT, CHAT, {**HELLO, "n": 2, "logprobs": True, "top_logprobs": 1}, TWO),
+        ("POST", TEXTS, TEXTS, {"prompt": "a"}, TEXT),
+        ("POST", TEXTS, TEXTS, {"prompt": "a", "n": 2, "logprobs": 1}, TWO),
+        ("POST", RESPONSES, RESPONSES, {"input": "Hello"}, SPOKEN),
+        ("GET", f"{RESPONSES}/{{name}}", f"{RESPONSES}/resp_r1", None, TEXT),
+        (
+            "GET",
+            f"{RESPONSES}/{{name}}/input_items",
+            f"{RESPONSES}/resp_r1/input_items",
+            None,
+            TEXT,
+        ),
+        ("DELETE", f"{RESPONSES}/{{name}}", f"{RESPONSES}/resp_r1", None, TEXT),
+        ("POST", MESSAGES, MESSAGES, HELLO, SPOKEN),
+        ("POST", f"{MESSAGES}/count_tokens", f"{MESSAGES}/count_tokens", HELLO, TEXT),
+        ("POST", AGENTS, AGENTS, {"agent_id": "new", "colour": "red"}, TEXT),
+        ("GET", AGENTS, AGENTS, None, TEXT),
+        ("GET", AGENT, NOTES, None, TEXT),
+        ("GET", f"{AGENT}/turns", f"{NOTES}/turns", None, TEXT),
+        ("POST", f"{AGENT}/fork", f"{NOTES}/fork", {"agent_id": "other"}, TEXT),
+        ("POST", f"{AGENT}/generate", f"{NOTES}/generate", HELLO, TEXT),
+        ("DELETE", AGENT, NOTES, None, TEXT),
+        ("GET", "/v1/models", "/v1/models", None, TEXT),
+        ("GET", "/v1/models/{name}", "/v1/models/cairn/small-1", None, TEXT),
+        ("GET", "/health", "/health", None, TEXT),
+        ("GET", "/openapi.json", "/openapi.json", None, TEXT),
+        ("GET", "/metrics", "/metrics", None, TEXT),
+        ("GET", "/", "/", None, TEXT),
+    ],
+)
+async def test_an_answer_is_as_described(
+    method: str, address: str, path: str, body: Any, script: Any
+):
+    """Its shape has nothing that is missing, and where it is closed nothing stands besides."""
+    service = FakeService(script)
+    service.turns[LOCAL, "r1"] = KEPT
+    service.agents.have("notes", TURN)
+    client = create_app(service).test_client()
+    data = None if body is None else json.dumps(body)
+    response = await getattr(client, method.lower())(path, data=data)
+    text = await response.get_data(as_text=True)
+    assert 200 == response.status_code
+    operation = OPERATIONS[method, address]
+    if operation.answer is None:
+        assert operation.text == response.content_type.partition(";")[0]
+    else:
+        msgspec.json.decode(text, type=operation.answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "refusal", "shape"),
+    [
+        (CHAT, {}, None, answer_shapes.Error),
+        (CHAT, HELLO, JournalFull(), answer_shapes.Error),
+        (RESPONSES, {}, None, answer_shapes.Error),
+        (MESSAGES, {}, None, answer_shapes.MessagesError),
+        (MESSAGES, HELLO, JournalFull(), answer_shapes.MessagesError),
+    ],
+)
+async def test_a_refusal_is_as_described(path: str, body: Any, refusal: Any, shape: Any):
+    """Its status is among those of the operation, and its body of that shape."""
+    client = create_app(FakeService(refusal=refusal)).test_client()
+    response = await client.post(path, data=json.dumps(body))
+    text = await response.get_data(as_text=True)
+    msgspec.json.decode(text, type=shape)
+    answers = description(with_keys=False)["paths"][path]["post"]["responses"]
+    assert str(response.status_code) in answers
+    schema = answers[str(response.status_code)]["content"]["application/json"]["schema"]
+    assert schema["$ref"].rpartition(".")[2] == shape.__name__ or shape.__name__ in schema["$ref"]
+
+
+async def test_who_has_no_key_hears_of_health_what_is_described():
+    """The short answer has the shape of the long one."""
+    keys = Keys([("alice", "k" * 20)])
+    response = await create_app(FakeService(), keys=keys).test_client().get("/health")
+    msgspec.json.decode(await response.get_data(as_text=True), type=answer_shapes.Health)

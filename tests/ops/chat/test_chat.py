@@ -1,0 +1,1040 @@
+"""
+A chat on a terminal and through a pipe, with a scripted service and with real servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import msgspec
+import pytest
+import structlog
+import trio
+from click.testing import CliRunner, Result
+
+from cairn.actors.requests.messages import Accepted, Broken, Delta, JournalFull, QueueFull, Stopping
+from cairn.engine.answer.parts import Said, Thought
+from cairn.engine.prompt import template as prompt
+from cairn.journal.store_sql import journal_url
+from cairn.ops.chat import command as chat
+from cairn.ops.chat import server as chat_server
+from cairn.ops.chat.client import Stream, read_url
+from cairn.ops.chat.transcript import (
+    Answer,
+    Cairn,
+    Chunk,
+    Error,
+    Shown,
+    Usage,
+    harmless,
+    read_line,
+    refusal,
+    summary,
+    waiting_words,
+)
+from cairn.ops.cli import ops
+from cairn.ops.serve.data_dir import hold, make_home, server_at
+from tests.http.conftest import run_server
+from tests.http.fake_service import ACCEPTED, FINISHED, PREFILLING, FakeService, Hold, Step
+from tests.support.subprocess_server import DEADLINE_S, eventually, started
+
+BUG = "1baf1f86-0c3b-4a53-9c0f-2b7f5c6d7e8f"
+TOLD = "new_session (cold_start) · 128 of 2048 tokens reused · first token after N ms"
+
+
+# --- what is shown -------------------------------------------------------------------------------
+
+
+def test_nothing_in_an_answer_steers_the_terminal():
+    """Lines and tabs stay; what would move the cursor or turn a line round is spelled out."""
+    assert "a\n\tb" == harmless("a\r\n\tb")
+    assert "\\x1b[2J\\x9b1A\\x07\\x08\\x7f\\x00" == harmless("\x1b[2J\x9b1A\x07\x08\x7f\x00")
+    assert "\\u202e\\u2066" == harmless("\u202e\u2066")
+    assert "Grüße 🪨 山" == harmless("Grüße 🪨 山")
+
+
+def test_thoughts_are_told_from_the_answer():
+    """They come under a name of their own and are no part of the text."""
+    answer = Answer()
+    chunks = [
+        {"choices": [{"delta": {"reasoning_content": "Hm", "reasoning": "Hm"}}]},
+        {"choices": [{"delta": {"content": "Yes."}, "finish_reason": "stop"}]},
+    ]
+    taken = [answer.take(msgspec.convert(chunk, Chunk), after_s=0.5) for chunk in chunks]
+    assert [[("Hm", True)], [("Yes.", False)]] == taken
+    assert ("Yes.", "Hm", 0.5, "stop") == (
+        *(answer.text, answer.thoughts),
+        *(answer.first_s, answer.finish_reason),
+    )
+
+
+@pytest.mark.parametrize(
+    ("styled", "text"), [(True, "One two\n\nYes."), (False, "<think>\nOne two\n</think>\n\nYes.")]
+)
+def test_what_stands_between_thoughts_and_words(styled: bool, text: str):
+    """Tags where nothing else tells them apart; else an empty line."""
+    shown = Shown(styled=styled)
+    pieces = [("One ", True), ("two", True), ("Yes", False), (".", False)]
+    assert text == "".join(shown.take(*piece) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        (" Hello \n", ("", "Hello")),
+        ("/new", ("new", "")),
+        ("/edit  two  words ", ("edit", "two  words")),
+        ("/edit\ttwo\n lines", ("edit", "two\n lines")),
+        ("/ edit", ("help", "edit")),
+        ("//path", ("", "/path")),
+        ("/", ("help", "")),
+        ("\n", ("", "")),
+    ],
+)
+def test_a_line_is_a_message_or_a_command(line: str, read: tuple[str, str]):
+    """A slash begins a command, two a message with one."""
+    assert read == read_line(line)
+
+
+def test_the_line_below_an_answer():
+    """It tells what is known: the path, what was reused, the time, and whether it was cut off."""
+    cairn = Cairn(path="continuation", reused_tokens=192)
+    usage = Usage(prompt_tokens=245, completion_tokens=24)
+    answer = Answer("x", cairn, usage, "stop", 0.0384)
+    assert "continuation · 192 of 245 tokens reused · first token after 38 ms" == summary(answer)
+    assert summary(attrs.evolve(answer, finish_reason="length")).endswith("cut off after 24 tokens")
+    assert "continuation · 192 tokens reused" == summary(Answer("", cairn))
+    cold = Cairn(path="new_session", reused_tokens=0, reason="cold_start")
+    assert "new_session (cold_start) · 0 tokens reused" == summary(Answer("", cold))
+
+
+def test_what_is_waited_for():
+    """A keep-alive, in words."""
+    assert "waiting in the server's queue" == waiting_words("waiting")
+    assert "reading the prompt: 512 of 2048 tokens" == waiting_words("prefill 512/2048")
+    assert "reading the prompt" == waiting_words("prefill 512")
+    assert "the model writes" == waiting_words("writing")
+
+
+def test_an_error_and_what_to_do():
+    """A bug leads to its replay, a load to a time, what nobody foresaw to the log."""
+    bug = Error(f"internal cache invariant violation; bug id {BUG}", "kv_cache_inv_violation")
+    assert (
+        f"The server broke an invariant of its cache: bug id {BUG}. "
+        f"`ops replay {BUG} --data-dir d` tells what happened."
+    ) == refusal(bug, 500, None, " --data-dir d")
+    full = Error("too many wait", "queue_full")
+    assert (
+        "The server did not answer (429 queue_full): too many wait. Try again in 7 s."
+    ) == refusal(full, 429, "7", "")
+    long = Error("prompt is too long: 9 tokens > 8 maximum", "context_length_exceeded")
+    assert refusal(long, 400, None, "").endswith("8 maximum. /new begins a new conversation.")
+    unforeseen = Error(f"internal error; error id {BUG} stands in the log", "internal_error")
+    assert refusal(unforeseen, 500, None, "").endswith(f"log. `ops tail --grep {BUG}` shows it.")
+    assert "\\x1b" in refusal(Error("\x1b[2J"), 500, None, "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "url"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://[::1]:8000/v1/", "http://[::1]:8000"),
+        ("https://host/cairn/v1", "https://host/cairn"),
+    ],
+)
+def test_an_address_as_it_is_typed(typed: str, url: str):
+    """Without a scheme, or as other clients want it."""
+    assert url == read_url(typed)
+
+
+@pytest.mark.parametrize(
+    "typed", ["http://a..b", "http://host/\xfc", "http://host:x", "ftp://host"]
+)
+def test_what_is_no_address(typed: str):
+    """What no connection could be made to is refused in a sentence."""
+    with pytest.raises(click.BadParameter, match="is no address"):
+        read_url(typed)
+
+
+# --- through a pipe ------------------------------------------------------------------------------
+
+
+@attrs.define
+class Faked:
+    """
+    A scripted service that answers at ``url``, from a thread of its own.
+    """
+
+    url: str
+    service: FakeService
+    token: trio.lowlevel.TrioToken
+
+    def release(self, hold: Hold) -> None:
+        """
+        Go on with the script.
+        """
+        trio.from_thread.run_sync(hold.released.set, trio_token=self.token)
+
+    def conversations(self) -> list[prompt.Conversation]:
+        """
+        What each request says.
+        """
+        found = [command.conversation for command in self.service.commands]
+        return [conversation for conversation in found if conversation is not None]
+
+    def asked(self) -> list[list[tuple[str, str]]]:
+        """
+        (role, text) of the messages of each request.
+        """
+        return [
+            [(message.role, message.content) for message in conversation.messages]
+            for conversation in self.conversations()
+        ]
+
+
+@contextlib.contextmanager
+def faked(*scripts: tuple[Step, ...], refusal: Exception | None = None) -> Iterator[Faked]:
+    """
+    Serve scripts while the context lasts.
+    """
+    service, shutdown = FakeService(*scripts, refusal=refusal), trio.Event()
+    found: list[Faked] = []
+    is_up = threading.Event()
+
+    async def serve() -> None:
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(run_server, service, shutdown)
+            found.append(Faked(url, service, trio.lowlevel.current_trio_token()))
+            is_up.set()
+
+    thread = threading.Thread(target=trio.run, args=(serve,))
+    thread.start()
+    try:
+        assert is_up.wait(DEADLINE_S)
+        # The service's log would go to what the chat takes for its own stdout.
+        with structlog.testing.capture_logs():
+            yield found[0]
+    finally:
+        trio.from_thread.run_sync(shutdown.set, trio_token=found[0].token)
+        thread.join(DEADLINE_S)
+
+
+def script(*texts: str, accepted: Accepted = ACCEPTED) -> tuple[Step, ...]:
+    """
+    An answer in pieces.
+    """
+    return (accepted, *(Delta(parts=(Said(text),)) for text in texts), FINISHED)
+
+
+def piped(lines: str, *arguments: object) -> Result:
+    """
+    A chat whose lines come through a pipe.
+    """
+    result = CliRunner().invoke(ops, ["chat", *map(str, arguments)], input=lines)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def remarks(stderr: str) -> list[str]:
+    """
+    What was said on stderr, without times.
+    """
+    return re.sub(r"after [0-9]+ ms", "after N ms", stderr).splitlines()
+
+
+def test_a_conversation_through_a_pipe():
+    """Answers go to stdout and nothing else; each turn sends the whole conversation."""
+    with faked(script("Hi", " there"), script("Bye\n")) as server:
+        result = piped("Hello\n\nGo\n", "--url", server.url, "--system", "Be short.")
+    assert (0, "Hi there\nBye\n") == (result.exit_code, result.stdout)
+    talking = f"Talking with cairn/small-1 at {server.url}."
+    assert [talking, TOLD, TOLD] == remarks(result.stderr)
+    first = [("system", "Be short."), ("user", "Hello")]
+    assert [first, [*first, ("assistant", "Hi there"), ("user", "Go")]] == server.asked()
+
+
+def test_thoughts_go_back():
+    """As the server recommends it; also those of an answer that was cut off in them."""
+    thought = Delta(parts=(Thought("Hm"),))
+    words = Delta(parts=(Said("Yes"),))
+    with faked((ACCEPTED, thought, words, FINISHED), (ACCEPTED, thought, FINISHED)) as server:
+        piped("one\ntwo\nthree\n", "--url", server.url)
+    last = server.conversations()[-1].messages
+    assert [(None, "one"), ("Hm", "Yes"), (None, "two"), ("Hm", ""), (None, "three")] == [
+        (message.reasoning, message.content) for message in last
+    ]
+
+
+def test_what_is_asked_for():
+    """Sampling as it was named; what was not is left to the server. The model is the one served."""
+    options = ("--temperature", 0.5, "--top-p", 0.9, "--seed", 7, "--max-tokens", 5, "--think")
+    with faked() as server:
+        piped("a\n", "--url", server.url, *options)
+        piped("a\n", "--url", server.url)
+    named, plain = server.service.commands
+    assert (0.5, 0.9, 7, 5) == (
+        *(named.sampling.temperature, named.sampling.top_p),
+        *(named.seed, named.max_tokens),
+    )
+    assert (None, None) == (plain.seed, plain.max_tokens)
+    assert server.service.facts.defaults == plain.sampling
+    assert [True, False] == [
+        conversation.template["enable_thinking"] for conversation in server.conversations()
+    ]
+    assert {"cairn/small-1"} == {named.asked_model, plain.asked_model}
+
+
+def test_commands_of_the_chat():
+    """They change what is asked next, and nothing else."""
+    lines = (
+        "/system Be kind.\none\n/edit two\n/again\n/think\n/system\nthree\n/new\n//four\n"
+        "/help\n/quit\nfive\n"
+    )
+    with faked(script("A"), script("B"), script("C"), script("D"), script("E")) as server:
+        result = piped(lines, "--url", server.url)
+    assert (0, "A\nB\nC\nD\nE\n") == (result.exit_code, result.stdout)
+    kind = ("system", "Be kind.")
+    assert [
+        [kind, ("user", "one")],
+        [kind, ("user", "two")],
+        [kind, ("user", "two")],
+        [("user", "two"), ("assistant", "C"), ("user", "three")],
+        [("user", "/four")],
+    ] == server.asked()
+    assert [False, False, False, True, True] == [
+        conversation.template["enable_thinking"] for conversation in server.conversations()
+    ]
+    assert "/edit TEXT" in result.stderr
+
+
+@pytest.mark.parametrize("line", ["/dance", "/again", "/edit x", "/edit"])
+def test_a_command_that_cannot_be_done(line: str):
+    """It is told why, and a pipe ends there with 1: nothing is asked."""
+    with faked() as server:
+        result = piped(f"{line}\nHello\n", "--url", server.url)
+    assert (1, "", []) == (result.exit_code, result.stdout, server.asked())
+    assert 2 == len(result.stderr.splitlines())
+
+
+def test_an_answer_through_a_pipe_is_plain():
+    """No colours; thoughts stand with their tags; what steers a terminal is shown."""
+    thought = Delta(parts=(Thought("Hm"),))
+    words = Delta(parts=(Said("\x1b[2JYes"),))
+    with faked((ACCEPTED, thought, words, FINISHED)) as server:
+        result = piped("Hello\n", "--url", server.url)
+    assert "<think>\nHm\n</think>\n\n\\x1b[2JYes\n" == result.stdout
+    assert "\x1b" not in result.stderr
+
+
+def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch):
+    """What the environment says of proxies is for other places than this machine."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with faked(script("Hi")) as server:
+        assert "Hi\n" == piped("Hello\n", "--url", server.url).stdout
+
+
+REFUSALS = [
+    (QueueFull("too many requests wait", retry_after_s=7), "429 queue_full", "in 7 s"),
+    (JournalFull(retry_after_s=5), "503 journal_full", "in 5 s"),
+    (Broken(BUG), BUG, f"`ops replay {BUG}`"),
+]
+
+
+@pytest.mark.parametrize(("error", "named", "hint"), REFUSALS, ids=["429", "503", "500"])
+def test_a_refusal(error: Exception, named: str, hint: str):
+    """It is a sentence with what to do, and asked once; a pipe ends there with 1."""
+    with faked(refusal=error) as server:
+        result = piped("Hello\nBye\n", "--url", server.url)
+    assert (1, "") == (result.exit_code, result.stdout)
+    _, said, kept = result.stderr.splitlines()
+    assert named in said
+    assert hint in said
+    assert "The conversation is as it was before." == kept
+    assert 1 == len(server.service.commands)
+
+
+def test_only_a_server_that_has_gone_is_asked_how_it_ended(monkeypatch: pytest.MonkeyPatch):
+    """One that refused is still there, and to wait for its end would be for nothing."""
+    asked: list[str] = []
+
+    def end_words(server: chat_server.Server) -> str:
+        asked.append(server.url)
+        return "It has gone."
+
+    monkeypatch.setattr(chat_server.Server, "end_words", end_words)
+    with faked(refusal=JournalFull(retry_after_s=5)) as server:
+        assert "503 journal_full" in piped("Hello\n", "--url", server.url).stderr
+    assert [] == asked
+
+    def half(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(HEALTH if handler.path == "/health" else b": waiting\n\n")
+
+    with stub(half) as url:
+        assert "It has gone." in piped("Hello\n", "--url", url).stderr
+    assert [url] == asked
+
+
+def test_the_time_is_the_servers(monkeypatch: pytest.MonkeyPatch):
+    """It begins with the request, not with what the terminal does before."""
+    now_s = [0.0]
+
+    class Slow(chat.Waiting):
+        def __enter__(self) -> Slow:
+            now_s[0] += 100.0
+            return self
+
+    monkeypatch.setattr(chat, "Waiting", Slow)
+    monkeypatch.setattr("cairn.ops.chat.command.time.monotonic", lambda: now_s[0])
+    with faked(script("Hi")) as server:
+        assert "first token after 0 ms" in piped("Hello\n", "--url", server.url).stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Broken(BUG), f"`ops replay {BUG}`"),
+        (Stopping("the server stops", retry_after_s=1), "(server_stopping): the server stops."),
+        (RuntimeError("nobody foresaw it"), "`ops tail --grep "),
+    ],
+    ids=["broken", "stopping", "unforeseen"],
+)
+def test_an_error_within_an_answer(error: Exception, said: str):
+    """What came is shown, ends its line, and is not kept."""
+    with faked((ACCEPTED, Delta(parts=(Said("Half"),)), error)) as server:
+        result = piped("Hello\n", "--url", server.url)
+    assert (1, "Half\n") == (result.exit_code, result.stdout)
+    assert said in result.stderr
+
+
+@contextlib.contextmanager
+def stub(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """
+    A server by hand, which answers what it is told; gives its address.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join(DEADLINE_S)
+
+
+HEALTH = b'{"status": "ok", "model": "m", "fingerprint": "f", "journal_position": 1}'
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b'data: {"choices": [{"delta": {"content": "Ha"}}]}\n\n', "broke off"),
+        (b"data: <html>\n\n", "is no answer"),
+        (b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n', "is no answer"),
+    ],
+)
+def test_a_stream_that_is_none(sent: bytes, said: str):
+    """An answer without its end is none, and neither is something else."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(HEALTH if handler.path == "/health" else sent)
+
+    with stub(answer) as url:
+        result = piped("Hello\n", "--url", url)
+    assert 1 == result.exit_code
+    assert said in result.stderr
+    assert "The conversation is as it was before." in result.stderr
+
+
+def test_an_address_where_nobody_answers():
+    """The sentence names the address, and what to do."""
+    with faked() as server:
+        pass
+    result = piped("Hello\n", "--url", server.url)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert result.stderr.startswith(f"Nobody answers at {server.url}. Start a server there ")
+
+
+def nothing_here(handler: BaseHTTPRequestHandler) -> None:
+    """
+    What any other server says.
+    """
+    handler.send_error(404)
+
+
+def test_an_address_where_another_server_answers():
+    """It is not taken for Cairn's."""
+    with stub(nothing_here) as url:
+        result = piped("Hello\n", "--url", url)
+    assert 2 == result.exit_code
+    assert f"What answers at {url} is no server of Cairn's: GET /health gives 404." in result.stderr
+
+
+def test_an_address_where_no_utf8_comes():
+    """Nor is that."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b'{"error": {"message": "\xff"}, "model": "\xff"}')
+
+    with stub(answer) as url:
+        result = piped("Hello\n", "--url", url)
+    assert 2 == result.exit_code
+    assert f"What answers at {url} is no server of Cairn's: GET /health gives 200." in result.stderr
+
+
+@pytest.mark.parametrize("more", [("--model", "x"), ("--data-dir", "x")])
+def test_a_server_that_is_named_is_not_started(more: tuple[str, str]):
+    """An option that would do nothing is refused."""
+    result = piped("", "--url", "127.0.0.1:1", *more)
+    assert 2 == result.exit_code
+    assert "leave --data-dir and --model out" in result.stderr
+
+
+# --- which server --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """
+    The default data directory, empty; and nobody at the default address. A server that a chat left
+    behind is killed.
+    """
+    monkeypatch.setenv("CAIRN_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(chat_server, "DEFAULT_URL", "http://127.0.0.1:1")
+    make_home(tmp_path / "data")
+    yield tmp_path / "data"
+    left = server_at(tmp_path / "data")
+    if left is not None:
+        os.kill(int(left.process), signal.SIGKILL)
+
+
+def test_the_server_at_the_default_address(data_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is talked to, and none is started."""
+    with faked(script("Hi")) as server:
+        monkeypatch.setattr(chat_server, "DEFAULT_URL", server.url)
+        assert "Hi\n" == piped("Hello\n").stdout
+    assert [] == list(data_dir.iterdir())
+
+
+def test_a_server_that_holds_the_data_directory_is_talked_to(data_dir: Path):
+    """Wherever it answers: it says so in its lock."""
+    with faked(script("Hi")) as server, hold(data_dir, journal_url(data_dir)) as held:
+        held.answers_at(server.url)
+        result = piped("Hello\n")
+        refused = piped("Hello\n", "--model", "m")
+    assert (0, "Hi\n") == (result.exit_code, result.stdout)
+    assert f" at {server.url}." in result.stderr
+    assert 2 == refused.exit_code
+    said = f"A server at {server.url} (process {os.getpid()}) uses {data_dir}. It serves the model "
+    assert refused.stderr.startswith(said)
+
+
+def test_a_bug_of_a_server_in_another_directory(data_dir: Path, tmp_path: Path):
+    """The command that tells of it has the directory."""
+    other = tmp_path / "an other"
+    make_home(other)
+    broken = Broken(BUG)
+    with faked(refusal=broken) as server, hold(other, journal_url(other)) as held:
+        held.answers_at(server.url)
+        said = piped("Hello\n", "--data-dir", other).stderr
+    assert f"`ops replay {BUG} --data-dir '{other}'`" in said
+
+
+@pytest.mark.parametrize("address", [None, "http://127.0.0.1:1"])
+def test_a_server_that_cannot_be_found(
+    data_dir: Path, address: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    """One that holds the data directory and does not answer: who it is, and what to do."""
+    with stub(nothing_here) as url, hold(data_dir, journal_url(data_dir)) as held:
+        # What is no server of Cairn's is passed over at the default address.
+        monkeypatch.setattr(chat_server, "DEFAULT_URL", url)
+        if address:
+            held.answers_at(address)
+        result = piped("Hello\n")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert f"(process {os.getpid()}) uses {data_dir}" in result.stderr
+    assert ("nobody answers there" if address else "name it with --url") in result.stderr
+
+
+def test_a_server_of_the_chats_own(data_dir: Path, model_directory: Path):
+    """It serves the model that was named, and has stopped in order when the chat has ended."""
+    result = piped("Hello\nGo on\n", "--model", model_directory, "--max-tokens", 4, "--seed", 1)
+    assert 0 == result.exit_code, result.stderr
+    begun, *turns = result.stderr.splitlines()
+    assert begun.startswith(f"Started a server for this chat: {model_directory.name} at http://")
+    assert ["new_session (cold_start)", "continuation"] == [turn.split(" · ")[0] for turn in turns]
+    assert server_at(data_dir) is None
+    assert (data_dir / "logs" / "chat.log").read_text().endswith("Stopped.\n")
+
+
+def test_a_server_of_the_chats_own_that_does_not_start(data_dir: Path):
+    """Its own sentence is told, and where all is that it said."""
+    result = piped("Hello\n", "--model", data_dir / "none")
+    assert 2 == result.exit_code
+    said, where = result.stderr.splitlines()
+    assert said.startswith("The server of this chat did not start (exit code 2). ")
+    assert str(data_dir / "none") in said
+    assert str(data_dir / "logs" / "chat.log") in where
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131)]
+)
+def test_a_signal_while_a_server_is_made(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+):
+    """It waits until the chat knows the process, and then ends both."""
+    made: list[subprocess.Popen[str]] = []
+
+    class Interrupted(subprocess.Popen[str]):
+        def __init__(self, command: object, **options: Any) -> None:
+            asleep = (sys.executable, "-c", "import signal; signal.pause()")
+            super().__init__(asleep, **options)
+            made.append(self)
+            signal.raise_signal(number)
+
+    monkeypatch.setattr("cairn.ops.chat.server.subprocess.Popen", Interrupted)
+    try:
+        assert code == piped("Hello\n").exit_code
+        assert [-signal.SIGTERM] == [process.returncode for process in made]
+    finally:
+        for process in made:
+            process.kill()
+            process.wait(DEADLINE_S)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_what_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch, number: signal.Signals):
+    """As `nohup` wants it; what is not ends the chat."""
+
+    def raised(stream: Stream) -> Iterator[Chunk | str]:
+        signal.raise_signal(number)
+        yield from answers(stream)
+
+    answers = Stream.__iter__
+    monkeypatch.setattr(Stream, "__iter__", raised)
+    with faked(script("Hi")) as server:
+        before = signal.signal(number, signal.SIG_IGN)
+        try:
+            ignored = piped("Hello\n", "--url", server.url)
+            # Stands in for an end of this process.
+            signal.signal(number, lambda *_: None)
+            heard = piped("Hello\n", "--url", server.url)
+        finally:
+            signal.signal(number, before)
+    assert (0, "Hi\n") == (ignored.exit_code, ignored.stdout)
+    assert (128 + number, "") == (heard.exit_code, heard.stdout)
+
+
+def test_nothing_heavy_is_loaded():
+    """A chat works where neither MLX nor the web framework does."""
+    code = (
+        "import sys\n"
+        "from cairn.ops.cli import ops\n"
+        "try:\n"
+        "    ops(['chat', '--url', sys.argv[1]])\n"
+        "except SystemExit as ended:\n"
+        "    assert ended.code == 0, ended.code\n"
+        "heavy = {'mlx', 'mlx_lm', 'quart', 'quart_trio', 'trio', 'hypercorn', 'alembic'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    with faked(script("Hi")) as server:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, server.url],
+            input="Hello\n",
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert "Hi\n[]\n" == done.stdout
+
+
+# --- on a terminal -------------------------------------------------------------------------------
+
+CURSOR = "\x1b[?25h"  # is shown again when nothing moves any more
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Terminal:
+    """
+    A chat on a terminal, and somebody who types.
+
+    Attributes:
+        shown: all that came so far, escapes included.
+    """
+
+    def __init__(self, arguments: tuple[object, ...], env: Mapping[str, str]) -> None:
+        self._ours, theirs = pty.openpty()
+        kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "LD_PRELOAD")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cairn.ops", "chat", *map(str, arguments)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**kept, "TERM": "xterm", "COLUMNS": "120", "OPENBLAS_NUM_THREADS": "1", **env},
+            start_new_session=True,
+            # So that Ctrl-C on it is a signal.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+        self.shown = ""
+        self._seen = 0
+        self._is_open = True
+
+    def until(self, text: str) -> str:
+        """
+        Wait until a text is shown; gives what came since the last one, to its end, without colours.
+        """
+        end_s = time.monotonic() + DEADLINE_S
+        while text not in self._plain()[self._seen :]:
+            assert time.monotonic() < end_s, f"no {text!r} in {self.shown!r}"
+            if select.select([self._ours], [], [], 0.1)[0]:
+                self.shown += os.read(self._ours, 65536).decode(errors="replace")
+        before, self._seen = self._seen, self._plain().index(text, self._seen) + len(text)
+        return self._plain()[before : self._seen]
+
+    def type(self, text: str) -> None:
+        """
+        Press keys.
+        """
+        os.write(self._ours, text.encode())
+
+    def say(self, text: str) -> None:
+        """
+        Type a line where the chat asks for one.
+        """
+        self.until("> ")
+        self.type(f"{text}\r")
+
+    def asks(self) -> None:
+        """
+        Wait until the chat asks for a line. A Python that has shown the prompt and does not wait
+        for keys yet would keep a signal until one is pressed.
+        """
+        self.until("> ")
+        state = Path(f"/proc/{self.process.pid}/stat")
+        if state.exists():
+            eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")
+
+    def end(self) -> int:
+        """
+        Ctrl-D where the chat asks for a line, and the exit code.
+        """
+        self.until("> ")
+        self.type("\x04")
+        return self.wait()
+
+    def wait(self) -> int:
+        """
+        Wait for the end; gives the exit code. What is shown meanwhile is read.
+        """
+        end_s = time.monotonic() + DEADLINE_S
+        with contextlib.suppress(OSError):
+            while True:
+                assert time.monotonic() < end_s, f"it does not end: {self.shown!r}"
+                if select.select([self._ours], [], [], 0.1)[0]:
+                    if not (part := os.read(self._ours, 65536)):
+                        break
+                    self.shown += part.decode(errors="replace")
+        return self.process.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        """
+        End what still runs.
+        """
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(DEADLINE_S)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """
+        Close the terminal's window. Again does no harm.
+        """
+        if self._is_open:
+            os.close(self._ours)
+            self._is_open = False
+
+    def _plain(self) -> str:
+        return SGR.sub("", self.shown).replace("\r\n", "\n")
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    """
+    Opens terminals with a chat each; nothing of them is left in the end.
+    """
+    with contextlib.ExitStack() as opened:
+
+        def open_one(*arguments: object, **env: str) -> Terminal:
+            made = Terminal(arguments, env)
+            opened.callback(made.close)
+            return made
+
+        yield open_one
+
+
+def held_by(data_dir: Path) -> int:
+    """
+    The process of the server that holds a data directory.
+    """
+    found = server_at(data_dir)
+    assert found is not None
+    return int(found.process)
+
+
+def test_a_conversation_on_a_terminal(terminal):
+    """The answer, a dim line below it, the next prompt; Ctrl-D ends it with 0."""
+    with faked(script("Hi", " there")) as server:
+        chat = terminal("--url", server.url)
+        chat.say("Hello")
+        assert "Hi there\nnew_session (cold_start) · 128 of 2048 " in chat.until("ms")
+        assert "\x1b[2mnew_session (cold_start)" in chat.shown
+        assert 0 == chat.end()
+
+
+@pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_thoughts_are_dim(terminal, env: Mapping[str, str]):
+    """And where no colours are wanted they have their tags, and nothing is coloured."""
+    thought = Delta(parts=(Thought("Hm"),))
+    words = Delta(parts=(Said("Yes\x1b[31m"),))
+    with faked((ACCEPTED, thought, words, FINISHED)) as server:
+        chat = terminal("--url", server.url, **env)
+        chat.say("Hello")
+        chat.until("ms")
+        assert 0 == chat.end()
+    shown = chat.shown.replace("\r\n", "\n")
+    if env:
+        assert "<think>\nHm\n</think>\n\nYes\\x1b[31m\n" in shown
+        assert SGR.search(shown) is None
+    else:
+        assert "\x1b[2mHm\x1b[0m\n\nYes\\x1b[31m\n" in shown
+
+
+def test_something_is_seen_while_nothing_comes(terminal):
+    """What the keep-alives say, until the first word; then it is gone."""
+    wait = Hold()
+    with faked((ACCEPTED, PREFILLING, wait, *script("Hi")[1:])) as server:
+        chat = terminal("--url", server.url)
+        chat.say("Hello")
+        chat.until("reading the prompt: 512 of 2048 tokens")
+        server.release(wait)
+        before = chat.until("Hi")
+        assert CURSOR in before
+        assert "\x1b[2KHi" == before[-6:]
+        assert 0 == chat.end()
+
+
+def test_ctrl_c_stops_an_answer(terminal):
+    """What it said by then stays in the conversation, and the server cancels the request."""
+    half = (ACCEPTED, Delta(parts=(Said("Half an"),)), Hold())
+    with faked(half, script("Whole")) as server:
+        chat = terminal("--url", server.url)
+        chat.say("Hello")
+        chat.until("Half an")
+        chat.type("\x03")
+        assert "stopped · new_session (cold_start) · 128 tokens reused · first" in chat.until("ms")
+        eventually(lambda: 1 == server.service.left)
+        chat.say("And?")
+        chat.until("Whole")
+        assert 0 == chat.end()
+    said = [("user", "Hello"), ("assistant", "Half an"), ("user", "And?")]
+    assert said == server.asked()[1]
+
+
+def test_ctrl_c_before_the_first_word(terminal):
+    """Nothing was said, so the conversation is as it was."""
+    with faked((ACCEPTED, PREFILLING, Hold()), script("Whole")) as server:
+        chat = terminal("--url", server.url)
+        chat.say("Hello")
+        chat.until("reading the prompt: 512")
+        chat.type("\x03")
+        chat.until("Stopped before the first word")
+        chat.say("Once more")
+        chat.until("Whole")
+        assert 0 == chat.end()
+    assert [("user", "Once more")] == server.asked()[1]
+
+
+LEAVES = "Once more, or Ctrl-D, leaves.\n"
+
+
+@pytest.mark.parametrize("typed", ["", "half a mess"])
+def test_ctrl_c_at_the_prompt(terminal, typed: str):
+    """It clears the line and tells what leaves, the conversation goes on; a second one leaves."""
+    pytest.importorskip("readline")
+    with faked(script("Hi"), script("Whole")) as server:
+        chat = terminal("--url", server.url)
+        chat.say("Hello")
+        chat.until("ms")
+        chat.asks()
+        chat.type(typed)
+        chat.until(typed)
+        chat.type("\x03")
+        chat.until(LEAVES)
+        chat.say("Still there?")
+        chat.until("Whole")
+        chat.asks()
+        chat.type("\x03")  # what was said between makes it a first one again
+        chat.until(LEAVES)
+        chat.asks()
+        chat.type("half")
+        chat.until("half")
+        chat.type("\x03")
+        chat.until(LEAVES)
+        chat.asks()
+        chat.type("\x03")
+        assert 0 == chat.wait()
+    said = [("user", "Hello"), ("assistant", "Hi"), ("user", "Still there?")]
+    assert [said[:1], said] == server.asked()
+
+
+def test_a_turn_that_failed_can_be_tried_again(terminal):
+    """The message is taken back, and the chat goes on."""
+    with faked(script("Hi"), script("unsaid")) as server:
+        chat = terminal("--url", server.url)
+        chat.say("Hello")
+        chat.until("Hi")
+        server.service.refusal = JournalFull(retry_after_s=5)
+        chat.say("lost")
+        chat.until("The conversation is as it was before.")
+        server.service.refusal = None
+        chat.say("found")
+        chat.until("unsaid")
+        assert 0 == chat.end()
+    assert [("user", "Hello"), ("assistant", "Hi"), ("user", "found")] == server.asked()[-1]
+
+
+def test_lines_can_be_edited_and_come_again(terminal):
+    """With the arrows, where there is readline."""
+    pytest.importorskip("readline")
+    with faked(script("Hi")) as server:
+        chat = terminal("--url", server.url)
+        chat.say("Helo")
+        chat.until("ms")
+        chat.say("\x1b[A\x1b[Dl")
+        chat.until("ms")
+        assert 0 == chat.end()
+    assert [("user", "Helo"), ("user", "Hello")] == [server.asked()[0][0], server.asked()[1][-1]]
+
+
+def test_what_is_pasted_is_one_message(terminal):
+    """However many lines it has: the terminal is asked to say where it begins and ends."""
+    if "GNU" not in (pytest.importorskip("readline").__doc__ or ""):
+        pytest.skip("only GNU's readline can do so")
+    with faked(script("Hi")) as server:
+        chat = terminal("--url", server.url)
+        chat.until("\x1b[?2004h")
+        chat.say("\x1b[200~one\ntwo\x1b[201~")
+        chat.until("ms")
+        assert 0 == chat.end()
+    assert [[("user", "one\ntwo")]] == server.asked()
+
+
+def test_a_server_of_the_chats_own_that_dies(terminal, data_dir: Path, model_directory: Path):
+    """It is told, and the next message starts another one."""
+    chat = terminal("--data-dir", data_dir, "--model", model_directory, "--max-tokens", 4)
+    chat.until("It ends with the chat.")
+    first = held_by(data_dir)
+    os.kill(first, signal.SIGSTOP)  # so that the answer lasts
+    chat.say("Hello")
+    chat.until("waiting for the answer")
+    os.kill(first, signal.SIGKILL)
+    chat.until("The server of this chat has ended (exit code -9). The next message starts it again")
+    chat.until("The conversation is as it was before.")
+    chat.say("Hello")
+    chat.until("Started a server for this chat")
+    assert first != held_by(data_dir)
+    chat.until(" ms")
+    assert 0 == chat.end()
+    assert server_at(data_dir) is None
+
+
+def test_ctrl_c_does_not_reach_the_server(terminal, data_dir: Path, model_directory: Path):
+    """A server of the chat's own serves on when an answer was stopped."""
+    chat = terminal("--data-dir", data_dir, "--model", model_directory, "--max-tokens", 4)
+    chat.until("It ends with the chat.")
+    server = held_by(data_dir)
+    os.kill(server, signal.SIGSTOP)
+    chat.say("Hello")
+    chat.until("waiting for the answer")
+    chat.type("\x03")
+    chat.until("Stopped before the first word")
+    os.kill(server, signal.SIGCONT)
+    chat.say("Hello")
+    chat.until(" ms")
+    assert server == held_by(data_dir)
+    assert 0 == chat.end()
+    assert server_at(data_dir) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_chat_that_is_ended_ends_its_server(
+    terminal, data_dir: Path, model_directory: Path, number: signal.Signals
+):
+    """A signal to the chat is one to the server of its own."""
+    chat = terminal("--data-dir", data_dir, "--model", model_directory)
+    chat.asks()
+    assert server_at(data_dir) is not None
+    chat.process.send_signal(number)
+    assert 128 + number == chat.wait()
+    assert server_at(data_dir) is None
+
+
+def test_a_terminal_that_is_closed(terminal, data_dir: Path, model_directory: Path):
+    """The server of the chat's own ends with it, though nothing can be shown any more."""
+    chat = terminal("--data-dir", data_dir, "--model", model_directory)
+    chat.until("> ")
+    chat.hang_up()
+    assert 0 != chat.process.wait(DEADLINE_S)
+    eventually(lambda: server_at(data_dir) is None)
+
+
+def test_a_server_says_where_it_answers(tmp_path: Path):
+    """In the lock of its data directory, for chats that look for it."""
+    with started(tmp_path / "served") as server:
+        found = server_at(tmp_path / "served")
+        assert found is not None
+        assert (str(server.pid), server.url) == (found.process, found.address)
+    assert server_at(tmp_path / "served") is None

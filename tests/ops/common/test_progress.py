@@ -1,0 +1,52 @@
+"""
+What lasts is shown: by bars to somebody who looks, by a line each to a file.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from cairn.ops.serve.progress import ShownProgress
+
+
+def show(steps: int) -> None:
+    """Two things that last, one after the other."""
+    with ShownProgress() as progress:
+        for what in ("downloading the model", "loading the model"):
+            for step in range(steps + 1):
+                progress(what, step, steps)
+
+
+def test_bars_on_a_terminal(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Each has a bar on stderr, which is taken away in the end; stdout stays clean.
+    """
+    for name in ("NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+
+    show(4)
+
+    out, err = capfd.readouterr()
+    assert "" == out
+    for what in ("downloading the model", "loading the model"):
+        assert what in err
+    assert "━" in err
+    assert "..." not in err
+
+
+def test_a_line_each_in_a_file(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    However many steps there are, each is announced once.
+    """
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+    show(100)
+
+    assert ("", "downloading the model ...\nloading the model ...\n") == capfd.readouterr()

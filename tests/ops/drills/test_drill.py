@@ -1,0 +1,316 @@
+"""
+`ops drill`: a drill passes only where everything that it is to show was seen, and says so.
+"""
+
+import os
+import shlex
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from cairn.actors.request_log import RequestLog
+from cairn.engine.model import builtin
+from cairn.http.metrics.registry import Metrics
+from cairn.http.wire import errors
+from cairn.journal import events as ev
+from cairn.journal import invariants
+from cairn.journal.ledger import Ledger
+from cairn.ops.drills import CHECKS, DRILLS, Check, Drill, Outcome, Reference, evidence
+from cairn.ops.drills import command as drill
+from cairn.ops.drills.faults.damage import Damage
+from cairn.ops.drills.faults.journal import row_removed
+from cairn.ops.drills.files import in_a_file
+from cairn.ops.drills.outcome import Scene
+from cairn.ops.drills.running import on_a_server
+from cairn.ops.drills.running_checks import Fault, is_bug_answer
+from cairn.ops.drills.server.client import Answer
+from cairn.ops.drills.stored import at_rest, beneath_a_server
+from cairn.ops.drills.unseen import unseen
+
+FINE = tuple(Check(name, True, "so it is") for name in CHECKS)
+
+
+async def left_out(damage: Damage) -> None:
+    """Damage that is none."""
+
+
+def nothing_done(directory: Path) -> int:
+    """Damage to a journal that is none."""
+    return 3
+
+
+@pytest.fixture
+def play(model_directory: Path, undisturbed: Reference, tmp_path: Path):
+    """Holds a drill; gives its outcome and its checks by name."""
+
+    def played(one: Drill, reference: Reference = undisturbed) -> tuple[Outcome, dict[str, Check]]:
+        scene = Scene(directory=tmp_path / "drill", model=model_directory, reference=reference)
+        outcome = trio.run(one.play, scene)
+        return outcome, {check.name: check for check in outcome.checks}
+
+    return played
+
+
+# --- a drill can fail ----------------------------------------------------------------------------
+
+
+def test_without_the_damage_a_drill_does_not_pass(play):
+    """Nothing is caught where nothing is damaged."""
+    fault = Fault(damage=left_out, findings=("INV-1",), scope="session")
+    outcome, checks = play(attrs.evolve(DRILLS["layer-short"], play=on_a_server(fault)))
+    assert not outcome.passed
+    assert Check("caught", False, "the damage was never done") == checks["caught"]
+
+
+@pytest.mark.parametrize("way", [at_rest, beneath_a_server])
+def test_without_the_rewriting_a_drill_does_not_pass(play, way):
+    """Nothing is caught where no row is changed."""
+    outcome, checks = play(attrs.evolve(DRILLS["row-changed"], play=way(nothing_done)))
+    assert not outcome.passed
+    assert checks["caught"].held is False
+
+
+def test_without_a_damaged_file_a_drill_does_not_pass(play):
+    """Nothing is rejected where a file is as it was written, and then its block is reused."""
+    outcome, checks = play(attrs.evolve(DRILLS["file-flipped"], play=in_a_file(lambda path: None)))
+    assert not outcome.passed
+    assert Check("caught", False, "files rejected: none") == checks["caught"]
+    assert checks["answered"].held is False
+
+
+def test_without_a_block_that_changed_a_drill_does_not_pass(play):
+    """The shadow check finds every answer the same where nothing is damaged."""
+    outcome, checks = play(attrs.evolve(DRILLS["block-unseen"], play=unseen(left_out)))
+    assert not outcome.passed
+    assert Check("caught", False, "the damage was never done") == checks["caught"]
+
+
+def test_without_its_invariant_a_drill_does_not_pass(play, monkeypatch: pytest.MonkeyPatch):
+    """Where a check is taken out of the invariants, the damage goes unnoticed."""
+    monkeypatch.setitem(invariants._CHECKS, ev.TokensEmitted, ())
+    outcome, checks = play(DRILLS["emission-early"])
+    assert not outcome.passed
+    assert Check("caught", False, "nothing was caught") == checks["caught"]
+
+
+def uncounted(patch: pytest.MonkeyPatch) -> None:
+    """The metrics hear of nothing."""
+    patch.setattr(Metrics, "observe", lambda metrics, recorded: None)
+
+
+def unlogged(patch: pytest.MonkeyPatch) -> None:
+    """The log hears of nothing."""
+    patch.setattr(RequestLog, "__call__", lambda log, recorded: None)
+
+
+def in_service(patch: pytest.MonkeyPatch) -> None:
+    """A violation takes nothing out of service."""
+    patch.setattr(Ledger, "_taken_out", lambda *arguments: ())
+
+
+def retried(patch: pytest.MonkeyPatch) -> None:
+    """Clients are not told that asking again gives the same."""
+    kinds = errors._REFUSALS.items()
+    patch.setattr(
+        errors, "_REFUSALS", {refusal: attrs.evolve(kind, headers={}) for refusal, kind in kinds}
+    )
+    patch.setattr(errors, "_NO_RETRY", {})
+
+
+def untold(patch: pytest.MonkeyPatch) -> None:
+    """`ops replay` finds nothing."""
+    patch.setattr(evidence, "run_ops", lambda *arguments: (2, "No bug id is in the journal."))
+
+
+@pytest.mark.parametrize(
+    ("check", "sabotage"),
+    [
+        ("counted", uncounted),
+        ("logged", unlogged),
+        ("journaled", in_service),
+        ("answered", retried),
+        ("replayed", untold),
+    ],
+)
+def test_each_check_can_fail(play, monkeypatch: pytest.MonkeyPatch, check: str, sabotage):
+    """A drill does not pass where one thing of those that follow a bug does not happen."""
+    sabotage(monkeypatch)
+    outcome, checks = play(DRILLS["layer-short"])
+    assert not outcome.passed
+    assert checks[check].held is False
+
+
+def test_another_bit_is_noticed(play, undisturbed: Reference):
+    """A bystander whose log-probability differs in one digit was not let alone."""
+    before, beside, after = undisturbed.bystander
+    (raw, logprob), *rest = after.tokens
+    other = attrs.evolve(after, tokens=((raw, logprob + 1e-6), *rest))
+    reference = attrs.evolve(undisturbed, bystander=(before, beside, other))
+    outcome, checks = play(DRILLS["layer-short"], reference)
+    assert not outcome.passed
+    assert (
+        Check("confined", False, "differs: the bystander's answer after the damage")
+        == (checks["confined"])
+    )
+
+
+def test_a_server_that_starts_on_a_broken_journal_is_noticed(play, monkeypatch: pytest.MonkeyPatch):
+    """A removed row is found, but a server starts all the same: the drill does not pass."""
+
+    async def starts(scene: Scene) -> None:
+        return None
+
+    monkeypatch.setattr("cairn.ops.drills.stored._refusal", starts)
+    outcome, checks = play(attrs.evolve(DRILLS["row-removed"], play=at_rest(row_removed)))
+    assert not outcome.passed
+    assert Check("answered", False, "a server started on it") == checks["answered"]
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, undisturbed: Reference):
+    """Puts drills in the place of those that there are; no server is started for them."""
+
+    async def same(directory: Path, model: Path) -> Reference:
+        return undisturbed
+
+    def put(*drills: Drill) -> None:
+        monkeypatch.setattr(drill, "DRILLS", {one.name: one for one in drills})
+
+    monkeypatch.setattr(drill, "reference", same)
+    # Whoever set it keeps it: the command does not start anew to preload a BLAS.
+    monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
+    return put
+
+
+def made(
+    name: str, *checks: Check, error: type[BaseException] | BaseException | None = None
+) -> Drill:
+    """A drill that comes to these checks, or is cut off."""
+
+    async def play(scene: Scene) -> Outcome:
+        scene.directory.mkdir(parents=True)
+        if error is not None:
+            raise error
+        return Outcome(checks=checks, bug_id="1" * 36, command="ops replay 1", caught_ms=3.0)
+
+    return Drill(name=name, invariant="INV-1", scope="session", damage="A thing.", play=play)
+
+
+def test_the_list(run):
+    """Each drill with what it breaks: every invariant, a crash and the world; at least twelve."""
+    head, *lines = run("drill", "--list").stdout.splitlines()
+    assert "drill\tbreaks\tout of service\twhat is damaged" == head
+    assert {*invariants.SENTENCES, "CRASH", "WORLD"} == {line.split("\t")[1] for line in lines}
+    assert len(lines) >= 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [((), "--list lists them"), (("flood",), "no drill flood")]
+)
+def test_no_such_drill(run, arguments, words: str):
+    """Without a name, or by one that is none: exit code 2, and where to look."""
+    result = run("drill", *arguments)
+    assert 2 == result.exit_code
+    assert words in result.stderr
+
+
+def test_the_story_of_one(run, quick, tmp_path: Path):
+    """What was damaged, what was seen, how long it took, the bug id, and how to replay it."""
+    quick(made("one", *FINE))
+    result = run("drill", "one")
+    assert 0 == result.exit_code
+    assert result.stdout.startswith("one: A thing.\n  caught     yes  so it is (3 ms after the ")
+    for words in ("1" * 36, "ops replay 1\n", "docs/bugs/INV-1.md", "passed in "):
+        assert words in result.stdout
+    (directory,) = (tmp_path / "data" / "drills").iterdir()
+    assert str(directory) in result.stdout
+    assert directory.name.endswith("-one")
+
+
+def test_all_of_them(run, quick):
+    """A table of all; those that did not pass are told, and the exit code is 1."""
+    quick(made("one", *FINE), made("other", *FINE[:-1], Check("replayed", False, "it is not so")))
+    result = run("drill", "all")
+    assert 1 == result.exit_code
+    head, one, other, *rest = result.stdout.splitlines()
+    assert ["drill", "breaks", *CHECKS, "seconds", "bug id"] == head.split("\t")
+    assert ["yes"] * 7 == one.split("\t")[2:9]
+    assert "NO" == other.split("\t")[8]
+    assert "drills: 2, not passed: other" == rest[0]
+    assert "  replayed   NO   it is not so" in rest
+    assert "[2/2] other ...\n" in result.stderr
+
+
+def test_a_drill_that_fails_by_itself(run, quick):
+    """What nobody foresaw is no pass, and the drills after it are held."""
+    quick(made("one", error=RuntimeError("the roof fell in")), made("two", *FINE))
+    result = run("drill", "all")
+    assert 1 == result.exit_code
+    assert "drills: 2, not passed: one\n" in result.stdout
+    assert "RuntimeError: the roof fell in" in result.stderr
+
+
+def test_called_off(run, quick, tmp_path: Path):
+    """Ctrl-C: the drill in hand leaves no directory, those before it keep theirs."""
+    quick(made("one", *FINE), made("two", error=KeyboardInterrupt))
+    result = run("drill", "all")
+    assert 130 == result.exit_code
+    (kept,) = (tmp_path / "data" / "drills").iterdir()
+    assert kept.name.endswith("-one")
+
+
+def test_the_command_that_a_drill_prints_works(run, monkeypatch: pytest.MonkeyPatch):
+    """A real drill from the command line; what it prints for the bug id tells the bug again."""
+    monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
+    result = run("drill", "window-moved")
+    assert 0 == result.exit_code, result.stdout
+    (line,) = (line for line in result.stdout.splitlines() if "replay it:" in line)
+    told = run(*shlex.split(line.split("ops ")[1]))
+    assert 0 == told.exit_code
+    assert "broken:       INV-2: " in told.stdout
+    assert "meaning:      docs/bugs/INV-2.md" in told.stdout
+
+
+def test_every_drill_passes_on_the_built_in_model(run, monkeypatch: pytest.MonkeyPatch):
+    """What Pebble says is long enough for each to do its damage in."""
+    monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
+    result = run("drill", "all")
+    assert 0 == result.exit_code, result.stdout
+    assert f"drills: {len(DRILLS)}, not passed: none\n" in result.stdout
+
+
+def test_a_damaged_built_in_model(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A sentence, as `ops serve` has it, and no traceback."""
+    monkeypatch.setattr(builtin, "builtin_directory", lambda: tmp_path / "pebble")
+    result = run("drill", "window-moved")
+    assert 2 == result.exit_code
+    assert "The built-in model is damaged; install Cairn again." in result.stderr
+
+
+def test_an_answer_that_is_not_the_promised_one():
+    """The envelope of a bug is compared as a whole."""
+    error = {
+        "message": "internal cache invariant violation; bug id 7",
+        "type": "internal_error",
+        "param": None,
+        "code": "kv_cache_inv_violation",
+    }
+    headers = {"x-should-retry": "false"}
+    whole = Answer(status=500, headers=headers, error=error)
+    streamed = Answer(status=200, headers={}, error=error, tokens=((b"a", -1.0),))
+    assert is_bug_answer(whole, "7")
+    assert is_bug_answer(streamed, "7")
+    for other in (
+        attrs.evolve(whole, status=503),
+        attrs.evolve(whole, headers={}),
+        attrs.evolve(whole, error={**error, "code": "internal_error"}),
+        attrs.evolve(whole, error={**error, "detail": "a stack"}),
+        attrs.evolve(streamed, tokens=()),
+    ):
+        assert not is_bug_answer(other, "7")
+    assert not is_bug_answer(whole, "8")

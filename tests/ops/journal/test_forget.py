@@ -1,0 +1,427 @@
+"""
+A prune removes the block files that only pruned conversations had.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from cairn.actors.clock import outside
+from cairn.engine.block_folder import place_of
+from cairn.journal import events as ev
+from cairn.journal import paths
+from cairn.journal.codec import decode
+from cairn.journal.errors import StoreFull
+from cairn.journal.keys import block_keys, ids_hash
+from cairn.journal.ledger import Ledger
+from cairn.journal.replay import Replay
+from cairn.journal.store_sql import SqlStore, journal_url
+from cairn.ops.serve.data_dir import hold
+from tests.support.journals import BLOCK_BYTES, CHUNK, FINGERPRINT, SECRET, TENANT, Builder
+
+JUNE_US = 1_780_272_000_000_000
+PRUNE = ("journal", "prune", "--before", "2026-03-01", "--close-idle")
+SIZE = 300
+
+
+@attrs.frozen
+class House:
+    """
+    A journal in a data directory, with block files beside it.
+
+    Attributes:
+        gone, kept: the keys of the blocks that only s2 of January had; and of those that s3 of June
+            shares with s1, and of one of its answer.
+    """
+
+    data: Path
+    gone: set[str]
+    kept: set[str]
+
+    @property
+    def folder(self) -> Path:
+        """
+        The folder of blocks.
+        """
+        return self.data / "blocks"
+
+    def there(self) -> set[str]:
+        """
+        The keys of the blocks that have a file.
+        """
+        return {path.stem for path in self.folder.rglob("*.safetensors")}
+
+    def read(self) -> Any:
+        """
+        What the journal says, and whether it holds.
+        """
+        store = SqlStore.open(journal_url(self.data), read_only=True)
+        try:
+            fold = Replay(store.base())
+            for row in store.read():
+                fold.feed(row)
+            return fold.report()
+        finally:
+            store.close()
+
+    def put(self, key: str, ending: str, contents: bytes = b"") -> Path:
+        """
+        A file beside a block's.
+        """
+        path = place_of(self.folder, FINGERPRINT, key).with_name(f"{key}{ending}")
+        path.write_bytes(contents)
+        return path
+
+    def append(self, event: ev.Event) -> None:
+        """
+        Take an event into the journal.
+        """
+        read = self.read()
+        outcome = Ledger(outside(), state=read.state, head=read.head).propose([event])
+        assert outcome.bug is None
+        store = SqlStore.open(journal_url(self.data))
+        store.append(outcome.rows)
+        store.close()
+
+    def dropped(self) -> set[str]:
+        """
+        The blocks whose files are gone by the journal.
+        """
+        store = SqlStore.open(journal_url(self.data), read_only=True)
+        try:
+            events = [decode(row).event for row in store.read()]
+        finally:
+            store.close()
+        return {event.key for event in events if isinstance(event, ev.BlockDropped)}
+
+
+@pytest.fixture
+def house(stored) -> House:
+    """
+    Sessions s1 and s2 of January and s3 of June, which goes on from blocks of s1. All blocks have
+    files.
+    """
+    made = Builder()
+    made.start()
+    made.propose(ev.BlocksFound(budget_bytes=1 << 30, disk_blocks=0, disk_bytes=0, removed_files=0))
+    made.turn("s1", "r1", ["Hello", "Hi", "Who?"], range(11, 21), (21, 22))
+    kept = set(made.ledger.state.blocks)
+    made.turn("s2", "r2", ["Another"], range(40, 50), (51, 52))
+    spill(made)
+    gone = set(made.ledger.state.blocks) - kept
+    made.stop()
+    made._time_us = JUNE_US
+    made.start()
+    made.propose(
+        ev.BlocksFound(budget_bytes=1 << 30, disk_blocks=4, disk_bytes=4 * SIZE, removed_files=0)
+    )
+    kept.add(settled_turn(made, (*range(11, 19), 90, 91), (61, 62)))
+    spill(made)
+    made.stop()
+    found = House(stored(made.rows), gone, kept)
+    for key in gone | kept:
+        path = place_of(found.folder, FINGERPRINT, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(SIZE))
+    return found
+
+
+def spill(made: Builder) -> None:
+    """
+    Put on record that all blocks in memory have files.
+    """
+    for block in list(made.ledger.state.blocks.values()):
+        pool = made.ledger.state.pool
+        if block.present and block.file_bytes is None:
+            made.propose(
+                ev.BlockSpilled(
+                    key=block.key,
+                    digest=block.digest,
+                    bytes=SIZE,
+                    disk_blocks=pool.disk_blocks + 1,
+                    disk_bytes=pool.disk_bytes + SIZE,
+                )
+            )
+
+
+def settled_turn(made: Builder, prompt: tuple[int, ...], answer: tuple[int, ...]) -> str:
+    """
+    A turn of s3 after which its answer is settled: the key of the answer's block, which only the
+    event names that sealed it.
+    """
+    ids = (*prompt, *answer)
+    keys = block_keys(
+        secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=ids, chunk_tokens=CHUNK
+    )
+    start, end = len(ids) - CHUNK, len(ids)
+    for event in made._steps("s3", "r3", ["Hello", "No", "Well"], prompt, answer):
+        if isinstance(event, ev.SessionSettled):
+            made.propose(
+                attrs.evolve(
+                    made._extended("s3", "r3", "settle", (start, end), ids[start:], ()),
+                    request=None,
+                )
+            )
+            pool = made.ledger.state.pool
+            made.propose(
+                ev.BlockSealed(
+                    session="s3",
+                    key=keys[-1],
+                    parent=keys[-2],
+                    digest=ids_hash(ids),
+                    start=start,
+                    end=end,
+                    bytes=BLOCK_BYTES,
+                    again=False,
+                    stored=True,
+                    store_blocks=pool.blocks + 1,
+                    store_bytes=pool.block_bytes + BLOCK_BYTES,
+                )
+            )
+            event = attrs.evolve(event, canonical_tokens=end)
+        made.propose(event)
+    assert made.bug is None
+    return keys[-1]
+
+
+def test_files_of_what_was_pruned_go(run, house: House):
+    """What was set aside goes too; what a conversation that is left needs stays. Rows tell it."""
+    aside = place_of(house.folder, FINGERPRINT, min(house.gone))
+    aside = aside.with_name(f"{aside.name}.rejected")
+    aside.write_bytes(b"looked at")
+    result = run(*PRUNE)
+    assert 0 == result.exit_code
+    assert "2 block files of what was removed are gone too\n" in result.stdout
+    assert house.kept == house.there()
+    assert not aside.exists()
+    assert house.gone == house.dropped()
+    read = house.read()
+    assert () == read.findings
+    assert (3, 3 * SIZE) == (read.state.pool.disk_blocks, read.state.pool.disk_bytes)
+    assert "block file" not in run(*PRUNE).output
+
+
+def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -> None:
+    """
+    A turn of a session after which blocks that are in memory are anticipated, and shared into its
+    slab. No prompt of its own has them.
+    """
+    keys = block_keys(
+        secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=ids, chunk_tokens=CHUNK
+    )
+    for event in made._steps(name, request, ["Tell"], tuple(range(70, 80)), (81, 82)):
+        if not isinstance(event, ev.SessionSettled):
+            made.propose(event)
+            continue
+        made.propose(
+            ev.AnticipationBegun(
+                session=name,
+                next_role="user",
+                rules_version=paths.RULES_VERSION,
+                tokens=len(ids),
+                kept_tokens=0,
+                new_ids=ids,
+                kept_keys=0,
+                new_keys=keys,
+                kept_blocks=0,
+                shared_blocks=1,
+            ),
+            made._trimmed(name, event.canonical_tokens, 0),
+            ev.BlocksShared(
+                session=name,
+                request=None,
+                start=0,
+                end=CHUNK,
+                keys=keys[:1],
+                digests=(made.ledger.state.blocks[keys[0]].digest,),
+                coverage=made._coverage(CHUNK),
+                duration_us=5,
+            ),
+            ev.AnticipationGivenUp(session=name, reason="request", computed_tokens=0),
+            attrs.evolve(event, canonical_tokens=CHUNK, complete=False),
+        )
+    assert made.bug is None
+
+
+def test_a_file_that_is_anticipated_stays(run, stored):
+    """
+    A session that is left has a block in its slab that only what it anticipates names: who computed
+    it is pruned, and its file is needed all the same.
+    """
+    made = Builder()
+    made.start()
+    made.propose(ev.BlocksFound(budget_bytes=1 << 30, disk_blocks=0, disk_bytes=0, removed_files=0))
+    made.turn("s1", "r1", ["Another"], range(40, 50), (51, 52))
+    first, second = made.ledger.state.session("s1").slab_keys
+    spill(made)
+    made._time_us = JUNE_US
+    anticipating(made, "s2", "r2", tuple(range(40, 40 + CHUNK)) + (1, 1, 1, 1)[:CHUNK])
+    spill(made)
+    made.stop()
+    found = House(stored(made.rows), set(), set())
+    for key in (first, second):
+        path = place_of(found.folder, FINGERPRINT, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(SIZE))
+    assert 0 == run(*PRUNE).exit_code
+    assert {first} == found.there()
+    assert () == found.read().findings
+
+
+def test_a_dry_run_leaves_files(run, house: House):
+    """Nothing is removed where nothing is pruned."""
+    assert 0 == run(*PRUNE, "--dry-run").exit_code
+    assert house.gone | house.kept == house.there()
+
+
+def test_a_file_that_cannot_be_removed(run, house: House, monkeypatch: pytest.MonkeyPatch):
+    """It is told, with where it lies; no row says that it is gone. The next prune removes it."""
+    plain = Path.unlink
+
+    def failing(self: Path, missing_ok: bool = False) -> None:
+        if self.stem == min(house.gone):
+            raise PermissionError(1, "Operation not permitted")
+        plain(self, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", failing)
+        result = run(*PRUNE)
+    assert 0 == result.exit_code
+    assert "1 block file of what was removed is gone too\n" in result.stdout
+    words = "1 block file of what was removed is not gone (Operation not permitted). "
+    assert f"{words}They were looked for in {house.folder}. " in result.stderr
+    assert {max(house.gone)} == house.dropped()
+    assert "1 block file of what was removed is gone too\n" in run(*PRUNE).stdout
+    assert house.kept == house.there()
+    assert () == house.read().findings
+
+
+def test_files_that_are_elsewhere(run, house: House):
+    """Without a folder no prune is theirs: that is said, and nothing is on record."""
+    house.folder.rename(house.data / "moved")
+    result = run(*PRUNE)
+    assert "2 block files of what was removed are not gone (not there). " in result.stderr
+    assert set() == house.dropped()
+    assert () == house.read().findings
+
+
+def test_files_that_are_gone(run, house: House):
+    """A folder in which they are not is looked at once: that is on record, and told."""
+    for key in house.gone:
+        place_of(house.folder, FINGERPRINT, key).unlink()
+    result = run(*PRUNE)
+    assert "2 block files of what was removed are gone too\n" in result.stdout
+    assert f"2 of them were not in {house.folder} before. If the server has " in result.stderr
+    assert house.gone == house.dropped()
+    assert "block file" not in run(*PRUNE).output
+
+
+def test_a_folder_that_cannot_be_looked_into(run, house: House, monkeypatch: pytest.MonkeyPatch):
+    """What nobody can see is not gone."""
+    key = min(house.gone)
+    place = place_of(house.folder, FINGERPRINT, key)
+    place.unlink()
+    plain = Path.lstat
+
+    def failing(self: Path) -> os.stat_result:
+        if self == place:
+            raise PermissionError(13, "Permission denied")
+        return plain(self)
+
+    monkeypatch.setattr(Path, "lstat", failing)
+    result = run(*PRUNE)
+    assert "1 block file of what was removed is not gone (something is in the" in result.stderr
+    assert house.gone - {key} == house.dropped()
+
+
+def test_a_directory_in_use(run, house: House):
+    """
+    The journal is a copy's, and a server with the original uses the folder: no file is removed, and
+    that is said. When the server has stopped, the same command does it.
+    """
+    copy = house.data.parent / "copy.db"
+    shutil.copy(house.data / "journal.db", copy)
+    command = (*PRUNE, "--journal", copy)
+    with hold(house.data, journal_url(house.data)):
+        result = run(*command)
+    assert 0 == result.exit_code
+    assert "2 sessions removed" in result.stdout
+    words = "2 block files of what was removed are not gone. "
+    who = f"A server (process {os.getpid()}) uses {house.data}. "
+    assert f"{words}{who}Stop it, and give the same command again.\n" in result.stderr
+    assert house.gone | house.kept == house.there()
+    assert "2 block files of what was removed are gone too\n" in run(*command).stdout
+    assert house.kept == house.there()
+
+
+def test_a_file_that_no_record_tells_of(run, house: House):
+    """A file at the place of a block that has none on record is another journal's, and stays."""
+    stays, goes = sorted(house.gone)
+    house.append(
+        ev.BlockDropped(key=stays, bytes=SIZE, disk_blocks=4, disk_bytes=4 * SIZE),
+    )
+    result = run(*PRUNE)
+    assert "1 block file of what was removed is gone too\n" in result.stdout
+    assert house.kept | {stays} == house.there()
+    assert {stays, goes} == house.dropped()
+
+
+def told_by(key: str, run: str) -> bytes:
+    """
+    The head of a block's file that says which run wrote it.
+    """
+    told = {"__metadata__": {"key": key, "fingerprint": FINGERPRINT, "run": run}}
+    head = json.dumps(told).encode()
+    return len(head).to_bytes(8, "little") + head
+
+
+def test_files_of_other_runs(run, house: House):
+    """
+    What another journal's run set aside or has not finished stays, and is counted. That of a run
+    of which only pruned rows told goes.
+    """
+    first, second = sorted(house.gone)
+    theirs = [
+        house.put(first, ".boot-9.unfinished"),
+        house.put(first, ".safetensors.rejected", told_by(first, "boot-9")),
+    ]
+    ours = [
+        house.put(second, ".boot-1.unfinished"),
+        house.put(second, ".safetensors.rejected", told_by(second, "boot-1")),
+    ]
+    result = run("journal", "prune", "--before", "0m", "--recent", "--close-idle")
+    assert set() == house.there()
+    assert [True] * 2 == [path.exists() for path in theirs]
+    assert [False] * 2 == [path.exists() for path in ours]
+    assert "2 files of the same blocks, set aside or not finished, may be" in result.stderr
+    assert () == house.read().findings
+
+
+def test_a_disk_that_is_full_afterwards(run, house: House, monkeypatch: pytest.MonkeyPatch):
+    """
+    Files that are gone and could not be put on record end no prune, as the rows are gone: it is
+    told, the space is given back, and the next prune puts them on record.
+    """
+    plain = SqlStore.append
+
+    def full(self: SqlStore, rows: Any) -> None:
+        if rows and rows[0].kind == "block_dropped":
+            raise StoreFull("Cannot write to it: disk full.")
+        plain(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlStore, "append", full)
+        result = run(*PRUNE)
+    assert 0 == result.exit_code
+    words = "could be removed and put on record: Cannot write to it: disk full. The same command"
+    assert words in result.stderr
+    assert "on disk: " in result.stdout
+    assert (house.kept, set()) == (house.there(), house.dropped())
+    assert "2 block files of what was removed are gone too\n" in run(*PRUNE).stdout
+    assert house.gone == house.dropped()
+    assert "block file" not in run(*PRUNE).output

@@ -1,0 +1,102 @@
+"""
+A journal that every user of the machine can read is warned of.
+"""
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cairn.journal.store_sql import SqlStore, journal_url, migrate
+from cairn.ops import doctor
+from cairn.ops.journal import readers as module
+from cairn.ops.journal.readers import readers_warning
+from cairn.ops.serve import run as serve_run
+from cairn.ops.serve.command import serve
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    A folder that others can enter, as they can all above it, wherever the tests are run.
+    """
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(0o755)
+    real: Callable[[Path], int] = module._mode
+    monkeypatch.setattr(
+        module, "_mode", lambda path: 0o755 if path in place.parents else real(path)
+    )
+    return place
+
+
+def test_a_journal_that_cairn_made(folder: Path):
+    """It is its owner's alone, and so are the files beside it, in an open folder too."""
+    migrate(journal_url(folder))
+    store = SqlStore.open(journal_url(folder))
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    store.close()
+    assert dict.fromkeys(("journal.db", "journal.db-wal", "journal.db-shm"), 0o600) == modes
+    assert readers_warning(folder / "journal.db") is None
+    assert readers_warning(folder / "none.db") is None
+
+
+def test_a_journal_that_was_there_stays_as_it_is(folder: Path):
+    """To open it changes no mode: it is warned of, with what closes it, also by the doctor."""
+    path = folder / "journal.db"
+    migrate(journal_url(folder))
+    path.chmod(0o644)
+    migrate(journal_url(folder))
+    assert 0o644 == stat.S_IMODE(path.stat().st_mode)
+    told = readers_warning(path)
+    assert told is not None
+    assert told[0].startswith(f"every user of this machine can read {path}")
+    assert f"`chmod o-rwx {path}`" == told[1]
+    found = doctor.check_journal(journal_url(folder))
+    # To read it makes the files beside it, of the mode that it has.
+    assert ("warn", f"`chmod o-rwx {path} {path}-wal {path}-shm`") == (found.status, found.advice)
+    assert found.fact.endswith(f"rows are chained; {told[0]}")
+    folder.chmod(0o700)
+    assert "ok" == doctor.check_journal(journal_url(folder)).status
+
+
+def test_the_files_beside_it(folder: Path):
+    """The last rows lie in them, and the command names those that others can read."""
+    for name in ("my journal.db", "my journal.db-wal", "my journal.db-shm"):
+        (folder / name).touch()
+        (folder / name).chmod(0o640 if name.endswith(".db") else 0o644)
+    told = readers_warning(folder / "my journal.db")
+    assert told is not None
+    start = folder / "my journal.db"
+    assert f"`chmod o-rwx '{start}-wal' '{start}-shm'`" == told[1]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o770, 0o754])
+def test_a_folder_that_others_cannot_enter(folder: Path, mode: int):
+    """What lies in it is not theirs to read, whatever its mode."""
+    (folder / "journal.db").touch()
+    (folder / "journal.db").chmod(0o666)
+    assert readers_warning(folder / "journal.db") is not None
+    folder.chmod(mode)
+    assert readers_warning(folder / "journal.db") is None
+
+
+def test_serve_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """When the journal is open, with all the files beside it, and before anything is served."""
+    seen: list[set[str]] = []
+
+    def told(path: Path) -> tuple[str, str]:
+        seen.append({file.name for file in path.parent.glob("*.db*")} - {"journal.db.lock"})
+        return f"open: {path.name}", "close it"
+
+    monkeypatch.setattr(serve_run, "readers_warning", told)
+    monkeypatch.setattr(serve_run, "set_up_logs", lambda _: None)
+    monkeypatch.setattr(serve_run, "use_one_heap", lambda: None)
+    monkeypatch.setattr("cairn.ops.serve.run.trio.run", lambda *_: True)
+    arguments = ["--port", "0", "--data-dir", str(tmp_path / "home")]
+    serve_run.run(serve.make_context("serve", arguments).params)
+    assert [{"journal.db", "journal.db-wal", "journal.db-shm"}] == seen
+    assert "Warning: open: journal.db; close it.\n" in capsys.readouterr().err

@@ -1,0 +1,245 @@
+"""
+`ops tail` shows the log or the events, what is asked for of them, and where to go on.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cairn.ops.journal.tail import Log, _show_pretty
+from tests.support.journals import healthy
+
+LINES = [
+    {
+        "timestamp": f"2026-01-01T00:00:{second:02d}.000000Z",
+        "level": "warning" if second % 10 == 0 else "info",
+        "event": f"step {second}",
+        "session": f"session-{second % 2}",
+        "tokens": second,
+    }
+    for second in range(30)
+]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of thirty lines."""
+    path = tmp_path / "data" / "logs" / "cairn.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return path
+
+
+def shown(result) -> list[dict]:
+    """The objects on stdout."""
+    assert 0 == result.exit_code
+    return [json.loads(line) for line in result.stdout.split("\n")[:-1]]
+
+
+def test_the_last_lines(run, log: Path):
+    """Ten by default, or as many as were asked for, and the cursor on stderr."""
+    assert LINES[-10:] == shown(run("tail"))
+    assert LINES[-3:] == shown(run("tail", "-n", 3))
+    assert f"cursor: {log.stat().st_size}\n" == run("tail").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("level=warning",), [0, 10, 20]),
+        (("tokens=7",), [7]),
+        (("--session", "session-1", "-n", "2"), [27, 29]),
+        (("--grep", r"step 2[89]"), [28, 29]),
+        (("--since", "2026-01-01T00:00:26Z"), [26, 27, 28, 29]),
+        (("--since", "1h"), []),
+        (("level=warning", "session=session-1"), []),
+    ],
+)
+def test_what_is_asked_for(run, log: Path, arguments, expected):
+    """Filters go together."""
+    assert [LINES[index] for index in expected] == shown(run("tail", *arguments))
+
+
+def test_going_on(run, log: Path):
+    """Behind a cursor come the lines that were not shown yet; an unfinished one waits."""
+    cursor = run("tail").stderr.split()[1]
+    assert [] == shown(run("tail", "--after", cursor))
+    with log.open("a") as file:
+        file.write('{"event": "more"}\n{"event": "half')
+    result = run("tail", "--after", cursor)
+    assert [{"event": "more"}] == shown(result)
+    with log.open("a") as file:
+        file.write(' a line"}\n')
+    assert [{"event": "half a line"}] == shown(run("tail", "--after", result.stderr.split()[1]))
+
+
+def test_a_line_that_is_not_ours(run, log: Path):
+    """A line that is no JSON is shown as it is."""
+    log.write_text("Segmentation fault\n")
+    assert "Segmentation fault\n" == run("tail").stdout
+
+
+def test_events(run, stored):
+    """The events with the fields of their payload, without texts and token ids."""
+    stored(healthy())
+    events = shown(run("tail", "--journal", "kind=path_selected", "path=continuation"))
+    assert [19] == [event["position"] for event in events]
+    result = run("tail", "--journal", "--after", 29)
+    assert [30, 31] == [event["position"] for event in shown(result)]
+    assert "cursor: 31\n" == result.stderr
+    assert [30, 31] == [event["position"] for event in shown(run("tail", "--journal", "-n", 2))]
+    assert 31 == len(shown(run("tail", "--journal", "-n", 99)))
+    (event,) = shown(run("tail", "--journal", "position=12"))
+    assert event["private"] is None
+    (event,) = shown(run("tail", "--journal", "--private", "position=12"))
+    assert {"ids": [21], "text": "a "} == event["private"]
+
+
+def test_a_kind_of_the_log(run, log: Path):
+    """No line of the log has one, so it is said where there is."""
+    result = run("tail", "kind=path_selected")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "add --journal" in result.stderr
+
+
+def test_a_kind_that_is_none(run, stored):
+    """No event will ever have it, so that is said."""
+    stored(healthy())
+    result = run("tail", "--journal", "kind=nonsense")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "there is no kind nonsense" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("knd=path_selected", "no event has a field knd; did you mean kind?"),
+        ("xyzzy=1", "no event has a field xyzzy.\n"),
+        ("payload=1", "no event has a field payload.\n"),
+        ("ids=1", "ids is a text or token ids, and nothing is chosen by these; --private shows "),
+    ],
+)
+def test_a_field_that_no_event_has(run, stored, value: str, told: str):
+    """It would wait for ever, in silence."""
+    stored(healthy())
+    result = run("tail", "--journal", value)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert told in result.stderr
+
+
+def test_every_field_of_an_event_can_be_asked_for(run, stored):
+    """Those of the line, and those of what happened."""
+    stored(healthy())
+    events = shown(run("tail", "--journal", "-n", 31))
+    names = {name for event in events for name in (*event, *event["payload"])}
+    for name in names - {"payload", "private", "kind"}:
+        assert 0 == run("tail", "--journal", f"{name}=").exit_code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("nosuch=1",), "Nothing that was read of the log has a field nosuch.\n"),
+        (("tokns=1",), "Nothing that was read of the log has a field tokns; did you mean tokens?"),
+        (("--session", "nosuch"), "No session nosuch is in what was read of the log; "),
+        (("tokens=99",), ""),
+        (("--session", "session-1", "tokens=2"), ""),
+        (("--grep", "nosuch"), ""),
+    ],
+)
+def test_nothing_was_found_in_the_log(run, log: Path, arguments, told: str):
+    """What is misspelt is told from what did not happen; nothing is said where there is nothing."""
+    result = run("tail", *arguments)
+    cursor = f"cursor: {log.stat().st_size}\n"
+    assert (0, "") == (result.exit_code, result.stdout)
+    assert result.stderr.startswith(told) if told else cursor == result.stderr
+    assert result.stderr.endswith(cursor)
+    log.write_text("")
+    assert "cursor: 0\n" == run("tail", *arguments).stderr
+
+
+def test_nothing_was_found_in_the_journal(run, stored):
+    """The same of events; a field that other journals have is none that is misspelt."""
+    stored(healthy())
+    told = run("tail", "--journal", "--session", "nosuch").stderr
+    assert told.startswith("No session nosuch is in what was read of the journal; ")
+    told = run("tail", "--journal", "bug_id=1").stderr
+    assert told.startswith("Nothing that was read of the journal has a field bug_id.\n")
+    assert "cursor: 31\n" == run("tail", "--journal", "--session", "s1", "position=1").stderr
+
+
+def test_a_cursor_beyond_the_end(run, stored, log: Path):
+    """It is another's, or of a log of before: that is said, with where it goes on."""
+    result = run("tail", "--after", 99999999)
+    assert LINES == shown(result)
+    assert result.stderr.startswith(
+        f"The log has {log.stat().st_size} bytes, and none behind 99999999: "
+    )
+    stored(healthy())
+    result = run("tail", "--journal", "--after", 99999999)
+    assert [] == shown(result)
+    told = "There is no event 99999999: the journal ends at 31. Going on behind that.\n"
+    assert f"{told}cursor: 31\n" == result.stderr
+    assert "cursor: 31\n" == run("tail", "--journal", "--after", 31).stderr
+
+
+def test_nothing_steers_a_terminal(capsys: pytest.CaptureFixture[str], log: Path):
+    """What a client chose is shown with its control characters spelled out."""
+    log.write_text('{"event": "a\\u001b[2Jb", "model": "c\\nd\\u009be"}\n')
+    (entry,) = Log(log, 0).read()
+    _show_pretty(entry)
+    assert capsys.readouterr().out.endswith("a\\x1b[2Jb model=c\\nd\\x9be\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--since", "soon"),
+        ("--since", "999999999d"),
+        ("--grep", "("),
+        ("novalue",),
+        ("--journal",),
+        (),
+    ],
+)
+def test_what_makes_no_sense(run, arguments):
+    """Exit code 2, and nothing on stdout."""
+    result = run("tail", *arguments)
+    assert (2, "") == (result.exit_code, result.stdout)
+
+
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize("text", ["soon", "999999999d", "0001-01-01T00:00+14:00"])
+def test_a_time_that_is_none(run, text: str):
+    """What is no time, or beyond all calendars in UTC, is named."""
+    result = run("tail", "--since", text)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert f"{text} is no time; write 10m or " in result.stderr
+
+
+def test_following(log: Path):
+    """New lines are shown as they come, also of a new file, and Ctrl-C ends it in order."""
+    command = [sys.executable, "-P", "-m", "cairn.ops", "tail", "-f", "-n", "1", "level=info"]
+    process = subprocess.Popen(
+        [*command, "--data-dir", str(log.parent.parent)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    assert LINES[-1] == json.loads(process.stdout.readline())
+    with log.open("a") as file:
+        file.write('{"level": "debug"}\n{"level": "info", "event": "new"}\n')
+    assert {"level": "info", "event": "new"} == json.loads(process.stdout.readline())
+    log.rename(log.with_suffix(".1"))
+    log.write_text('{"level": "info", "event": "newer"}\n')
+    assert {"level": "info", "event": "newer"} == json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert (0, "", f"cursor: {log.stat().st_size}\n") == (process.returncode, stdout, stderr)

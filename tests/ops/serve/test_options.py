@@ -1,0 +1,144 @@
+"""
+What the options of ``ops serve`` come to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from cairn.ops.serve.command import serve
+from cairn.ops.serve.run import settings_of
+
+
+@pytest.mark.parametrize(("arguments", "anticipates"), [([], True), (["--no-anticipation"], False)])
+def test_anticipation_can_be_switched_off(
+    tmp_path: Path, arguments: list[str], anticipates: bool
+) -> None:
+    """
+    It is on, and the option switches it off; the journal has which.
+    """
+    options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
+    settings = settings_of(options, tmp_path)
+    assert anticipates == settings.anticipate
+    assert anticipates != settings.on_record["no_anticipation"]
+
+
+def test_who_waits_hears_of_it_in_time(tmp_path: Path) -> None:
+    """
+    Every fifteen seconds or sooner, if nobody says otherwise: clients of Anthropic's rely on pings.
+    """
+    options = serve.make_context("serve", ["--data-dir", str(tmp_path)]).params
+    assert 15 >= settings_of(options, tmp_path).limits.heartbeat_s
+
+
+def test_who_waits_is_never_left_for_long(tmp_path: Path) -> None:
+    """
+    More than fifteen seconds are refused: clients count on pings, and ask again without them.
+    """
+    with pytest.raises(click.BadParameter, match="15"):
+        serve.make_context("serve", ["--heartbeat", "15.5", "--data-dir", str(tmp_path)])
+    options = serve.make_context("serve", ["--heartbeat", "15", "--data-dir", str(tmp_path)]).params
+    assert 15 == settings_of(options, tmp_path).limits.heartbeat_s
+
+
+@pytest.mark.parametrize("option", ["--heartbeat", "--drain", "--request-timeout"])
+def test_what_is_no_number_is_refused(tmp_path: Path, option: str) -> None:
+    """
+    It is within any range, as it is neither below nor above anything, and no clock waits so long.
+    """
+    with pytest.raises(click.BadParameter, match="nan is no number"):
+        serve.make_context("serve", [option, "nan", "--data-dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize(("arguments", "seconds"), [([], 60), (["--slab-rest", "0"], 0)])
+def test_how_long_slabs_are_kept(tmp_path: Path, arguments: list[str], seconds: int) -> None:
+    """
+    A minute, or as long as the option says; the journal has it.
+    """
+    options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
+    settings = settings_of(options, tmp_path)
+    assert seconds == settings.limits.slab_rest_s == settings.on_record["slab_rest"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seconds"), [([], 86_400), (["--ttl", "90"], 90), (["--ttl", "7d"], 604_800)]
+)
+def test_how_long_what_nobody_uses_is_kept(
+    tmp_path: Path, arguments: list[str], seconds: int
+) -> None:
+    """
+    A day, or as long as the option says; the journal has it.
+    """
+    options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
+    settings = settings_of(options, tmp_path)
+    assert seconds == settings.limits.ttl_s == settings.on_record["ttl"]
+
+
+def test_a_life_that_is_none(tmp_path: Path) -> None:
+    """
+    It is refused with what would do.
+    """
+    with pytest.raises(click.BadParameter, match="'soon' must be a number of seconds"):
+        serve.make_context("serve", ["--ttl", "soon", "--data-dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize(("arguments", "least"), [([], 0), (["--min-cache-tokens", "200"], 200)])
+def test_of_how_short_a_prompt_nothing_is_kept(
+    tmp_path: Path, arguments: list[str], least: int
+) -> None:
+    """
+    Of none that fills a chunk, or as the option says; the journal has it.
+    """
+    options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
+    settings = settings_of(options, tmp_path)
+    assert least == settings.min_cache_tokens == settings.on_record["min_cache_tokens"]
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "100000"])
+def test_slabs_are_kept_for_a_day_at_most(tmp_path: Path, seconds: str) -> None:
+    """
+    A time that is none is refused, and so is one that nobody means.
+    """
+    with pytest.raises(click.BadParameter):
+        serve.make_context("serve", ["--slab-rest", seconds, "--data-dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "window"),
+    [
+        ([], None),
+        (["--kv-policy", "sink_window"], (4, 4096)),
+        (
+            ["--kv-policy", "sink_window", "--sink-tokens", "0", "--window-tokens", "512"],
+            (0, 512),
+        ),
+        (["--window-tokens", "512", "--kv-policy", "sink_window"], (4, 512)),
+    ],
+)
+def test_what_a_token_attends_to(
+    tmp_path: Path, arguments: list[str], window: tuple[int, int] | None
+) -> None:
+    """
+    To all before it, or to sinks and a window where that is chosen; the journal has which.
+    """
+    options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
+    settings = settings_of(options, tmp_path)
+    assert window == settings.window
+    assert ("full" if window is None else "sink_window") == settings.on_record["kv_policy"]
+
+
+@pytest.mark.parametrize("option", ["--sink-tokens", "--window-tokens"])
+@pytest.mark.parametrize("policy", [[], ["--kv-policy", "full"]])
+@pytest.mark.parametrize("tokens", ["64", "4096"])
+def test_a_window_that_nothing_has(
+    tmp_path: Path, option: str, policy: list[str], tokens: str
+) -> None:
+    """
+    Where every token attends to all before it, what is said of a window is refused, not passed
+    over.
+    """
+    with pytest.raises(click.UsageError, match=f"{option} is about --kv-policy sink_window"):
+        serve.make_context("serve", [option, tokens, *policy, "--data-dir", str(tmp_path)])

@@ -1,0 +1,143 @@
+"""
+A running server inside the test's own process, over a store in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+import trio.testing
+
+from cairn.actors.boot import Settings, booted
+from cairn.actors.models.swap import Models
+from cairn.actors.requests.messages import Accepted, Delta, Finished, Generate, TokenInfo
+from cairn.actors.server import Server
+from cairn.engine.answer.parts import AnswerPart, Called
+from cairn.engine.prompt.template import Conversation
+from cairn.engine.sampling import Sampling
+from cairn.journal.lifecycle import Life
+from cairn.journal.store import MemoryStore
+
+SECRET = b"a secret of the tests, 32 bytes!"
+MIB = 1024 * 1024
+
+
+def settings(model_directory: Path, **changes: Any) -> Settings:
+    """
+    Settings for a small machine.
+    """
+    small = {"pool_bytes": 512 * MIB, "blocks_bytes": 256 * MIB}
+    return Settings(model=str(model_directory), **{**small, **changes})
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    model_directory: Path, store: MemoryStore | None = None, **changes: Any
+) -> AsyncIterator[Server]:
+    """
+    A server that serves while the context lasts.
+    """
+    store = MemoryStore() if store is None else store
+    async with booted(settings(model_directory, **changes), store, SECRET) as server:
+        yield server
+
+
+@attrs.frozen(kw_only=True)
+class Said:
+    """
+    An answer, and how it came about.
+
+    Attributes:
+        parts: what its client was told, in order.
+        text: all of that as one text.
+        tokens: id, log-probability and the likeliest alternatives of each token: what P1 is about.
+    """
+
+    accepted: Accepted
+    parts: tuple[AnswerPart, ...]
+    text: str
+    tokens: tuple[TokenInfo, ...]
+    finished: Finished
+
+
+async def at_rest(server: Server) -> None:
+    """
+    Wait until no session is at work, and all of it is committed.
+    """
+    with trio.fail_after(120):
+        while not set(server.statistics().sessions) <= {str(Life.IDLE)}:
+            await trio.testing.wait_all_tasks_blocked()
+        await server._writer.wait_committed(server._sequencer.state.position)
+
+
+async def without_slabs(server: Server) -> None:
+    """
+    Wait until no session has anything to do, and none holds a slab; all of it is committed.
+    """
+    with trio.fail_after(120):
+        while server.statistics().slabs or server._sessions.busy:
+            await trio.testing.wait_all_tasks_blocked()
+        await server._writer.wait_committed(server._sequencer.state.position)
+
+
+async def ask(server: Server | Models, command: Generate) -> Said:
+    """
+    Ask, and read the answer to its end.
+    """
+    accepted, finished = None, None
+    parts: list[AnswerPart] = []
+    tokens: list[TokenInfo] = []
+    async with server.generate(command) as replies:
+        async for reply in replies:
+            match reply:
+                case Accepted():
+                    accepted = reply
+                case Delta():
+                    parts.extend(reply.parts)
+                    tokens.extend(reply.tokens)
+                case Finished():
+                    finished = reply
+                case _:
+                    pass
+    assert accepted is not None
+    assert finished is not None
+    return Said(
+        accepted=accepted,
+        parts=tuple(parts),
+        text=text_of(parts),
+        tokens=tuple(tokens),
+        finished=finished,
+    )
+
+
+def text_of(parts: Iterable[AnswerPart]) -> str:
+    """
+    What a client was told as one text.
+    """
+    return "".join(map(_words, parts))
+
+
+def _words(part: AnswerPart) -> str:
+    return f"{part.name}({part.arguments})" if isinstance(part, Called) else part.text
+
+
+def generate(conversation: Conversation, **changes: Any) -> Generate:
+    """
+    A greedy request for a short answer with log-probabilities.
+    """
+    usual: dict[str, Any] = {
+        "protocol": "test",
+        "tenant": "local",
+        "conversation": conversation,
+        "prompt": None,
+        "sampling": Sampling(temperature=0.0),
+        "seed": 1,
+        "max_tokens": 24,
+        "top_logprobs": 5,
+    }
+    return Generate(**{**usual, **changes})

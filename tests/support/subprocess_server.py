@@ -1,0 +1,713 @@
+"""
+A server in a process of its own, and clients of it.
+
+``started`` runs `ops serve` on a free port of the loopback and gives a ``Serving``. It ends with
+the context, by its process id, and on Linux also when this process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import attrs
+import httpx
+import openai
+from click.testing import CliRunner
+
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
+from cairn.journal.store_sql import SqlStore, journal_url
+from cairn.ops.cli import ops
+from cairn.ops.common.locations import log_path
+
+T = TypeVar("T")
+E = TypeVar("E", bound=ev.Event)
+
+DEADLINE_S = 120.0
+"""
+After so long something that must happen has not happened. No test asserts how long it took.
+"""
+
+_COMMAND = (sys.executable, "-P", "-m", "cairn.ops")
+_URL = re.compile(r"http://127\.0\.0\.1:\d+")
+_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+# --- servers -----------------------------------------------------------------------------------
+
+
+class Serving:
+    """
+    A server that answers at ``url``, over ``data_dir``.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], data_dir: Path, url: str, log: Path) -> None:
+        self._process = process
+        self._log = log
+        # Kept, since to make one costs more than to ask.
+        self._http = httpx.Client(base_url=url, verify=False, timeout=DEADLINE_S)
+        self._client: openai.OpenAI | None = None
+        self._key = "none"
+        self.data_dir = data_dir
+        self.url = url
+
+    @property
+    def pid(self) -> int:
+        """
+        Of the server's process.
+        """
+        return self._process.pid
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """
+        Where it listens.
+        """
+        address = urlsplit(self.url)
+        assert address.hostname is not None
+        assert address.port is not None
+        return address.hostname, address.port
+
+    @property
+    def running(self) -> bool:
+        """
+        Whether the process has not ended.
+        """
+        return self._process.poll() is None
+
+    def use_key(self, key: str) -> None:
+        """
+        Ask with an API key from now on.
+        """
+        self._key = key
+        self._http.headers["authorization"] = f"Bearer {key}"
+        self._client = None
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """
+        The official client, which asks once unless told otherwise.
+        """
+        settings: dict[str, Any] = {"api_key": self._key, "max_retries": 0, "timeout": DEADLINE_S}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **settings | options)
+
+    def ask(self, **body: Any) -> Answer:
+        """
+        Ask by an official client that is kept.
+        """
+        self._client = self._client or self.client()
+        return answer_of(self._client.chat.completions.create(**split(body)))
+
+    def post(self, **body: Any) -> httpx.Response:
+        """
+        A chat completion by a bare client, whatever comes of it.
+        """
+        return self._http.post("/v1/chat/completions", json=body)
+
+    def send(self, body: bytes, **headers: str) -> httpx.Response:
+        """
+        A chat completion whose body goes out as it is. Headers are named with underscores.
+        """
+        named = {
+            name.replace("_", "-").encode(): value.encode("latin-1")
+            for name, value in headers.items()
+        }
+        return self._http.post("/v1/chat/completions", content=body, headers=named)
+
+    def health(self) -> dict[str, Any]:
+        """
+        What the server tells of itself now.
+        """
+        found: dict[str, Any] = self._http.get("/health").json()
+        return found
+
+    def at_rest(self) -> dict[str, Any]:
+        """
+        Wait until no request is open and no session at work; gives the health then.
+        """
+        busy = ("restoring", "prefilling", "decoding", "settling")
+
+        def found() -> dict[str, Any] | None:
+            health = self.health()
+            is_open = any(health["queue"].values())
+            return None if is_open or any(health["sessions"].get(b) for b in busy) else health
+
+        return eventually(found)
+
+    def settled(self) -> dict[str, Any]:
+        """
+        Wait until all is at rest that was served, and the journal has it; gives the health then.
+        """
+        self.at_rest()
+        # Not the last row alone: what rests elsewhere gives its slab up at any moment.
+        eventually(lambda: not self._unsettled())
+        return self.health()
+
+    def _unsettled(self) -> set[str]:
+        """
+        The sessions that the journal leaves with a request.
+        """
+        busy = set()
+        for place in self.recorded():
+            match place.event:
+                case ev.RequestReceived(session=session):
+                    busy.add(session)
+                case ev.SessionSettled(session=session) | ev.SessionQuarantined(session=session):
+                    busy.discard(session)
+        return busy
+
+    def queued(self, count: int) -> None:
+        """
+        Wait until so many requests wait in the queue.
+        """
+        eventually(lambda: self.health()["queue"]["queued"] == count)
+
+    def open_files(self) -> int:
+        """
+        How many descriptors it holds; 0 where the system does not tell.
+        """
+        held = Path(f"/proc/{self.pid}/fd")
+        return sum(1 for _ in held.iterdir()) if held.exists() else 0
+
+    def greeting(self) -> str:
+        """
+        What it says on its first lines, the address left out. Once.
+        """
+        assert self._process.stdout is not None
+        lines = [self._process.stdout.readline()]
+        while lines[-1] and "try it" not in lines[-1]:
+            lines.append(self._process.stdout.readline())
+        return "".join(lines)
+
+    def signal(self, number: signal.Signals) -> None:
+        """
+        Send the server a signal.
+        """
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """
+        Wait for the end; gives the exit code, as a shell does: 128 and the signal's number.
+        """
+        code = self._process.wait(DEADLINE_S)
+        if code == -signal.SIGABRT:
+            print(self.stderr())  # no end that anybody asked for: what is known of it
+        return 128 - code if code < 0 else code
+
+    def stop(self) -> int:
+        """
+        SIGTERM, and the exit code.
+        """
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """
+        SIGKILL: nothing of the process's own runs any more.
+        """
+        self._process.kill()
+        self._process.wait(DEADLINE_S)
+
+    def stderr(self) -> str:
+        """
+        What it has written to stderr so far.
+        """
+        return self._log.read_text(encoding="utf-8")
+
+    def log(self) -> list[dict[str, Any]]:
+        """
+        The lines of its log file so far.
+        """
+        text = log_path(self.data_dir).read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+    def recorded(self) -> list[ev.Recorded]:
+        """
+        The journal's events with their places.
+        """
+        return recorded(self.data_dir)
+
+    def position(self) -> int:
+        """
+        The journal's last position now.
+        """
+        found: int = self.health()["journal_position"]
+        return found
+
+    def requests(self, *, after: int) -> list[ev.Event]:
+        """
+        What was recorded of requests behind a position. Conversations of before may have been put
+        away meanwhile, which is no request's.
+        """
+        found = (place.event for place in self.recorded() if place.position > after)
+        return [event for event in found if getattr(event, "request", None) is not None]
+
+    def events(self, kind: type[E], *, after: int = 0, **fields: Any) -> list[E]:
+        """
+        The journal's events of one kind behind a position, with these fields.
+        """
+        found = (place.event for place in self.recorded() if place.position > after)
+        return [
+            event
+            for event in found
+            if isinstance(event, kind)
+            and all(getattr(event, name) == value for name, value in fields.items())
+        ]
+
+
+def recorded(data_dir: Path) -> list[ev.Recorded]:
+    """
+    The events of a data directory's journal, also while a server writes it.
+    """
+    store = SqlStore.open(journal_url(data_dir), read_only=True)
+    try:
+        return [decode(row) for row in store.read()]
+    finally:
+        store.close()
+
+
+def run_ops(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    """
+    A command of `ops` that ends by itself: exit code, stdout, stderr.
+    """
+    done = subprocess.run(
+        [*_COMMAND, *map(str, arguments)],
+        env=_environment(env),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        preexec_fn=_die_with_parent,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def assert_holds(data_dir: Path) -> None:
+    """
+    `ops verify` finds nothing broken, on record or not. It runs in this process, as it needs no
+    server's surroundings, and a process is most of what it would cost.
+    """
+    found = CliRunner().invoke(ops, ["verify", "--data-dir", str(data_dir)])
+    assert 0 == found.exit_code, found.output
+    assert "broken: 0" in found.output.splitlines()
+
+
+@contextlib.contextmanager
+def started(
+    data_dir: Path,
+    *options: object,
+    env: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
+) -> Iterator[Serving]:
+    """
+    A server over ``data_dir``; it is killed if it still runs when the context ends.
+
+    Args:
+        env: in addition to this process's environment.
+        within: a command that runs another one in its place, to change its surroundings.
+    """
+    with _spawned(data_dir, options, env, within) as (process, log):
+        yield Serving(process, data_dir, _url_of(process, log), log)
+
+
+def killed_at(word: str, data_dir: Path, *options: object) -> None:
+    """
+    Start a server over ``data_dir`` and kill it once it has said ``word`` on its way up.
+    """
+    with _spawned(data_dir, options) as (process, log):
+        _say(word, process, log)
+
+
+def stopped_at(word: str, data_dir: Path, *options: object) -> tuple[int, str]:
+    """
+    Start a server over ``data_dir`` and interrupt it once it has said ``word`` on its way up.
+
+    Returns:
+        Its exit code, and all that it said.
+    """
+    with _spawned(data_dir, options) as (process, log):
+        _say(word, process, log)
+        process.send_signal(signal.SIGINT)
+        return process.wait(DEADLINE_S), log.read_text(encoding="utf-8")
+
+
+def _say(word: str, process: subprocess.Popen[str], log: Path) -> None:
+    def said() -> bool:
+        assert process.poll() is None, log.read_text(encoding="utf-8")
+        return word in log.read_text(encoding="utf-8")
+
+    eventually(said)
+
+
+@contextlib.contextmanager
+def _spawned(
+    data_dir: Path,
+    options: Sequence[object],
+    env: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """
+    A server's process and the file that its stderr goes to.
+    """
+    data_dir.parent.mkdir(parents=True, exist_ok=True)
+    log = data_dir.with_name(f"{data_dir.name}.{time.monotonic_ns()}.stderr")
+    arguments = ("serve", "--port", 0, "--data-dir", data_dir, *options)
+    with log.open("w", encoding="utf-8") as stderr:
+        process = subprocess.Popen(
+            [*within, *_COMMAND, *map(str, arguments)],
+            env=_environment(env),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            preexec_fn=_die_with_parent,
+        )
+    try:
+        yield process, log
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(DEADLINE_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _url_of(process: subprocess.Popen[str], log: Path) -> str:
+    """
+    The address on the server's first line.
+    """
+    assert process.stdout is not None
+    if select.select([process.stdout], [], [], DEADLINE_S)[0]:
+        found = _URL.search(process.stdout.readline())
+        if found is not None:
+            return found[0]
+    raise AssertionError(f"the server did not start:\n{log.read_text(encoding='utf-8')}")
+
+
+def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    """
+    One thread for the BLAS: many servers on few cores would wait for each other's threads.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return {**kept, "OPENBLAS_NUM_THREADS": "1", **(more or {})}
+
+
+def _die_with_parent() -> None:
+    if _libc is not None:
+        _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+
+
+def eventually(look: Callable[[], T | None]) -> T:
+    """
+    Look again and again until there is something true; fail after the deadline.
+    """
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.01)
+
+
+# --- clients -----------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """
+    An answer as its client sees it.
+
+    Attributes:
+        text: without thoughts and calls.
+        tokens: (bytes, log-probability) of each token.
+        message: as it can be sent back.
+    """
+
+    text: str
+    message: dict[str, Any] = attrs.field(repr=False)
+    tokens: tuple[tuple[bytes, float], ...]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    session: str
+    path: str
+    reason: str | None
+    seed: int
+
+    @property
+    def bits(self) -> tuple[Any, ...]:
+        """
+        What must be the same however the answer came about.
+        """
+        said = self.text, self.thoughts, tuple(self.calls)
+        return *said, self.tokens, self.finish_reason, self.completion_tokens
+
+    @property
+    def thoughts(self) -> str:
+        """
+        What was thought; empty if nothing was.
+        """
+        found: str = self.message.get("reasoning_content", "")
+        return found
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """
+        (name, arguments) of each tool that is called.
+        """
+        functions = [call["function"] for call in self.message.get("tool_calls", ())]
+        return [(function["name"], function["arguments"]) for function in functions]
+
+
+def user(text: str) -> dict[str, str]:
+    """
+    What a user says.
+    """
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    """
+    What an assistant has said.
+    """
+    return {"role": "assistant", "content": text}
+
+
+_OURS = frozenset(
+    {"cache_prompt", "enable_thinking", "min_p", "repetition_penalty", "session_id", "top_k"}
+)
+
+
+def split(body: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    A body as arguments of the official client, which takes what is not OpenAI's apart.
+    """
+    extra = {name: value for name, value in body.items() if name in _OURS}
+    plain = {name: value for name, value in body.items() if name not in _OURS}
+    return {"model": "any", **plain, "extra_body": extra}
+
+
+PLAIN: Mapping[str, Any] = {"temperature": 0, "max_tokens": 24, "logprobs": True}
+"""
+How a question is asked that says nothing else: greedily, with log-probabilities.
+"""
+
+
+def ask(server: Serving, *messages: Mapping[str, str], **body: Any) -> Answer:
+    """
+    Ask by the official client.
+
+    Args:
+        messages: or ``messages`` in the body.
+    """
+    return server.ask(**{"messages": list(messages), **PLAIN, **body})
+
+
+def ask_with(client: openai.OpenAI, *messages: Mapping[str, str], **body: Any) -> Answer:
+    """
+    ``ask`` by a client of one's own.
+    """
+    asked = split({"messages": list(messages), **PLAIN, **body})
+    return answer_of(client.chat.completions.create(**asked))
+
+
+def answer_of(completion: Any) -> Answer:
+    """
+    A completion of the official client, as an answer.
+    """
+    (choice,) = completion.choices
+    usage, cairn = completion.usage, completion.model_extra["cairn"]
+    content = choice.logprobs.content if choice.logprobs else []
+    return Answer(
+        text=choice.message.content or "",
+        message=choice.message.model_dump(exclude_none=True),
+        tokens=tuple((bytes(token.bytes), token.logprob) for token in content),
+        finish_reason=choice.finish_reason,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.prompt_tokens_details.cached_tokens,
+        session=cairn["session"],
+        path=cairn["path"],
+        reason=cairn["reason"],
+        seed=cairn["seed"],
+    )
+
+
+class Listener:
+    """
+    A streaming client on a bare connection, in a thread of its own: it can be watched, and it can
+    go away at any moment.
+
+    Attributes:
+        status: of the response, or None where there is none yet.
+        comments: lines that only keep the connection alive.
+        chunks: the events so far.
+        done: whether the stream came to its own end.
+        ended: set when nothing more comes.
+    """
+
+    def __init__(self, server: Serving, *messages: Mapping[str, str], **body: Any) -> None:
+        self._body = json.dumps({"messages": list(messages), **PLAIN, "stream": True, **body})
+        self._connection = http.client.HTTPConnection(*server.address)
+        self._connection.connect()
+        self._socket: socket.socket = self._connection.sock
+        self.status: int | None = None
+        self.headers: Mapping[str, str] = {}
+        self.comments: list[str] = []
+        self.chunks: list[dict[str, Any]] = []
+        self.refusal: dict[str, Any] | None = None
+        self.done = False
+        self.ended = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def request(self) -> str:
+        """
+        The request's id, once a session has taken it.
+        """
+        request: str = self.chunks[0]["id"].removeprefix("chatcmpl-")
+        return request
+
+    @property
+    def text(self) -> str:
+        """
+        The answer so far.
+        """
+        deltas = [choice["delta"] for chunk in self.chunks for choice in chunk.get("choices", ())]
+        return "".join(delta.get("content") or "" for delta in deltas)
+
+    @property
+    def tokens(self) -> tuple[tuple[bytes, float], ...]:
+        """
+        (bytes, log-probability) of each token so far.
+        """
+        choices = [choice for chunk in self.chunks for choice in chunk.get("choices", ())]
+        found = [token for c in choices if c["logprobs"] for token in c["logprobs"]["content"]]
+        return tuple((bytes(token["bytes"]), token["logprob"]) for token in found)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """
+        Why the answer ended, or None where the client was not told.
+        """
+        reasons = [c["finish_reason"] for k in self.chunks for c in k.get("choices", ())]
+        return next((reason for reason in reasons if reason), None)
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """
+        The error in mid-stream, if there was one.
+        """
+        return next((chunk["error"] for chunk in self.chunks if "error" in chunk), None)
+
+    def until(self, fact: Callable[[Listener], object]) -> Listener:
+        """
+        Wait until something is true of what has come; fails where the stream ends before it is.
+        """
+
+        def look() -> bool:
+            over = self.ended.is_set()
+            found = bool(fact(self))
+            assert found or not over, (
+                f"the stream ended before that: {self.status} {self.refusal} {self.chunks[-1:]}"
+            )
+            return found
+
+        eventually(look)
+        return self
+
+    def accepted(self) -> Listener:
+        """
+        Wait until a session has taken the request.
+        """
+        return self.until(lambda it: it.chunks)
+
+    def decoding(self, tokens: int = 3) -> Listener:
+        """
+        Wait until some tokens of the answer have come.
+        """
+        return self.until(lambda it: len(it.tokens) >= tokens)
+
+    def end(self) -> Listener:
+        """
+        Wait until nothing more comes.
+        """
+        assert self.ended.wait(DEADLINE_S), "the stream did not end"
+        return self
+
+    def leave(self) -> None:
+        """
+        Go away, whatever has come so far.
+        """
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.end()
+
+    def _listen(self) -> None:
+        try:
+            headers = {"content-type": "application/json"}
+            self._connection.request(
+                "POST", "/v1/chat/completions", body=self._body, headers=headers
+            )
+            with self._connection.getresponse() as response:
+                self.headers = {name.lower(): value for name, value in response.getheaders()}
+                self.status = response.status
+                if response.status == 200:
+                    self._follow(response)
+                else:
+                    self.refusal = json.loads(response.read())
+        except (OSError, http.client.HTTPException):
+            pass  # the server is gone, or the client is: what has come is there
+        finally:
+            self._connection.close()
+            self._socket.close()
+            self.ended.set()
+
+    def _follow(self, response: http.client.HTTPResponse) -> None:
+        while (line := response.readline()).endswith(b"\n"):
+            if line.startswith(b":"):
+                self.comments.append(line.decode().strip())
+            elif line == b"data: [DONE]\n":
+                self.done = True
+            elif line.startswith(b"data: "):
+                self.chunks.append(json.loads(line.removeprefix(b"data: ")))
+
+
+def together(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """
+    Make calls at the same time, each in a thread; their results in order.
+    """
+    results: dict[int, T] = {}
+    failures: list[BaseException] = []
+
+    def make(place: int, call: Callable[[], T]) -> None:
+        try:
+            results[place] = call()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=make, args=item, daemon=True) for item in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    if failures:
+        raise failures[0]
+    return [results[place] for place in range(len(calls))]

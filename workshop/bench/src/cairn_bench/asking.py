@@ -1,0 +1,197 @@
+"""
+Asking a server: one answer, timed, and what makes it one that counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import zip_longest
+from os.path import commonprefix
+from typing import Any, Final
+
+import attrs
+
+from cairn_bench.scenarios import Request
+from cairn_bench.servers import Running
+from cairn_conform.client_answers import Answer, count, difference
+
+_CHECKED: Final = 3
+"""So many warm answers of a run are asked for again, with and without the cache."""
+
+_CHUNKS_LESS: Final = 2
+_SEED: Final = 1
+
+
+class NoAnswer(Exception):
+    """
+    A server gave no whole answer.
+
+    Args:
+        server: its name.
+        why: what it did.
+    """
+
+    def __init__(self, server: str, why: str) -> None:
+        self.server = server
+        super().__init__(f"{server}: {why}")
+
+
+class NoResult(Exception):
+    """
+    A run that shows nothing: the cache was not hit, or a warm answer is not the cold one.
+    """
+
+
+@attrs.frozen(kw_only=True)
+class Sample:
+    """
+    A request of a run, and what came of it.
+    """
+
+    request: Request
+    answer: Answer
+
+    @property
+    def first_s(self) -> float:
+        """
+        From the connection to the first text, or to the end of an answer without any.
+        """
+        return (self.answer.first_s or self.answer.ended_s) - self.answer.began_s
+
+    @property
+    def total_s(self) -> float:
+        """
+        From the connection to the end of the answer.
+        """
+        return self.answer.ended_s - self.answer.began_s
+
+
+def unhit(samples: Sequence[Sample], chunk_tokens: int | None = None) -> list[tuple[Sample, float]]:
+    """
+    The warm ones that reused too little of what an earlier one of them had sent, each with how many
+    tokens that was. Only whole chunks are reused, and where texts meet is not known to the token:
+    two chunks less are enough.
+
+    Args:
+        samples: of one server, in the order of the requests.
+        chunk_tokens: C; where it is not told, what all reused is taken for multiples of it. Where
+            all that hit reuse as much, that is too much, and who reused nothing is passed over.
+    """
+    reused = (sample.answer.cached_tokens or 0 for sample in samples)
+    chunk = chunk_tokens or math.gcd(*reused)
+    found = []
+    for place, sample in enumerate(samples):
+        if sample.request.warm:
+            there = max((_in_common(one, sample) for one in samples[:place]), default=0.0)
+            if (sample.answer.cached_tokens or 0) < there - _CHUNKS_LESS * chunk:
+                found.append((sample, there))
+    return found
+
+
+def _in_common(earlier: Sample, later: Sample) -> float:
+    """
+    How many tokens two prompts begin alike with, as far as their texts tell.
+    """
+    alike = total = 0
+    first, second = earlier.request.messages, later.request.messages
+    same = True
+    for one, other in zip_longest(first, second[: len(first)]):
+        text = one["content"]
+        total += len(text)
+        if same and one == other:
+            alike += len(text)
+        elif same:
+            same = False
+            if other is not None and one["role"] == other["role"]:
+                both = [text, other["content"]]
+                alike += len(commonprefix(both))  # noqa: RUF071  # texts, and no paths
+    return (earlier.answer.prompt_tokens or 0) * alike / total if total else 0.0
+
+
+def compared_with_cold(
+    what: str, warm: Sequence[Sample], server: Running, *, most: int = _CHECKED
+) -> list[Sample]:
+    """
+    Ask for some of the warm answers again, with and without the cache, and compare them: the timed
+    one by its text, the others to the last bit.
+
+    Args:
+        what: how to call them, where one is wrong.
+        most: how many to look at.
+
+    Returns:
+        The cold ones, one for each that was looked at.
+
+    Raises:
+        NoAnswer: the server did not answer.
+        NoResult: one of them is not the same.
+    """
+    checked = spread(warm, most)
+    reused = 0
+    cold = []
+    for sample in checked:
+        hit = asked(server, sample.request, logprobs=True)
+        server.wait_at_rest()  # how soon the cold one begins is a figure of some rows
+        miss = asked(server, sample.request, logprobs=True, cache_prompt=False)
+        if hit.tokens is None or miss.tokens is None:
+            raise NoResult(f"{what}: there are no log-probabilities to compare")
+        if miss.cached_tokens != 0:
+            raise NoResult(
+                f"{what}: without the cache {count(miss.cached_tokens)} tokens were reused"
+            )
+        reused += hit.cached_tokens or 0
+        cold.append(Sample(request=sample.request, answer=miss))
+        for told in (hit, sample.answer):
+            if (found := difference(miss, told)) is not None:
+                raise NoResult(f"{what}: a warm answer is not the cold one: {found}")
+    if not reused:
+        raise NoResult(f"{what}: no hit was among the answers that were compared")
+    return cold
+
+
+def spread(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
+    """
+    Some of them, from the first to the last; the last, where one is enough.
+    """
+    last = len(samples) - 1
+    if most == 1:
+        return samples[last:]
+    places = {round(last * place / (most - 1)) for place in range(most)}
+    return [samples[place] for place in sorted(places)]
+
+
+def asked(server: Running, request: Request, **more: Any) -> Answer:
+    """
+    A complete answer, greedy and as a stream.
+
+    Args:
+        more: fields of the body besides.
+
+    Raises:
+        NoAnswer: there is none.
+    """
+    answer = server.client.ask(body_of(request, **more))
+    if not answer.complete or not answer.done:
+        why = answer.outcome if not answer.complete else "the stream ended without [DONE]"
+        raise NoAnswer(server.kind.name, why)
+    return answer
+
+
+def body_of(request: Request, **more: Any) -> dict[str, Any]:
+    """
+    What is sent.
+    """
+    # No model is named: mlx-lm's server would look for another one of that name.
+    body: dict[str, Any] = {
+        "messages": list(request.messages),
+        "max_tokens": request.answer_tokens,
+        "temperature": 0,
+        "seed": _SEED,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **more,
+    }
+    if request.thinking:
+        body["chat_template_kwargs"] = {"enable_thinking": True}
+    return body

@@ -1,0 +1,181 @@
+"""
+The model alone, for measuring: the passes that the schedule asks for and a decode loop, with no
+server, no journal and no session around them.
+
+``python -P -m cairn_bench.bare_model`` reads a job from its standard input and writes what it
+measured to its standard output, both JSON: it runs as a process of its own, since the BLAS is
+chosen before a process begins.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from cairn.engine.mlx.cache import HeldSlab
+from cairn.engine.mlx.start import Started, start_engine
+from cairn.engine.schedule import passes, slab_capacity
+
+_FILL_ROWS = 512
+_FIRST_STEPS = 4
+_TOKEN = 1
+
+
+def measured(job: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Measure what a job asks for.
+
+    Args:
+        job: ``model``, a directory; ``spans``, pairs (tokens that are reused, tokens of the
+            prompt); ``repeats``, how often each is run; ``decodes``, triples (rows, tokens of
+            history, steps). May have ``chunk_tokens``, another C than the server would choose, and
+            ``plain``, pairs as those of ``spans``.
+
+    Returns:
+        ``chunk_tokens`` and ``decode_rows`` as the server would choose them; ``spans``, the seconds
+        of each repeat of each span; ``plain``, likewise of one pass over mlx-lm's own caches, from
+        the very token on that was not there; ``decodes``, the seconds of each.
+
+    Raises:
+        ModelRefused: the model cannot be served.
+    """
+    started = start_engine(
+        job["model"],
+        name=None,
+        chunk_tokens=job.get("chunk_tokens"),
+        decode_rows=None,
+        kv_cache="slab",
+        pool_bytes=None,
+        blocks_bytes=None,
+        # The server has tested itself on this machine already.
+        remembered=lambda _: True,
+        progress=lambda *_: None,
+    )
+    return {
+        "chunk_tokens": started.facts.chunk_tokens,
+        "decode_rows": started.facts.decode_rows,
+        "spans": [
+            _span_s(started, reused, tokens, job["repeats"]) for reused, tokens in job["spans"]
+        ],
+        "plain": [
+            _plain_s(started.loaded.model, reused, tokens, job["repeats"])
+            for reused, tokens in job.get("plain", ())
+        ],
+        "decodes": [
+            _decode_s(started.loaded.model, rows, history, steps)
+            for rows, history, steps in job["decodes"]
+        ],
+    }
+
+
+def _span_s(started: Started, reused: int, tokens: int, repeats: int) -> list[float]:
+    """
+    How long the passes take that bring a slab from ``[0, reused)`` to ``[0, tokens)``, with the
+    token that follows from them. The first run is not counted.
+    """
+    model, chunk = started.loaded.model, started.facts.chunk_tokens
+    capacity = slab_capacity(tokens + 1, chunk, started.facts.context_tokens)
+    slab = started.engine.pool.open(capacity)
+    for cache in slab.attending:
+        # What is in the rows changes no time, but zeros that nobody wrote lie in one page.
+        cache.keys = mx.random.normal(cache.keys.shape).astype(cache.keys.dtype)
+        cache.values = mx.random.normal(cache.values.shape).astype(cache.values.dtype)
+    mx.eval(slab.arrays())
+    found = []
+    for _ in range(repeats + 1):
+        for cache in slab.attending:
+            cache.offset = reused
+        began_s = time.perf_counter()
+        for start, end in passes(reused, tokens, chunk):
+            _pass(model, slab, end - start, is_last=end == tokens)
+        found.append(time.perf_counter() - began_s)
+    started.engine.pool.close(slab.id)
+    return found[1:]
+
+
+def _pass(model: Any, slab: HeldSlab, rows: int, *, is_last: bool) -> None:
+    """
+    One pass. Adds its rows to the slab. Nothing that refers to the arrays outlives it: the next
+    pass would copy them all.
+    """
+    logits = model(mx.full((1, rows), _TOKEN), cache=slab.caches)
+    slab.passed(rows)
+    if is_last:
+        mx.eval(mx.argmax(logits[0, -1]), slab.arrays())
+    else:
+        mx.eval(slab.arrays())
+
+
+def _plain_s(model: Any, reused: int, tokens: int, repeats: int) -> list[float]:
+    """
+    How long one pass from ``[0, reused)`` to ``[0, tokens)`` takes over mlx-lm's own caches, with
+    the token that follows from it. The first run is not counted.
+    """
+    caches = _filled(model, 1, reused)
+    found = []
+    for _ in range(repeats + 1):
+        for cache in caches:
+            cache.trim(cache.offset - reused)
+        began_s = time.perf_counter()
+        logits = model(mx.full((1, tokens - reused), _TOKEN), cache=caches)
+        mx.eval(mx.argmax(logits[0, -1]), [cache.state for cache in caches])
+        found.append(time.perf_counter() - began_s)
+        del logits
+    return found[1:]
+
+
+def _filled(model: Any, rows: int, history: int) -> list[Any]:
+    """
+    mlx-lm's caches with so many tokens in each row.
+    """
+    caches: list[Any] = make_prompt_cache(model)
+    for start in range(0, history, _FILL_ROWS):
+        filled = min(_FILL_ROWS, history - start)
+        model(mx.full((rows, filled), _TOKEN), cache=caches)
+        mx.eval([cache.state for cache in caches])
+    return caches
+
+
+def _decode_s(model: Any, rows: int, history: int, steps: int) -> float:
+    """
+    How long so many steps of mlx-lm's loop take: greedy, so many rows a pass, over its own caches,
+    the next pass being enqueued before the last one's tokens are read.
+    """
+    caches = _filled(model, rows, history)
+
+    def stepped(tokens: mx.array) -> mx.array:
+        logits = model(tokens[:, None], cache=caches)[:, -1]
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        following = mx.argmax(logprobs, axis=-1)
+        mx.async_eval(following, logprobs)  # type: ignore[no-untyped-call]  # no types in MLX
+        return following
+
+    tokens = stepped(mx.full((rows,), _TOKEN))
+    for _ in range(_FIRST_STEPS):
+        tokens = stepped(tokens)
+    mx.eval(tokens)
+    began_s = time.perf_counter()
+    for _ in range(steps):
+        following = stepped(tokens)
+        tokens.tolist()  # a loop has to know them to write them down
+        tokens = following
+    mx.eval(tokens)
+    return time.perf_counter() - began_s
+
+
+def main() -> int:
+    """
+    From one job to its answer.
+    """
+    json.dump(measured(json.load(sys.stdin)), sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

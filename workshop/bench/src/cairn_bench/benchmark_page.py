@@ -1,0 +1,194 @@
+"""
+The figures of docs/benchmarks.md, out of what ``ops bench -o FOLDER`` wrote.
+
+``python -P -m cairn_bench.benchmark_page FOLDER`` keeps the figures in docs/benchmarks.json and the
+chart in docs/pictures/benchmarks.svg, and writes the part of the page between its two marks again.
+A test checks that the page says what the file says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[4] / "docs"
+PAGE, FIGURES = DOCS / "benchmarks.md", DOCS / "benchmarks.json"
+CHART = DOCS / "pictures" / "benchmarks.svg"
+BEGIN = "<!-- Made by workshop/bench/src/cairn_bench/benchmark_page.py. -->"
+END = "<!-- End of what is made. -->"
+
+_NONE = "None yet: no run on a quiet machine has been recorded."
+
+
+def block(figures: Mapping[str, Any] | None, *, charted: bool) -> str:
+    """
+    What stands between the marks.
+
+    Args:
+        figures: as ``ops bench`` writes them; None where there are none.
+        charted: whether there is a chart beside them.
+    """
+    if figures is None:
+        return f"{BEGIN}\n\n{_NONE}\n\n{END}"
+    parts = [BEGIN, _about(figures), _goals(figures)]
+    if figures["ratios"]:
+        parts.append(_ratios(figures["ratios"], figures["runs"]))
+    if charted:
+        parts.append(
+            "![Time to first token against the tokens of the prompt](pictures/benchmarks.svg)"
+        )
+    return "\n\n".join([*parts, END])
+
+
+def _about(figures: Mapping[str, Any]) -> str:
+    machine = figures["machine"]
+    blas = machine["blas"] or "what MLX brings"
+    versions = f"Cairn {machine['cairn']}, MLX {machine['mlx']}, mlx-lm {machine['mlx-lm']}"
+    command = f"ops bench{' --quick' if figures['quick'] else ''} --salt {figures['salt']}"
+    load = "" if figures["load"] is None else f", a load of {figures['load']:g} before it began"
+    return (
+        f"{figures['date']}: {versions}, Python {machine['python']}, on {machine['processor']} "
+        f"({machine['system']}, {blas}){load}. Model: {figures['model']}. "
+        f"`{command}`, {figures['took_s'] / 60:.0f} minutes."
+    )
+
+
+def _goals(figures: Mapping[str, Any]) -> str:
+    """
+    Means and rows with their goals, then what has no result.
+    """
+    lines = [
+        (
+            _mean(mean),
+            f"{mean['value']:.2f}",
+            f"at most {mean['goal']:g}" if mean["applies"] else "",
+            _verdict(mean),
+            "",
+        )
+        for mean in figures["means"]
+    ]
+    lines += [
+        (row["name"], row["told"], row["told_goal"], row["verdict"], row["of"])
+        for row in figures["rows"]
+    ]
+    lines += [(one["name"], "no result", "", "", one["why"]) for one in figures["no_rows"]]
+    lines += [
+        (f"{one['scenario']}, {one['pause_s']:g} s", "lost", "", "", one["why"])
+        for one in figures["lost"]
+    ]
+    return _table(("figure", "value", "goal", "", "made of"), map(_loud, lines))
+
+
+def _mean(mean: Mapping[str, Any]) -> str:
+    return (
+        f"first token, mean ratio to {mean['peer']} over {mean['scenarios']} scenarios, "
+        f"{mean['pause_s']:g} s of pause"
+    )
+
+
+def _verdict(mean: Mapping[str, Any]) -> str:
+    if not mean["applies"]:
+        return ""
+    return "missed" if mean["value"] > mean["goal"] else "reached"
+
+
+def _loud(cells: Sequence[str]) -> Iterator[str]:
+    """
+    What is missed can be seen.
+    """
+    return (f"**{cell}**" if cell == "missed" else cell for cell in cells)
+
+
+def _ratios(ratios: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> str:
+    """
+    The scenarios: times beside each other, and what was computed ahead for ours.
+    """
+    ahead = {(run["scenario"], run["pause_s"]): run["settled"] for run in runs if run["settled"]}
+    rows = [
+        (
+            ratio["scenario"],
+            f"{ratio['pause_s']:g} s",
+            ratio["peer"],
+            f"{ratio['ours_s'] * 1000:.1f} ms",
+            f"{ratio['theirs_s'] * 1000:.1f} ms",
+            f"{ratio['ratio']:.2f}",
+            f"{_share(ratio['ours_reused'])} / {_share(ratio['theirs_reused'])}",
+            _ahead(ahead.get((ratio["scenario"], ratio["pause_s"]))),
+        )
+        for ratio in ratios
+    ]
+    columns = (
+        "scenario",
+        "pause",
+        "peer",
+        "ours",
+        "theirs",
+        "ratio",
+        "reused, ours / theirs",
+        "tokens computed ahead / used",
+    )
+    return _table(columns, rows)
+
+
+def _ahead(settled: Mapping[str, Any] | None) -> str:
+    return "" if settled is None else f"{settled['computed_tokens']} / {settled['used_tokens']}"
+
+
+def _share(value: float | None) -> str:
+    return "not told" if value is None else f"{value:.0%}"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def kept(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    The figures as they are kept: without each single request.
+    """
+    runs = [{name: run[name] for name in run if name != "requests"} for run in figures["runs"]]
+    return {**figures, "runs": runs}
+
+
+def with_block(page: str, made: str) -> str:
+    """
+    A page with something else between its marks.
+
+    Raises:
+        ValueError: it has no marks.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no part between {BEGIN} and {END}")
+    return before + made + after
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    From the folder to the page.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -P -m cairn_bench.benchmark_page", description=__doc__
+    )
+    parser.add_argument("folder", type=Path, help="what `ops bench -o` named")
+    folder = parser.parse_args(arguments).folder
+    figures = kept(json.loads((folder / "figures.json").read_text("utf-8")))
+    FIGURES.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+    CHART.unlink(missing_ok=True)
+    if (folder / "chart.svg").exists():
+        shutil.copyfile(folder / "chart.svg", CHART)
+    made = block(figures, charted=CHART.exists())
+    PAGE.write_text(with_block(PAGE.read_text("utf-8"), made), "utf-8")
+    print(f"written: {PAGE}, {FIGURES}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

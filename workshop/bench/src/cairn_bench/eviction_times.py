@@ -1,0 +1,143 @@
+"""
+What it takes to find the blocks that leave a full memory, or a full disk.
+
+A fold with as many blocks as are asked for: conversations that all begin with the same blocks, each
+then with its own. Memory and disk are full, and one block more is to come in. Run it with
+``python -P -m cairn_bench.eviction_times --blocks 100000``.
+
+Milliseconds are those of the processor. *Ever sealed* are blocks that are remembered by their
+digests alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+from immutables import Map
+
+from cairn.journal import eviction
+from cairn.journal.eviction_order import Order
+from cairn.journal.state import Block, Model, Pool, State
+
+SIZE = 100
+
+
+def chains(blocks: int, depth: int, common: int) -> list[Block]:
+    """
+    So many blocks, in conversations of ``depth`` blocks of which the first ``common`` are the same.
+    """
+    found: list[Block] = []
+    before: str | None = None
+    for place in range(common):
+        found.append(block(f"c{place}", before, place, len(found)))
+        before = f"c{place}"
+    number = 0
+    while len(found) < blocks:
+        parent = before
+        for place in range(common, min(depth, common + blocks - len(found))):
+            found.append(block(f"{number}/{place}", parent, place, len(found)))
+            parent = f"{number}/{place}"
+        number += 1
+    return found
+
+
+def block(key: str, parent: str | None, place: int, used: int) -> Block:
+    """
+    A block in memory and in a file.
+    """
+    return Block(
+        key=key,
+        parent=parent,
+        digest="d",
+        start=64 * place,
+        bytes=SIZE,
+        present=True,
+        file_bytes=SIZE,
+        last_used=used,
+    )
+
+
+def full(blocks: list[Block], ever: int) -> State:
+    """
+    A fold in which these fill memory and disk, and ``ever`` others were there once.
+    """
+    gone = (
+        attrs.evolve(block(f"g{n}", None, 0, 0), present=False, file_bytes=None)
+        for n in range(ever)
+    )
+    size = SIZE * len(blocks)
+    model = Model(
+        name="none",
+        fingerprint="f",
+        layers=1,
+        chunk_tokens=64,
+        decode_rows=1,
+        context_tokens=1_000_000,
+        reusable=True,
+        pool_slabs=1,
+        pool_bytes=1,
+        blocks_bytes=size,
+    )
+    pool = Pool(blocks=len(blocks), block_bytes=size, disk_blocks=len(blocks), disk_bytes=size)
+    found = Map({one.key: one for one in (*blocks, *gone)})
+    return State(model=model, blocks=found, pool=pool, disk_budget=size)
+
+
+def timed(name: str, step: Callable[[], object], times: int) -> None:
+    """
+    Take a step some times; print median and longest.
+    """
+    took: list[float] = []
+    for _ in range(times):
+        start = time.process_time()
+        step()
+        took.append(1000 * (time.process_time() - start))
+    print(f"{name:<52}{statistics.median(took):>10.2f}{max(took):>10.2f}")
+
+
+def main() -> int:
+    """
+    Print what each question takes.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
+    parser.add_argument("--blocks", type=int, default=100_000, help="in memory, and in files")
+    parser.add_argument("--ever", type=int, default=0, help="blocks besides that were sealed once")
+    parser.add_argument("--depth", type=int, default=128, help="blocks of a conversation")
+    parser.add_argument("--common", type=int, default=32, help="of which all have the first ones")
+    parser.add_argument("--times", type=int, default=5)
+    asked = parser.parse_args()
+    blocks = chains(asked.blocks, asked.depth, asked.common)
+    state = full(blocks, asked.ever)
+    print(f"{len(blocks):,} blocks, {asked.ever:,} ever sealed besides")
+    print(f"\n{'CPU ms':<52}{'median':>10}{'longest':>10}")
+    new = attrs.evolve(block("new", "c0", 1, len(blocks)), file_bytes=None)
+    old = attrs.evolve(block("old", None, 0, 0), file_bytes=None)
+    order = Order(state)
+    timed("make the order", lambda: Order(state), asked.times)
+    timed(
+        "what leaves memory for a block",
+        lambda: eviction.room_for_block(state, SIZE, order=order),
+        asked.times,
+    )
+    timed("the whole order", lambda: deque(order.memory.in_order(), maxlen=0), asked.times)
+    timed(
+        "whose files go for one",
+        lambda: eviction.room_for_file(state, new, SIZE, order=order),
+        asked.times,
+    )
+    timed(
+        "whose file goes for what is older than all",
+        lambda: eviction.room_for_file(state, old, SIZE, order=order),
+        asked.times,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""
+The parts of the bench, in the order in which they are measured.
+
+A part is added by a module of its own and a line here. The scenarios are the first part, and stand
+apart, as they are held pause by pause on all servers (``plan``).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cairn_bench.bits import BITS
+from cairn_bench.capacity import CAPACITY
+from cairn_bench.decode import DECODE
+from cairn_bench.first_token import FIRST_TOKEN
+from cairn_bench.matching import MATCHING
+from cairn_bench.recovery import RECOVERY
+from cairn_bench.reuse import REUSE
+from cairn_bench.stage import Part
+from cairn_bench.throughput import THROUGHPUT
+
+SCENARIOS_PART: Final = "scenarios"
+
+PARTS: Final[tuple[Part, ...]] = (
+    BITS,
+    FIRST_TOKEN,
+    DECODE,
+    THROUGHPUT,
+    RECOVERY,
+    REUSE,
+    CAPACITY,
+    MATCHING,
+)

@@ -1,0 +1,233 @@
+"""
+What came of it, for people and for programs. Pure, but for what is asked of the machine.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from cairn import __version__
+from cairn_bench.rows import NoRow, Row
+from cairn_bench.runs import Run
+from cairn_bench.scenarios import SCENARIOS
+
+GOALS: Final[Mapping[float, float]] = {0.0: 1.1, 0.5: 0.8, 5.0: 0.8}
+"""Seconds of pause: the most that our time to first token may be of the peer's, in the mean."""
+
+COUNTED: Final = frozenset(one.name for one in SCENARIOS if one.in_mean)
+"""The scenarios that the mean is taken over."""
+
+
+@attrs.frozen(kw_only=True)
+class Lost:
+    """
+    A run of a peer's that came to nothing.
+    """
+
+    scenario: str
+    server: str
+    pause_s: float
+    why: str
+
+
+@attrs.frozen(kw_only=True)
+class Ratio:
+    """
+    Our time to first token beside a peer's, in one scenario.
+
+    Attributes:
+        ours_s, theirs_s: the medians.
+        ours_reused, theirs_reused: the share of the prompts that was; None where it is not told.
+    """
+
+    scenario: str
+    peer: str
+    pause_s: float
+    ours_s: float
+    theirs_s: float
+    ours_reused: float | None
+    theirs_reused: float | None
+
+    @property
+    def value(self) -> float:
+        """
+        Below 1 where ours is sooner.
+        """
+        return self.ours_s / self.theirs_s
+
+
+@attrs.frozen(kw_only=True)
+class Mean:
+    """
+    The geometric mean of ratios to one peer at one pause.
+
+    Attributes:
+        scenarios: over how many that count.
+    """
+
+    peer: str
+    pause_s: float
+    value: float
+    scenarios: int
+
+    @property
+    def is_whole(self) -> bool:
+        """
+        Whether it is over all that count: only then can a goal be reached or missed.
+        """
+        return self.scenarios == len(COUNTED)
+
+    @property
+    def verdict(self) -> str:
+        """
+        What that says of the goal.
+        """
+        if not self.is_whole:
+            return f"over {self.scenarios} of {len(COUNTED)} scenarios, so no goal applies"
+        said = "missed" if self.is_missed else "reached"
+        return f"the goal is at most {GOALS[self.pause_s]:g}: {said}"
+
+    @property
+    def is_missed(self) -> bool:
+        """
+        Whether a goal applies and is not reached.
+        """
+        return self.is_whole and self.value > GOALS[self.pause_s]
+
+
+def ratios(runs: Sequence[Run], ours: str) -> list[Ratio]:
+    """
+    Each run of a peer's beside ours of the same scenario and pause.
+    """
+    mine = {(run.scenario, run.pause_s): run for run in runs if run.server == ours}
+    found = []
+    for run in runs:
+        own = mine.get((run.scenario, run.pause_s))
+        if run.server == ours or own is None:
+            continue
+        found.append(
+            Ratio(
+                scenario=run.scenario,
+                peer=run.server,
+                pause_s=run.pause_s,
+                ours_s=own.first_s,
+                theirs_s=run.first_s,
+                ours_reused=own.hit_rate,
+                theirs_reused=run.hit_rate,
+            )
+        )
+    return found
+
+
+def means(found: Sequence[Ratio]) -> list[Mean]:
+    """
+    The means over the scenarios that count, for each peer and pause.
+    """
+    groups: dict[tuple[str, float], list[float]] = {}
+    for ratio in found:
+        if ratio.scenario in COUNTED:
+            groups.setdefault((ratio.peer, ratio.pause_s), []).append(ratio.value)
+    return [
+        Mean(
+            peer=peer,
+            pause_s=pause_s,
+            value=statistics.geometric_mean(values),
+            scenarios=len(values),
+        )
+        for (peer, pause_s), values in groups.items()
+    ]
+
+
+def machine(blas: str | None) -> dict[str, Any]:
+    """
+    What this was measured on and with.
+
+    Args:
+        blas: the library that was preloaded; None where none was.
+    """
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "blas": None if blas is None else Path(blas).name,
+        "python": platform.python_version(),
+        "cairn": __version__,
+        **{name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm")},
+    }
+
+
+def as_json(
+    about: Mapping[str, Any],
+    runs: Sequence[Run],
+    lost: Sequence[Lost],
+    ours: str,
+    rows: Sequence[Row] = (),
+    none: Sequence[NoRow] = (),
+) -> dict[str, Any]:
+    """
+    All of it, for programs.
+
+    Args:
+        about: what was measured, and on what.
+        rows: what the other parts found.
+        none: what they could not find.
+    """
+    found = ratios(runs, ours)
+    return {
+        **about,
+        "rows": [
+            {
+                **attrs.asdict(row),
+                "told": row.told,
+                "told_goal": row.told_goal,
+                "verdict": row.verdict,
+            }
+            for row in rows
+        ],
+        "no_rows": [attrs.asdict(one) for one in none],
+        "runs": [_run(run) for run in runs],
+        "lost": [attrs.asdict(one) for one in lost],
+        "ratios": [{**attrs.asdict(ratio), "ratio": ratio.value} for ratio in found],
+        "means": [
+            {**attrs.asdict(mean), "goal": GOALS[mean.pause_s], "applies": mean.is_whole}
+            for mean in means(found)
+        ],
+    }
+
+
+def _run(run: Run) -> dict[str, Any]:
+    return {
+        "scenario": run.scenario,
+        "server": run.server,
+        "pause_s": run.pause_s,
+        "first_s": run.first_s,
+        "hit_rate": run.hit_rate,
+        "cold_equal": run.cold_equal,
+        "settled": None if run.settled is None else attrs.asdict(run.settled),
+        "requests": [
+            {
+                "warm": sample.request.warm,
+                "first_s": sample.first_s,
+                "total_s": sample.total_s,
+                "completion_tokens": sample.answer.completion_tokens,
+                "prompt_tokens": sample.answer.prompt_tokens,
+                "cached_tokens": sample.answer.cached_tokens,
+            }
+            for sample in run.samples
+        ],
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:  # no Linux
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor()

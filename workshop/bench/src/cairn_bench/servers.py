@@ -1,0 +1,370 @@
+"""
+Who is asked: servers that are started here, each a process of its own on the loopback.
+
+They end with whoever started them, also where that is killed: beside each waits a process of a few
+lines for the end of a pipe, and then ends its server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from cairn.ops.serve.api_keys import KEYS_VARIABLE
+from cairn.ops.serve.preload import blas_environment
+from cairn_conform.client import Client
+from cairn_conform.client_texts import new_salt, user
+
+_DEADLINE_S: Final = 600.0
+_READY_S: Final = 300.0
+_STOP_S: Final = 60.0
+_LOOK_S: Final = 0.05
+_LOOKS: Final = 2
+_AT_WORK: Final = ("restoring", "prefilling", "decoding", "settling")
+_LAST_LINES: Final = 5
+# The server takes the place of this process, so that the process is the one that was started. What
+# waits is its child, and it may end its parent only.
+_WATCHED: Final = """
+import os, signal, sys
+server = os.getpid()
+if os.fork() == 0:
+    while os.read(0, 1):
+        pass
+    if os.getppid() == server:
+        os.kill(server, signal.SIGTERM)
+    os._exit(0)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+class DidNotStart(Exception):
+    """
+    A server did not come up; the message has what it said last.
+    """
+
+
+class NeverAtRest(Exception):
+    """
+    A server did not come to rest.
+    """
+
+
+@attrs.frozen(kw_only=True)
+class Kind:
+    """
+    How a server is started.
+
+    Attributes:
+        name: for people.
+        command: ``{model}``, ``{port}`` and ``{data}`` stand for themselves in it.
+        environment: what is set besides, or taken away where None.
+        ready: what answers 200 when it serves.
+        is_ours: whether it is Cairn: then it takes ``cache_prompt``, and tells what it settles.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str | None] = attrs.field(factory=dict)
+    ready: str = "/health"
+    is_ours: bool = False
+
+
+def ours() -> Kind:
+    """
+    Cairn, as `ops serve` starts it.
+    """
+    command = (sys.executable, "-P", "-m", "cairn.ops", "serve", "--model", "{model}")
+    return Kind(
+        name="cairn",
+        command=(*command, "--port", "{port}", "--data-dir", "{data}"),
+        # It is asked by nobody but us, whatever keys there are for other servers.
+        environment={**blas_environment(), KEYS_VARIABLE: None},
+        is_ours=True,
+    )
+
+
+def unrecorded() -> Kind:
+    """
+    Cairn with a journal that is written nowhere, to see what writing costs.
+    """
+    command = (sys.executable, "-P", "-m", "cairn_bench.null_store", "--model", "{model}")
+    return Kind(
+        name="cairn, nothing written",
+        command=(*command, "--port", "{port}", "--data-dir", "{data}"),
+        environment=blas_environment(),
+        is_ours=True,
+    )
+
+
+def mlx_lm(*, same_footing: bool) -> Kind:
+    """
+    mlx-lm's server.
+
+    Args:
+        same_footing: with the BLAS that Cairn has; else as a user would start it.
+    """
+    command = (sys.executable, "-P", "-m", "mlx_lm", "server", "--model", "{model}")
+    return Kind(
+        name="mlx-lm" if same_footing else "mlx-lm, as installed",
+        command=(*command, "--host", "127.0.0.1", "--port", "{port}", "--log-level", "ERROR"),
+        environment=blas_environment() if same_footing else {"LD_PRELOAD": None},
+    )
+
+
+def llama(binary: Path, weights: Path) -> Kind:
+    """
+    llama.cpp's server, over the same model in its own format.
+    """
+    command = (str(binary), "--model", str(weights), "--host", "127.0.0.1", "--port", "{port}")
+    return Kind(name="llama.cpp", command=command, environment={"LD_PRELOAD": None})
+
+
+@attrs.frozen(kw_only=True)
+class Settled:
+    """
+    What Cairn computed ahead of requests, counted from its start.
+
+    Attributes:
+        computed_tokens: so many.
+        used_tokens: of them, those that a request came to need.
+    """
+
+    computed_tokens: int
+    used_tokens: int
+
+    def since(self, before: Settled) -> Settled:
+        """
+        What came to it since.
+        """
+        return Settled(
+            computed_tokens=self.computed_tokens - before.computed_tokens,
+            used_tokens=self.used_tokens - before.used_tokens,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Running:
+    """
+    A server that serves.
+
+    Attributes:
+        pid: of its process; None where it was not started here.
+        data: the folder of its data, where that is known.
+    """
+
+    kind: Kind
+    client: Client
+    pid: int | None = None
+    data: Path | None = None
+
+    def wait_at_rest(self) -> None:
+        """
+        Wait until it computes nothing more. Of servers of others there is nothing to wait for: they
+        are at rest when their answers are complete.
+
+        Raises:
+            NeverAtRest: it goes on and on, or answers no more.
+        """
+        end_s = time.monotonic() + _READY_S
+        looks = 0
+        # Twice in a row: what it counts and what it writes come a moment behind what it does.
+        while self.kind.is_ours and looks < _LOOKS:
+            looks = looks + 1 if _is_at_rest(self.client.get("/health")) else 0
+            if time.monotonic() > end_s:
+                raise NeverAtRest(f"{self.kind.name} did not come to rest in {_READY_S:g} s")
+            time.sleep(_LOOK_S)
+
+    def counted(self, name: str) -> int:
+        """
+        A counter of its metrics; 0 where it tells none of that name.
+        """
+        return _counter((self.client.content("/metrics") or b"").decode(), name)
+
+    def chunk_tokens(self) -> int | None:
+        """
+        C; None where it does not tell.
+        """
+        health = self.client.get("/health")
+        told = health.get("chunk_tokens") if isinstance(health, Mapping) else None
+        return told if isinstance(told, int) else None
+
+    def settled(self) -> Settled | None:
+        """
+        What it computed ahead by now; None where it does not tell.
+        """
+        if not self.kind.is_ours:
+            return None
+        return Settled(
+            computed_tokens=self.counted("cairn_anticipated_tokens_total"),
+            used_tokens=self.counted("cairn_anticipated_tokens_used_total"),
+        )
+
+
+def _is_at_rest(health: Any) -> bool:
+    """
+    Whether no request is open and no session at work.
+    """
+    if not isinstance(health, Mapping):
+        return False
+    sessions = health.get("sessions", {})
+    is_open = any(health.get("queue", {"not told": 1}).values())
+    return not (is_open or any(sessions.get(life) for life in _AT_WORK))
+
+
+def _counter(metrics: str, name: str) -> int:
+    found = re.search(rf"^{name} (\S+)$", metrics, flags=re.M)
+    return int(float(found[1])) if found else 0
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+class Servers:
+    """
+    All servers of a run, each in a folder of its own. They end with the context.
+
+    Args:
+        folder: for their data and what they print.
+    """
+
+    def __init__(self, kinds: Sequence[Kind], model: Path, folder: Path) -> None:
+        self._kinds = {kind.name: kind for kind in kinds}
+        self._model = model
+        self._folder = folder
+        self._open: dict[str, tuple[Running, contextlib.ExitStack]] = {}
+        self._starts = 0
+
+    def __enter__(self) -> Servers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.ExitStack() as all_of_them:
+            for _, ending in self._open.values():
+                all_of_them.push(ending)
+
+    def named(self, name: str) -> Running:
+        """
+        The server of that name. It is started where it does not run.
+
+        Raises:
+            DidNotStart: it does not serve.
+        """
+        if name not in self._open:
+            self._starts += 1
+            ending = contextlib.ExitStack()
+            server = ending.enter_context(
+                running(self._kinds[name], self._model, self._folder / str(self._starts))
+            )
+            self._open[name] = (server, ending)
+        return self._open[name][0]
+
+    def end(self, name: str) -> None:
+        """
+        End it. Asked for again, it is started anew.
+        """
+        if name in self._open:
+            _, ending = self._open.pop(name)
+            ending.close()
+
+
+@contextlib.contextmanager
+def running(
+    kind: Kind, model: Path, folder: Path, *, deadline_s: float = _DEADLINE_S
+) -> Iterator[Running]:
+    """
+    A server, from when it serves until it has ended.
+
+    Args:
+        folder: for its data and what it prints.
+        deadline_s: for each request that is made of it.
+
+    Raises:
+        DidNotStart: it ended, or did not serve in time.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    port = _free_port()
+    places = {"{model}": str(model), "{port}": str(port), "{data}": str(folder / "data")}
+    log = folder / "server.log"
+    command = [places.get(part, part) for part in kind.command]
+    if shutil.which(command[0]) is None:
+        raise DidNotStart(f"{kind.name} cannot be started: there is no program {command[0]}")
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _WATCHED, *command],
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env=environment_with(kind.environment),
+            # Ctrl-C is for us, and we end it.
+            start_new_session=True,
+        )
+        try:
+            client = Client(f"http://127.0.0.1:{port}", deadline_s=deadline_s)
+            _wait_ready(process, client, kind, log)
+            yield Running(kind=kind, client=client, pid=process.pid, data=folder / "data")
+        finally:
+            _end(process)
+
+
+def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """
+    That of this process, with what a kind sets and takes away. No hub is asked for a model.
+    """
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    for name, value in changes.items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
+    return environment
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _wait_ready(process: subprocess.Popen[bytes], client: Client, kind: Kind, log: Path) -> None:
+    """
+    Wait until it answers a first request too: some load the model behind a port that is open.
+    """
+    end_s = time.monotonic() + _READY_S
+    while client.content(kind.ready) is None:
+        if process.poll() is not None:
+            raise DidNotStart(f"{kind.name} ended with {process.returncode}: {_last_words(log)}")
+        if time.monotonic() > end_s:
+            raise DidNotStart(f"{kind.name} did not serve in {_READY_S:g} s: {_last_words(log)}")
+        time.sleep(_LOOK_S)
+    hello = {"messages": [user(f"{new_salt()} Hello.")], "max_tokens": 8, "temperature": 0}
+    answer = client.ask(hello)
+    if not answer.complete:
+        raise DidNotStart(f"{kind.name} does not answer: {answer.outcome}: {_last_words(log)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text("utf-8", errors="replace").splitlines()
+    return " / ".join(lines[-_LAST_LINES:])

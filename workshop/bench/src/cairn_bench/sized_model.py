@@ -1,0 +1,91 @@
+"""
+A model of a chosen size with random weights, for measuring: how long a pass takes depends on the
+shapes alone.
+
+It says plain words and does not stop, so that answers are as long as they are asked for and every
+token can be seen: the rows of its head for all other tokens are zero.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.qwen3 import Model, ModelArgs
+from tokenizers import Tokenizer
+
+from cairn.engine.model.builtin import builtin_directory
+
+_TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+# Scores that lie well apart, so that a near tie hardly ever decides.
+_HEAD_GAIN = 4.0
+
+
+@attrs.frozen(kw_only=True)
+class Size:
+    """
+    The shape of a Qwen3.
+    """
+
+    layers: int = 8
+    hidden_size: int = 256
+    intermediate_size: int = 768
+    heads: int = 8
+    kv_heads: int = 4
+    head_dim: int = 32
+    context_tokens: int = 32_768
+
+
+def make_sized_model(
+    directory: Path, size: Size, *, seed: int = 0, source: Path | None = None
+) -> None:
+    """
+    Write a model's directory: tokenizer and template of another Qwen3, and weights drawn from a
+    seed.
+
+    Args:
+        source: the other one's directory; by default the built-in model's.
+    """
+    source = source or builtin_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in _TEXT_FILES:
+        if (source / name).exists():  # a template may stand in the tokenizer's settings too
+            shutil.copyfile(source / name, directory / name)
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    config |= {
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.layers,
+        "intermediate_size": size.intermediate_size,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": size.head_dim,
+        "max_position_embeddings": size.context_tokens,
+        # With one table for both, the last token wins its own scores, and is said for ever.
+        "tie_word_embeddings": False,
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    said = [0.0] * config["vocab_size"]
+    for token in _plain_words(tokenizer):
+        said[token] = _HEAD_GAIN
+    mx.random.seed(seed)
+    found: Any = tree_flatten(Model(ModelArgs.from_dict(config)).parameters())
+    weights = {name: array.astype(mx.float32) for name, array in found}
+    weights["lm_head.weight"] *= mx.array(said)[:, None]
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+
+
+def _plain_words(tokenizer: Tokenizer) -> Iterator[int]:
+    """
+    The tokens that are letters and spaces alone.
+    """
+    for token in range(tokenizer.get_vocab_size()):
+        text = tokenizer.decode([token])
+        if text.isascii() and text.strip().isalpha():
+            yield token

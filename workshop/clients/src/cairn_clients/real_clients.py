@@ -1,0 +1,338 @@
+"""
+Hold conversations with real clients, and see from the journal that each turn goes on from the last.
+
+Claude Code, opencode and Codex, the SDKs of OpenAI and Anthropic, and LangChain: each is installed
+into a folder, run as people run it, off the network, with a home of its own, against a server that
+is started for it. On Pebble, Cairn's built-in model, for what is said; on a scripted model where
+a tool has to be called. Asserted is what does not depend on what a model says: each request is
+answered, a client's conversation begins once, each further request of it is a continuation, and
+all that was there of its prompt before is reused, in whole chunks.
+
+    python -P -m cairn_clients.real_clients
+    python -P -m cairn_clients.real_clients --only opencode codex
+
+Prints the measured figures as a table, and what was not run, with the reason. Ends with 1 where
+something is not as it has to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import attrs
+
+sys.path.insert(0, str(Path(__file__).parents[4]))
+sys.path.insert(1, str(Path(__file__).parent))
+
+from cairn_clients import alone, coding, packages, scripted
+from cairn_clients.figures import Turn, faults, requests_of, turns_of
+from cairn_clients.processes import Failed, Place, place, run
+from tests.support.subprocess_server import Serving, started
+
+CHUNK = 64
+_CACHE = Path(".cache/clients")
+_INSIDE = "--inside"
+
+
+@attrs.frozen(kw_only=True)
+class Talk:
+    """
+    A conversation that a client holds.
+
+    Attributes:
+        client: by the name of its package.
+        title: what is done, for the table.
+        hold: does it.
+        openings: how many conversations it begins, those about a title and of agents included.
+        lines: what the scripted model says; None where Pebble answers.
+    """
+
+    client: str
+    name: str
+    title: str
+    hold: Callable[[coding.Stage], None]
+    openings: int = 1
+    lines: Callable[[], list[scripted.Line]] | None = None
+
+
+def _library(name: str) -> Callable[[coding.Stage], None]:
+    def hold(stage: coding.Stage) -> None:
+        at = stage.place(PYTHONPATH=str(stage.program))
+        talk = Path(__file__).with_name("clients") / "talk.py"
+        told = run(at, sys.executable, "-P", talk, name, stage.url, stage.model)
+        stage.rest()
+        (first, *later) = [json.loads(line)["cached"] for line in told.splitlines()]
+        if first or not later or not all(later):
+            raise Failed(f"it tells of {[first, *later]} cached tokens, turn by turn")
+
+    return hold
+
+
+TALKS = (
+    Talk(
+        client="openai",
+        name="OpenAI SDK",
+        title="chat completions, three turns",
+        hold=_library("openai"),
+    ),
+    Talk(
+        client="openai",
+        name="OpenAI SDK",
+        title="responses by `previous_response_id`, three turns",
+        hold=_library("responses"),
+    ),
+    Talk(
+        client="anthropic",
+        name="Anthropic SDK",
+        title="messages, three turns",
+        hold=_library("anthropic"),
+    ),
+    Talk(
+        client="langchain",
+        name="langchain-openai",
+        title="`ChatOpenAI`, three turns",
+        hold=_library("langchain"),
+    ),
+    Talk(
+        client="codex",
+        name="Codex",
+        title="`exec` with a call, then `exec resume --last`",
+        hold=coding.codex_calls,
+        lines=coding.codex_lines,
+    ),
+    Talk(
+        client="opencode",
+        name="opencode",
+        title="`run`, then `run -c`",
+        hold=coding.opencode_continued,
+        openings=2,
+    ),
+    Talk(
+        client="opencode",
+        name="opencode",
+        title="`run` with a call, then `run -c`",
+        hold=coding.opencode_calls,
+        openings=2,
+        lines=coding.opencode_lines,
+    ),
+    Talk(
+        client="claude-code",
+        name="Claude Code",
+        title="`-p` with a call, then `--continue`",
+        hold=coding.claude_calls,
+        lines=coding.claude_lines,
+    ),
+    Talk(
+        client="claude-code",
+        name="Claude Code",
+        title="two at once, each as above",
+        hold=coding.claude_twice,
+        openings=2,
+        lines=coding.claude_lines,
+    ),
+    Talk(
+        client="claude-code",
+        name="Claude Code",
+        title="`-p` that starts an agent, then `--continue`",
+        hold=coding.claude_sends,
+        openings=2,
+        lines=coding.claude_lines,
+    ),
+    Talk(
+        client="claude-code",
+        name="Claude Code",
+        title="`-p` that searches for a tool, then `--continue`",
+        hold=coding.claude_searches,
+        lines=coding.claude_lines,
+    ),
+    Talk(
+        client="claude-code",
+        name="Claude Code",
+        title="`-p`, then `--continue`",
+        hold=coding.claude_continued,
+    ),
+)
+
+
+def main() -> None:
+    """
+    The command line.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=_CACHE, help="folder of packages [default: %(default)s]"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=packages.NAMES, default=packages.NAMES, help="these clients"
+    )
+    parser.add_argument(
+        "--model", choices=("pebble", "scripted"), help="only what is held on this model"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=1800.0, help="seconds for a run [default: %(default)s]"
+    )
+    parser.add_argument("--keep", type=Path, help="folder for journals, to look at later")
+    parser.add_argument(_INSIDE, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    talks = [
+        talk
+        for talk in TALKS
+        if talk.client in asked.only
+        and asked.model in (None, "scripted" if talk.lines else "pebble")
+    ]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if asked.inside is not None:
+        alone.raise_loopback()
+        raise SystemExit(_hold_all(talks, asked, json.loads(asked.inside)))
+    missing = _install(talks, asked.cache)
+    into = alone.command_into()
+    if into is not None:
+        again = [sys.executable, "-P", *sys.argv, _INSIDE, json.dumps(missing)]
+        # In the place of this process, so that whoever ends it ends what it holds.
+        os.execv(into[0], [*into, *again])
+    raise SystemExit(_hold_all(talks, asked, missing))
+
+
+def _install(talks: Sequence[Talk], cache: Path) -> dict[str, str]:
+    """
+    Get what is needed. Gives why a client cannot be had, by its name.
+    """
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(talk.client for talk in talks):
+        try:
+            packages.install(name, cache)
+        except packages.Unavailable as error:
+            missing[name] = str(error)
+    return missing
+
+
+def _hold_all(talks: Sequence[Talk], asked: argparse.Namespace, missing: Mapping[str, str]) -> int:
+    """
+    Hold the conversations, and tell what came of them; gives the exit code.
+
+    Args:
+        missing: why a client cannot be had, by its name.
+    """
+    if alone.reaches_others():
+        _tell("no network of its own here: clients are only told of proxies that are not there")
+    rows: list[str] = []
+    skipped: list[str] = []
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="cairn-clients-") as scratch:
+        for number, talk in enumerate(talks):
+            which = f"{talk.name} {packages.version(talk.client)}, {talk.title}"
+            if talk.client in missing:
+                skipped.append(f"{which}: {missing[talk.client]}")
+                continue
+            folder = (asked.keep or Path(scratch)).resolve() / f"{number:02}-{talk.client}"
+            began = time.monotonic()
+            try:
+                turns = _held(talk, folder, asked)
+                found = faults(turns, talk.openings, CHUNK)
+            except packages.Unavailable as error:
+                skipped.append(f"{which}: {error}")
+                continue
+            except Failed as error:
+                turns, found = [], [str(error)]
+            _tell(f"{which}: {time.monotonic() - began:.0f} s, {'; '.join(found) or 'ok'}")
+            wrong += [f"{which}: {one}" for one in found]
+            if turns:
+                rows.append(_row(talk, turns))
+    print("\n".join([_HEAD, *rows]))
+    for one in skipped:
+        print(f"\nNOT RUN: {one}")
+    for one in wrong:
+        print(f"\nWRONG: {one}")
+    return 1 if wrong else 0
+
+
+def _held(talk: Talk, folder: Path, asked: argparse.Namespace) -> list[Turn]:
+    """
+    Hold a conversation over a server of its own; gives its turns.
+    """
+    is_program = talk.client in packages.NPM
+    find = packages.program if is_program else packages.library
+    program = find(talk.client, asked.cache)
+    folder.mkdir(parents=True)
+    options: list[object] = ["--chunk-tokens", CHUNK]
+    if talk.lines is not None:
+        model = scripted.make(folder / "scripted", talk.lines(), coding.AGREES)
+        options += ["--model", model]
+    env = {} if asked.inside is not None else alone.PROXIES
+    with ExitStack() as stack, started(folder / "data", *options) as server:
+
+        def enter(**more: str) -> Place:
+            return stack.enter_context(place(asked.limit, {**env, **more}))
+
+        stage = coding.Stage(
+            url=server.url,
+            model="scripted" if talk.lines else "pebble",
+            program=program,
+            place=enter,
+            rest=lambda: _rest(server, asked.limit),
+        )
+        talk.hold(stage)
+        return turns_of(requests_of(server.recorded()), CHUNK)
+
+
+def _rest(server: Serving, limit_s: float) -> None:
+    """
+    Wait until the server is at rest, which may take as long as a run.
+    """
+    end = time.monotonic() + limit_s
+    while True:
+        try:
+            server.at_rest()
+        except AssertionError:
+            if time.monotonic() > end:
+                raise Failed(f"the server did not come to rest within {limit_s:.0f} s") from None
+        else:
+            return
+
+
+_HEAD = """\
+| client | version | conversation | model | requests | prompt tokens | further turns | reused | \
+share | computed at most |
+|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def _row(talk: Talk, turns: Sequence[Turn]) -> str:
+    lengths = [len(turn.request.ids) for turn in turns]
+    further = [turn.request for turn in turns if turn.before is not None]
+    reused, asked = (
+        sum(one.reused for one in further),
+        sum(len(one.ids) for one in further),
+    )
+    paths = sorted({one.path for one in further})
+    cells = [
+        talk.name,
+        packages.version(talk.client),
+        talk.title,
+        "scripted" if talk.lines else "Pebble",
+        str(len(turns)),
+        f"{min(lengths):,} to {max(lengths):,}",
+        f"{len(further)}, {' and '.join(f'`{path}`' for path in paths)}",
+        f"{reused:,} of {asked:,}",
+        f"{reused / asked:.1%}".replace("%", " %") if asked else "",
+        str(max((len(one.ids) - one.reused for one in further), default="")),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

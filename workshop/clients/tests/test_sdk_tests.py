@@ -1,0 +1,176 @@
+"""
+The script that runs other people's tests: what it reads of their reports, and what it makes of it.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+
+import cairn_clients.sdk_tests as sdk_tests
+from cairn_clients.sdk_tests import (
+    EXPLAINED,
+    PAGE,
+    SUITES,
+    Result,
+    await_server,
+    read,
+    table,
+    unpack,
+    write,
+)
+
+REPORT = """<testsuites><testsuite>
+<testcase name="test_a[loose]"/>
+<testcase name="test_b"><failure message="no"/></testcase>
+<testcase name="test_c"><error message="no: broken"/></testcase>
+<testcase name="test_d"><skipped message="slow"/></testcase>
+</testsuite></testsuites>"""
+
+
+REFUSED = "openai.BadRequestError: Error code: 400 - {'error': {'message': 'logit_bias ...'}}"
+
+
+def result(*failed: str, message: str = REFUSED) -> Result:
+    """
+    One of a suite of which something is explained.
+    """
+    return Result(
+        suite="openai-completions",
+        package="openai==1",
+        passed=3,
+        skipped=0,
+        failed=failed,
+        messages=dict.fromkeys(failed, message),
+    )
+
+
+def test_a_report_is_read(tmp_path: Path) -> None:
+    """
+    What failed or broke has its name; what was left out is counted apart.
+    """
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT, "utf-8")
+    assert Result(
+        suite=SUITES[0].name,
+        package=SUITES[0].package,
+        passed=1,
+        skipped=1,
+        failed=("test_b", "test_c"),
+        messages={"test_b": "no", "test_c": "no: broken"},
+    ) == read(SUITES[0], report)
+
+
+def test_a_report_of_no_test_is_an_error(tmp_path: Path) -> None:
+    """
+    A suite that collects nothing has not passed: its tests lie elsewhere now, or `-k` names none.
+    """
+    report = tmp_path / "report.xml"
+    report.write_text("<testsuites><testsuite/></testsuites>", "utf-8")
+    with pytest.raises(SystemExit, match=f"{SUITES[0].name}: pytest collected no test of tests/"):
+        read(SUITES[0], report)
+
+
+def test_a_server_that_breaks_off_is_asked_again(tmp_path: Path) -> None:
+    """
+    One that takes the connection and closes it has not begun yet.
+    """
+    log = tmp_path / "server.log"
+    log.touch()
+
+    def answer() -> None:
+        for told in (b"", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1024)
+                connection.sendall(told)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        # It runs until its input ends.
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:
+            await_server(server, f"http://127.0.0.1:{listener.getsockname()[1]}", log)
+            server.kill()
+        answering.join(10)
+    assert not answering.is_alive()
+
+
+def test_a_failure_needs_its_word_and_a_word_its_failure() -> None:
+    """
+    What fails unexplained is named, and so is an explanation of what passes.
+    """
+    (known,) = EXPLAINED["openai-completions"]
+    assert ([], []) == (result(f"{known}_1").unexplained(), result(f"{known}_1").unneeded())
+    assert ["test_new"] == result("test_new").unexplained()
+    assert [known] == result("test_new").unneeded()
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["openai.InternalServerError: Error code: 500 - logit_bias", "assert 'x' == 'y'", ""],
+)
+def test_an_explanation_is_of_one_failure(message: str) -> None:
+    """
+    What fails otherwise than it says is unexplained, whatever its name.
+    """
+    (known,) = EXPLAINED["openai-completions"]
+    failed = result(f"{known}_1", message=message)
+    assert [f"{known}_1"] == failed.unexplained()
+    assert "Not explained yet." in table([failed])
+
+
+def test_the_table_has_the_figures_and_the_words() -> None:
+    """
+    A row a suite; tests of one name and one explanation are one line.
+    """
+    (known,) = EXPLAINED["openai-completions"]
+    made = table([result(f"{known}_1[loose]", f"{known}_1[strict]")])
+    assert "| `openai-completions` | openai==1 | 3 | 2 | 0 |" in made
+    assert f"- `openai-completions`, 2 of `{known}_1`: They send" in made
+
+
+def test_only_what_stands_between_the_marks_is_written(tmp_path: Path) -> None:
+    """
+    The rest of the page is left as it is.
+    """
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{sdk_tests.BEGIN}\nold\n{sdk_tests.END}\nbehind\n", "utf-8")
+    write(page, "new")
+    text = page.read_text("utf-8")
+    assert f"before\n{sdk_tests.BEGIN}\n\nnew\n\n{sdk_tests.END}\nbehind\n" == text
+
+
+def test_only_one_folder_of_an_archive_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Not what lies beside it, nor what has its name as a beginning.
+    """
+    archive = tmp_path / "a.tar.gz"
+    with tarfile.open(archive, "w:gz") as made:
+        for name in ("p/tests/test_a.py", "p/tests-more/b.py", "p/setup.py"):
+            made.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
+    monkeypatch.setattr(sdk_tests, "CACHE", tmp_path / "cache")
+    unpack(archive, "p/tests")
+    files = [one for one in (tmp_path / "cache").rglob("*") if one.is_file()]
+    assert [tmp_path / "cache/p/tests/test_a.py"] == files
+
+
+def test_the_page_tells_of_each_suite_and_explanation() -> None:
+    """
+    What is pinned and explained in the script is what the page says.
+    """
+    text = PAGE.read_text("utf-8")
+    assert [] == [one.name for one in SUITES if f"| `{one.name}` | {one.package} |" not in text]
+    told = {(suite, why.text) for suite, said in EXPLAINED.items() for why in said.values()}
+    assert set() == {
+        (suite, why) for suite, why in told if f"`{suite}`" not in text or why not in text
+    }

@@ -1,0 +1,465 @@
+"""
+How a row asks, and how it comes to a verdict.
+
+A row is a function of a ``Case``. It asks by it, and says what it found: ``note`` for what a reader
+should know, ``broke`` for what is not kept, ``untried`` for what could not be looked at. A row goes
+on after a thing is broken; it ends early only where the server gave no answer to go on with.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, TypeVar
+
+import attrs
+
+from cairn_conform.client import Client, Left
+from cairn_conform.client_answers import Answer, compared, count, difference
+from cairn_conform.client_texts import Message, assistant, listed, user
+
+T = TypeVar("T")
+
+Verdict = Literal["kept", "broken", "not tried"]
+
+TOKENS = 24
+"""
+How long most answers are.
+"""
+
+_SHORT_WORDS = 12
+_BETWEEN_S = 0.2
+_BEGIN_S = 30.0
+_BUSY = (429, 503)
+_HIT_PARTS = 4
+
+
+class Ended(Exception):
+    """
+    A row cannot go on. What there is to say is said already.
+    """
+
+
+class Lost(Exception):
+    """
+    The server answers no more.
+    """
+
+
+@attrs.frozen
+class Row:
+    """
+    A thing that is asked of a server.
+
+    Attributes:
+        asks: in one sentence.
+    """
+
+    name: str
+    asks: str
+    play: Callable[[Case], None]
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """
+    What a row came to.
+
+    Attributes:
+        broken: what is not kept.
+        untried: why it was not tried.
+        evidence: what else a reader should know.
+        requests: how many were made.
+    """
+
+    row: Row
+    verdict: Verdict
+    broken: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    requests: int = 0
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """
+        All there is to say, what matters most first.
+        """
+        return (*self.broken, *self.untried, *self.evidence)
+
+
+@attrs.frozen(kw_only=True)
+class Subject:
+    """
+    The server under test, and what there is to ask it with.
+
+    Attributes:
+        fields: that go into each body: the model's name, log-probabilities where they are told.
+        context_tokens: how long a prompt may be; None where it is not told.
+        salt: stands at the beginning of each prompt.
+        words: of a long prompt.
+        restart: a shell command; None where there is none.
+        restart_s: how long the server may take to come back.
+    """
+
+    client: Client
+    fields: Mapping[str, Any]
+    context_tokens: int | None
+    salt: str
+    words: int
+    restart: str | None = None
+    restart_s: float = 120.0
+
+    def body(self, messages: Sequence[Message], **more: Any) -> dict[str, Any]:
+        """
+        A request: greedy, and short.
+        """
+        plain = {"temperature": 0, "max_tokens": TOKENS}
+        return {"messages": list(messages), **self.fields, **plain, **more}
+
+    def alive(self) -> bool:
+        """
+        Whether the server answers at all. One that is busy is asked again, up to the deadline.
+        """
+        hello = self.body([user(f"{self.salt} Hello.")], max_tokens=1)
+        end_s = time.monotonic() + self.client.deadline_s
+        while (answer := self.client.ask(hello)).status in _BUSY and time.monotonic() < end_s:
+            time.sleep(_BETWEEN_S)
+        return answer.complete
+
+    def come_back(self) -> None:
+        """
+        Restart the server, and wait until it answers.
+
+        Raises:
+            ValueError: the command failed; the message says how.
+            Lost: the server did not come back.
+        """
+        assert self.restart is not None
+        try:
+            # In a session of its own, so that a server which it starts is not ours to interrupt.
+            # Both its outputs are our stderr: what goes to stdout is the table.
+            done = subprocess.run(
+                self.restart,
+                shell=True,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                stderr=2,
+                timeout=self.restart_s,
+                check=False,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ValueError(f"did not end within {self.restart_s:g} s") from error
+        if done.returncode != 0:
+            raise ValueError(f"ended with {done.returncode}")
+        end_s = time.monotonic() + self.restart_s
+        while not self.alive():
+            if time.monotonic() > end_s:
+                raise Lost(f"did not answer within {self.restart_s:g} s after the restart")
+            time.sleep(_BETWEEN_S)
+
+
+class Case:
+    """
+    One row's dealings with the server.
+    """
+
+    def __init__(self, subject: Subject, row: Row) -> None:
+        self.subject = subject
+        self._row = row
+        self._began = subject.client.requests
+        self._broken: list[str] = []
+        self._untried: list[str] = []
+        self._notes: list[str] = []
+        self._answered: set[str] = set()
+
+    # --- what is said ----------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """
+        Something that a reader should know.
+        """
+        self._notes.append(text)
+
+    def broke(self, text: str) -> None:
+        """
+        Something that is not kept.
+        """
+        self._broken.append(text)
+
+    def untried(self, text: str) -> None:
+        """
+        Why what the row asks cannot be told here. What is broken all the same goes before it.
+        """
+        self._untried.append(text)
+
+    def stop(self, text: str) -> Ended:
+        """
+        ``untried``, where the row cannot go on. To be raised.
+        """
+        self.untried(text)
+        return Ended(text)
+
+    def result(self) -> Result:
+        """
+        What the row came to.
+        """
+        verdict: Verdict = "kept"
+        if self._broken:
+            verdict = "broken"
+        elif self._untried:
+            verdict = "not tried"
+        return Result(
+            row=self._row,
+            verdict=verdict,
+            broken=tuple(self._broken),
+            untried=tuple(self._untried),
+            evidence=tuple(self._notes),
+            requests=self.subject.client.requests - self._began,
+        )
+
+    # --- what is asked ---------------------------------------------------------------------------
+
+    def long(self, name: str = "") -> list[Message]:
+        """
+        A conversation of one long turn that nobody has asked before.
+        """
+        return [user(self._listed(name, self.subject.words))]
+
+    def short(self, name: str = "") -> list[Message]:
+        """
+        The same of a few words.
+        """
+        return [user(self._listed(name, _SHORT_WORDS))]
+
+    def onward(self, messages: Sequence[Message], answer: Answer, name: str = "") -> list[Message]:
+        """
+        The conversation with its answer; and with a further turn, where that has a name.
+        """
+        more = [user(self._listed(name, self.subject.words // 4))] if name else []
+        return [*messages, assistant(answer.text), *more]
+
+    def ask(self, messages: Sequence[Message], what: str = "a request", **more: Any) -> Answer:
+        """
+        A complete answer.
+
+        Args:
+            what: how to call the request if there is none.
+
+        Raises:
+            Ended: there is none.
+        """
+        body = self.subject.body(messages, **more)
+        return self._known(body, self.subject.client.ask(body), what)
+
+    def stream(self, messages: Sequence[Message], what: str = "a stream", **more: Any) -> Answer:
+        """
+        A complete answer that came as a stream, with its usage where that is told.
+
+        Raises:
+            Ended: there is none.
+        """
+        body = self.subject.body(messages, stream=True, **more)
+        answer = self.subject.client.ask({**body, "stream_options": {"include_usage": True}})
+        if answer.refused:
+            answer = self.subject.client.ask(body)
+        return self._known(body, answer, what)
+
+    def warm(self, messages: Sequence[Message], **more: Any) -> Answer:
+        """
+        An answer to what was asked once before, so that a cache has no more to add.
+
+        Raises:
+            Ended: there is none.
+        """
+        self.ask(messages, **more)
+        return self.spoken(self.ask(messages, **more))
+
+    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """
+        What calls give that are made at the same time.
+
+        Raises:
+            Ended: this machine does not begin so many at once.
+        """
+        # The first would have its answer before the thread of the last has begun.
+        ready = threading.Barrier(len(calls), timeout=_BEGIN_S)
+
+        def made(call: Callable[[], T]) -> T:
+            ready.wait()
+            return call()
+
+        what = f"{len(calls)} requests could not be sent at once from this machine"
+        with ThreadPoolExecutor(len(calls)) as threads:
+            try:
+                made_all = [threads.submit(made, call) for call in calls]
+            except RuntimeError as error:  # no thread can be started; those that were wait for it
+                ready.abort()
+                raise self.stop(f"{what}: {error}") from error
+            try:
+                return [one.result() for one in made_all]
+            except threading.BrokenBarrierError as error:
+                raise self.stop(f"{what} within {_BEGIN_S:g} s") from error
+
+    def leave(
+        self,
+        messages: Sequence[Message],
+        *,
+        after_s: float | None = None,
+        pieces: int = 1,
+        **more: Any,
+    ) -> Left:
+        """
+        Ask for a long answer, and go away. See ``Client.leave``.
+        """
+        body = self.subject.body(messages, **{"max_tokens": 8 * TOKENS, "stream": True, **more})
+        return self.subject.client.leave(body, after_s=after_s, pieces=pieces)
+
+    def complete(self, answer: Answer, what: str) -> Answer:
+        """
+        The answer, if it is one.
+
+        Raises:
+            Ended: it is none. A server that is busy, or takes no such request, is not to blame.
+        """
+        if answer.complete:
+            return answer
+        if answer.status in _BUSY or answer.refused:
+            raise self.stop(f"{what} was refused: {answer.outcome}")
+        self.broke(f"{what} got no answer: {answer.outcome}")
+        raise Ended(what)
+
+    def refuses(self, answer: Answer) -> bool:
+        """
+        Whether the server takes no such request, and is not only busy.
+        """
+        return answer.refused and answer.status not in _BUSY
+
+    def spoken(self, answer: Answer) -> Answer:
+        """
+        The answer, if it says anything.
+
+        Raises:
+            Ended: it does not.
+        """
+        if answer.empty:
+            raise self.stop("the model answers nothing, so there is nothing to compare")
+        return answer
+
+    # --- what is judged --------------------------------------------------------------------------
+
+    def same(self, was: Answer, now: Answer, what: str, *, logprobs: bool = True) -> bool:
+        """
+        Whether two answers are the same; it is broken if they are not.
+        """
+        found = difference(was, now, logprobs=logprobs)
+        if found is not None:
+            self.broke(f"{what}: {found}")
+        return found is None
+
+    def equals_a_miss(self, messages: Sequence[Message], answer: Answer, what: str) -> None:
+        """
+        Whether an answer is what the server gives past its cache, as far as there is a way past it:
+        ``cache_prompt``, which Cairn and llama.cpp know, or a restart. Others take ``cache_prompt``
+        and do nothing with it, so a server has to tell that nothing was reused.
+
+        Raises:
+            Ended: there is no answer to compare with.
+        """
+        body = self.subject.body(messages)
+        miss = self.subject.client.ask({**body, "cache_prompt": False})
+        how = "with cache_prompt false"
+        if miss.refused:
+            miss, how = self.subject.client.ask(body), "asked again"
+        miss = self.complete(miss, f"the same {how}")
+        restarted = self.reused(miss) != 0 and self.subject.restart is not None
+        if restarted:
+            self.restart()
+            miss, how = self.ask(messages, "the same after a restart"), "after a restart"
+        self.note(f"compared with the same {how} (cached: {count(miss.cached_tokens)})")
+        if not self.same(miss, answer, what):
+            return
+        reused = self.reused(miss)
+        if restarted and self.hit(miss):
+            self.untried(
+                f"equal, but the answer to compare with was a hit too ({reused} cached), even after"
+                " a restart, and no way past this server's cache is known"
+            )
+        elif not restarted and reused is None:
+            self.untried(
+                "equal, but the answer to compare with may have been a hit too: the server does not"
+                " tell, and may not know cache_prompt; with --restart there is a way past its cache"
+            )
+        elif not restarted and reused:
+            self.untried(
+                f"equal, but the answer to compare with was a hit too ({reused} cached), and no way"
+                " past this server's cache is known; with --restart there is one"
+            )
+
+    def reused(self, answer: Answer) -> int | None:
+        """
+        How many tokens of its prompt an answer says were reused; None where it is not told. A
+        server that tells it of other answers, and not of this one, says none.
+        """
+        if answer.cached_tokens is None and answer.prompt_tokens is not None:
+            return 0 if self.subject.client.tells_cached else None
+        return answer.cached_tokens
+
+    def hit(self, answer: Answer) -> bool | None:
+        """
+        Whether a good part of a long prompt was reused, and not only how the template begins; None
+        where it is not told.
+        """
+        reused = self.reused(answer)
+        # A word has a token at least.
+        return None if reused is None else reused * _HIT_PARTS > self.subject.words
+
+    def restart(self) -> None:
+        """
+        Restart the server.
+
+        Raises:
+            Ended: it could not be restarted.
+            Lost: it did not come back.
+        """
+        if self.subject.restart is None:
+            raise self.stop("no --restart was given")
+        try:
+            self.subject.come_back()
+        except ValueError as error:
+            raise self.stop(f"the command of --restart {error}") from error
+
+    def compared(self, answer: Answer) -> None:
+        """
+        Note what there was to compare.
+        """
+        self.note(f"compared: {compared(answer)}")
+
+    def _known(self, body: Mapping[str, Any], answer: Answer, what: str) -> Answer:
+        """
+        ``complete``; and what was answered once is not to be refused later.
+        """
+        key = json.dumps(body)
+        if self.refuses(answer) and key in self._answered:
+            self.broke(f"{what} was refused, and was answered before: {answer.outcome}")
+            raise Ended(what)
+        self.complete(answer, what)
+        self._answered.add(key)
+        return answer
+
+    def _listed(self, name: str, words: int) -> str:
+        return listed(self.subject.salt, f"{self._row.name} {name}".strip(), words)
+
+
+def cached(answers: Sequence[Answer]) -> str:
+    """
+    The prompt tokens that each answer says were reused.
+    """
+    told = [answer.cached_tokens for answer in answers]
+    if all(number is None for number in told):
+        return "cached: not told"
+    return f"cached: {', '.join(map(count, told))}"

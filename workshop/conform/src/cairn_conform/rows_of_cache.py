@@ -1,0 +1,268 @@
+"""
+The rows about the cache: the same prompt is answered the same, however the server comes to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from cairn_conform.case import TOKENS, Case, Row, cached
+from cairn_conform.client import Left
+from cairn_conform.client_answers import Answer, count
+from cairn_conform.client_texts import user
+
+_OTHERS = 3
+_ROUNDS = 4
+_TURNS = 3
+_CUTS = (0.3, 0.7)
+
+
+def hit_equals_miss(case: Case) -> None:
+    """
+    The same long prompt twice, then past the cache if the server allows it, then once more.
+    """
+    prompt = case.long()
+    first = case.spoken(case.ask(prompt))
+    again = case.ask(prompt)
+    case.same(first, again, "asked again")
+    answers = [first, again]
+    past = case.subject.client.ask(case.subject.body(prompt, cache_prompt=False))
+    if not past.refused:
+        case.same(first, case.complete(past, "cache_prompt false"), "with cache_prompt false")
+        answers.append(past)
+    answers.append(case.ask(prompt))
+    case.same(first, answers[-1], "asked once more")
+    case.compared(first)
+    order = "first, again, with cache_prompt false, once more"
+    if past.refused:
+        order = "first, again, once more; cache_prompt is refused"
+    case.note(f"{cached(answers)} ({order})")
+    hits = {case.hit(answer) for answer in answers}
+    if hits == {False}:
+        case.untried(
+            "no request reused much of the prompt, so there is no hit to compare with a miss: the "
+            "server has no cache, or the prompt is too short for it (--words)"
+        )
+    elif hits == {True}:
+        case.untried(
+            "each request reused much of the prompt, so there is no miss to compare with a hit: it "
+            "was asked before (--salt)"
+        )
+
+
+def shared_beginning(case: Case) -> None:
+    """
+    Two long prompts that differ in their last words, the second compared with a miss.
+    """
+    one, other = (
+        [user(f"{message['content']} {ending}")]
+        for message in case.long()
+        for ending in ("Say the first word again.", "Then count the words that you have read.")
+    )
+    answers = [case.ask(one), case.spoken(case.ask(other))]
+    case.equals_a_miss(other, answers[1], "a prompt whose beginning was cached")
+    case.compared(answers[1])
+    case.note(f"{cached(answers)} (one prompt, another with its beginning)")
+    if case.hit(answers[1]) is False:
+        case.untried("hardly anything of the beginning was reused, so there is no hit")
+
+
+def other_traffic(case: Case) -> None:
+    """
+    A prompt alone, after others, and among others; and one that is new among others.
+    """
+    prompt, fresh = case.long(), case.long("new")
+    others = [case.long(f"other {number}") for number in range(_OTHERS)]
+    alone = case.spoken(case.ask(prompt))
+    for number, other in enumerate(others):
+        case.ask(other, max_tokens=TOKENS // (number + 1))
+    case.same(alone, case.ask(prompt), "after other conversations")
+    among, overlaps = _among(case, prompt, others, rounds=_ROUNDS)
+    case.same(alone, among, "among other conversations")
+    first, overlaps_first = _among(case, fresh, others)
+    case.same(case.ask(fresh), first, "a new prompt among others, compared with it alone after")
+    case.compared(alone)
+    case.note(
+        f"others under way at the same time: {overlaps}, and {overlaps_first} of {_OTHERS} (some "
+        "may have waited for others)"
+    )
+    if not (overlaps and overlaps_first):
+        case.untried("no other request was under way at the same time")
+
+
+def turn_by_turn(case: Case) -> None:
+    """
+    A conversation turn by turn, and then its last request past the cache.
+    """
+    messages = case.long()
+    answers = [case.spoken(case.ask(messages))]
+    for turn in range(2, _TURNS + 1):
+        messages = case.onward(messages, answers[-1], f"turn {turn}")
+        answers.append(case.ask(messages, f"turn {turn}"))
+    case.equals_a_miss(messages, answers[-1], f"turn {_TURNS}, compared with all at once")
+    case.compared(answers[-1])
+    case.note(f"{cached(answers)} (turn by turn)")
+
+
+def exact_repeat(case: Case) -> None:
+    """
+    A prompt, then the prompt with its answer as the last turn, twice; then the prompt alone again.
+
+    What a cache holds is then all of the prompt, or more than it, and nothing is left to compute.
+    """
+    prompt = case.long()
+    first = case.spoken(case.ask(prompt))
+    repeat = case.onward(prompt, first)
+    what = "a prompt that ends with the assistant's turn"
+    answers = [first, case.ask(repeat, what), case.ask(repeat, what)]
+    case.same(answers[1], answers[2], "the prompt with its answer, asked again")
+    answers.append(case.ask(prompt))
+    case.same(first, answers[-1], "the prompt alone, asked again after it")
+    case.note(f"{cached(answers)} (prompt, with its answer, again, prompt alone)")
+    if not answers[1].empty:
+        case.equals_a_miss(repeat, answers[2], "the prompt with its answer, compared with a miss")
+        case.compared(answers[1])
+
+
+def after_a_restart(case: Case) -> None:
+    """
+    A prompt before and after the server was restarted.
+    """
+    if case.subject.restart is None:
+        raise case.stop("no --restart was given")
+    prompt = case.long()
+    before = [case.spoken(case.ask(prompt)), case.ask(prompt)]
+    case.same(before[0], before[1], "asked again before the restart")
+    case.restart()
+    after = [case.ask(prompt), case.ask(prompt)]
+    case.same(before[0], after[0], "asked after the restart")
+    case.same(before[0], after[1], "asked again after the restart")
+    case.compared(before[0])
+    case.note(f"{cached([*before, *after])} (twice before, twice after)")
+
+
+def disconnect(case: Case) -> None:
+    """
+    Clients that go away at several moments, and after each one a request that is known.
+    """
+    known, decoding = case.long(), case.long("decode")
+    before = case.warm(known)
+    before_decoding = case.warm(decoding)
+    first_s = _first_s(case)
+    leave = partial(case.leave, pieces=3)
+    moments: Sequence[tuple[str, Callable[[], Left]]] = (
+        ("at once", lambda: leave(case.long("at once"), after_s=0.0)),
+        ("in prefill", lambda: leave(case.long("prefill"), after_s=first_s / 2)),
+        (
+            "in prefill, not streaming",
+            lambda: leave(case.long("whole"), after_s=first_s / 2, stream=False),
+        ),
+        ("in decode", lambda: leave(decoding)),
+    )
+    for name, go in moments:
+        left = go()
+        case.note(f"left {name}: {_left(left)}")
+        if left.ended and name == "in decode":
+            case.untried("the answer had ended before its client could leave in decode")
+        elif name.startswith("in prefill") and (left.pieces or left.ended):
+            case.untried(
+                f"the answer began before its client could leave {name}; longer prompts take "
+                "--words"
+            )
+        after = case.ask(known, f"the next request after a client left {name}")
+        case.same(before, after, f"after a client left {name}")
+    case.same(before_decoding, case.ask(decoding), "what was left in decode, asked again")
+    case.compared(before)
+
+
+def cut_off_prefill(case: Case) -> None:
+    """
+    New prompts whose clients go away in the middle of prefill, each then asked again, and again.
+    """
+    first_s = _first_s(case)
+    in_time = 0
+    for part in _CUTS:
+        prompt = case.long(f"cut at {part}")
+        left = case.leave(prompt, after_s=first_s * part)
+        in_time += not left.pieces and not left.ended
+        case.note(f"cut off at {part:.0%} of the time to a first token: {_left(left)}")
+        again = case.spoken(case.ask(prompt, "a prompt that was cut off"))
+        case.same(again, case.ask(prompt), "what was cut off, asked a second time")
+        case.note(f"{cached([again])} (asked again)")
+        case.equals_a_miss(prompt, again, "what was cut off and asked again, compared with a miss")
+    case.note(f"first token of such a prompt after {first_s * 1000:.0f} ms")
+    if not in_time:
+        case.untried("the answer began before it could be cut off; longer prompts take --words")
+
+
+def _among(
+    case: Case,
+    prompt: list[dict[str, str]],
+    others: list[list[dict[str, str]]],
+    *,
+    rounds: int = 1,
+) -> tuple[Answer, int]:
+    """
+    An answer among others, and how many of them were under way at the same time.
+
+    A server may have answered what it knows before the next is sent, so where none met it they are
+    asked again, and each round's answer is compared with that of the one before.
+    """
+    calls = [partial(case.ask, one, "one of several requests at once") for one in (prompt, *others)]
+    earlier = None
+    for _ in range(rounds):
+        answer, *rest = case.together(calls)
+        if earlier is not None:
+            case.same(earlier, answer, "among other conversations, asked again")
+        earlier = answer
+        overlaps = sum(
+            one.began_s < answer.ended_s and answer.began_s < one.ended_s for one in rest
+        )
+        if overlaps:
+            break
+    return answer, overlaps
+
+
+def _first_s(case: Case) -> float:
+    """
+    How long the first token of a new long prompt takes.
+    """
+    # The first may have had to wait for what clients left behind.
+    answers = [case.stream(case.long(f"how long {number}")) for number in range(2)]
+    return min((answer.first_s or answer.ended_s) - answer.began_s for answer in answers)
+
+
+def _left(left: Left) -> str:
+    if left.ended:
+        return f"the answer had ended, after {left.after_s * 1000:.0f} ms"
+    return f"after {left.after_s * 1000:.0f} ms, {count(left.pieces)} pieces of the answer"
+
+
+CACHE_ROWS = (
+    Row("hit-equals-miss", "Does a cache hit give what a miss gives?", hit_equals_miss),
+    Row(
+        "shared-beginning",
+        "Is it the same where only the beginning of a prompt is cached?",
+        shared_beginning,
+    ),
+    Row("other-traffic", "Is an answer the same after and among others?", other_traffic),
+    Row(
+        "turn-by-turn", "Does a conversation give turn by turn what it gives at once?", turn_by_turn
+    ),
+    Row("exact-repeat", "Is all fine where the cache has all of a prompt?", exact_repeat),
+)
+"""
+The rows that a server bears easily.
+"""
+
+HARD_ROWS = (
+    Row("restart", "Is an answer the same after a restart?", after_a_restart),
+    Row("disconnect", "Is the next client served the same after one that left?", disconnect),
+    Row(
+        "cut-off-prefill", "Does a prefill that was cut off leave nothing behind?", cut_off_prefill
+    ),
+)
+"""
+The rows after which a server may not be what it was.
+"""

@@ -1,0 +1,320 @@
+"""
+The rows about the protocol: what a client is told adds up, and what it asks for is done or refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from cairn_conform.case import TOKENS, Case, Row, cached
+from cairn_conform.client_answers import Answer, compared, count, shown
+from cairn_conform.client_texts import Message, listed, user
+from cairn_conform.prompts import bad_bodies, odd_prompts
+
+_SEED = 7
+_OTHER_SEEDS = (8, 9, 10)
+_CHANCE_MIN = 1e-3
+_LIMITS = (1, 5)
+_STOP_CHARACTERS = 3
+_WORDS_MAX = 2_000_000
+_LOST = "\N{REPLACEMENT CHARACTER}"
+
+
+def streaming(case: Case) -> None:
+    """
+    The same request whole and as a stream, plain and with a stop text.
+    """
+    prompt = case.long()
+    plain = case.warm(prompt)
+    requests: list[tuple[str, dict[str, Any]]] = [("plain", {})]
+    if stops := _stops(plain.text):
+        requests.append(("with a stop text", {"stop": [stops[0]]}))
+    for name, more in requests:
+        whole = case.ask(prompt, **more)
+        stream = case.stream(prompt, **more)
+        if not stream.streamed:
+            case.broke(f"{name}: a stream was asked for, and the answer came whole")
+            continue
+        case.same(whole, stream, f"{name}: streamed, compared with whole")
+        if not stream.done:
+            case.broke(f"{name}: the stream ended without [DONE]")
+        both = whole if stream.tokens is not None else stream
+        case.note(f"{name}: compared: {compared(both)}")
+
+
+def seeds(case: Case) -> None:
+    """
+    A seed twice, and other seeds, at temperature 1.
+    """
+    prompt = case.short()
+    sampled: dict[str, Any] = {"temperature": 1, "top_p": 1}
+    first = case.spoken(case.ask(prompt, "a request with a seed", seed=_SEED, **sampled))
+    again = case.ask(prompt, seed=_SEED, **sampled)
+    # What was drawn is compared, not with which probability: that is for the rows of the cache.
+    case.same(first, again, f"seed {_SEED} again", logprobs=False)
+    others = [case.ask(prompt, seed=seed, **sampled) for seed in _OTHER_SEEDS]
+    apart = sum((one.text, one.reasoning) != (first.text, first.reasoning) for one in others)
+    if not apart:
+        found = f"at temperature 1, {len(others)} other seeds give the very same answer"
+        chance = _chance(first, len(others))
+        if chance is not None and chance > _CHANCE_MIN:
+            case.untried(f"{found}; the model is so sure of it that this is no wonder")
+        elif chance is None and first.finish_reason != "length":
+            case.untried(f"{found}; how sure the model is of it is not told, and it is short")
+        else:
+            case.broke(found)
+    case.note(f"other seeds with other answers: {apart} of {len(others)}")
+
+
+def _chance(answer: Answer, others: int) -> float | None:
+    """
+    How likely it is that so many other seeds give an answer too; None where it is not told.
+    """
+    total = 0.0
+    for token in answer.tokens or ():
+        if token.logprob is None:
+            return None
+        total += min(token.logprob, 0.0)
+    return math.exp(others * total) if answer.tokens else None
+
+
+def limits_kept(case: Case) -> None:
+    """
+    Fewer tokens, and stop texts out of what the server answers by itself.
+    """
+    prompt = case.short()
+    full = case.warm(prompt)
+    for limit in (*_LIMITS, TOKENS):
+        _check_limit(case, full, case.ask(prompt, max_tokens=limit), limit)
+    stops = _stops(full.text)
+    if not stops:
+        case.note("stop texts: not tried, the answer has no text to stop at")
+    for place, stop in enumerate(stops):
+        answer = _ask_stop(case, prompt, stop, alone=not place)
+        _check_stop(case, full, answer, stop)
+    case.note(f"max_tokens: {', '.join(map(str, (*_LIMITS, TOKENS)))}")
+    case.note(f"stop texts: {', '.join(map(shown, stops)) or 'none'} in {shown(full.text)}")
+
+
+def _check_limit(case: Case, full: Answer, answer: Answer, limit: int) -> None:
+    what = f"max_tokens {limit}"
+    told, all_told = _length(answer), _length(full)
+    if told is not None and told > limit:
+        case.broke(f"{what}: {told} tokens")
+    # Half a character at the end is a sign for it, which the longer answer does not have.
+    beginning = answer.text.rstrip(_LOST).rstrip()
+    if not full.text.startswith(beginning):
+        case.broke(
+            f"{what}: {shown(answer.text)} is no beginning of the longer answer {shown(full.text)}"
+        )
+    if told is None and limit < TOKENS and len(answer.text) >= len(full.text) > 0:
+        case.broke(f"{what}: as much text as with max_tokens {TOKENS}")
+    if told is None or all_told is None:
+        is_cut = len(answer.text) < len(full.text)
+    else:
+        is_cut = told == limit and (told < all_told or full.finish_reason == "length")
+    if is_cut and answer.finish_reason != "length":
+        case.broke(f"{what}: finish_reason is {answer.finish_reason}, not length")
+
+
+def _length(answer: Answer) -> int | None:
+    """
+    How many tokens an answer has, if that is told.
+    """
+    if answer.completion_tokens is None and answer.tokens is not None:
+        return len(answer.tokens)
+    return answer.completion_tokens
+
+
+def _ask_stop(case: Case, prompt: list[Message], stop: str, *, alone: bool) -> Answer:
+    """
+    An answer that is to end at a text: given alone where the server takes it so, or in a list whose
+    first text does not come.
+    """
+    if alone:
+        answer = case.subject.client.ask(case.subject.body(prompt, stop=stop))
+        if not case.refuses(answer):
+            return case.complete(answer, "a request with a stop text")
+        case.note(f"a stop text alone is refused ({answer.outcome}), and was asked for in a list")
+    given = ["\x00never\x00", stop]
+    return case.ask(prompt, "a request with a list of stop texts", stop=given)
+
+
+def _check_stop(case: Case, full: Answer, answer: Answer, stop: str) -> None:
+    what = f"stop {shown(stop)}"
+    expected = full.text[: full.text.index(stop)]
+    if stop in answer.text:
+        case.broke(f"{what}: it is in the answer {shown(answer.text)}")
+    elif answer.text.rstrip() != expected.rstrip():
+        case.broke(f"{what}: the answer is {shown(answer.text)}, not {shown(expected)}")
+    elif answer.finish_reason != "stop":
+        case.broke(f"{what}: finish_reason is {answer.finish_reason}, not stop")
+
+
+def _stops(text: str) -> list[str]:
+    """
+    Texts that stand in the middle of an answer: some characters wherever they fall, and a word.
+    """
+    middle = len(text) // 2
+    found = [text[middle : middle + _STOP_CHARACTERS]]
+    found += text[middle:].split()[1:2]
+    usable = (stop for stop in found if stop.strip() and _LOST not in stop and stop in text)
+    return list(dict.fromkeys(usable))
+
+
+def token_accounts(case: Case) -> None:
+    """
+    The usage of one prompt: as a miss, as a hit, as a stream, and cut short by its limit.
+    """
+    prompt = case.long()
+    answers = {
+        "first": case.spoken(case.ask(prompt)),
+        "again": case.ask(prompt),
+        "streamed": case.stream(prompt),
+        "with max_tokens 5": case.ask(prompt, max_tokens=5),
+    }
+    told = {name: one for name, one in answers.items() if one.prompt_tokens is not None}
+    if not told:
+        raise case.stop("usage is not told")
+    for name, one in told.items():
+        _check_account(case, name, one)
+    numbers = {one.prompt_tokens for one in told.values()}
+    if len(numbers) > 1:
+        each = ", ".join(f"{name} {one.prompt_tokens}" for name, one in told.items())
+        case.broke(f"one prompt has several numbers of tokens: {each}")
+    if "streamed" not in told:
+        case.note("usage of streams: not told")
+    case.note(f"prompt_tokens: {', '.join(map(str, sorted(filter(None, numbers))))}")
+    case.note(
+        "completion_tokens: "
+        + ", ".join(f"{name} {count(one.completion_tokens)}" for name, one in answers.items())
+    )
+    case.note(cached(list(answers.values())))
+
+
+def _check_account(case: Case, name: str, answer: Answer) -> None:
+    prompt, completion = answer.prompt_tokens, answer.completion_tokens
+    total, reused = answer.total_tokens, answer.cached_tokens
+    if prompt is not None and completion is not None and total not in (None, prompt + completion):
+        case.broke(f"{name}: total_tokens is {total}, not {prompt} + {completion}")
+    if reused is not None and prompt is not None and not 0 <= reused <= prompt:
+        case.broke(f"{name}: cached_tokens is {reused}, of {prompt} prompt tokens")
+    if answer.tokens is None or completion is None:
+        return
+    told = len(answer.tokens)
+    if completion == told + 1 and answer.finish_reason == "stop":
+        # Whether the token that ends an answer has a log-probability is nobody's rule.
+        case.note(f"{name}: the token that ended the answer is counted, and not in logprobs")
+    elif completion != told:
+        case.broke(f"{name}: completion_tokens is {completion}, and logprobs has {told}")
+
+
+def odd(case: Case) -> None:
+    """
+    Contents that nobody sends on purpose: an answer or a refusal to each, and the server lives on.
+    """
+    known = case.short()
+    before = case.warm(known)
+    answered, refused = [], []
+    for name, content in odd_prompts(case.subject.salt).items():
+        body = case.subject.body([user(content)], max_tokens=8)
+        answer = case.subject.client.ask(body)
+        if answer.complete:
+            answered.append(name)
+        elif answer.refused and answer.error:
+            refused.append(f"{name} ({answer.status})")
+        else:
+            case.broke(f"{name}: {answer.outcome}")
+        if not _lives_on(case, name) or _hung(case, answer):
+            break
+    case.note(f"answered: {', '.join(answered) or 'none'}")
+    case.note(f"refused: {', '.join(refused) or 'none'}")
+    case.same(before, case.ask(known, "a good request"), "a good request after these")
+
+
+def bad(case: Case) -> None:
+    """
+    Bodies that cannot be used: each is refused in OpenAI's envelope, and the server lives on.
+    """
+    known = case.short()
+    before = case.warm(known)
+    told = before.tokens is not None
+    bodies = dict(bad_bodies(case.subject.body(known), logprobs=told))
+    if not told:
+        case.note("logprobs that is a text: left out, since log-probabilities are not told")
+    context = case.subject.context_tokens
+    if context is None or context > _WORDS_MAX:
+        case.note("a prompt that is too long: not tried, since the context is not told (--context)")
+    else:
+        # Each word has a token at least.
+        too_long = listed(case.subject.salt, "too long", context + 1)
+        bodies["a prompt that is too long"] = json.dumps(
+            case.subject.body([user(too_long)])
+        ).encode()
+    unnamed, refused = [], 0
+    for name, body in bodies.items():
+        answer = case.subject.client.send(body)
+        if not answer.refused:
+            case.broke(f"{name}: {_taken(answer)}")
+        else:
+            refused += 1
+            if not answer.enveloped:
+                unnamed.append((name, answer))
+        if not _lives_on(case, name) or _hung(case, answer):
+            break
+    if unnamed:
+        name, answer = unnamed[0]
+        case.broke(
+            f"{len(unnamed)} of {refused} refusals are not OpenAI's "
+            f'{{"error": {{"message": ...}}}}, such as {name}: {answer.outcome}'
+        )
+    case.note(f"refused: {refused} of {len(bodies)}")
+    if not case.subject.alive():
+        return
+    case.same(before, case.ask(known, "a good request"), "a good request after these")
+
+
+def _taken(answer: Answer) -> str:
+    if answer.complete:
+        return f"answered, with {shown(answer.text, 40)}"
+    return answer.outcome
+
+
+def _lives_on(case: Case, name: str) -> bool:
+    """
+    Whether the server still answers after a request; it is broken if it does not.
+    """
+    alive = case.subject.alive()
+    if not alive:
+        case.broke(f"{name}: the server answers no more after it")
+    return alive
+
+
+def _hung(case: Case, answer: Answer) -> bool:
+    """
+    Whether the row had better end: what hangs takes all of its time, each time.
+    """
+    if answer.hung:
+        case.note("the rest of the row was not asked")
+    return answer.hung
+
+
+PROTOCOL_ROWS = (
+    Row("streaming", "Is a stream what the whole answer is?", streaming),
+    Row("seeds", "Does a seed give its answer again, and another seed another?", seeds),
+    Row("limits", "Are stop texts and max_tokens kept?", limits_kept),
+    Row("token-accounts", "Does the usage add up?", token_accounts),
+)
+"""
+The rows that a server bears easily.
+"""
+
+HOSTILE_ROWS = (
+    Row("odd-prompts", "Is there an answer or a refusal to odd prompts?", odd),
+    Row("bad-bodies", "Are bodies that cannot be used refused, with an error's envelope?", bad),
+)
+"""
+The rows after which a server may not be there any more.
+"""

@@ -1,0 +1,799 @@
+"""
+`ops conform`: kept where a server is sound, red where it is broken, and fair where it tells little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from cairn.ops.serve.api_keys import KEY_VARIABLE
+from cairn_conform import case as conform_case
+from cairn_conform.case import Case
+from cairn_conform.client import Client
+from cairn_conform.client_answers import Answer, Streamed, Token, difference, whole
+from cairn_conform.suite import ROWS
+from tests.support.subprocess_server import DEADLINE_S, started
+from workshop.bench.tests.fake_completions import Fake, serving
+
+Run = Callable[..., Result]
+Meeting = Callable[[Fake], Fake]
+
+_ASK = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + '/restart').read()"
+
+#: What is broken in the fake, and the row that has to see it.
+FAULTS = [
+    ("hit-equals-miss", "a hit has other bits", "log-probabilities differ by at most 1e-12"),
+    ("hit-equals-miss", "a hit has other words", "asked again: token 1 of 24"),
+    ("shared-beginning", "a hit of a part has other words", "whose beginning was cached: token 1"),
+    ("other-traffic", "the last conversation leaks", "after other conversations: token 1"),
+    ("other-traffic", "neighbours change bits", "among other conversations: the same tokens, but"),
+    ("turn-by-turn", "conversations go astray", "turn 3, compared with all at once: token 1"),
+    ("exact-repeat", "nothing is left to compute", "the prompt with its answer, "),
+    ("streaming", "the last piece is lost", "plain: streamed, compared with whole: the text"),
+    ("streaming", "streams have other bits", "plain: streamed, compared with whole: the same tok"),
+    ("streaming", "streams have no end", "plain: the stream ended without [DONE]"),
+    ("streaming", "no stream is given", "plain: a stream was asked for, and the answer came whole"),
+    ("seeds", "no seed holds", "seed 7 again: token 1 of 24"),
+    ("seeds", "seeds are not looked at", "3 other seeds give the very same answer"),
+    ("limits", "one token too many", "max_tokens 1: 2 tokens"),
+    ("limits", "stop is not looked at", "it is in the answer"),
+    ("limits", "stop is told", "it is in the answer"),
+    ("limits", "the reason is always stop", "finish_reason is"),
+    ("token-accounts", "the total is off", "first: total_tokens is"),
+    ("token-accounts", "streams count otherwise", "one prompt has several numbers of tokens"),
+    ("token-accounts", "more is cached than asked", "again: cached_tokens is"),
+    ("token-accounts", "completions are miscounted", "first: completion_tokens is 25"),
+    ("restart", "a restart changes words", "asked after the restart: token 1"),
+    ("disconnect", "who leaves changes words", "after a client left"),
+    ("disconnect", "who leaves ends service", "got no answer: status 500"),
+    ("disconnect", "who leaves turns others away", "was refused, and was answered before"),
+    ("cut-off-prefill", "half a prefill is reused", "asked again, compared with a miss: token 1"),
+    ("odd-prompts", "fails at white space", "empty: status 500"),
+    ("odd-prompts", "hangs at a long word", "a very long word: no answer within"),
+    ("odd-prompts", "closes at a surrogate", "a lone surrogate: the connection was closed"),
+    ("odd-prompts", "special tokens end service", "special tokens: the server answers no more"),
+    ("bad-bodies", "fails at broken JSON", "JSON that is cut off: status 500"),
+    ("bad-bodies", "takes unknown roles", "an unknown role: answered"),
+    ("bad-bodies", "refuses without an envelope", "refusals are not OpenAI's"),
+    ("bad-bodies", "bad bodies end service", "the server answers no more after it"),
+]
+
+
+def restart_of(url: str) -> str:
+    """
+    The command by which a fake is restarted.
+    """
+    return shlex.join([sys.executable, "-c", _ASK, url])
+
+
+def report(result: Result) -> dict[str, Any]:
+    """
+    The rows of a report in JSON, by name.
+    """
+    return {row["row"]: row for row in json.loads(result.stdout)["rows"]}
+
+
+def verdicts(rows: dict[str, Any]) -> dict[str, str]:
+    """
+    Their verdicts.
+    """
+    return {name: row["verdict"] for name, row in rows.items()}
+
+
+@pytest.fixture
+def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
+    """
+    Has requests that are sent at once meet in a fake, however fast it is.
+    """
+
+    def met(fake: Fake) -> Fake:
+        together = Case.together
+
+        def at_once(case: Case, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+            with fake.gathering(len(calls)):
+                return together(case, calls)
+
+        monkeypatch.setattr(Case, "together", at_once)
+        return fake
+
+    return met
+
+
+# --- what is kept, and what goes red -------------------------------------------------------------
+
+
+def test_a_sound_server_keeps_every_row(run: Run, meeting: Meeting):
+    """
+    Every row is kept by a server in which nothing is broken, and the command ends with 0.
+    """
+    with serving(meeting(Fake(prefill_s=0.1))) as url:
+        result = run("conform", url, "--json", "--restart", restart_of(url))
+    rows = report(result)
+    assert dict.fromkeys(ROWS, "kept") == verdicts(rows), result.stdout
+    assert 0 == result.exit_code
+    assert [] == [row["broken"] or row["not_tried"] for row in rows.values() if row["broken"]]
+
+
+@pytest.mark.parametrize(("row", "fault", "words"), FAULTS, ids=[fault for _, fault, _ in FAULTS])
+def test_a_row_goes_red_where_it_is_broken(
+    row: str, fault: str, words: str, run: Run, meeting: Meeting
+):
+    """
+    What is broken in a server is seen by the row that asks for it, which says what it saw.
+    """
+    # Long enough for a client to leave in the middle of it.
+    prefill_s = 0.3 if row in ("disconnect", "cut-off-prefill") else 0.01
+    with serving(meeting(Fake(fault, prefill_s=prefill_s))) as url:
+        options = ("--json", "--row", row, "--deadline", 10, "--restart", restart_of(url))
+        result = run("conform", url, *options)
+    rows = report(result)
+    assert {row: "broken"} == verdicts(rows), result.stdout
+    assert any(words in told for told in rows[row]["broken"]), rows[row]["broken"]
+    assert 1 == result.exit_code
+
+
+def test_every_row_is_seen_red():
+    """
+    Each row has a fault that breaks it.
+    """
+    assert list(ROWS) == list(dict.fromkeys(row for row, _, _ in FAULTS))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_cairn_keeps_every_row(run: Run, model_directory: Path, tmp_path: Path):
+    """
+    Cairn's own server keeps every row, across a restart too.
+    """
+    data = tmp_path / "served"
+    over = threading.Event()
+    with contextlib.ExitStack() as running, socket.create_server(("127.0.0.1", 0)) as bell:
+        server = running.enter_context(started(data, "--model", model_directory))
+        port = server.address[1]
+
+        def restart() -> None:
+            visitor, _ = bell.accept()
+            with visitor:
+                server.stop()
+                again = started(data, "--model", model_directory, "--port", port)
+                running.enter_context(again)
+            over.wait(DEADLINE_S * 10)  # a server dies with the thread that started it
+
+        thread = threading.Thread(target=restart, daemon=True)
+        thread.start()
+        ring = f"import socket; socket.create_connection({bell.getsockname()!r}).recv(1)"
+        command = shlex.join([sys.executable, "-c", ring])
+        options = ("--json", "--words", 60, "--salt", "cairn", "--restart", command)
+        result = run("conform", server.url, *options)
+        over.set()
+        thread.join(DEADLINE_S)
+    rows = report(result)
+    assert dict.fromkeys(ROWS, "kept") == verdicts(rows), result.stdout
+    assert 0 == result.exit_code
+
+
+# --- fairness ------------------------------------------------------------------------------------
+
+
+def test_what_is_not_told_is_not_held_against_a_server(run: Run, meeting: Meeting):
+    """
+    A server that tells neither log-probabilities nor usage breaks nothing; its texts are compared,
+    and the rows say what was not told.
+    """
+    with serving(meeting(Fake(hides=["logprobs", "usage"], prefill_s=0.1))) as url:
+        result = run("conform", url, "--json", "--restart", restart_of(url))
+    rows = report(result)
+    expected = {**dict.fromkeys(ROWS, "kept"), "token-accounts": "not tried"}
+    assert expected == verdicts(rows), result.stdout
+    assert 0 == result.exit_code
+    assert ["usage is not told"] == rows["token-accounts"]["not_tried"]
+    seen = " ".join(rows["hit-equals-miss"]["seen"])
+    assert "texts of" in seen
+    assert "(log-probabilities: not told)" in seen
+    assert "cached: not told" in seen
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ("hit-equals-miss", "a hit has other words"),
+        ("turn-by-turn", "conversations go astray"),
+        ("streaming", "the last piece is lost"),
+        ("limits", "stop is not looked at"),
+        ("cut-off-prefill", "half a prefill is reused"),
+    ],
+)
+def test_texts_alone_show_what_is_broken(row: str, fault: str, run: Run):
+    """
+    Where a server tells nothing but texts, what changes them is still seen.
+    """
+    prefill_s = 0.3 if row == "cut-off-prefill" else 0.01
+    with serving(Fake(fault, hides=["logprobs", "usage"], prefill_s=prefill_s)) as url:
+        rows = report(run("conform", url, "--json", "--row", row))
+    assert {row: "broken"} == verdicts(rows)
+
+
+def test_what_is_refused_is_not_tried(run: Run, meeting: Meeting):
+    """
+    A server that refuses fields it does not know is asked without them where that can be.
+    """
+    refuses = ["logprobs", "seed", "cache_prompt", "stream_options"]
+    with serving(meeting(Fake(refuses=refuses, prefill_s=0.1))) as url:
+        rows = report(run("conform", url, "--json", "--restart", restart_of(url)))
+    assert {**dict.fromkeys(ROWS, "kept"), "seeds": "not tried"} == verdicts(rows)
+    assert ["a request with a seed was refused: status 400: 'seed is not known here'"] == rows[
+        "seeds"
+    ]["not_tried"]
+
+
+def test_stop_texts_are_asked_for_as_the_server_takes_them(run: Run):
+    """
+    A server that takes stop texts in a list only is asked for them so, and what it does with them
+    is seen; the row says that one alone was refused.
+    """
+    for fault, verdict in (("", "kept"), ("stop is not looked at", "broken")):
+        with serving(Fake(fault, lists_stops=True)) as url:
+            options = ("--row", "streaming", "--row", "limits")
+            rows = report(run("conform", url, "--json", *options))
+        assert {"streaming": "kept", "limits": verdict} == verdicts(rows)
+        refused = "a stop text alone is refused (status 400: 'stop is of another type'), and was"
+        assert any(refused in told for told in rows["limits"]["seen"])
+
+
+def test_a_field_that_is_not_known_may_have_anything_in_it(run: Run):
+    """
+    A server that does nothing with `logprobs` is not asked to look at its type, and the row says
+    so; one that tells log-probabilities is.
+    """
+    found = {}
+    for told, ignores in ((True, ()), (False, ("logprobs",))):
+        with serving(Fake(ignores=ignores)) as url:
+            rows = report(run("conform", url, "--json", "--row", "bad-bodies"))
+        assert {"bad-bodies": "kept"} == verdicts(rows)
+        found[told] = rows["bad-bodies"]["seen"]
+    left_out = "logprobs that is a text: left out, since log-probabilities are not told"
+    assert [False, True] == [left_out in found[told] for told in (True, False)]
+    assert ["refused: 25 of 25", "refused: 24 of 24"] == [
+        next(line for line in found[told] if line.startswith("refused")) for told in (True, False)
+    ]
+
+
+@pytest.mark.parametrize("reuses", [0, 8])
+def test_without_a_cache_there_is_no_hit_to_look_at(reuses: int, run: Run):
+    """
+    Where nothing is reused, or only how the template begins, the rows of hits say that they could
+    not be tried.
+    """
+    with serving(Fake(reuses=reuses)) as url:
+        options = ("--row", "hit-equals-miss", "--row", "shared-beginning")
+        result = run("conform", url, "--json", *options)
+    rows = report(result)
+    assert {"hit-equals-miss": "not tried", "shared-beginning": "not tried"} == verdicts(rows)
+    assert "no request reused much of the prompt" in rows["hit-equals-miss"]["not_tried"][0]
+    assert "hardly anything of the beginning" in rows["shared-beginning"]["not_tried"][0]
+    assert 0 == result.exit_code
+
+
+def test_without_a_miss_there_is_nothing_to_compare_a_hit_with(run: Run):
+    """
+    Where all of a prompt was cached before it was asked, and there is no way past the cache, the
+    row says so.
+    """
+    options = ("--json", "--row", "hit-equals-miss", "--salt", "again")
+    with serving(Fake(ignores=["cache_prompt"])) as url:
+        first, second = (report(run("conform", url, *options)) for _ in range(2))
+    assert {"hit-equals-miss": "kept"} == verdicts(first)
+    assert {"hit-equals-miss": "not tried"} == verdicts(second)
+    assert "it was asked before (--salt)" in second["hit-equals-miss"]["not_tried"][0]
+
+
+def test_a_server_may_tell_of_hits_alone(run: Run):
+    """
+    Some servers leave `cached_tokens` out where nothing was reused. That is a miss, once they have
+    told of a hit.
+    """
+    rows = ("hit-equals-miss", "shared-beginning")
+    with serving(Fake(hides=["misses"])) as url:
+        found = report(run("conform", url, "--json", "--row", rows[0], "--row", rows[1]))
+    assert dict.fromkeys(rows, "kept") == verdicts(found)
+
+
+def test_a_hit_is_not_compared_with_a_hit(run: Run):
+    """
+    Where there is no way past the cache, rows that need a miss are not tried, and say how to.
+    """
+    fake = Fake()
+    fake.refuses = frozenset(["cache_prompt"])
+    with serving(fake) as url:
+        rows = report(run("conform", url, "--json", "--row", "turn-by-turn"))
+    assert {"turn-by-turn": "not tried"} == verdicts(rows)
+    assert "with --restart there is one" in rows["turn-by-turn"]["not_tried"][0]
+
+
+def test_what_may_have_been_a_hit_is_no_miss(run: Run):
+    """
+    A server that tells nothing of its cache may not know `cache_prompt`: what it answers then is
+    compared, and does for a miss only after a restart.
+    """
+    options = ("--json", "--row", "shared-beginning")
+    with serving(Fake(ignores=["cache_prompt"], hides=["cached_tokens"])) as url:
+        without = report(run("conform", url, *options))
+        with_restart = report(run("conform", url, *options, "--restart", restart_of(url)))
+    assert {"shared-beginning": "not tried"} == verdicts(without)
+    assert "may have been a hit too" in without["shared-beginning"]["not_tried"][0]
+    assert {"shared-beginning": "kept"} == verdicts(with_restart)
+
+
+def test_a_hit_after_a_restart_is_no_miss(run: Run):
+    """
+    A cache that outlives a restart leaves no way past it; the row is not tried.
+    """
+    with serving(Fake(ignores=["cache_prompt"], keeps=True)) as url:
+        options = ("--json", "--row", "turn-by-turn", "--restart", restart_of(url))
+        rows = report(run("conform", url, *options))
+    assert {"turn-by-turn": "not tried"} == verdicts(rows)
+    assert "even after a restart" in rows["turn-by-turn"]["not_tried"][0]
+
+
+@pytest.mark.parametrize(
+    ("fake", "verdict"),
+    [
+        (Fake("seeds are not looked at", sure=True), "not tried"),
+        (Fake("seeds are not looked at", ends_after=2, hides=["logprobs"]), "not tried"),
+        (Fake("seeds are not looked at", hides=["logprobs"]), "broken"),
+    ],
+    ids=["sure", "short", "long"],
+)
+def test_a_model_may_be_sure_of_its_answer(fake: Fake, verdict: str, run: Run):
+    """
+    That other seeds give the same answer is held against a server only where that is unlikely: by
+    the log-probabilities, or where they are not told by the length of the answer.
+    """
+    with serving(fake) as url:
+        rows = report(run("conform", url, "--json", "--row", "seeds"))
+    assert {"seeds": verdict} == verdicts(rows)
+    assert "very same answer" in "".join(rows["seeds"]["broken"] + rows["seeds"]["not_tried"])
+
+
+def test_an_answer_that_has_ended_cannot_be_left(run: Run):
+    """
+    Where answers are so short that no client can leave in the middle of one, the row says so.
+    """
+    with serving(Fake(ends_after=1)) as url:
+        rows = report(run("conform", url, "--json", "--row", "disconnect"))
+    assert {"disconnect": "not tried"} == verdicts(rows)
+    assert ["the answer had ended before its client could leave in decode"] == rows["disconnect"][
+        "not_tried"
+    ]
+
+
+class SoonerThanItSeemed(Fake):
+    """
+    Reads the prompts by which it is timed slowly, and all others at once.
+    """
+
+    def cached(self, prompt: list[str], body: Any) -> int:
+        """
+        As of a sound one.
+        """
+        self.prefill_s = 1.0 if {"how", "long"} <= set(prompt) else 0.0
+        return super().cached(prompt, body)
+
+
+def test_who_was_not_left_in_prefill_is_not_kept(run: Run):
+    """
+    Where the answer had begun before its client left, nothing was tried of a prefill that is left.
+    """
+    with serving(SoonerThanItSeemed(prefill_s=0)) as url:
+        rows = report(run("conform", url, "--json", "--row", "disconnect"))
+    assert {"disconnect": "not tried"} == verdicts(rows)
+    assert any("could leave in prefill" in told for told in rows["disconnect"]["not_tried"])
+
+
+@pytest.mark.parametrize(("rounds", "verdict"), [(1, "kept"), (10, "not tried")])
+def test_who_waits_for_the_others_is_not_among_them(
+    rounds: int, verdict: str, run: Run, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Where of requests that are sent at once none is under way beside another, they are sent again,
+    and where that never happens nothing was tried.
+    """
+    fake = meeting(Fake())
+    together, apart = Case.together, iter(range(rounds))
+
+    def slow(case: Case, calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+        if next(apart, None) is None:
+            return together(case, calls)
+        return [call() for call in calls]
+
+    monkeypatch.setattr(Case, "together", slow)
+    with serving(fake) as url:
+        rows = report(run("conform", url, "--json", "--row", "other-traffic"))
+    assert {"other-traffic": verdict} == verdicts(rows)
+
+
+def test_threads_that_cannot_be_started_end_the_row(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """
+    Where this machine has no room for another thread the row says so, and those that wait for it
+    are let go.
+    """
+    start = threading.Thread.start
+
+    def third(thread: threading.Thread) -> None:
+        if thread.name.startswith("ThreadPoolExecutor") and thread.name.endswith("_2"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with serving(Fake(prefill_s=0)) as url:
+        monkeypatch.setattr(threading.Thread, "start", third)
+        rows = report(run("conform", url, "--json", "--row", "other-traffic"))
+    assert {"other-traffic": "not tried"} == verdicts(rows)
+    assert [
+        "4 requests could not be sent at once from this machine: can't start new thread"
+    ] == rows["other-traffic"]["not_tried"]
+
+
+def test_threads_that_do_not_begin_end_the_row(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """
+    Nor does it wait for one that was started and does not come to its request.
+    """
+
+    class Pool(ThreadPoolExecutor):
+        """
+        Has a thread less than is asked for.
+        """
+
+        def __init__(self, threads: int) -> None:
+            super().__init__(threads - 1)
+
+    monkeypatch.setattr(conform_case, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(conform_case, "_BEGIN_S", 0.2)
+    with serving(Fake(prefill_s=0)) as url:
+        rows = report(run("conform", url, "--json", "--row", "other-traffic"))
+    assert {"other-traffic": "not tried"} == verdicts(rows)
+    assert ["4 requests could not be sent at once from this machine within 0.2 s"] == rows[
+        "other-traffic"
+    ]["not_tried"]
+
+
+def test_a_server_that_is_busy_is_not_gone(run: Run):
+    """
+    One that has no room for a moment is asked again, before it is said to answer no more.
+    """
+    with serving(Fake(rests=2)) as url:
+        rows = report(run("conform", url, "--json", "--row", "odd-prompts"))
+    assert {"odd-prompts": "kept"} == verdicts(rows)
+
+
+def test_without_a_command_nothing_is_restarted(run: Run, meeting: Meeting):
+    """
+    The row about restarts is not tried without `--restart`, and all else is kept.
+    """
+    with serving(meeting(Fake(prefill_s=0.1))) as url:
+        result = run("conform", url, "--json")
+    rows = report(result)
+    assert {**dict.fromkeys(ROWS, "kept"), "restart": "not tried"} == verdicts(rows)
+    assert ["no --restart was given"] == rows["restart"]["not_tried"]
+    assert 0 == result.exit_code
+
+
+def test_a_command_that_fails_restarts_nothing(run: Run):
+    """
+    A restart whose command fails is not tried; the row says how it ended.
+    """
+    with serving(Fake()) as url:
+        options = ("--json", "--row", "restart", "--restart", "exit 3")
+        rows = report(run("conform", url, *options))
+    assert {"restart": "not tried"} == verdicts(rows)
+    assert ["the command of --restart ended with 3"] == rows["restart"]["not_tried"]
+
+
+def test_the_token_that_ends_an_answer_may_be_counted(run: Run):
+    """
+    A server that counts the token at which an answer ended, and tells no log-probability of it,
+    adds up; the row says so.
+    """
+    with serving(Fake(ends_after=7)) as url:
+        rows = report(run("conform", url, "--json", "--row", "token-accounts"))
+    assert {"token-accounts": "kept"} == verdicts(rows)
+    words = "first: the token that ended the answer is counted, and not in logprobs"
+    assert words in rows["token-accounts"]["seen"]
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_table_has_a_line_for_each_row(run: Run):
+    """
+    Without `--json` there is a table: name, verdict, what is asked, what was seen; and the counts.
+    """
+    with serving(Fake("the total is off")) as url:
+        result = run("conform", url, "--row", "seeds", "--row", "token-accounts", "--salt", "s")
+    head, seeds, accounts, counts = result.stdout.splitlines()
+    assert ["row", "verdict", "asks", "seen"] == head.split("\t")
+    assert ["seeds", "kept", ROWS["seeds"].asks] == seeds.split("\t")[:3]
+    assert ["token-accounts", "BROKEN"] == accounts.split("\t")[:2]
+    assert counts.startswith("kept: 1, broken: 1, not tried: 0 (")
+    assert "--salt s" in result.stderr
+    assert 1 == result.exit_code
+
+
+def test_the_same_salt_asks_the_same(run: Run):
+    """
+    Two runs with a salt give the same answers; without one, no prompt comes twice.
+    """
+    reports = []
+    for salt in ("one", "one", "two"):
+        with serving(Fake()) as url:
+            reports.append(report(run("conform", url, "--json", "--row", "limits", "--salt", salt)))
+    assert reports[0] == reports[1]
+    assert reports[0] != reports[2]
+
+
+def test_another_machine_is_refused_by_default(run: Run):
+    """
+    An address that is not loopback's is refused with a sentence; `--anywhere` asks it, and warns.
+    """
+    with serving(Fake(), "0.0.0.0") as url:
+        refused = run("conform", url, "--row", "seeds")
+        asked = run("conform", url, "--row", "seeds", "--anywhere")
+    assert 2 == refused.exit_code
+    assert "0.0.0.0 is not this machine's loopback." in refused.stderr
+    assert "" == refused.stdout
+    assert 0 == asked.exit_code
+    assert "Warning: 0.0.0.0 may be another machine" in asked.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["http://example.org", "http://127.0.0.1.example.org", "http://127.0.0.1@example.org"]
+)
+def test_a_name_is_no_loopback_for_certain(url: str, run: Run):
+    """
+    A name that may lead anywhere is refused, however it looks.
+    """
+    result = run("conform", url)
+    assert 2 == result.exit_code
+    assert "is not this machine's loopback" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1/é"]
+)
+def test_what_is_no_address_is_a_sentence(url: str, run: Run):
+    """
+    What cannot be an address of a server ends with 2 and an example of one.
+    """
+    result = run("conform", url)
+    assert 2 == result.exit_code
+    assert "http://127.0.0.1:8000" in result.stderr
+
+
+def test_where_nothing_listens_the_command_ends_with_2(run: Run):
+    """
+    A server that is not there could not be asked.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    result = run("conform", f"http://127.0.0.1:{port}")
+    assert 2 == result.exit_code
+    assert "cannot be asked: the connection was refused." in result.stderr
+
+
+@pytest.mark.parametrize("clock", ["timer", "socket"])
+def test_a_server_that_never_answers_could_not_be_asked(
+    run: Run, monkeypatch: pytest.MonkeyPatch, clock: str
+):
+    """
+    The deadline ends a request on a connection that is accepted and then left: the timer's and the
+    socket's are the same, and either may be first.
+    """
+    if clock == "socket":
+        monkeypatch.setattr("cairn_conform.client._Connection._cut", lambda self: None)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        result = run("conform", f"http://127.0.0.1:{silent.getsockname()[1]}", "--deadline", 0.2)
+    assert 2 == result.exit_code
+    assert "no answer within 0.2 s" in result.stderr
+
+
+def test_of_several_models_one_is_to_be_named(run: Run):
+    """
+    A server that lists several models is asked for the one that is named, and not without a name.
+    """
+    with serving(Fake(models=["small", "large"])) as url:
+        unnamed = run("conform", url, "--row", "seeds")
+        named = run("conform", url, "--row", "seeds", "--model", "large", "--json")
+    assert 2 == unnamed.exit_code
+    assert "lists several models: small, large. Choose one with --model." in unnamed.stderr
+    assert "large" == json.loads(named.stdout)["told"]["model"]
+
+
+def test_a_key_comes_from_the_environment_or_the_command(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """
+    A server that wants a key gets the one that is given; who gives none is told how.
+    """
+    with serving(Fake(key="secret")) as url:
+        without = run("conform", url)
+        named = run("conform", url, "--row", "seeds", "--api-key", "secret")
+        monkeypatch.setenv(KEY_VARIABLE, "secret")
+        with_key = run("conform", url, "--row", "seeds")
+    assert (2, 0, 0) == (without.exit_code, named.exit_code, with_key.exit_code)
+    assert "--api-key" in without.stderr
+    assert "secret" not in named.output
+    assert "secret" not in with_key.output
+
+
+@pytest.mark.parametrize("key", ["sec\nret", "sécret"])
+def test_a_key_that_cannot_be_sent_is_a_sentence(
+    key: str, run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    A key with a line end in it, or with what is no character of a header, ends with 2 and a
+    sentence that does not show it.
+    """
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    result = run("conform", "http://127.0.0.1:9")
+    assert 2 == result.exit_code
+    assert "A key has no spaces" in " ".join(result.stderr.split())
+    assert key not in result.output
+
+
+def test_names_of_models_do_not_steer_a_terminal(run: Run):
+    """
+    What a server calls its models is shown without control characters.
+    """
+    for models in (["a\x1b[31m", "b"], ["a\x1b[31m"]):
+        with serving(Fake(models=models)) as url:
+            result = run("conform", url, "--row", "seeds")
+        assert "\x1b" not in result.stderr
+        assert r"a\x1b[31m" in result.stderr
+
+
+def test_an_address_without_a_port_has_the_usual_one():
+    """
+    80, or 443 for https; also where the host is an IPv6 address.
+    """
+    urls = ("http://[::1]", "http://127.0.0.1", "https://[::1]/v1", "http://[::1]:8000")
+    assert [80, 80, 443, 8000] == [Client(url)._port for url in urls]
+
+
+def test_after_a_server_is_lost_the_rest_is_not_tried(run: Run):
+    """
+    The row in which a server was lost is broken; what comes after it says why it was not tried.
+    """
+    with serving(Fake("special tokens end service")) as url:
+        result = run("conform", url, "--json", "--row", "odd-prompts", "--row", "bad-bodies")
+    rows = report(result)
+    assert {"odd-prompts": "broken", "bad-bodies": "not tried"} == verdicts(rows)
+    assert ["the server answers no more (since the row odd-prompts)"] == rows["bad-bodies"][
+        "not_tried"
+    ]
+    assert 1 == result.exit_code
+
+
+def test_a_server_that_can_be_restarted_is_not_lost(run: Run):
+    """
+    With `--restart` the rows after the one that ended the service are asked all the same.
+    """
+    with serving(Fake("special tokens end service")) as url:
+        options = ("--row", "odd-prompts", "--row", "bad-bodies", "--restart", restart_of(url))
+        rows = report(run("conform", url, "--json", *options))
+    assert {"odd-prompts": "broken", "bad-bodies": "kept"} == verdicts(rows)
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+def answer(text: str = "ab", *numbers: float, **fields: Any) -> Answer:
+    """
+    An answer with a token for each character.
+    """
+    tokens = tuple(
+        Token((None, letter, None), number) for letter, number in zip(text, numbers, strict=False)
+    )
+    return Answer(status=200, text=text, tokens=tokens or None, **fields)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "words"),
+    [
+        (answer("ab", -1.0, -2.0), answer("ab", -1.0, -2.0), None),
+        (answer("ab"), answer("ab", -1.0, -2.0), None),
+        (answer("ab", float("nan")), answer("ab", float("nan")), None),
+        (answer("ab", -1.0, -2.0), answer("ac", -1.0, -2.0), "token 2 of 2 is 'c'"),
+        (answer("ab", -1.0, -2.0), answer("ab", -1.0, -2.5), "1 of 2 log-probabilities differ"),
+        (answer("ab", 0.0, -2.0), answer("ab", -0.0, -2.0), "1 of 2 log-probabilities differ"),
+        (answer("ab", -1.0, -2.0), answer("a", -1.0), "1 tokens, and it was 2"),
+        (answer("abc"), answer("abd"), "the text differs from character 3: 'd', and it was 'c'"),
+        (answer(reasoning="x"), answer(reasoning="y"), "the reasoning differs"),
+        (answer(finish_reason="stop"), answer(finish_reason="length"), "finish_reason is length"),
+    ],
+)
+def test_a_difference_is_told_in_words(was: Answer, now: Answer, words: str | None):
+    """
+    Two answers differ by tokens, log-probabilities to the last bit, texts, or why they ended; what
+    only one of them tells is no difference.
+    """
+    found = difference(was, now)
+    assert (words is None) == (found is None), found
+    assert (words or "") in (found or "")
+
+
+EVENTS = (
+    b': waiting\r\n\r\ndata: {"choices":[{"delta":{"role":"assistant"}}]}\r\n\r\n'
+    b'data: {"choices":[{"delta":{"content":"\xc3\xa9"},"logprobs":{"content":[{"token":"\xc3\xa9",'
+    b'"logprob":-1}]}}]}\n\ndata:{"choices":[{"delta":{"content":"t"},"finish_reason":"stop"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
+)
+
+
+def cuts() -> Iterator[int]:
+    """
+    Every place at which a stream may be cut.
+    """
+    yield from range(len(EVENTS))
+
+
+def test_a_stream_may_be_cut_anywhere():
+    """
+    However the bytes of a stream arrive, the answer is the same.
+    """
+    answers = set()
+    for cut in cuts():
+        stream = Streamed()
+        stream.feed(EVENTS[:cut])
+        stream.feed(EVENTS[cut:])
+        answers.add(stream.answer())
+    (found,) = answers
+    assert ("ét", "stop", 3, 2, True) == (
+        found.text,
+        found.finish_reason,
+        found.prompt_tokens,
+        found.completion_tokens,
+        found.done,
+    )
+    assert found.complete
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'{"choices": []}',
+        b'{"choices": {"message": 1}}',
+        b'{"choices": [{"message": "hi"}]}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_a_body_that_is_no_completion_is_a_fault(body: bytes):
+    """
+    Whatever comes with status 200 is read without raising, and is no answer where it is none.
+    """
+    found = whole(200, body)
+    assert not found.complete
+    assert "a body that is no completion" in found.fault
+
+
+def test_values_of_other_types_are_not_told():
+    """
+    What is told in a form that cannot be used counts as not told.
+    """
+    message = {"content": 7}
+    choice = {"message": message, "logprobs": {"content": {}}, "finish_reason": 3}
+    usage = {"prompt_tokens": "many", "prompt_tokens_details": [], "total_tokens": True}
+    found = whole(200, json.dumps({"choices": [choice], "usage": usage}).encode())
+    assert Answer(status=200) == found

@@ -1,0 +1,447 @@
+"""
+The training itself: batches by number, steps of Muon and AdamW, checkpoints to go on from.
+
+Batches follow from the seed, the stage and their number, so that a training that was interrupted
+goes on as if it had not been. Where only the weights are left of one, another goes on from them:
+the state of the optimisers is begun anew, and rates rise from nothing once more. Several processes
+share the work where MLX finds more than one (its ring over loopback on a CPU); each reads batches
+of its own, and gradients are averaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import attrs
+import mlx.core as mx
+import mlx.optimizers as optim
+import numpy as np
+import numpy.typing as npt
+from mlx.nn.utils import average_gradients, value_and_grad
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.qwen3 import Model, ModelArgs
+
+from cairn_pebble.attention import attention_in_blocks
+from cairn_pebble.export import Exported
+from cairn_pebble.positions import GivenRope, positions_from, spread_out
+from cairn_pebble.recipe import Shape, Stage
+from cairn_pebble.sequences import Renderer, Sequence
+from cairn_pebble.words import Split
+
+_MUON_RATE: Final = 0.02
+_ADAM_RATE: Final = 0.003
+_WARM_STEPS: Final = 40
+_ANSWERS_STEP: Final = 256
+_WIDTH_STEP: Final = 64
+"""Rows are padded to a multiple of this, so that few shapes are compiled."""
+_POOL_TOKENS: Final = 120_000
+"""Between two checkpoints, about."""
+
+
+@attrs.frozen
+class Progress:
+    """
+    Where a training stands.
+
+    Attributes:
+        tokens: read so far, of ``total``, with padding.
+        loss: of answers, in nats a token, over the last steps.
+        right: the share of the answers' tokens that were the likeliest, over the last steps.
+    """
+
+    stage: str
+    tokens: int
+    total: int
+    loss: float
+    right: float
+
+
+def new_model(shape: Shape, seed: int) -> Model:
+    """
+    A Qwen3 with weights to begin with.
+    """
+    mx.random.seed(seed)
+    model = Model(
+        ModelArgs(
+            model_type="qwen3",
+            hidden_size=shape.hidden_size,
+            num_hidden_layers=shape.layers,
+            intermediate_size=shape.intermediate_size,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            rms_norm_eps=1e-6,
+            vocab_size=shape.vocab_size,
+            max_position_embeddings=shape.max_position_embeddings,
+            rope_theta=shape.rope_theta,
+            tie_word_embeddings=True,
+        )
+    )
+    shape_of_rows = (shape.vocab_size, shape.hidden_size)
+    model.model.embed_tokens.weight = mx.random.normal(shape_of_rows) * 0.06
+    for layer in model.layers:
+        # What a layer adds is small at first, so that depth does not drown what comes in.
+        layer.self_attn.o_proj.weight *= 0.3
+        layer.mlp.down_proj.weight *= 0.3
+    mx.eval(model.parameters())
+    return model
+
+
+@attrs.frozen
+class Start:
+    """
+    Weights to go on from.
+
+    Attributes:
+        exported: the weights.
+        behind: how many stages they have read already; those are left out.
+    """
+
+    exported: Exported
+    behind: int
+
+
+class OtherTraining(Exception):
+    """
+    A checkpoint of another training.
+    """
+
+
+class Training:
+    """
+    A training that can be left and taken up again.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        shape: Shape,
+        stages: tuple[Stage, ...],
+        folder: Path,
+        *,
+        seed: int = 0,
+        start: Start | None = None,
+    ) -> None:
+        """
+        Args:
+            folder: of the checkpoint; one that is there is gone on from.
+            start: where it began, if not from nothing; where there is a checkpoint, the same again.
+
+        Raises:
+            OtherTraining: the checkpoint is of another one.
+        """
+        self._renderer = renderer
+        self._stages = stages
+        self._path = folder / "checkpoint"
+        self._seed = seed
+        self._group = mx.distributed.init()
+        self.model = new_model(shape, seed)
+        self._rope = GivenRope(shape.head_dim, shape.rope_theta)
+        self._optimizer = optim.MultiOptimizer(
+            [
+                optim.Muon(learning_rate=0.0, momentum=0.95, weight_decay=0.01),
+                optim.AdamW(learning_rate=0.0, betas=[0.9, 0.95], weight_decay=0.0),
+            ],
+            [lambda path, weight: weight.ndim == 2 and "embed" not in path],
+        )
+        self._first = start.behind if start else 0
+        if start:
+            self.model.load_weights(list(start.exported.weights.items()))
+        self._optimizer.init(self.model.trainable_parameters())
+        skipped = sum(stage.tokens for stage in stages[: self._first])
+        self._stands = {"stage": self._first, "pool": 0, "tokens": skipped, "steps": 0}
+        self._follows_from = [
+            seed,
+            self._group.size(),
+            attrs.asdict(shape),
+            renderer.tokenizer.to_str(),
+        ]
+        if start:
+            self._follows_from += [start.exported.digest, start.behind]
+        if self._path.with_suffix(".safetensors").exists():
+            self._load()
+
+    @property
+    def leads(self) -> bool:
+        """
+        Whether this process is the one that tells and writes.
+        """
+        return self._group.rank() == 0
+
+    @property
+    def tokens(self) -> int:
+        """
+        How many tokens were read so far, by the weights that it began from as well.
+        """
+        return self._stands["tokens"]
+
+    @property
+    def total(self) -> int:
+        """
+        How many tokens there are to read in all stages, with those that were left out.
+        """
+        return sum(stage.tokens for stage in self._stages)
+
+    def run(self, told: Callable[[Progress], None]) -> None:
+        """
+        Train to the end of the last stage.
+
+        Args:
+            told: given where it stands, after each pool of batches: a minute or so on two cores.
+        """
+        with positions_from(self._rope, self.model), attention_in_blocks():
+            step = self._compiled()
+            while self._stands["stage"] < len(self._stages):
+                stage = self._stages[self._stands["stage"]]
+                before = sum(one.tokens for one in self._stages[: self._stands["stage"]])
+                while self._stands["tokens"] < before + stage.tokens:
+                    self._read(stage, step, told)
+                    self._stands["pool"] += 1
+                    self._save()
+                self._stands |= {"stage": self._stands["stage"] + 1, "pool": 0}
+                self._save()
+
+    def _read(self, stage: Stage, step: Any, told: Callable[[Progress], None]) -> None:
+        """
+        Train on one pool of batches.
+        """
+        # All ranks take as many steps, so each makes a pool from the same draw and takes its part.
+        rng = Random(f"{self._seed}/{stage.name}/{self._stands['pool']}")
+        size, rank = self._group.size(), self._group.rank()
+        batches = pool(self._renderer, stage, rng, stage.batch_tokens // size)
+        batches += batches[: -len(batches) % size]  # to each rank as many
+        sums = np.zeros(3)
+        for start in range(0, len(batches), size):
+            mine = batches[start + rank]
+            figures, gradients = step(*map(mx.array, attrs.astuple(mine)))
+            if size > 1:
+                gradients = average_gradients(gradients, self._group)
+            self._update(gradients)
+            sums += [float(figure) for figure in figures]
+            self._stands["tokens"] += sum(one.ids.size for one in batches[start : start + size])
+            self._stands["steps"] += 1
+        count, loss, right = sums
+        told(
+            Progress(
+                stage=stage.name,
+                tokens=self._stands["tokens"],
+                total=self.total,
+                loss=loss / count,
+                right=right / count,
+            )
+        )
+
+    def _compiled(self) -> Any:
+        """
+        A step up to its gradients: from a batch to ((answers, loss, right), gradients).
+        """
+
+        def loss(
+            model: Model,
+            ids: mx.array,
+            positions: mx.array,
+            places: mx.array,
+            due: mx.array,
+            counts: mx.array,
+        ) -> tuple[mx.array, Any]:
+            self._rope.positions = positions
+            states = model.model(ids)
+            # Logits only where something is to be learned: a third of the tokens.
+            logits = model.model.embed_tokens.as_linear(
+                states.reshape(-1, states.shape[-1])[places]
+            )
+            chosen = mx.take_along_axis(logits, due[:, None], -1)[:, 0]
+            lost = ((mx.logsumexp(logits, -1) - chosen) * counts).sum()
+            right = ((logits.argmax(-1) == due) * counts).sum()
+            return lost / counts.sum(), (counts.sum(), lost, right)
+
+        graded = value_and_grad(self.model, loss)
+
+        def step(*batch: mx.array) -> tuple[Any, Any]:
+            (_, figures), gradients = graded(self.model, *batch)
+            return figures, gradients
+
+        state = [self.model.state]
+        return mx.compile(step, inputs=state, outputs=state)
+
+    def _rate(self) -> float:
+        """
+        The share of the highest rates that the next step is taken with.
+        """
+        stage = self._stages[self._stands["stage"]]
+        before = sum(one.tokens for one in self._stages[: self._stands["stage"]])
+        done = min(1.0, (self._stands["tokens"] - before) / stage.tokens)
+        first, last = stage.rates
+        warm = min(1.0, (self._stands["steps"] + 1) / _WARM_STEPS)
+        return warm * (first + (last - first) * done)
+
+    def _update(self, gradients: Any) -> None:
+        rate = self._rate()
+        muon, adam = self._optimizer.optimizers
+        muon.learning_rate = _MUON_RATE * rate
+        adam.learning_rate = _ADAM_RATE * rate
+        clip: Any = optim.clip_grad_norm
+        gradients, _ = clip(gradients, 1.0)
+        self._optimizer.update(self.model, gradients)
+        mx.eval(self.model.parameters(), self._optimizer.state)
+
+    def _save(self) -> None:
+        """
+        Write a checkpoint over the last one. Whoever dies in between leaves the last one whole.
+        """
+        if not self.leads:
+            return
+        arrays = dict(tree_flatten({"model": self.model.parameters()}))
+        arrays |= dict(tree_flatten({"optimizer": self._optimizer.state}))
+        arrays = {name: one for name, one in arrays.items() if isinstance(one, mx.array)}
+        draft = self._path.with_suffix(".draft.safetensors")
+        begun = min(self._stands["stage"] + 1, len(self._stages))
+        told = {
+            "stands": json.dumps(self._stands),
+            "begun": str(begun),
+            "identity": self._identity(begun),
+        }
+        mx.save_safetensors(str(draft), arrays, told)
+        draft.replace(self._path.with_suffix(".safetensors"))
+
+    def _identity(self, begun: int) -> str:
+        """
+        A hash of what so many stages followed from, but for the code that draws dialogues. Stages
+        to come are not in it: a recipe may go on where it ended. Neither are stages that were left
+        out: the weights that it began from stand for them.
+        """
+        stages = [_plain(stage) for stage in self._stages[self._first : begun]]
+        told = json.dumps([*self._follows_from, stages])
+        return hashlib.sha256(told.encode()).hexdigest()
+
+    def _load(self) -> None:
+        loaded: Any = mx.load(str(self._path.with_suffix(".safetensors")), return_metadata=True)
+        arrays, told = loaded
+        begun = int(told.get("begun", 0))
+        if begun > len(self._stages) or told["identity"] != self._identity(begun):
+            raise OtherTraining(
+                f"{self._path}.safetensors is of another recipe, seed, tokenizer, number of "
+                "processes or beginning. Choose another folder, or remove it to begin anew."
+            )
+        found = tree_unflatten(list(arrays.items()))
+        self.model.update(found["model"])
+        self._optimizer.state = found["optimizer"]
+        self._stands = json.loads(told["stands"])
+        mx.eval(self.model.parameters(), self._optimizer.state)
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, mx.array], int]:
+    """
+    The weights of the checkpoint in a folder, by name, and how many tokens they have read.
+    """
+    loaded: Any = mx.load(str(folder / "checkpoint.safetensors"), return_metadata=True)
+    arrays, told = loaded
+    weights = {
+        name.removeprefix("model."): one
+        for name, one in arrays.items()
+        if name.startswith("model.")
+    }
+    return weights, json.loads(told["stands"])["tokens"]
+
+
+def _plain(stage: Stage) -> dict[str, Any]:
+    """
+    A stage in a form that can be hashed: of what it draws, the names and the settings.
+    """
+    mix = [
+        [draw.func.__name__, draw.keywords, share]
+        if isinstance(draw, partial)
+        else [getattr(draw, "__name__", ""), {}, share]
+        for draw, share in stage.mix
+    ]
+    return attrs.asdict(stage, filter=attrs.filters.exclude("mix")) | {"mix": mix}
+
+
+def pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[Batch]:
+    """
+    Some batches: rows of like length together, padded with zeros of no weight. Every row that was
+    drawn is in one.
+    """
+    rows: list[Sequence] = []
+    draws, shares = zip(*stage.mix, strict=True)
+    drawn = 0
+    while drawn < _POOL_TOKENS:
+        draw = rng.choices(draws, shares)[0]
+        sequence = renderer.sequence(draw(rng, Split.TRAIN), rng)
+        length = len(sequence.ids) - 1
+        if length > stage.longest:
+            continue
+        rows.append(sequence)
+        drawn += length
+    rows.sort(key=lambda one: len(one.ids))
+    found = []
+    # From the shortest on, so that none is left out: the short ones would be, whatever they teach.
+    while rows:
+        some = 1
+        while some < len(rows) and some < _count(rows[some], tokens):
+            some += 1
+        found.append(_batch(rows[:some], tokens, stage.spread, rng))
+        rows = rows[some:]
+    rng.shuffle(found)
+    return found
+
+
+def _width(longest: Sequence) -> int:
+    return -(-(len(longest.ids) - 1) // _WIDTH_STEP) * _WIDTH_STEP
+
+
+def _count(longest: Sequence, tokens: int) -> int:
+    """
+    How many rows a batch has, by its longest: of each width there is one shape, compiled once.
+    """
+    return max(1, tokens // _width(longest))
+
+
+@attrs.frozen
+class Batch:
+    """
+    Attributes:
+        ids: (B, T), int32.
+        positions: (B, T), float32.
+        places: (K,), int32: behind which of the B * T tokens something is to be learned.
+        due: (K,), int32: which token follows there.
+        counts: (K,), float32: 0 where K was filled up, else 1.
+    """
+
+    ids: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.float32]
+    places: npt.NDArray[np.int32]
+    due: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.float32]
+
+
+def _batch(some: list[Sequence], tokens: int, spread: int, rng: Random) -> Batch:
+    """
+    A batch of rows, the longest last. Rows that are missing hold nothing that is learned.
+    """
+    width, count = _width(some[-1]), _count(some[-1], tokens)
+    ids = np.zeros((count, width + 1), np.int32)
+    answers = np.zeros((count, width + 1), np.bool_)
+    positions = np.tile(np.arange(width, dtype=np.float32), (count, 1))
+    for row, one in enumerate(some):
+        length = len(one.ids)
+        ids[row, :length] = one.ids
+        answers[row, :length] = one.answers
+        positions[row, : length - 1] = spread_out(length - 1, one.turns, spread, rng)
+    places = np.flatnonzero(answers[:, 1:])
+    due = ids[:, 1:].reshape(-1)[places]
+    missing = -len(places) % _ANSWERS_STEP
+    counts = np.ones(len(places), np.float32)
+    return Batch(
+        ids=ids[:, :-1],
+        positions=positions,
+        places=np.pad(places, (0, missing)).astype(np.int32),
+        due=np.pad(due, (0, missing)),
+        counts=np.pad(counts, (0, missing)),
+    )

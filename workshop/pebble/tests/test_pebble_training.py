@@ -1,0 +1,313 @@
+"""
+How Pebble is trained: batches, steps, checkpoints, and weights to go on from.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx.utils import tree_flatten
+from mlx_lm.utils import quantize_model
+from tokenizers import Tokenizer
+
+from cairn.engine.model.builtin import builtin_directory
+from cairn_pebble import dialogues
+from cairn_pebble import training as training_module
+from cairn_pebble.attention import causal_attention
+from cairn_pebble.dialogues import Dialogue
+from cairn_pebble.export import OtherModel, export, read_exported
+from cairn_pebble.positions import GivenRope, spread_out
+from cairn_pebble.recipe import STAGES, Shape, Stage
+from cairn_pebble.sequences import Renderer, Sequence, template
+from cairn_pebble.training import (
+    OtherTraining,
+    Progress,
+    Start,
+    Training,
+    new_model,
+    pool,
+    read_checkpoint,
+)
+from workshop.pebble.tests.pebble_parts import SHORT, SMALL, pebble_renderer, pebble_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """
+    Pebble's own.
+    """
+    return pebble_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    """
+    What turns dialogues into tokens.
+    """
+    return pebble_renderer()
+
+
+def test_no_dialogue_is_left_out_of_the_batches(renderer: Renderer, monkeypatch: Any):
+    """
+    Whatever was drawn and is short enough is learned from, the shortest too, in batches of one
+    shape for each width; their gaps are padding that counts nothing.
+    """
+    drawn: list[Sequence] = []
+    whole = Renderer.sequence
+
+    def remembering(self: Renderer, dialogue: Dialogue, rng: Random | None = None) -> Sequence:
+        drawn.append(whole(self, dialogue, rng))
+        return drawn[-1]
+
+    monkeypatch.setattr(Renderer, "sequence", remembering)
+    monkeypatch.setattr(training_module, "_POOL_TOKENS", 30_000)
+    (stage,) = (attrs.evolve(one, longest=1024) for one in STAGES if one.name == "names")
+
+    found = pool(renderer, stage, Random(1), 4096)
+
+    learned = [one for one in drawn if len(one.ids) - 1 <= stage.longest]
+    assert 20 < len(learned) < len(drawn)
+    assert min(len(one.ids) for one in learned) < 100
+    assert sum(int(one.answers[1:].sum()) for one in learned) == sum(
+        int(batch.counts.sum()) for batch in found
+    )
+    due = sorted(int(one) for sequence in learned for one in sequence.ids[1:][sequence.answers[1:]])
+    got = [int(token) for batch in found for token in batch.due[batch.counts > 0]]
+    assert due == sorted(got)
+    shapes = {batch.ids.shape for batch in found}
+    assert len(shapes) == len({width for _, width in shapes})
+    assert all(rows == max(1, 4096 // width) for rows, width in shapes)
+
+
+def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
+    renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Left behind a checkpoint and taken up by a new process' worth of state, it ends at the same
+    weights, bit for bit. What a checkpoint of another training has is not taken.
+    """
+
+    class Left(Exception):
+        pass
+
+    seen: list[int] = []
+
+    def leaves(stands: Progress) -> None:
+        seen.append(stands.tokens)
+        if len(seen) == 2:
+            raise Left
+
+    monkeypatch.setattr(training_module, "_POOL_TOKENS", 4000)
+    short = attrs.evolve(SHORT, tokens=10_000, batch_tokens=512)
+    longer = attrs.evolve(short, name="longer", longest=192, tokens=3000)
+    stages = (short, longer)
+
+    def training(folder: str, seed: int = 0, stages: tuple[Stage, ...] = stages) -> Training:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return Training(renderer, SMALL, stages, tmp_path / folder, seed=seed)
+
+    told: list[Progress] = []
+    rest: list[Progress] = []
+    whole = training("whole")
+    whole.run(told.append)
+    with pytest.raises(Left):
+        training("left").run(leaves)
+    again = training("left")
+    again.run(rest.append)
+
+    assert told[0].loss > told[1].loss
+    assert told[1:] == rest
+    with pytest.raises(OtherTraining, match="another recipe"):
+        training("left", seed=1)
+    other_mix = (attrs.evolve(stages[0], mix=((dialogues.talk, 1),)), longer)
+    for others in (stages[:1], other_mix, (stages[0], attrs.evolve(longer, rates=(1.0, 0.5)))):
+        with pytest.raises(OtherTraining, match="another recipe"):
+            training("left", stages=others)
+    # A recipe may go on where it ended.
+    training("left", stages=(*stages, attrs.evolve(SHORT, name="more")))
+    before, after = (dict(tree_flatten(one.model.parameters())) for one in (whole, again))
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        assert np.array_equal(weight, after[name]), name
+
+
+def test_a_training_goes_on_from_exported_weights(
+    renderer: Renderer, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Where no checkpoint is left, the weights are: the stages that they have read are left out, rates
+    rise from nothing again, and what is interrupted then ends as if it had not been.
+    """
+
+    class Left(Exception):
+        pass
+
+    def leaves(stands: Progress) -> None:
+        raise Left
+
+    # To compile takes ten times as long as these steps; the test above has it.
+    monkeypatch.setattr(mx, "compile", lambda step, **_: step)
+    monkeypatch.setattr(training_module, "_POOL_TOKENS", 1000)
+    tiny = attrs.evolve(SHORT, tokens=2000, batch_tokens=256)
+    stages = (tiny, *(attrs.evolve(tiny, name=name) for name in ("second", "third")))
+
+    def training(folder: str, start: Start | None) -> Training:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return Training(renderer, SMALL, stages, tmp_path / folder, start=start)
+
+    export(tmp_path / "model", new_model(SMALL, 5), tokenizer, template(), SMALL)
+    exported = read_exported(tmp_path / "model", SMALL)
+    start = Start(exported, 1)
+    whole = training("whole", start)
+    assert exported.weights.keys() == parameters(whole).keys()
+    for name, weight in parameters(whole).items():
+        assert np.array_equal(exported.weights[name], weight), name
+    assert tiny.tokens == whole.tokens
+    told: list[Progress] = []
+    rates: list[float] = []
+    rate = Training._rate
+
+    def seen(self: Training) -> float:
+        rates.append(rate(self))
+        return rates[-1]
+
+    monkeypatch.setattr(Training, "_rate", seen)
+    whole.run(told.append)
+    assert [step / 40 for step in range(1, len(rates) + 1)] == rates
+    with pytest.raises(Left):
+        training("left", start).run(leaves)
+    again = training("left", start)
+    rest: list[Progress] = []
+    again.run(rest.append)
+
+    assert ["second", "third"] == list(dict.fromkeys(one.stage for one in told))
+    assert told[-len(rest) :] == rest
+    for name, weight in parameters(whole).items():
+        assert np.array_equal(parameters(again)[name], weight), name
+    for other in (None, Start(exported, 2), Start(attrs.evolve(exported, digest="0"), 1)):
+        with pytest.raises(OtherTraining, match="beginning"):
+            training("left", other)
+    weights, tokens = read_checkpoint(tmp_path / "left")
+    assert whole.tokens == tokens
+    for name, weight in parameters(whole).items():
+        assert np.array_equal(weights[name], weight), name
+
+
+def parameters(training: Training) -> dict[str, mx.array]:
+    """
+    Of the model, by name.
+    """
+    return dict(tree_flatten(training.model.parameters()))
+
+
+def test_quantised_weights_are_gone_on_from(tokenizer: Tokenizer, tmp_path: Path):
+    """
+    What was quantised behind the export is float32 again, near what it was; a model of another
+    shape is refused.
+    """
+    model = new_model(SMALL, 5)
+    export(tmp_path, model, tokenizer, template(), SMALL)
+    whole = read_exported(tmp_path, SMALL)
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    quantised, config = quantize_model(model, config, 32, 8)
+    mx.save_safetensors(
+        str(tmp_path / "model.safetensors"), dict(tree_flatten(quantised.parameters()))
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    found = read_exported(tmp_path, SMALL)
+
+    assert whole.weights.keys() == found.weights.keys()
+    assert whole.digest != found.digest
+    for name, weight in whole.weights.items():
+        assert mx.float32 == found.weights[name].dtype
+        assert np.allclose(weight, found.weights[name], atol=0.02), name
+    with pytest.raises(OtherModel, match="hidden_size"):
+        read_exported(tmp_path, attrs.evolve(SMALL, hidden_size=64))
+
+
+def test_given_positions_turn_as_counted_ones_do():
+    """
+    At 0, 1, 2, ... queries turn as by the embeddings that a server uses.
+    """
+    shape = Shape()
+    states = mx.random.normal((2, 3, 700, shape.head_dim), key=mx.random.key(1))
+    rope = GivenRope(shape.head_dim, shape.rope_theta)
+    rope.positions = mx.tile(mx.arange(700, dtype=mx.float32), (2, 1))
+    counted = RoPE(shape.head_dim, base=shape.rope_theta)(states)
+    assert np.allclose(counted, rope(states), atol=1e-4)
+
+
+def test_attention_in_blocks_is_attention():
+    """
+    Values and gradients are those of MLX's own, whatever the length.
+    """
+    for tokens in (1, 64, 200):
+        queries, keys, values = (
+            mx.random.normal((2, heads, tokens, 16), key=mx.random.key(heads + place))
+            for place, heads in enumerate((4, 2, 2))
+        )
+
+        def usual(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+            attend = mx.fast.scaled_dot_product_attention
+            return attend(queries, keys, values, scale=0.25, mask="causal")
+
+        def blocks(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+            return causal_attention(queries, keys, values, scale=0.25)
+
+        def gradients(attend: Any, given: tuple[mx.array, ...]) -> Any:
+            return mx.grad(lambda *all_: (attend(*all_) ** 2).sum(), argnums=(0, 1, 2))(*given)
+
+        given = (queries, keys, values)
+        assert np.allclose(usual(*given), blocks(*given), atol=1e-5)
+        for due, found in zip(gradients(usual, given), gradients(blocks, given), strict=True):
+            assert np.allclose(due, found, atol=1e-3)
+
+
+def test_turns_are_spread_and_left_whole():
+    """
+    Positions jump where a turn begins, and nowhere else; none is too high.
+    """
+    rng, turns, spread = Random(4), np.array([0, 10, 40]), 0
+    for _ in range(200):
+        steps = np.diff(spread_out(60, turns, 500, rng))
+        assert {1.0} == set(np.delete(steps, [9, 39]))
+        assert steps.sum() < 500
+        spread += steps.sum() > 59
+    assert 100 < spread < 200
+
+
+def test_what_is_exported_is_what_was_trained(
+    renderer: Renderer, tokenizer: Tokenizer, tmp_path: Path
+):
+    """
+    mlx-lm loads the exported directory, and gives the logits of the model in training.
+    """
+    from mlx_lm import load
+
+    training = Training(renderer, SMALL, (SHORT,), tmp_path)
+    export(tmp_path / "model", training.model, tokenizer, template(), SMALL)
+    loaded: Any = load(str(tmp_path / "model"))
+    model, read = loaded
+    ids = mx.array([read.encode("What is a cairn?")])
+    assert np.array_equal(training.model(ids), model(ids))
+    assert template() == read.chat_template
+
+
+def test_the_recipe_is_what_ships():
+    """
+    The shape in the recipe is that of the weights in the package.
+    """
+    config = json.loads((builtin_directory() / "config.json").read_text("utf-8"))
+    shape = attrs.asdict(Shape())
+    names = {"layers": "num_hidden_layers", "heads": "num_attention_heads"}
+    names |= {"kv_heads": "num_key_value_heads"}
+    assert shape == {name: config[names.get(name, name)] for name in shape}
