@@ -1,6 +1,4 @@
-"""
-What all tests share: a random model, made once, and the word on whether the gate may count.
-"""
+"""What all tests share: a random model, made once, and the word on whether the gate may count."""
 
 from __future__ import annotations
 
@@ -35,34 +33,26 @@ _NOT_RUN: list[str] = []
 
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    A model with random weights.
-    """
+    """A model with random weights."""
     return make_random_model(tmp_path_factory.mktemp("models") / "random")
 
 
 @pytest.fixture(scope="session")
 def other_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    A second model with random weights.
-    """
+    """A second model with random weights."""
     return make_random_model(tmp_path_factory.mktemp("models") / "other", seed=1)
 
 
 @pytest.fixture(scope="session")
 def undisturbed(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """
-    What a private server answers that nobody damages: what drills compare with.
-    """
+    """What a private server answers that nobody damages: what drills compare with."""
     from cairn.ops.drills import reference  # most tests need no server
 
     return trio.run(reference, tmp_path_factory.mktemp("undisturbed"), model_directory)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """
-    A test of bit-identity counts only where bits can differ at all.
-    """
+    """A test of bit-identity counts only where bits can differ at all."""
     if item.get_closest_marker("gate") is None or sys.platform != "linux":
         return
     blas = loaded_blas()
@@ -75,8 +65,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """
-    Say in red that the gate did not run.
-    """
+    """Say in red that the gate did not run."""
     if _NOT_RUN:
         terminalreporter.write_line(f"gate NOT RUN: {len(_NOT_RUN)} tests prove nothing", red=True)

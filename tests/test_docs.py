@@ -1,6 +1,4 @@
-"""
-What the documentation says is there is there, and what is there is in the documentation.
-"""
+"""What the documentation says is there is there, and what is there is in the documentation."""
 
 from __future__ import annotations
 
@@ -34,50 +32,38 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 
 def relative(path: Path) -> str:
-    """
-    A page's name, for the test's own.
-    """
+    """A page's name, for the test's own."""
     return path.relative_to(ROOT).as_posix()
 
 
 def section(page: Path, heading: str) -> str:
-    """
-    The text below a heading, up to the next one of its kind.
-    """
+    """The text below a heading, up to the next one of its kind."""
     found = re.split(rf"^## {re.escape(heading)}$", page.read_text(encoding="utf-8"), flags=re.M)
     assert 2 == len(found), f"{relative(page)} has no section {heading}"
     return re.split(r"^## ", found[1], flags=re.M)[0]
 
 
 def first_cells(table: str) -> list[str]:
-    """
-    The first cells of a table's rows, without quotes, heads and rules.
-    """
+    """The first cells of a table's rows, without quotes, heads and rules."""
     cells = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")]
     return [cell.strip("`") for cell in cells[2:]]
 
 
 def quoted(page: Path) -> Iterator[str]:
-    """
-    What stands in backticks on a page, outside code blocks.
-    """
+    """What stands in backticks on a page, outside code blocks."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     yield from re.findall(r"`([^`\n]+)`", text)
 
 
 def anchors(page: Path) -> set[str]:
-    """
-    The names by which a page's headings are linked.
-    """
+    """The names by which a page's headings are linked."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_paths_named_on_a_page_exist(page: Path):
-    """
-    Every path of the repository in backticks, in text or in a command, is there.
-    """
+    """Every path of the repository in backticks, in text or in a command, is there."""
     words = [word for code in quoted(page) for word in code.split()]
     named = [word.rstrip(".,;:") for word in words if word.startswith(ROOMS)]
     assert [] == [path for path in named if not (ROOT / path).exists()]
@@ -101,16 +87,12 @@ def test_links_inside_the_repository_lead_somewhere(page: Path):
 
 
 def test_every_kind_of_event_is_told_and_no_other():
-    """
-    The table of events has a row for each kind, in the order of ``ALL_EVENTS``.
-    """
+    """The table of events has a row for each kind, in the order of ``ALL_EVENTS``."""
     assert [event.kind for event in ALL_EVENTS] == first_cells(section(ARCHITECTURE, "Events"))
 
 
 def test_private_fields_that_are_named_are_the_private_ones():
-    """
-    A field is marked **P** in the table of events if and only if it is private.
-    """
+    """A field is marked **P** in the table of events if and only if it is private."""
     rows = {
         line.split("|")[1].strip(" `"): line.split("|")[3]
         for line in section(ARCHITECTURE, "Events").splitlines()
@@ -125,9 +107,7 @@ def test_private_fields_that_are_named_are_the_private_ones():
 
 
 def test_every_invariant_is_told_in_its_own_words_and_no_other():
-    """
-    The table of invariants is that of ``SENTENCES``: names, sentences, scopes.
-    """
+    """The table of invariants is that of ``SENTENCES``: names, sentences, scopes."""
     lines = section(ARCHITECTURE, "Invariants").splitlines()
     rows = [tuple(cell.strip() for cell in line.split("|")[1:4]) for line in lines if "|" in line]
     expected = [(name, sentence, scope) for name, (sentence, scope) in SENTENCES.items()]
@@ -149,9 +129,7 @@ def test_every_invariant_has_its_page():
 
 @pytest.mark.parametrize("name", [*SENTENCES, "CRASH", "WORLD"])
 def test_a_page_of_a_bug_names_its_drills_and_no_others(name: str):
-    """
-    Who reads what a bug means can rehearse it.
-    """
+    """Who reads what a bug means can rehearse it."""
     drills = [one.name for one in DRILLS.values() if one.invariant == name]
     text = section(BUGS / f"{name}.md", "Rehearse it")
     assert drills == re.findall(r"`ops drill ([a-z-]+)`", text)
@@ -159,9 +137,7 @@ def test_a_page_of_a_bug_names_its_drills_and_no_others(name: str):
 
 
 def test_every_reason_is_told_and_no_other():
-    """
-    The table of paths names each reason that the rules give.
-    """
+    """The table of paths names each reason that the rules give."""
     named = re.findall(r"^\| new_session \| `(\w+)`", section(ARCHITECTURE, "Paths"), flags=re.M)
     assert list(get_args(Reason)) == named
 
@@ -199,18 +175,14 @@ def test_the_drawing_of_a_sessions_life_is_the_table_of_legal_steps():
 
 
 def test_every_command_is_named():
-    """
-    Each command of `ops` is named in the README, and no command is named that is not there.
-    """
+    """Each command of `ops` is named in the README, and no command is named that is not there."""
     named = set(re.findall(r"`(?:\./)?ops ([a-z]+)", (ROOT / "README.md").read_text("utf-8")))
     assert set(COMMANDS) == named
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_make_targets_on_a_page_are_in_the_makefile(page: Path):
-    """
-    What a page has one call with ``make`` is a target.
-    """
+    """What a page has one call with ``make`` is a target."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.M))
     text = page.read_text(encoding="utf-8")
@@ -232,8 +204,6 @@ def test_a_decision_note_has_its_date_and_four_headings(note: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_pages_know_no_machine(page: Path):
-    """
-    No path of somebody's machine stands on a page.
-    """
+    """No path of somebody's machine stands on a page."""
     text = page.read_text(encoding="utf-8")
     assert [] == re.findall(r"/(?:work|root|home|tmp|Users)/[^\s`]*", text)

@@ -36,9 +36,7 @@ TOOL_CALL = {"type": "function", "function": {"name": "weather", "arguments": {"
 
 @pytest.fixture(scope="session", name="tokenizer")
 def _tokenizer() -> Any:  # transformers has no one type for it
-    """
-    The tokenizer as transformers, and so mlx-lm, load it.
-    """
+    """The tokenizer as transformers, and so mlx-lm, load it."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(builtin_directory()))
@@ -46,9 +44,7 @@ def _tokenizer() -> Any:  # transformers has no one type for it
 
 @pytest.fixture(name="render")
 def _render(tokenizer: Any) -> Render:
-    """
-    Renders messages through the chat template, as text.
-    """
+    """Renders messages through the chat template, as text."""
 
     def render(messages: list[Message], **options: Any) -> str:
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, **options)
@@ -58,48 +54,34 @@ def _render(tokenizer: Any) -> Render:
 
 
 def user(content: Any) -> Message:
-    """
-    A message.
-    """
+    """A message."""
     return {"role": "user", "content": content}
 
 
 def assistant(content: Any, **more: Any) -> Message:
-    """
-    A message.
-    """
+    """A message."""
     return {"role": "assistant", "content": content, **more}
 
 
 def tool(content: Any) -> Message:
-    """
-    A message.
-    """
+    """A message."""
     return {"role": "tool", "content": content}
 
 
 def system(content: Any) -> Message:
-    """
-    A message.
-    """
+    """A message."""
     return {"role": "system", "content": content}
 
 
 class TestFiles:
-    """
-    What ships.
-    """
+    """What ships."""
 
     def test_small_enough_to_ship(self) -> None:
-        """
-        All of it together takes at most 8 MB.
-        """
+        """All of it together takes at most 8 MB."""
         assert sum(path.stat().st_size for path in builtin_directory().glob("*.*")) <= 8_000_000
 
     def test_nothing_but_the_model(self) -> None:
-        """
-        What lies beside the weights may be part of the fingerprint: no program does.
-        """
+        """What lies beside the weights may be part of the fingerprint: no program does."""
         assert not list(builtin_directory().glob("*.py"))
 
     def test_the_figures_are_of_these_weights(self) -> None:
@@ -145,17 +127,13 @@ class TestFiles:
         assert tokenizer.has_tool_calling
 
     def test_long_prompts_are_served(self) -> None:
-        """
-        An agent's long system prompt fits into the context.
-        """
+        """An agent's long system prompt fits into the context."""
         config = json.loads((builtin_directory() / "config.json").read_text("utf-8"))
         assert 65_536 == config["max_position_embeddings"]
 
 
 class TestTokenizer:
-    """
-    Text to ids and back.
-    """
+    """Text to ids and back."""
 
     @pytest.mark.parametrize(
         "text",
@@ -170,39 +148,29 @@ class TestTokenizer:
         ],
     )
     def test_round_trip(self, tokenizer: Any, text: str) -> None:
-        """
-        Any text comes back as it was; nothing is normalised, nothing is unknown.
-        """
+        """Any text comes back as it was; nothing is normalised, nothing is unknown."""
         assert text == tokenizer.decode(tokenizer.encode(text))
 
     def test_prose_is_compressed(self, tokenizer: Any) -> None:
-        """
-        English prose takes fewer than one token for three characters.
-        """
+        """English prose takes fewer than one token for three characters."""
         text = "The walkers went from one cairn to the next until they could see the hut."
 
         assert len(tokenizer.encode(text)) < len(text) / 3
 
     def test_control_tokens(self, tokenizer: Any) -> None:
-        """
-        Special tokens and markers are one id each, at the end of the vocabulary.
-        """
+        """Special tokens and markers are one id each, at the end of the vocabulary."""
         ids = [tokenizer.encode(token) for token in SPECIAL_TOKENS + MARKER_TOKENS]
 
         assert [[number] for number in range(1536 - len(ids), 1536)] == ids
 
     def test_only_special_tokens_are_skipped(self, tokenizer: Any) -> None:
-        """
-        Decoding without special tokens keeps the markers, which parsers look for.
-        """
+        """Decoding without special tokens keeps the markers, which parsers look for."""
         ids = tokenizer.encode("<|im_start|>a<think></tool_call><|im_end|>")
 
         assert "a<think></tool_call>" == tokenizer.decode(ids, skip_special_tokens=True)
 
     def test_ends_and_length(self, tokenizer: Any) -> None:
-        """
-        Turns end with <|im_end|>, padding is <|endoftext|>, 65536 tokens fit.
-        """
+        """Turns end with <|im_end|>, padding is <|endoftext|>, 65536 tokens fit."""
         assert ("<|im_end|>", "<|endoftext|>", 65_536) == (
             tokenizer.eos_token,
             tokenizer.pad_token,
@@ -211,14 +179,10 @@ class TestTokenizer:
 
 
 class TestTemplate:
-    """
-    Messages to a prompt, as Qwen3 does it.
-    """
+    """Messages to a prompt, as Qwen3 does it."""
 
     def test_plain(self, render: Render) -> None:
-        """
-        Each message is a ChatML turn, and nothing is added without being asked for.
-        """
+        """Each message is a ChatML turn, and nothing is added without being asked for."""
         expected = (
             "<|im_start|>system\nBe brief.<|im_end|>\n"
             "<|im_start|>user\nHello<|im_end|>\n"
@@ -228,23 +192,17 @@ class TestTemplate:
         assert expected == render([system("Be brief."), user("Hello"), assistant("Hi.")])
 
     def test_it_does_not_think_unless_it_is_asked_to(self) -> None:
-        """
-        mlx-lm has every model think that can; the file of defaults says otherwise for Pebble.
-        """
+        """mlx-lm has every model think that can; the file of defaults says otherwise for Pebble."""
         assert {"enable_thinking": False} == read_template_settings(builtin_directory())
 
     def test_generation_prompt(self, render: Render) -> None:
-        """
-        The generation prompt opens a turn of the assistant.
-        """
+        """The generation prompt opens a turn of the assistant."""
         text = render([user("Hello")], add_generation_prompt=True, enable_thinking=True)
 
         assert "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n" == text
 
     def test_thinking_disabled(self, render: Render) -> None:
-        """
-        Unless it is asked to think, the generation prompt has an empty think block.
-        """
+        """Unless it is asked to think, the generation prompt has an empty think block."""
         plain, on, off = (
             render([user("Hello")], add_generation_prompt=True, **options)
             for options in ({}, {"enable_thinking": True}, {"enable_thinking": False})
@@ -254,9 +212,7 @@ class TestTemplate:
         assert on + "<think>\n\n</think>\n\n" == off
 
     def test_tools_with_system(self, render: Render) -> None:
-        """
-        Tools are listed as JSON lines in the system block, behind the system message.
-        """
+        """Tools are listed as JSON lines in the system block, behind the system message."""
         text = render([system("Be brief."), user("Hello")], tools=[WEATHER_TOOL])
         head, _, rest = text.partition("<|im_end|>\n")
 
@@ -265,27 +221,21 @@ class TestTemplate:
         assert "<|im_start|>user\nHello<|im_end|>\n" == rest
 
     def test_tools_without_system(self, render: Render) -> None:
-        """
-        Without a system message the tools have a system block of their own.
-        """
+        """Without a system message the tools have a system block of their own."""
         text = render([user("Hello")], tools=[WEATHER_TOOL])
 
         assert text.startswith("<|im_start|>system\n# Tools\n\n")
         assert 1 == text.count("<|im_start|>system")
 
     def test_tool_calls(self, render: Render) -> None:
-        """
-        Calls stand as JSON in tags behind the content, non-ASCII letters as they are.
-        """
+        """Calls stand as JSON in tags behind the content, non-ASCII letters as they are."""
         call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Málaga"}}\n</tool_call>'
         text = render([user("?"), assistant("I ask.", tool_calls=[TOOL_CALL, TOOL_CALL])])
 
         assert text.endswith(f"<|im_start|>assistant\nI ask.\n{call}\n{call}<|im_end|>\n")
 
     def test_tool_call_without_content(self, render: Render) -> None:
-        """
-        A call without content starts the turn at once; missing content is no error.
-        """
+        """A call without content starts the turn at once; missing content is no error."""
         missing: list[Message] = [{}, {"content": None}, {"content": ""}, {"content": []}]
         for message in missing:
             turn = {"role": "assistant", "tool_calls": [TOOL_CALL], **message}
@@ -294,18 +244,14 @@ class TestTemplate:
             assert '<|im_start|>assistant\n<tool_call>\n{"name": "weather"' in text
 
     def test_tool_call_arguments_as_text(self, render: Render) -> None:
-        """
-        Arguments that are JSON text already are rendered as they stand.
-        """
+        """Arguments that are JSON text already are rendered as they stand."""
         function = {"name": "weather", "arguments": '{"city":"Oslo"}'}
         text = render([user("?"), assistant(None, tool_calls=[{"function": function}])])
 
         assert '{"name": "weather", "arguments": {"city":"Oslo"}}\n</tool_call>' in text
 
     def test_tool_call_without_arguments(self, render: Render) -> None:
-        """
-        A call without arguments is rendered with an empty object.
-        """
+        """A call without arguments is rendered with an empty object."""
         missing: list[Any] = ["", None, {}]
         for arguments in missing:
             call = {"function": {"name": "weather", "arguments": arguments}}
@@ -314,9 +260,7 @@ class TestTemplate:
             assert '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>' in text
 
     def test_tool_responses_are_merged(self, render: Render) -> None:
-        """
-        Consecutive tool messages are wrapped one by one and share a user turn.
-        """
+        """Consecutive tool messages are wrapped one by one and share a user turn."""
         text = render([user("?"), assistant("I ask."), tool("one"), tool("two"), assistant("So.")])
         expected = (
             "<|im_start|>user\n"
@@ -328,9 +272,7 @@ class TestTemplate:
         assert text.endswith(expected)
 
     def test_separate_tool_responses(self, render: Render) -> None:
-        """
-        Tool messages with an assistant turn between them are turns of their own.
-        """
+        """Tool messages with an assistant turn between them are turns of their own."""
         text = render([user("?"), assistant("a"), tool("one"), assistant("b"), tool("two")])
 
         assert 2 == text.count("<|im_start|>user\n<tool_response>\n")
@@ -345,9 +287,7 @@ class TestTemplate:
         ],
     )
     def test_thinking_after_last_user(self, render: Render, turn: Message) -> None:
-        """
-        Thinking is rendered, in one form, behind the last real user message; earlier not.
-        """
+        """Thinking is rendered, in one form, behind the last real user message; earlier not."""
         rendered = "<|im_start|>assistant\n<think>\ntwo and two\n</think>\n\nIt is 4.<|im_end|>\n"
         kept = render([user("2+2?"), turn])
         dropped = render([user("2+2?"), turn, user("Sure?")])
@@ -357,18 +297,14 @@ class TestTemplate:
         assert "two and two" not in dropped
 
     def test_thinking_kept_over_tool_answers(self, render: Render) -> None:
-        """
-        A tool that answers is no user that speaks: the thinking before it is kept.
-        """
+        """A tool that answers is no user that speaks: the thinking before it is kept."""
         for answer in (tool("14"), user("<tool_response>\n14\n</tool_response>")):
             text = render([user("?"), assistant("I ask.", reasoning_content="hm"), answer])
 
             assert "<think>\nhm\n</think>\n\nI ask." in text
 
     def test_only_earlier_thinking_is_dropped(self, render: Render) -> None:
-        """
-        Of two thinking turns, one before and one behind the last user, only one is kept.
-        """
+        """Of two thinking turns, one before and one behind the last user, only one is kept."""
         text = render(
             [
                 user("a"),
@@ -382,17 +318,13 @@ class TestTemplate:
         assert (0, 1) == (text.count("early"), text.count("<think>\nlate\n</think>\n\nd"))
 
     def test_think_tags_in_mid_content(self, render: Render) -> None:
-        """
-        Tags that do not stand at the head are content.
-        """
+        """Tags that do not stand at the head are content."""
         content = "Write <think> and </think> around it."
 
         assert content in render([user("?"), assistant(content), user("ok")])
 
     def test_system_in_mid_conversation(self, render: Render) -> None:
-        """
-        A later system message is rendered where it stands, with tools and without.
-        """
+        """A later system message is rendered where it stands, with tools and without."""
         messages = [system("first"), user("a"), system("second"), user("b")]
         for options in ({}, {"tools": [WEATHER_TOOL]}):
             text = render(messages, **options)
@@ -401,18 +333,14 @@ class TestTemplate:
             assert 1 == text.count("first")
 
     def test_text_parts(self, render: Render) -> None:
-        """
-        Content in text parts is rendered like the same text in one piece, in every role.
-        """
+        """Content in text parts is rendered like the same text in one piece, in every role."""
         parts = [{"type": "text", "text": "one, "}, {"type": "text", "text": "two"}]
         for make in (system, user, assistant, tool):
             assert render([user("?"), make("one, two")]) == render([user("?"), make(parts)])
 
     @pytest.mark.parametrize("make", [system, user, assistant, tool])
     def test_missing_content(self, render: Render, make: Callable[[Any], Message]) -> None:
-        """
-        Missing content is empty content, in every role.
-        """
+        """Missing content is empty content, in every role."""
         expected = render([user("?"), make("")])
 
         assert expected == render([user("?"), make(None)])
@@ -422,18 +350,14 @@ class TestTemplate:
         "message", [{"role": "poet", "content": "o"}, user([{"type": "image_url"}])]
     )
     def test_what_cannot_be_rendered(self, render: Render, message: Message) -> None:
-        """
-        A role or a part that the template does not know is an error, never left out.
-        """
+        """A role or a part that the template does not know is an error, never left out."""
         from jinja2 import TemplateError
 
         with pytest.raises(TemplateError):
             render([message])
 
     def test_next_turn_extends_the_last(self, render: Render) -> None:
-        """
-        But for its thoughts, a prompt and its answer are the beginning of the next prompt.
-        """
+        """But for its thoughts, a prompt and its answer are the beginning of the next prompt."""
         prompt = render(
             [user("a")], tools=[WEATHER_TOOL], add_generation_prompt=True, enable_thinking=True
         )

@@ -37,9 +37,7 @@ _CAPTURED = {
 
 @attrs.frozen
 class Step:
-    """
-    Commands, and what must come of them.
-    """
+    """Commands, and what must come of them."""
 
     commands: str
     terminal: str
@@ -47,9 +45,7 @@ class Step:
 
 
 def steps() -> list[Step]:
-    """
-    The tutorial's commands in their order.
-    """
+    """The tutorial's commands in their order."""
     found: list[Step] = []
     for language, terminal, text in _BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):
         if language == "sh":
@@ -84,9 +80,7 @@ def fits(expected: str, shown: str, captured: dict[str, str]) -> bool:
 
 
 class Terminal:
-    """
-    A terminal of the reader's: a shell of its own for each block, and what has been captured.
-    """
+    """A terminal of the reader's: a shell of its own for each block, and what has been captured."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self._folder = folder
@@ -109,9 +103,7 @@ class Terminal:
         }
 
     def play(self, step: Step) -> None:
-        """
-        Run a block and look at what came of it.
-        """
+        """Run a block and look at what came of it."""
         match step.terminal:
             case "server":
                 shown = self._serve(step)
@@ -125,17 +117,13 @@ class Terminal:
         self._look(step, shown)
 
     def end(self) -> None:
-        """
-        Ctrl-C in the server's terminal.
-        """
+        """Ctrl-C in the server's terminal."""
         if self._server is not None and self._server.poll() is None:
             self._server.send_signal(signal.SIGINT)
             assert 0 == self._server.wait(DEADLINE_S)
 
     def kill(self) -> None:
-        """
-        Whatever still runs ends.
-        """
+        """Whatever still runs ends."""
         if self._server is not None and self._server.poll() is None:
             self._server.kill()
             self._server.wait()
@@ -182,9 +170,7 @@ class Terminal:
         raise AssertionError(f"the server did not start:\n{shown}")
 
     def _look(self, step: Step, shown: str) -> None:
-        """
-        Each expected line must be there, in this order.
-        """
+        """Each expected line must be there, in this order."""
         shown = shown.replace(str(self._port), "8000")
         lines = iter(shown.splitlines())
         for expected in step.expected.splitlines():
@@ -194,9 +180,7 @@ class Terminal:
 
 
 def _read(end: int, deadline_s: float) -> Iterator[str]:
-    """
-    What is shown on a terminal until nobody holds it any more, without colours and line ends.
-    """
+    """What is shown on a terminal until nobody holds it any more, without colours and line ends."""
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
         try:
@@ -210,9 +194,7 @@ def _read(end: int, deadline_s: float) -> Iterator[str]:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    """
-    A terminal in an empty folder, and nothing left running in the end.
-    """
+    """A terminal in an empty folder, and nothing left running in the end."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -225,9 +207,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no pseudo-terminals here")
 def test_the_tutorial_does_what_it_says(terminal: Terminal):
-    """
-    Every command ends well and shows what the page says.
-    """
+    """Every command ends well and shows what the page says."""
     found = steps()
     assert len(found) > 12
     for step in found:
@@ -255,8 +235,6 @@ def test_the_tutorial_does_what_it_says(terminal: Terminal):
     ],
 )
 def test_an_expected_line_can_fail(expected: str, shown: str, held: bool):
-    """
-    An expected line fits what it should and nothing else, and an id is the same throughout.
-    """
+    """An expected line fits what it should and nothing else, and an id is the same throughout."""
     captured = {"BUG_ID": f"{'1' * 8}-{'2' * 27}"}
     assert held == fits(expected, shown, captured)

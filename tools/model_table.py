@@ -64,9 +64,7 @@ class Row:
 
     @property
     def line(self) -> str:
-        """
-        The row in the page.
-        """
+        """The row in the page."""
         bits = "" if self.same_bits is None else "yes" if self.same_bits else "**no**"
         rows = str(self.rows) if self.rows else ""
         cells = (self.kind, f"`{self.family}`", self.keeps, self.served, rows, bits)
@@ -141,26 +139,20 @@ def _made(family: str, directory: Path, source: Path) -> Path:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """
-    The rows as a table of Markdown.
-    """
+    """The rows as a table of Markdown."""
     heads = (f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}")
     return "\n".join((*heads, *(row.line for row in rows)))
 
 
 def with_table(page: str, found: str) -> str:
-    """
-    The page with another table.
-    """
+    """The page with another table."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n\n{found}\n\n{END}{after}"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """
-    From the arguments to the table.
-    """
+    """From the arguments to the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="all, if none is named")
     parser.add_argument("--write", action="store_true", help="put the table into docs/models.md")

@@ -44,9 +44,7 @@ SAID = (
     "Which of the two streams is easier to cross after rain, and where is the next shelter?",
     "Say it again, in one sentence.",
 )
-"""
-What the user says, over and over: long and short turns.
-"""
+"""What the user says, over and over: long and short turns."""
 
 
 class Talk:
@@ -90,9 +88,7 @@ class Talk:
         return warm == cold, len(agreed) == ANSWER, cold == among, apart
 
     def reused(self, prompt: list[int]) -> int:
-        """
-        How many tokens of a prompt need not run: what the slab is brought to before it does.
-        """
+        """How many tokens of a prompt need not run: what the slab is brought to before it does."""
         there = self.engine.pool.get(self.slab).caches[0].offset
         if not self.canonical:
             return int(there)  # the conversation only grows, so all of it is this prompt's
@@ -106,9 +102,7 @@ class Talk:
         return keep
 
     def from_nothing(self, prompt: list[int], *, beside: int) -> list[Any]:
-        """
-        The answer to a prompt that nothing is held of, beside other sessions.
-        """
+        """The answer to a prompt that nothing is held of, beside other sessions."""
         capacity = slab_capacity(len(prompt) + ANSWER, CHUNK, self.context)
         slabs = [self.engine.open_slab(capacity).slab for _ in range(beside + 1)]
         for number, slab in enumerate(slabs[1:], start=1):
@@ -121,9 +115,7 @@ class Talk:
     def answer(
         self, slab: int, prompt: list[int], held: int, others: list[int] | None = None
     ) -> list[Any]:
-        """
-        Prefill what is not held, then decode greedily.
-        """
+        """Prefill what is not held, then decode greedily."""
         from cairn.engine.reports import DecodeRow, Wanted
         from cairn.engine.sampling import Sampling
 
@@ -146,9 +138,7 @@ class Talk:
 
 
 def main() -> int:
-    """
-    Hold the conversation both ways and print how many turns differ.
-    """
+    """Hold the conversation both ways and print how many turns differ."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--model", type=Path, help="a model directory; else random weights")
@@ -190,9 +180,7 @@ def main() -> int:
 
 
 def _preload(choice: str) -> None:
-    """
-    On Linux, begin again with a BLAS whose bits depend on shape, as `ops serve` does.
-    """
+    """On Linux, begin again with a BLAS whose bits depend on shape, as `ops serve` does."""
     if sys.platform != "linux" or choice == "bundled" or "LD_PRELOAD" in os.environ:
         return
     library = find_blas()

@@ -36,9 +36,7 @@ from cairn.journal.state import State
 from cairn.journal.store_sql import SqlStore, sqlite_url
 
 THE_PICTURE = Path("docs/pictures/paths.svg")
-"""
-The documentation's, which is drawn from the conversation below and from no other journal.
-"""
+"""The documentation's, which is drawn from the conversation below and from no other journal."""
 
 # --- the conversation ----------------------------------------------------------------------------
 
@@ -59,9 +57,7 @@ SETTLED_S = 1.5
 
 
 def converse(url: str) -> list[str]:
-    """
-    Hold the conversation that the picture shows. Gives what the client did in each request.
-    """
+    """Hold the conversation that the picture shows. Gives what the client did in each request."""
     said: list[str] = []
 
     def ask(did: str, messages: list[dict[str, str]], **more: Any) -> list[dict[str, str]]:
@@ -101,9 +97,7 @@ def converse(url: str) -> list[str]:
 
 
 def journal_of_a_conversation(directory: Path) -> tuple[list[Row], list[str]]:
-    """
-    Serve the built-in model, hold the conversation, stop, and read what was recorded.
-    """
+    """Serve the built-in model, hold the conversation, stop, and read what was recorded."""
     command = [sys.executable, "-P", "-m", "cairn.ops", "serve", "--port", "0"]
     server = subprocess.Popen(
         [*command, "--data-dir", str(directory)], stdout=subprocess.PIPE, text=True
@@ -121,9 +115,7 @@ def journal_of_a_conversation(directory: Path) -> tuple[list[Row], list[str]]:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """
-    The rows of a journal: an SQLite file or an export.
-    """
+    """The rows of a journal: an SQLite file or an export."""
     with path.open("rb") as file:
         is_database = file.read(16) == b"SQLite format 3\0"
     if not is_database:
@@ -164,18 +156,14 @@ class Told:
 
     @property
     def why(self) -> str:
-        """
-        The decision, in the words of the journal.
-        """
+        """The decision, in the words of the journal."""
         if self.reason is None:
             return f"{self.path}, in a larger slab" if self.exchanged else self.path
         return f"{self.path}: {self.reason}" + (f", {self.part}" if self.part else "")
 
 
 def told(rows: Iterable[Row]) -> tuple[list[Told], int]:
-    """
-    The requests of a journal in their order, and C.
-    """
+    """The requests of a journal in their order, and C."""
     found: dict[str, Told] = {}
     chunk = 0
 
@@ -252,9 +240,7 @@ LEGEND = (
 
 
 def picture(requests: Sequence[Told], chunk: int, said: Sequence[str]) -> str:
-    """
-    The picture as SVG, for light pages and dark ones.
-    """
+    """The picture as SVG, for light pages and dark ones."""
     scale = (BAR_RIGHT - BAR_LEFT) / max(one.prompt + one.generated for one in requests)
     sessions = dict.fromkeys(one.session for one in requests)
     names = {session: chr(ord("A") + place % 26) for place, session in enumerate(sessions)}
@@ -341,9 +327,7 @@ def _text(x: float, y: float, words: str, style: str = "", anchor: str = "") -> 
 
 
 def main() -> None:
-    """
-    Draw a journal, or make one first.
-    """
+    """Draw a journal, or make one first."""
     parser = argparse.ArgumentParser(description="Draw the path decisions of a journal as SVG.")
     parser.add_argument(
         "-o",

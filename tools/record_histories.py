@@ -87,9 +87,7 @@ class Talk:
     house: PrivateServer
 
     async def ask(self, messages: Sequence[Message], **more: Any) -> Answer:
-        """
-        Ask greedily for a few tokens.
-        """
+        """Ask greedily for a few tokens."""
         answer = await self.house.client.ask(
             {"messages": list(messages), "temperature": 0, "seed": 1, "max_tokens": 6, **more}
         )
@@ -97,9 +95,7 @@ class Talk:
         return answer
 
     async def rest(self) -> None:
-        """
-        Wait until no session is at work, and all of it is committed.
-        """
+        """Wait until no session is at work, and all of it is committed."""
         at_rest = {str(life) for life in (Life.IDLE, Life.QUARANTINED)}
         server = self.house.server
         while not set(server.statistics().sessions) <= at_rest:  # noqa: ASYNC110
@@ -107,9 +103,7 @@ class Talk:
         await server._writer.wait_committed(server._sequencer.state.position)
 
     async def leave(self, messages: Sequence[Message], begun: Callable[[], None]) -> None:
-        """
-        Ask for a long answer as a stream, and go away after its first token and ``begun``.
-        """
+        """Ask for a long answer as a stream, and go away after its first token and ``begun``."""
         body = {"messages": list(messages), "temperature": 0, "seed": 1, "max_tokens": 400}
 
         def listen() -> None:
@@ -125,26 +119,20 @@ class Talk:
 
 @contextlib.asynccontextmanager
 async def talking(directory: Path, model: Path, **changes: Any) -> AsyncIterator[Talk]:
-    """
-    A private server and a client of it.
-    """
+    """A private server and a client of it."""
     async with private_server(directory, model, **changes) as house:
         yield Talk(house)
 
 
 def token_of(model: Path, text: str) -> int:
-    """
-    The id of a token by its text.
-    """
+    """The id of a token by its text."""
     found = Tokenizer.from_file(str(model / "tokenizer.json")).token_to_id(text)
     assert found is not None
     return found
 
 
 async def continuation(directory: Path, model: Path) -> None:
-    """
-    A conversation begins cold and goes on twice.
-    """
+    """A conversation begins cold and goes on twice."""
     async with talking(directory, model) as talk:
         first = await talk.ask(WAY)
         second = onward(WAY, first, "And then?")
@@ -153,9 +141,7 @@ async def continuation(directory: Path, model: Path) -> None:
 
 
 async def diverged(directory: Path, model: Path) -> None:
-    """
-    The client edits a message that was answered already, and then the system prompt.
-    """
+    """The client edits a message that was answered already, and then the system prompt."""
     async with talking(directory, model) as talk:
         first = await talk.ask(WAY)
         await talk.ask(onward(WAY, first, "And from the first cairn, in rain?"))
@@ -175,9 +161,7 @@ async def shorter(directory: Path, model: Path) -> None:
 
 
 async def shared(directory: Path, model: Path) -> None:
-    """
-    Two conversations have the system prompt in common, and its blocks.
-    """
+    """Two conversations have the system prompt in common, and its blocks."""
     async with talking(directory, model) as talk:
         await talk.ask(WAY)
         await talk.ask([GUIDE, user("Which of the streams can be crossed after rain?")])
@@ -199,9 +183,7 @@ async def copied_in_parts(directory: Path, model: Path) -> None:
 
 
 async def evicted(directory: Path, model: Path) -> None:
-    """
-    Blocks and slabs have to make room for each other's sessions, and one comes back.
-    """
+    """Blocks and slabs have to make room for each other's sessions, and one comes back."""
     async with talking(directory, model, blocks_bytes=7 * _BLOCK_BYTES, pool_slabs=1) as talk:
         first = await talk.ask(WAY)
         for place in range(2):
@@ -221,18 +203,14 @@ async def windowed(directory: Path, model: Path) -> None:
 
 
 async def cancelled(directory: Path, model: Path) -> None:
-    """
-    A client goes away while its answer streams, and then asks again.
-    """
+    """A client goes away while its answer streams, and then asks again."""
     async with talking(directory, model) as talk:
         await talk.leave(WAY, lambda: None)
         await talk.ask(WAY)
 
 
 async def killed(directory: Path, model: Path) -> None:
-    """
-    The server dies while it answers. The next one finds that, and the conversation goes on.
-    """
+    """The server dies while it answers. The next one finds that, and the conversation goes on."""
     before = directory.with_name(f"{directory.name}-before")
     at_death: list[Row] = []
     async with talking(before, model) as talk:
@@ -247,9 +225,7 @@ async def killed(directory: Path, model: Path) -> None:
 
 
 async def stopped(directory: Path, model: Path) -> None:
-    """
-    The server stops in order and starts again, and the conversation goes on.
-    """
+    """The server stops in order and starts again, and the conversation goes on."""
     async with talking(directory, model) as talk:
         first = await talk.ask(WAY)
     async with talking(directory, model) as talk:
@@ -257,9 +233,7 @@ async def stopped(directory: Path, model: Path) -> None:
 
 
 async def quarantined(directory: Path, model: Path) -> None:
-    """
-    A session crashes. Its conversation goes on in a new one, also after a restart.
-    """
+    """A session crashes. Its conversation goes on in a new one, also after a restart."""
     async with talking(directory, model) as talk:
         first = await talk.ask(WAY)
         (session,) = talk.house.server._sequencer.state.sessions
@@ -295,9 +269,7 @@ async def anticipated(directory: Path, model: Path) -> None:
 
 
 async def call_rejected(directory: Path, model: Path) -> None:
-    """
-    An answer begins a call of a tool, and is cut off in it.
-    """
+    """An answer begins a call of a tool, and is cut off in it."""
     only = {str(token_of(model, "<tool_call>")): 100}
     async with talking(directory, model) as talk:
         await talk.ask(WAY, tools=[WEATHER], max_tokens=3, logit_bias=only)
@@ -346,9 +318,7 @@ REWRITTEN = {
     "row-removed": row_removed,
     "tail-rewritten": tail_rewritten,
 }
-"""
-Drills on stored rows: held on a history that is there, so that one can see what was changed.
-"""
+"""Drills on stored rows: held on a history that is there, so that one can see what was changed."""
 _WHOLE = "stopped"
 
 
@@ -381,18 +351,14 @@ def without_machine(rows: Sequence[Row], base: Base | None) -> tuple[list[Row], 
 
 
 def stored_base(directory: Path) -> Base | None:
-    """
-    The base of a journal that no server holds.
-    """
+    """The base of a journal that no server holds."""
     store = SqlStore.open(journal_url(directory), read_only=True)
     with contextlib.closing(store):
         return store.base()
 
 
 def store_rows(directory: Path, rows: Sequence[Row]) -> None:
-    """
-    Make a journal of rows.
-    """
+    """Make a journal of rows."""
     migrate(journal_url(directory))
     store = SqlStore.open(journal_url(directory))
     with contextlib.closing(store):
@@ -402,9 +368,7 @@ def store_rows(directory: Path, rows: Sequence[Row]) -> None:
 async def recorded(
     name: str, into: Path, scratch: Path, model: Path, undisturbed: Reference
 ) -> tuple[list[Row], Base | None]:
-    """
-    The rows of one history, and the base that they stand on.
-    """
+    """The rows of one history, and the base that they stand on."""
     directory = scratch / name
     if name in REWRITTEN:
         store_rows(directory, list(read_export(into / f"{_WHOLE}.jsonl")))
@@ -418,9 +382,7 @@ async def recorded(
 
 
 def expectation(rows: Sequence[Row], base: Base | None) -> list[Mapping[str, Any]]:
-    """
-    What replay finds in a history.
-    """
+    """What replay finds in a history."""
     return [
         {
             "invariant": found.invariant,
@@ -433,9 +395,7 @@ def expectation(rows: Sequence[Row], base: Base | None) -> list[Mapping[str, Any
 
 
 async def record(names: Sequence[str], into: Path, scratch: Path, model: Path) -> None:
-    """
-    Record histories, and put down what is found in them.
-    """
+    """Record histories, and put down what is found in them."""
     undisturbed = await reference(scratch / "undisturbed", model)
     path = into / EXPECTED
     expected = json.loads(path.read_text("utf-8")) if path.exists() else {}
@@ -449,9 +409,7 @@ async def record(names: Sequence[str], into: Path, scratch: Path, model: Path) -
 
 
 def main() -> None:
-    """
-    Record what was named, or what is missing.
-    """
+    """Record what was named, or what is missing."""
     known = [*HEALTHY, *DRILLS]
     parser = argparse.ArgumentParser(description="Record histories of drills and conversations.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")

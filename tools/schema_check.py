@@ -35,9 +35,7 @@ _RUN_S = 600.0
 
 
 def main() -> int:
-    """
-    Run it; gives what schemathesis gives.
-    """
+    """Run it; gives what schemathesis gives."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().split("\n\n")[0])
     parser.add_argument("--examples", default=20, type=int, help="made-up requests an operation")
     parser.add_argument("--seed", default=1, type=int)
@@ -64,9 +62,7 @@ def main() -> int:
 
 
 def small_context(folder: Path) -> Path:
-    """
-    A copy of Pebble that takes few tokens.
-    """
+    """A copy of Pebble that takes few tokens."""
     shutil.copytree(builtin_directory(), folder)
     config = folder / "config.json"
     fields = json.loads(config.read_text("utf-8"))

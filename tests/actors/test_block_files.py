@@ -34,61 +34,45 @@ pytestmark = pytest.mark.trio
 
 @attrs.define
 class House:
-    """
-    A journal and a folder of block files.
-    """
+    """A journal and a folder of block files."""
 
     model: Path
     folder: Path
     store: MemoryStore = attrs.field(factory=MemoryStore)
 
     def serving(self, **changes: Any) -> Any:
-        """
-        A server over the two.
-        """
+        """A server over the two."""
         usual = {"blocks_folder": self.folder, "disk_bytes": 64 * MIB}
         return serving(self.model, self.store, **{**usual, **changes})
 
     def events(self, *kinds: type[ev.Event]) -> list[Any]:
-        """
-        The journal's events of some kinds.
-        """
+        """The journal's events of some kinds."""
         found = (decode(row).event for row in self.store.rows)
         return [event for event in found if isinstance(event, kinds)]
 
     def files(self) -> list[Path]:
-        """
-        All files in the folder.
-        """
+        """All files in the folder."""
         return [path for path in self.folder.rglob("*") if path.is_file()]
 
     def holds(self) -> bool:
-        """
-        Whether the journal has no violation, on record or not.
-        """
+        """Whether the journal has no violation, on record or not."""
         return replay(self.store.read()).findings == ()
 
 
 @pytest.fixture(name="house")
 def house_(model_directory: Path, tmp_path: Path) -> House:
-    """
-    One that nobody has lived in.
-    """
+    """One that nobody has lived in."""
     return House(model=model_directory, folder=tmp_path / "blocks")
 
 
 def tells(place: int, length: int = 60, **changes: Any) -> Generate:
-    """
-    A request with a long text; one of 60 words has four blocks.
-    """
+    """A request with a long text; one of 60 words has four blocks."""
     message = Message(role="user", content=words(place, length))
     return generate(Conversation(messages=(message,)), **{"max_tokens": 2, **changes})
 
 
 def device(server: Server) -> Any:
-    """
-    The engine behind its thread.
-    """
+    """The engine behind its thread."""
     return server._engine._device
 
 
@@ -295,9 +279,7 @@ async def test_a_full_disk(house: House, monkeypatch: pytest.MonkeyPatch):
 
 
 def flip_in_memory(engine: Any, key: str | None = None) -> str:
-    """
-    Flip one bit of a block in memory, by default of the first. For the engine's thread.
-    """
+    """Flip one bit of a block in memory, by default of the first. For the engine's thread."""
     key = key or next(iter(engine.blocks._blocks))
     block = engine.blocks._blocks[key]
     array = block.keys[0]
@@ -564,9 +546,7 @@ async def test_what_fails_in_mlx_while_writing(
 
 
 def _digest_fails(engine: Any) -> Any:
-    """
-    A spill whose digest cannot be taken.
-    """
+    """A spill whose digest cannot be taken."""
     plain = type(engine).spill
 
     def failing(block: Any) -> str:

@@ -55,36 +55,26 @@ class ScriptedEngine:
         self.fault: Exception | None = None
 
     def decode(self, rows: list[Any]) -> list[Any]:
-        """
-        Nobody decodes.
-        """
+        """Nobody decodes."""
         return []
 
     def open_slab(self, capacity_tokens: int) -> SlabReport:
-        """
-        One slab more.
-        """
+        """One slab more."""
         self._fail()
         self.opened += 1
         self.slabs[self.opened] = capacity_tokens
         return self._slab_report(self.opened, capacity_tokens)
 
     def close_slab(self, slab: int) -> SlabReport:
-        """
-        One slab less.
-        """
+        """One slab less."""
         return self._slab_report(slab, self.slabs.pop(slab))
 
     def memory(self) -> MemoryReport:
-        """
-        Not looked at here.
-        """
+        """Not looked at here."""
         return MemoryReport()
 
     def seal(self, slab: int, key: str, start: int, end: int, *, store: bool) -> SealReport:
-        """
-        One block more, where it is to be kept.
-        """
+        """One block more, where it is to be kept."""
         self._fail()
         size = (end - start) * TOKEN_BYTES
         if store:
@@ -99,9 +89,7 @@ class ScriptedEngine:
         )
 
     def evict(self, key: str) -> EvictReport:
-        """
-        One block less.
-        """
+        """One block less."""
         return EvictReport(
             key=key,
             bytes=self.blocks.pop(key),
@@ -159,9 +147,7 @@ class Books:
         )
 
     def append(self, *events: ev.Event, expected_seq: int | None = None) -> int:
-        """
-        Take in what ``Memory`` itself appends: that a block left.
-        """
+        """Take in what ``Memory`` itself appends: that a block left."""
         for event in events:
             assert isinstance(event, ev.BlockEvicted)
             self.evicted.append(event.key)
@@ -171,43 +157,31 @@ class Books:
 
     @property
     def order(self) -> Order:
-        """
-        The order in which blocks leave, made anew.
-        """
+        """The order in which blocks leave, made anew."""
         return Order(self.state)
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """
-        (blocks in memory, their bytes).
-        """
+        """(blocks in memory, their bytes)."""
         return self.state.pool.blocks, self.state.pool.block_bytes
 
     def session(self, name: str, life: Life, used: int = 0) -> None:
-        """
-        A session comes to a step of its life.
-        """
+        """A session comes to a step of its life."""
         known = self.state.sessions.get(SessionId(name)) or Session(
             id=SessionId(name), tenant="t", fingerprint="f", group=None, named=True
         )
         self._session(attrs.evolve(known, life=life, last_used=used or known.last_used))
 
     def holders(self) -> set[str]:
-        """
-        The sessions that hold a slab.
-        """
+        """The sessions that hold a slab."""
         return {name for name, session in self.state.sessions.items() if session.slab is not None}
 
     def holds(self, name: str, *keys: str) -> None:
-        """
-        What lies in a session's slab.
-        """
+        """What lies in a session's slab."""
         self._session(attrs.evolve(self.state.session(name), slab_keys=keys))
 
     def acquired(self, name: str) -> Callable[[SlabReport], None]:
-        """
-        Records that a session has a slab.
-        """
+        """Records that a session has a slab."""
 
         def record(report: SlabReport) -> None:
             slab = Slab(id=report.slab, capacity_tokens=report.capacity_tokens, bytes=report.bytes)
@@ -217,9 +191,7 @@ class Books:
         return record
 
     def released(self, name: str) -> Callable[[SlabReport], None]:
-        """
-        Records that a session gave its slab up.
-        """
+        """Records that a session gave its slab up."""
 
         def record(report: SlabReport) -> None:
             self._session(attrs.evolve(self.state.session(name), slab=None))
@@ -228,9 +200,7 @@ class Books:
         return record
 
     def sealed(self, key: str, *, pins: int = 0, used: int = 0) -> Callable[[SealReport], None]:
-        """
-        Records that there is a block.
-        """
+        """Records that there is a block."""
 
         def record(report: SealReport) -> None:
             self._block(
@@ -282,23 +252,17 @@ class House:
     gave_up: list[str]
 
     async def open(self, name: str, tokens: int = SIZE) -> bool:
-        """
-        A session that works asks for a slab.
-        """
+        """A session that works asks for a slab."""
         self.books.session(name, Life.RESTORING)
         return await self.memory.open_slab(tokens, self.books.acquired(name))
 
     async def seal(self, key: str, *, pins: int = 0, used: int = 0, foreseen: bool = False) -> None:
-        """
-        A block is sealed.
-        """
+        """A block is sealed."""
         record = self.books.sealed(key, pins=pins, used=used)
         await self.memory.seal(1, key, 0, CHUNK, record, foreseen=foreseen)
 
     def agree(self) -> bool:
-        """
-        Whether engine and journal have the same slabs and blocks.
-        """
+        """Whether engine and journal have the same slabs and blocks."""
         sessions = self.books.state.sessions.values()
         held = {one.slab.id: one.slab.capacity_tokens for one in sessions if one.slab is not None}
         known = {one.key: one.bytes for one in self.books.state.blocks.values() if one.present}
@@ -313,9 +277,7 @@ class House:
 
 @contextlib.asynccontextmanager
 async def house(**budgets: int) -> AsyncIterator[House]:
-    """
-    Memory over an engine's thread that runs.
-    """
+    """Memory over an engine's thread that runs."""
     books, scripted, thread = Books(**budgets), ScriptedEngine(), EngineThread()
     memory = Memory(cast("Sequencer", books), thread, TOKEN_BYTES)
     gave_up: list[str] = []
@@ -337,9 +299,7 @@ async def house(**budgets: int) -> AsyncIterator[House]:
 
 
 def bug() -> BugError:
-    """
-    What the sequencer raises where an invariant broke.
-    """
+    """What the sequencer raises where an invariant broke."""
     return BugError("bug-1", "INV-5", "memory does not add up")
 
 
@@ -401,9 +361,7 @@ def test_nothing_to_take() -> None:
 
 
 def test_the_least_recently_used_at_rest_gives_way() -> None:
-    """
-    Sessions at rest give up their slabs, the one that was used longest ago first.
-    """
+    """Sessions at rest give up their slabs, the one that was used longest ago first."""
 
     async def main() -> None:
         async with house() as home:
@@ -444,9 +402,7 @@ def test_a_session_that_settles_gives_way_last() -> None:
 
 
 def test_several_give_way_to_a_large_one() -> None:
-    """
-    As many slabs are taken as a larger one needs, and no more.
-    """
+    """As many slabs are taken as a larger one needs, and no more."""
 
     async def main() -> None:
         async with house(slabs=10, tokens=5 * SIZE) as home:
@@ -512,9 +468,7 @@ def test_what_nobody_waits_for_comes_behind_a_request() -> None:
 
 
 def test_a_slab_that_the_engine_refused() -> None:
-    """
-    Where no slab was opened, none is closed, and the engine's word comes through.
-    """
+    """Where no slab was opened, none is closed, and the engine's word comes through."""
 
     async def main() -> None:
         async with house() as home:
@@ -533,9 +487,7 @@ def test_a_slab_that_the_engine_refused() -> None:
 
 
 def test_a_full_store_lets_the_oldest_go() -> None:
-    """
-    Blocks leave in the order of their last use until the new one fits.
-    """
+    """Blocks leave in the order of their last use until the new one fits."""
 
     async def main() -> None:
         async with house(blocks=4) as home:
@@ -578,9 +530,7 @@ def test_what_is_foreseen_lets_nothing_go_that_is_held_ready() -> None:
 
 
 def test_what_is_pinned_stays() -> None:
-    """
-    A block that a session works with never leaves, though it was used longest ago.
-    """
+    """A block that a session works with never leaves, though it was used longest ago."""
 
     async def main() -> None:
         async with house(blocks=4) as home:
@@ -598,9 +548,7 @@ def test_what_is_pinned_stays() -> None:
 
 
 def test_what_is_pinned_meanwhile_is_not_removed() -> None:
-    """
-    A block's life is over. Who decides to build on it is faster than who removes it.
-    """
+    """A block's life is over. Who decides to build on it is faster than who removes it."""
 
     async def main() -> None:
         async with house() as home:
@@ -623,9 +571,7 @@ def test_what_is_pinned_meanwhile_is_not_removed() -> None:
 
 
 def test_a_store_of_pinned_blocks() -> None:
-    """
-    Where nothing can leave, the block is hashed and not kept.
-    """
+    """Where nothing can leave, the block is hashed and not kept."""
     reports: list[SealReport] = []
 
     async def main() -> None:
@@ -643,9 +589,7 @@ def test_a_store_of_pinned_blocks() -> None:
 
 
 def test_a_block_that_is_there_needs_no_room() -> None:
-    """
-    Sealing a block again in a full store sends none away.
-    """
+    """Sealing a block again in a full store sends none away."""
 
     async def main() -> None:
         async with house(blocks=2) as home:
@@ -729,9 +673,7 @@ def test_a_block_that_was_there_before_a_refusal_stays() -> None:
 
 
 def test_a_block_that_the_engine_refused() -> None:
-    """
-    Where nothing was sealed, nothing is sent away, and the engine's word comes through.
-    """
+    """Where nothing was sealed, nothing is sent away, and the engine's word comes through."""
 
     async def main() -> None:
         async with house() as home:

@@ -33,25 +33,19 @@ STEP = 256 * ROW
 
 @pytest.fixture(scope="module")
 def directory(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    A small Llama 4, whose caches are served as they are.
-    """
+    """A small Llama 4, whose caches are served as they are."""
     config = config_of("llama4")
     config["text_config"] |= {"head_dim": 128, "num_key_value_heads": 4}
     return make_family_model(tmp_path_factory.mktemp("cold") / "model", model_directory, config)
 
 
 def says(words: int) -> Conversation:
-    """
-    A conversation of so many words.
-    """
+    """A conversation of so many words."""
     return Conversation(messages=(Message(role="user", content="stone " * words),))
 
 
 def events_of(store: MemoryStore) -> list[ev.Event]:
-    """
-    The journal.
-    """
+    """The journal."""
     return [decode(row).event for row in store.rows]
 
 
@@ -112,9 +106,7 @@ def test_a_small_pool_bounds_the_context(directory: Path) -> None:
 
 
 def test_a_pool_that_holds_no_chunk_is_refused(directory: Path) -> None:
-    """
-    With the bytes that a chunk takes, before anything is served.
-    """
+    """With the bytes that a chunk takes, before anything is served."""
 
     async def main() -> None:
         async with serving(directory, pool_bytes=MIB):
@@ -126,9 +118,7 @@ def test_a_pool_that_holds_no_chunk_is_refused(directory: Path) -> None:
 
 
 def test_a_pool_that_is_large_enough_changes_no_fingerprint(directory: Path) -> None:
-    """
-    Only where it bounds the context does it.
-    """
+    """Only where it bounds the context does it."""
 
     def fingerprint(pool: int) -> str:
         store = MemoryStore()
@@ -172,9 +162,7 @@ def test_caches_that_take_more_than_they_should_are_a_bug(directory: Path) -> No
 
 @pytest.fixture(scope="module")
 def rows(directory: Path) -> list[Row]:
-    """
-    The journal of an answer.
-    """
+    """The journal of an answer."""
     store = MemoryStore()
 
     async def main() -> None:
@@ -195,9 +183,7 @@ def uncounted(event: ev.Event) -> ev.Event:
 
 
 def test_a_journal_of_before_is_replayed_as_it_is(rows: list[Row]) -> None:
-    """
-    Its slabs have no bytes, and its context was the model's, however small the pool.
-    """
+    """Its slabs have no bytes, and its context was the model's, however small the pool."""
     old = forged(rows, uncounted)
     assert () == replay(old).findings
     assert SAME == rerun(old, "it", None)
@@ -205,9 +191,7 @@ def test_a_journal_of_before_is_replayed_as_it_is(rows: list[Row]) -> None:
 
 
 def test_a_slab_of_other_bytes_is_told(rows: list[Row]) -> None:
-    """
-    The control: what was counted is compared.
-    """
+    """The control: what was counted is compared."""
 
     def other(event: ev.Event) -> ev.Event:
         return attrs.evolve(event, bytes=7) if isinstance(event, ev.SlabAcquired) else event

@@ -1,6 +1,4 @@
-"""
-One line a request, whatever became of it.
-"""
+"""One line a request, whatever became of it."""
 
 from __future__ import annotations
 

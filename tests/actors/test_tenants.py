@@ -1,6 +1,4 @@
-"""
-Tenants share no session and no block, and cannot tell what the others have.
-"""
+"""Tenants share no session and no block, and cannot tell what the others have."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ STORY = words(200)
 
 
 def command(tenant: str, *more: str, **changes: Any) -> Generate:
-    """
-    A request of a tenant's: the story, and what was said behind it.
-    """
+    """A request of a tenant's: the story, and what was said behind it."""
     roles = ("assistant", "user")
     said = [Message(role=roles[at % 2], content=text) for at, text in enumerate(more)]
     talk = Conversation(messages=(Message(role="user", content=STORY), *said))
@@ -41,24 +37,18 @@ def command(tenant: str, *more: str, **changes: Any) -> Generate:
 
 
 def events(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
-    """
-    The journal's events of one kind.
-    """
+    """The journal's events of one kind."""
     found = (decode(row).event for row in store.rows)
     return [event for event in found if isinstance(event, kind)]
 
 
 def path(said: Said) -> tuple[str, str | None]:
-    """
-    The path of an answer.
-    """
+    """The path of an answer."""
     return said.accepted.path, said.accepted.reason
 
 
 def assert_apart(store: MemoryStore) -> None:
-    """
-    The journal holds, and no key of a block and no part is in requests of two tenants.
-    """
+    """The journal holds, and no key of a block and no part is in requests of two tenants."""
     assert () == replay(store.read()).findings
     named: dict[str, str] = {}
     for request in events(store, ev.RequestReceived):
@@ -145,9 +135,7 @@ async def test_an_id_that_was_told_serves_its_tenant_alone(model_directory: Any)
 async def test_a_bug_of_one_tenants_session_is_not_told_to_another(
     model_directory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Where a tenant's session is out of service, another tenant's of the same name serves.
-    """
+    """Where a tenant's session is out of service, another tenant's of the same name serves."""
     store = MemoryStore()
     async with serving(model_directory, store) as server:
 
@@ -182,9 +170,7 @@ async def test_an_id_that_lies_is_refused(
 
 
 async def test_a_rejected_request_has_its_tenant(model_directory: Any) -> None:
-    """
-    The journal says whose request was turned away.
-    """
+    """The journal says whose request was turned away."""
     store = MemoryStore()
     async with serving(model_directory, store, limits=Limits(queue=0), decode_rows=1) as server:
         async with server.generate(attrs.evolve(command("alice"), max_tokens=400)) as replies:
@@ -198,14 +184,10 @@ async def test_a_rejected_request_has_its_tenant(model_directory: Any) -> None:
 
 
 class NoWriter:
-    """
-    A journal that has everything on disk at once.
-    """
+    """A journal that has everything on disk at once."""
 
     async def wait_committed(self, receipt: int) -> None:
-        """
-        See ``JournalWriter.wait_committed``.
-        """
+        """See ``JournalWriter.wait_committed``."""
         await trio.lowlevel.checkpoint()
 
 
@@ -233,9 +215,7 @@ async def test_a_request_ends_with_its_time(autojump_clock: trio.testing.MockClo
 async def test_an_answer_that_keeps_coming_ends_with_its_time_too(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """
-    That there is always something to tell is no way round the limit; before it, all is told.
-    """
+    """That there is always something to tell is no way round the limit; before it, all is told."""
     ticket = Ticket("r1", None, 0)  # type: ignore[arg-type]
     beat = Waiting(queued=False, prefilled_tokens=1)
     replies = Replies(

@@ -1,6 +1,4 @@
-"""
-A model that may not fit in memory: what the journal has of it.
-"""
+"""A model that may not fit in memory: what the journal has of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Servers of the end-to-end tests: one that many tests share, and others that a test has alone.
-"""
+"""Servers of the end-to-end tests: one that many tests share, and others that a test has alone."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ Start = Callable[..., Serving]
 
 @pytest.fixture(scope="session")
 def model_directory() -> Path:
-    """
-    Pebble's: in these tests one hears what is said.
-    """
+    """Pebble's: in these tests one hears what is said."""
     return builtin_directory()
 
 
@@ -56,27 +52,21 @@ def servers(folder: Path, model_directory: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def start(tmp_path: Path, model_directory: Path) -> Iterator[Start]:
-    """
-    Starts servers for this test alone; its arguments go to `ops serve`.
-    """
+    """Starts servers for this test alone; its arguments go to `ops serve`."""
     with servers(tmp_path, model_directory) as factory:
         yield factory
 
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
-    """
-    One server for all tests that neither stop it nor starve it.
-    """
+    """One server for all tests that neither stop it nor starve it."""
     with servers(tmp_path_factory.mktemp("shared"), model_directory) as factory:
         yield factory()
 
 
 @pytest.fixture(scope="session")
 def cold(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
-    """
-    A server to compare with: it is asked one thing at a time, and never keeps a session's KV.
-    """
+    """A server to compare with: it is asked one thing at a time, and never keeps a session's KV."""
     with servers(tmp_path_factory.mktemp("cold"), model_directory) as factory:
         yield factory()
 

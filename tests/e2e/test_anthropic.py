@@ -36,9 +36,7 @@ ASKED: Body = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """
-    A server of the scripted model, with small chunks.
-    """
+    """A server of the scripted model, with small chunks."""
     folder = tmp_path_factory.mktemp("scripted")
     model = make_scripted_model(folder / "model", SCRIPT)
     with servers(folder, model) as start:
@@ -46,18 +44,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def post(server: Serving, path: str = "", **fields: Any) -> httpx.Response:
-    """
-    What is answered to a request, by a client that sends a key and a version.
-    """
+    """What is answered to a request, by a client that sends a key and a version."""
     headers = {"x-api-key": "sk-any", "anthropic-version": "2023-06-01"}
     url = f"{server.url}/v1/messages{path}"
     return httpx.post(url, json={**ASKED, **fields}, headers=headers, timeout=DEADLINE_S)
 
 
 def message(server: Serving, **fields: Any) -> Body:
-    """
-    An answer as a whole.
-    """
+    """An answer as a whole."""
     response = post(server, **fields)
     assert 200 == response.status_code, response.text
     found: Body = response.json()
@@ -65,25 +59,19 @@ def message(server: Serving, **fields: Any) -> Body:
 
 
 def events(server: Serving, **fields: Any) -> list[Body]:
-    """
-    An answer as a stream, without the pings.
-    """
+    """An answer as a stream, without the pings."""
     text = post(server, stream=True, **fields).text
     found = [json.loads(one.partition("\ndata: ")[2]) for one in text.split("\n\n")[:-1]]
     return [one for one in found if one["type"] != "ping"]
 
 
 def anonymous(content: list[Body]) -> list[Body]:
-    """
-    Blocks without their ids, which are others in each answer.
-    """
+    """Blocks without their ids, which are others in each answer."""
     return [{key: value for key, value in one.items() if key != "id"} for one in content]
 
 
 def prompt_tokens(usage: Body) -> int:
-    """
-    The whole prompt.
-    """
+    """The whole prompt."""
     names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     return sum(usage[name] for name in names)
 

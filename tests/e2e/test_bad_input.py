@@ -31,9 +31,7 @@ RAISES = """
 
 @pytest.fixture(scope="module")
 def raising(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Path:
-    """
-    The model with a template that fails at some words.
-    """
+    """The model with a template that fails at some words."""
     model = tmp_path_factory.mktemp("models") / "raising"
     shutil.copytree(model_directory, model)
     file = model / "chat_template.jinja"
@@ -61,9 +59,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, raising: Path) -> Iterator[S
 
 @pytest.fixture
 def unchanged(small: Serving) -> Iterator[Serving]:
-    """
-    The server, whose journal has not grown by the end of the test.
-    """
+    """The server, whose journal has not grown by the end of the test."""
     health = small.settled()
     yield small
     assert health == small.health()

@@ -39,9 +39,7 @@ def files_of(server: Serving) -> dict[Path, bytes]:
 
 @pytest.fixture
 def model(model_directory: Path, tmp_path: Path) -> Path:
-    """
-    A copy of the model, to be changed.
-    """
+    """A copy of the model, to be changed."""
     copy = tmp_path / "model"
     shutil.copytree(model_directory, copy)
     return copy

@@ -30,9 +30,7 @@ STORY = "The stone lies on the path, and the path goes over the hill. "
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
-    """
-    A server with four rows and room for four more in its queue.
-    """
+    """A server with four rows and room for four more in its queue."""
     with servers(tmp_path_factory.mktemp("busy"), model_directory) as start:
         yield start("--queue", 4, "--heartbeat", 0.05)
 
@@ -54,9 +52,7 @@ def questions(lengthy: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone(cold: Serving, lengthy: Any) -> list[Answer]:
-    """
-    What a server answers that is asked one thing at a time, and reuses nothing.
-    """
+    """What a server answers that is asked one thing at a time, and reuses nothing."""
     return [ask(cold, **body, cache_prompt=False) for body in questions(lengthy)]
 
 

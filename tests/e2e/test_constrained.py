@@ -68,9 +68,7 @@ ASKED = [user("Tell me of a stone.")]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """
-    A server of the random model.
-    """
+    """A server of the random model."""
     folder = tmp_path_factory.mktemp("constrained")
     with servers(folder, make_random_model(folder / "model")) as start:
         yield start("--chunk-tokens", 16)
@@ -78,16 +76,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def client(server: Serving) -> openai.OpenAI:
-    """
-    The official client.
-    """
+    """The official client."""
     return server.client()
 
 
 def create(client: openai.OpenAI, **body: Any) -> Any:
-    """
-    A completion of no thoughts, hot.
-    """
+    """A completion of no thoughts, hot."""
     asked = {
         "model": "any",
         "messages": ASKED,
@@ -101,9 +95,7 @@ def create(client: openai.OpenAI, **body: Any) -> Any:
 
 
 def check_stone(text: str) -> None:
-    """
-    A text is JSON of the schema.
-    """
+    """A text is JSON of the schema."""
     found = json.loads(text)
     assert ["name", "weight", "kind", "marks"] == list(found)
     assert len(found["name"]) <= 12
@@ -299,9 +291,7 @@ def test_the_journal_has_the_grammar_and_a_replay_needs_it(server: Serving, clie
 
 
 def _token(text: str) -> int:
-    """
-    The id of a marker: the control tokens of the random model are its last nine, in order.
-    """
+    """The id of a marker: the control tokens of the random model are its last nine, in order."""
     markers = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     return 2048 - 6 + markers.index(text)
 
@@ -310,9 +300,7 @@ def _token(text: str) -> int:
 
 
 def message(server: Serving, **fields: Any) -> dict[str, Any]:
-    """
-    What Anthropic's messages answer, hot.
-    """
+    """What Anthropic's messages answer, hot."""
     body = {"max_tokens": 400, "messages": ASKED, "temperature": 1.5, "seed": 1, **fields}
     response = httpx.post(f"{server.url}/v1/messages", json=body, timeout=DEADLINE_S)
     found: dict[str, Any] = response.json()

@@ -60,9 +60,7 @@ def small_disk(where: Path, mib: int, before: str = "true") -> list[str]:
 
 @pytest.fixture
 def server(tmp_path: Path, model_directory: Path) -> Iterator[Serving]:
-    """
-    A server on a disk of its own of 8 MiB.
-    """
+    """A server on a disk of its own of 8 MiB."""
     disk = tmp_path / "disk"
     within = small_disk(disk, 8)
     with started(disk / "home", "--model", model_directory, within=within) as found:
@@ -70,16 +68,12 @@ def server(tmp_path: Path, model_directory: Path) -> Iterator[Serving]:
 
 
 def seen(server: Serving) -> Path:
-    """
-    The server's data directory, as its disk is seen from outside.
-    """
+    """The server's data directory, as its disk is seen from outside."""
     return Path(f"/proc/{server.pid}/root") / server.data_dir.relative_to("/")
 
 
 def copied(server: Serving) -> Path:
-    """
-    A copy of the server's journal as it is now: SQLite opens no file on another's disk.
-    """
+    """A copy of the server's journal as it is now: SQLite opens no file on another's disk."""
     copy = server.data_dir / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir(parents=True)
@@ -89,9 +83,7 @@ def copied(server: Serving) -> Path:
 
 
 def events(server: Serving, kind: type[E], **fields: str) -> list[E]:
-    """
-    The journal's events of one kind with these fields.
-    """
+    """The journal's events of one kind with these fields."""
     found = (place.event for place in recorded(copied(server)))
     return [
         event
@@ -101,9 +93,7 @@ def events(server: Serving, kind: type[E], **fields: str) -> list[E]:
 
 
 def fill(server: Serving) -> Path:
-    """
-    Fill the server's disk to the last byte; gives the file that does it.
-    """
+    """Fill the server's disk to the last byte; gives the file that does it."""
     filler = seen(server) / "filler"
     with filler.open("wb", buffering=0) as file:
         size = 1 << 20
@@ -116,9 +106,7 @@ def fill(server: Serving) -> Path:
 
 
 def refused(server: Serving) -> httpx.Response | None:
-    """
-    The answer to a request where it is that the journal is full, else None.
-    """
+    """The answer to a request where it is that the journal is full, else None."""
     answer = server.post(messages=[user("Is there room?")], max_tokens=64)
     return answer if answer.status_code == 503 else None
 
@@ -165,9 +153,7 @@ def test_a_full_disk_and_room_again(server: Serving, cold: Serving, lengthy):
 
 @pytest.mark.parametrize("own_model", [True, False])
 def test_started_on_a_full_disk(tmp_path: Path, model_directory: Path, own_model: bool):
-    """
-    A server that finds no room to begin with says so in a sentence, with exit code 2.
-    """
+    """A server that finds no room to begin with says so in a sentence, with exit code 2."""
     disk = tmp_path / "disk"
     within = small_disk(disk, 1, 'cat /dev/zero 2>&- > "$0"/filler; true')
     model = ["--model", str(model_directory)] if own_model else []

@@ -1,6 +1,4 @@
-"""
-Several people on one server: keys, tenants, and what is told to who has no key.
-"""
+"""Several people on one server: keys, tenants, and what is told to who has no key."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ STORY = "The stone lies on the path, and the path goes over the hill to the lake
 
 
 def asked(server: Serving, key: str, **more: object) -> Answer:
-    """
-    The answer to the story, by the official client with a key.
-    """
+    """The answer to the story, by the official client with a key."""
     server.use_key(key)
     return ask(server, user(STORY), max_tokens=4, **more)
 

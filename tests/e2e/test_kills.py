@@ -66,17 +66,13 @@ class Talker:
         self.turns = 0
 
     def go_on(self, server: Serving) -> None:
-        """
-        Talk until the server is gone.
-        """
+        """Talk until the server is gone."""
         while (text := self._heard(server)) is not None:
             self.turns += 1
             self.talk += [assistant(text), user(f"And then? {PATH * (self.turns % 3)}")]
 
     def _heard(self, server: Serving) -> str | None:
-        """
-        The next answer; None where the server went away before its end.
-        """
+        """The next answer; None where the server went away before its end."""
         if self.streaming:
             with contextlib.suppress(OSError):
                 stream = Listener(server, *self.talk, max_tokens=24, **self.name)
@@ -101,9 +97,7 @@ class Talker:
 def moment(
     name: str, chance: random.Random, server: Serving, talkers: list[Talker]
 ) -> Callable[[], bool]:
-    """
-    Whether it has come to pass in this run.
-    """
+    """Whether it has come to pass in this run."""
     seen = {talker: len(talker.streams) for talker in talkers}
     turns = sum(talker.turns for talker in talkers)
     position = server.position()
@@ -126,9 +120,7 @@ def moment(
 
 
 def assert_journaled(data_dir: Path, talkers: list[Talker]) -> None:
-    """
-    All that a client heard of a request is what the journal has of it, from the beginning.
-    """
+    """All that a client heard of a request is what the journal has of it, from the beginning."""
     texts: dict[str, str] = {}
     logprobs: dict[str, list[float]] = {}
     finished = set()
@@ -155,9 +147,7 @@ def assert_journaled(data_dir: Path, talkers: list[Talker]) -> None:
 
 
 def assert_nothing_is_open(data_dir: Path) -> None:
-    """
-    In the fold of the journal no request is open, but those of the run that goes on.
-    """
+    """In the fold of the journal no request is open, but those of the run that goes on."""
     fold, store = Replay(), SqlStore.open(journal_url(data_dir), read_only=True)
     with contextlib.closing(store):
         for row in store.read():

@@ -21,9 +21,7 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
-    """
-    A server that answers one at a time, and often tells those who wait.
-    """
+    """A server that answers one at a time, and often tells those who wait."""
     with servers(tmp_path_factory.mktemp("single"), model_directory) as start:
         yield start("--decode-rows", 1, "--heartbeat", 0.05)
 

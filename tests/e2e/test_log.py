@@ -1,6 +1,4 @@
-"""
-The log beside the journal: one line a request, under the same ids, told by the same command.
-"""
+"""The log beside the journal: one line a request, under the same ids, told by the same command."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 
 def tail(server: Serving, *options: object) -> list[dict[str, Any]]:
-    """
-    What `ops tail` shows where its output is no terminal.
-    """
+    """What `ops tail` shows where its output is no terminal."""
     code, out, err = run_ops("tail", "--data-dir", server.data_dir, "-n", 10_000, *options)
     assert 0 == code, err
     return [json.loads(line) for line in out.splitlines()]

@@ -1,6 +1,4 @@
-"""
-How the server behaves to clients that know little of it: names, defaults, adapters.
-"""
+"""How the server behaves to clients that know little of it: names, defaults, adapters."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ def test_the_models_defaults_hold_where_a_client_says_nothing(
 
 
 def test_a_model_that_does_not_fit(tmp_path: Path, model_directory: Path):
-    """
-    Weights of a size that no machine has are refused by their header alone, with the figures.
-    """
+    """Weights of a size that no machine has are refused by their header alone, with the figures."""
     model = tmp_path / "model"
     shutil.copytree(model_directory, model)
     size = 1 << 43

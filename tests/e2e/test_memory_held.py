@@ -60,9 +60,7 @@ class Figures:
 
 
 def figures(server: Serving) -> Figures:
-    """
-    What a server holds now.
-    """
+    """What a server holds now."""
     text = server._http.get("/metrics").text
 
     def read(series: str) -> int:
@@ -86,9 +84,7 @@ def figures(server: Serving) -> Figures:
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """
-    Figures before the first conversation and after some of them, and their answers.
-    """
+    """Figures before the first conversation and after some of them, and their answers."""
 
     size: Size
     answers: tuple[Answer, ...]
@@ -96,9 +92,7 @@ class Run:
 
     @property
     def token_bytes(self) -> int:
-        """
-        Of KV in all layers, in float32.
-        """
+        """Of KV in all layers, in float32."""
         return self.size.layers * 2 * self.size.kv_heads * self.size.head_dim * 4
 
     def tokens(self, count: int, chunk: int) -> int:
@@ -185,33 +179,25 @@ def shares_of_due(fat: Run, thin: Run, count: int, chunk: int) -> dict[str, floa
 
 
 def assert_once(shares: dict[str, float]) -> None:
-    """
-    All is held once: each tells of what is due, within 5 %.
-    """
+    """All is held once: each tells of what is due, within 5 %."""
     assert {"live": 1, "by_mlx": 1, "process": 1} == pytest.approx(shares, rel=0.05)
 
 
 def about(prefix: int, count: int) -> list[Talk]:
-    """
-    Conversations that begin with the same text of some tokens, and go on each for itself.
-    """
+    """Conversations that begin with the same text of some tokens, and go on each for itself."""
     system = {"role": "system", "content": " stone" * prefix}
     return [[system, user(f"{place}: {' path' * 120}")] for place in range(count)]
 
 
 def apart(tokens: int, count: int) -> list[Talk]:
-    """
-    Conversations that have nothing in common.
-    """
+    """Conversations that have nothing in common."""
     return [[user(f"{place}: {' path' * tokens}")] for place in range(count)]
 
 
 def both(
     begin: Begin, size: Size, talks: list[Talk], looks: set[int], *options: object, slabs: int = 0
 ) -> tuple[Run, Run]:
-    """
-    The same over a model with so much KV, and over one with hardly any.
-    """
+    """The same over a model with so much KV, and over one with hardly any."""
     found = []
     for one in (size, THIN):
         server = begin(one, *options)
@@ -251,9 +237,7 @@ def test_sessions_of_8192_tokens(begin: Begin) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 def test_who_keeps_slabs_holds_it_twice(begin: Begin) -> None:
-    """
-    The control: four sessions keep their slabs, and each figure says so.
-    """
+    """The control: four sessions keep their slabs, and each figure says so."""
     runs = both(begin, FAT, about(980, 4), {4}, "--slab-rest", 3600, slabs=4)
     shares = shares_of_due(*runs, 4, 64)
     assert min(shares.values()) > 2
@@ -307,9 +291,7 @@ def test_sessions_of_8192_tokens_under_sink_window(begin: Begin) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 def test_who_attends_to_all_holds_all_of_it(begin: Begin) -> None:
-    """
-    The control: the same without a window is far beyond that, by each figure.
-    """
+    """The control: the same without a window is far beyond that, by each figure."""
     shares = windows(begin, 2, ("--kv-policy", "full"))
     assert min(shares.values()) > 2
 

@@ -1,6 +1,4 @@
-"""
-The official client against the whole server: what it is told is so.
-"""
+"""The official client against the whole server: what it is told is so."""
 
 from __future__ import annotations
 

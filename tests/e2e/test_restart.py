@@ -1,6 +1,4 @@
-"""
-A server is stopped and started again: conversations go on from the files that it left.
-"""
+"""A server is stopped and started again: conversations go on from the files that it left."""
 
 from __future__ import annotations
 

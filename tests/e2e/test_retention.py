@@ -1,6 +1,4 @@
-"""
-A journal is pruned between two runs of the server, and everything goes on.
-"""
+"""A journal is pruned between two runs of the server, and everything goes on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Two who want the same room at the same moment; the moment is made, in the test's own process.
-"""
+"""Two who want the same room at the same moment; the moment is made, in the test's own process."""
 
 from __future__ import annotations
 

@@ -36,9 +36,7 @@ CHAT = (
 
 
 def say(server: Serving, talk: list[dict[str, str]], text: str, **body: Any) -> Answer:
-    """
-    A turn of a conversation, which grows by what is asked and what is said.
-    """
+    """A turn of a conversation, which grows by what is asked and what is said."""
     talk.append(user(text))
     answer = ask(server, *talk, **WHOLE, **body)
     assert "stop" == answer.finish_reason
@@ -65,9 +63,7 @@ def test_a_name_is_recalled_after_twenty_turns(shared: Serving, cold: Serving):
 
 
 def test_an_edit_is_answered(shared: Serving, cold: Serving):
-    """
-    After an earlier turn was edited the answer is by the edit, from the KV before it.
-    """
+    """After an earlier turn was edited the answer is by the edit, from the KV before it."""
     system = {"role": "system", "content": "You are a helpful assistant. " * 12}
     told = "Please remember that my sister's name is {}."
     talk = [system, user(told.format("Merlin")), assistant("Noted.")]
@@ -83,9 +79,7 @@ def test_an_edit_is_answered(shared: Serving, cold: Serving):
 
 
 def test_nobody_hears_what_another_told(shared: Serving):
-    """
-    Four who ask at the same time each hear the name of their own.
-    """
+    """Four who ask at the same time each hear the name of their own."""
     names = ("Jordis", "Merlin", "Torvo", "Wilna")
 
     def told(name: str) -> Answer:
@@ -100,9 +94,7 @@ def test_nobody_hears_what_another_told(shared: Serving):
 
 
 def test_a_name_is_recalled_after_a_restart(start: Start):
-    """
-    What was told before a restart is known after it, from block files.
-    """
+    """What was told before a restart is known after it, from block files."""
     talk: list[dict[str, str]] = []
     server = start()
     say(server, talk, "Please remember that my name is Jordis.")
@@ -139,9 +131,7 @@ TOOLS = [
 
 
 def test_a_tool_is_called_and_its_result_told(shared: Serving, cold: Serving):
-    """
-    The right one of three tools is called with valid arguments; the answer says what it gave.
-    """
+    """The right one of three tools is called with valid arguments; the answer says what it gave."""
     talk: list[dict[str, Any]] = [user("Please find the weather in Zanport.")]
     call = ask(shared, *talk, tools=TOOLS, **WHOLE)
     ((name, arguments),) = call.calls
@@ -158,9 +148,7 @@ def test_a_tool_is_called_and_its_result_told(shared: Serving, cold: Serving):
 
 @pytest.mark.parametrize("count", [1, 8, 30])
 def test_the_right_tool_of_many_is_called(shared: Serving, cold: Serving, count: int):
-    """
-    Of a list of tools that it has not seen the one is called that was asked for, as JSON.
-    """
+    """Of a list of tools that it has not seen the one is called that was asked for, as JSON."""
     drawn = tool_call(count)
     answer = ask(shared, *drawn.messages[:-1], tools=drawn.tools, **WHOLE)
     ((name, arguments),) = answer.calls
@@ -171,9 +159,7 @@ def test_the_right_tool_of_many_is_called(shared: Serving, cold: Serving, count:
 
 
 def tool_call(count: int) -> Dialogue:
-    """
-    A wish for one of so many tools, held out of the training.
-    """
+    """A wish for one of so many tools, held out of the training."""
     rng = Random(count)
     while True:
         found = plain_tools.tool_use(rng, Split.HELD_OUT, count=count, rounds=1)
@@ -182,9 +168,7 @@ def tool_call(count: int) -> Dialogue:
 
 
 def test_a_fact_is_recalled_across_four_thousand_tokens(shared: Serving, cold: Serving):
-    """
-    Warm, where all but the last question was served before, and cold.
-    """
+    """Warm, where all but the last question was served before, and cold."""
     drawn = dialogues.recall(Random(9), Split.HELD_OUT, turns=18, fillers=18, questions=1)
     ask(shared, *drawn.messages[:-3], max_tokens=1)
     warm = ask(shared, *drawn.messages[:-1], enable_thinking=drawn.thinking, **WHOLE)
@@ -208,8 +192,6 @@ def test_it_thinks_when_it_is_asked_to(shared: Serving, thinking: bool | None):
 
 
 def test_the_names_were_never_trained_on():
-    """
-    So what is said here is recalled from the conversation, and not from the training.
-    """
+    """So what is said here is recalled from the conversation, and not from the training."""
     for name in ("Jordis", "Merlin", "Torvo", "Wilna", "Zanport", "3414"):
         assert words.is_held_out(name)

@@ -1,6 +1,4 @@
-"""
-Names and groups: which session a request goes to.
-"""
+"""Names and groups: which session a request goes to."""
 
 from __future__ import annotations
 

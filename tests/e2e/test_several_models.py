@@ -106,9 +106,7 @@ def test_a_stop_while_a_model_is_loaded(tmp_path: Path, other_directory: Path) -
 
 
 def opened(pipe: Path) -> int | None:
-    """
-    The end of a pipe to write to, as soon as somebody reads it.
-    """
+    """The end of a pipe to write to, as soon as somebody reads it."""
     try:
         return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -118,9 +116,7 @@ def opened(pipe: Path) -> int | None:
 
 
 def test_a_file_of_models_is_checked(tmp_path: Path) -> None:
-    """
-    `ops doctor` and `ops serve` say what is wrong with it, where, and what to do.
-    """
+    """`ops doctor` and `ops serve` say what is wrong with it, where, and what to do."""
     models = tmp_path / "models.toml"
     models.write_text("[models.a]\npath = 'nothing'\n", encoding="utf-8")
     said = f"{models}, line 1, [models.a]: There is no model directory at '{tmp_path}/nothing'."

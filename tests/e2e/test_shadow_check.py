@@ -14,9 +14,7 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 
 def counted(server: Serving, result: str) -> float:
-    """
-    How many checks came to a result, by the metrics.
-    """
+    """How many checks came to a result, by the metrics."""
     with urlopen(f"{server.url}/metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
     series = f'cairn_shadow_checks_total{{result="{result}"}} '
@@ -46,9 +44,7 @@ def test_answers_are_checked_in_idle_time(start: Callable[..., Serving]):
 
 
 def test_without_the_option_nothing_is_checked(start: Callable[..., Serving]):
-    """
-    The default is off, and on record as such.
-    """
+    """The default is off, and on record as such."""
     server = start()
     ask(server, user("Hello"))
     server.settled()
@@ -58,9 +54,7 @@ def test_without_the_option_nothing_is_checked(start: Callable[..., Serving]):
 
 
 def test_a_share_is_between_none_and_all():
-    """
-    Anything else is refused before the server starts.
-    """
+    """Anything else is refused before the server starts."""
     for share in ("-0.1", "1.01", "nan", "some"):
         code, _, err = run_ops("serve", "--shadow-check", share)
         assert 2 == code

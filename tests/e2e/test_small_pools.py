@@ -31,9 +31,7 @@ STORY = "The stone lies on the path, and the path goes over the hill. "
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
-    """
-    A server with one slab.
-    """
+    """A server with one slab."""
     with servers(tmp_path_factory.mktemp("narrow"), model_directory) as start:
         yield start("--pool-slabs", 1)
 

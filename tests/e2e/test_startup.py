@@ -1,6 +1,4 @@
-"""
-How a server starts, and how it says that it does not: exit code 2 and one sentence.
-"""
+"""How a server starts, and how it says that it does not: exit code 2 and one sentence."""
 
 from __future__ import annotations
 

@@ -52,9 +52,7 @@ ASKED = [user("Tell me of Rome.")]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """
-    A server of the scripted model, with small chunks.
-    """
+    """A server of the scripted model, with small chunks."""
     folder = tmp_path_factory.mktemp("scripted")
     model = make_scripted_model(folder / "model", SCRIPT)
     with servers(folder, model) as start:
@@ -63,24 +61,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def client(server: Serving) -> openai.OpenAI:
-    """
-    The official client.
-    """
+    """The official client."""
     return server.client()
 
 
 def create(client: openai.OpenAI, **body: Any) -> Any:
-    """
-    A completion by the official client, greedily.
-    """
+    """A completion by the official client, greedily."""
     asked = {"model": "any", "messages": ASKED, "temperature": 0, "max_tokens": 40, **body}
     return client.chat.completions.create(**asked)
 
 
 def calls_of(message: Any) -> list[tuple[str, Any]]:
-    """
-    What a message calls.
-    """
+    """What a message calls."""
     return [(one.function.name, json.loads(one.function.arguments)) for one in message.tool_calls]
 
 
@@ -225,9 +217,7 @@ def test_the_journal_has_what_the_model_wrote(server: Serving, client: openai.Op
 
 
 def _token(server: Serving, text: str) -> int:
-    """
-    The id under which the server's model has a text.
-    """
+    """The id under which the server's model has a text."""
     path = server.data_dir.parent / "model" / "tokenizer.json"
     added = json.loads(path.read_text("utf-8"))["added_tokens"]
     (found,) = (one["id"] for one in added if one["content"] == text)

@@ -1,6 +1,4 @@
-"""
-What is installed, rather than checked out: the wheel, and the server in it.
-"""
+"""What is installed, rather than checked out: the wheel, and the server in it."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    Built as an installer builds it.
-    """
+    """Built as an installer builds it."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -32,9 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_model_is_in_it(wheel: Path):
-    """
-    Every file of Pebble's, as it lies in the tree, and together at most 8 MB.
-    """
+    """Every file of Pebble's, as it lies in the tree, and together at most 8 MB."""
     packed = zipfile.ZipFile(wheel)
     sizes = {one.filename: one.file_size for one in packed.infolist()}
     shipped = builtin_directory().iterdir()
@@ -45,9 +39,7 @@ def test_the_model_is_in_it(wheel: Path):
 
 
 def test_it_is_served_from_where_nothing_can_be_written(wheel: Path, tmp_path: Path):
-    """
-    An installation that cannot be written serves Pebble.
-    """
+    """An installation that cannot be written serves Pebble."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     folders = [site, *(path for path in site.rglob("*") if path.is_dir())]

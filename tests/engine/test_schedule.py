@@ -1,6 +1,4 @@
-"""
-The canonical schedule and the capacities of slabs, for all lengths.
-"""
+"""The canonical schedule and the capacities of slabs, for all lengths."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ CHUNKS = st.sampled_from([1, 7, 16, 64, 100, 256, 512, 1000])
 
 @given(chunk=CHUNKS, reused=st.integers(0, 40), added=st.integers(0, 5000))
 def test_passes_cover_what_is_missing(chunk: int, reused: int, added: int) -> None:
-    """
-    Passes follow each other from the start to the last token, none of them empty.
-    """
+    """Passes follow each other from the start to the last token, none of them empty."""
     start = reused * chunk
 
     found = list(passes(start, start + added, chunk))
@@ -55,9 +51,7 @@ def test_reuse_changes_no_pass(chunk: int, tokens: int, data: st.DataObject) -> 
 
 @given(chunk=st.integers(2, 512), reused=st.integers(0, 40), data=st.data())
 def test_a_start_off_the_grid_is_refused(chunk: int, reused: int, data: st.DataObject) -> None:
-    """
-    Nothing is computed from the middle of a chunk.
-    """
+    """Nothing is computed from the middle of a chunk."""
     start = reused * chunk + data.draw(st.integers(1, chunk - 1))
 
     with pytest.raises(ValueError, match=f"{start} is not a multiple of {chunk}"):
@@ -79,9 +73,7 @@ def test_a_capacity_holds_the_tokens(chunk: int, context: int, data: st.DataObje
 
 @given(chunk=CHUNKS, context=st.integers(1, 1 << 18), data=st.data())
 def test_a_capacity_grows_with_the_tokens(chunk: int, context: int, data: st.DataObject) -> None:
-    """
-    More tokens never get a smaller slab.
-    """
+    """More tokens never get a smaller slab."""
     fewer, more = sorted(data.draw(st.tuples(st.integers(1, context), st.integers(1, context))))
 
     assert slab_capacity(fewer, chunk, context) <= slab_capacity(more, chunk, context)
@@ -91,18 +83,14 @@ def test_a_capacity_grows_with_the_tokens(chunk: int, context: int, data: st.Dat
 def test_a_capacity_is_less_than_twice_what_is_needed(
     chunk: int, context: int, data: st.DataObject
 ) -> None:
-    """
-    A slab wastes less than half of itself, the smallest apart and the last chunk apart.
-    """
+    """A slab wastes less than half of itself, the smallest apart and the last chunk apart."""
     tokens = data.draw(st.integers(1, context))
 
     assert slab_capacity(tokens, chunk, context) < max(2 * tokens, SMALLEST_SLAB + 1) + chunk
 
 
 def test_there_are_few_capacities() -> None:
-    """
-    A conversation that grows to the context moves to a larger slab a handful of times.
-    """
+    """A conversation that grows to the context moves to a larger slab a handful of times."""
     found = {slab_capacity(tokens, 64, 32768) for tokens in range(1, 32769)}
 
     assert {512, 1024, 2048, 4096, 8192, 16384, 32768} == found
@@ -133,9 +121,7 @@ def test_parts_of_a_copy(begin: int, count: int, gap: int, most: int, every: int
 
 
 def test_a_copy_has_no_more_parts_than_it_must() -> None:
-    """
-    Parts are as long as they may be.
-    """
+    """Parts are as long as they may be."""
     assert [[3, 4, 5, 6, 7], [8, 9]] == list(copies(range(3, 10), 5, 4))
     assert [[0, 1, 2], [3, 4]] == list(copies(range(5), 3))
     assert [[0, 1, 2, 3, 4]] == list(copies(range(5), 100))

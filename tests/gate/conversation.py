@@ -46,25 +46,19 @@ class Step:
 
 @attrs.define
 class Talk:
-    """
-    The messages so far. ``hear`` takes in the answer to the last step.
-    """
+    """The messages so far. ``hear`` takes in the answer to the last step."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     said: Said | None = None
 
     def hear(self, said: Said) -> None:
-        """
-        The answer becomes the next message.
-        """
+        """The answer becomes the next message."""
         self.said = said
         self.messages += (Message(role="assistant", content=said.text),)
 
     def conversation(self) -> Conversation:
-        """
-        All that was said.
-        """
+        """All that was said."""
         return Conversation(messages=self.messages, tools=self.tools)
 
 
@@ -73,24 +67,18 @@ COLD = ("new_session", "cold_start")
 
 
 def words(place: int, length: int = 14) -> str:
-    """
-    A text that no other step has.
-    """
+    """A text that no other step has."""
     stones = ("granite", "slate", "lichen", "summit", "saddle", "path", "cairn", "rain", "scree")
     return " ".join(f"{stones[(place * 7 + n * n) % 9]} {place * 31 + n}" for n in range(length))
 
 
 def user(talk: Talk, text: str) -> None:
-    """
-    The user speaks.
-    """
+    """The user speaks."""
     talk.messages += (Message(role="user", content=text),)
 
 
 def thirty_steps() -> list[Callable[[Talk], Step]]:
-    """
-    The steps in order. Each changes the talk it is given and says what to ask.
-    """
+    """The steps in order. Each changes the talk it is given and says what to ask."""
     kept: dict[str, tuple[Message, ...]] = {}
 
     def opening(talk: Talk) -> Step:

@@ -42,9 +42,7 @@ from tests.support.in_process_server import Said, ask, generate, serving, text_o
 
 C = 64
 BLOCK_BYTES = 256 * 1024
-"""
-Of a chunk's KV in the model of random weights.
-"""
+"""Of a chunk's KV in the model of random weights."""
 
 SAMPLINGS = (
     Sampling(temperature=0.0),
@@ -64,17 +62,13 @@ CALL = {
     "function": {"name": "weigh_stone", "arguments": {"stone": "slate"}},
 }
 KINDS = {"ids": 24, "cut": 18, "turn": 36, "again": 10, "cold": 4, "named": 8}
-"""
-Of a hundred requests, how many are what, see ``Script``.
-"""
+"""Of a hundred requests, how many are what, see ``Script``."""
 
 TENANTS = ("local", "local", "local", "local", "neighbour")
 DAY_S = 86_400
 
 LEAVES = (-1, 0, 0, 0, 1, 3, 8)
-"""
-When clients leave that do not stay, of fifty each; see ``Asked.leaves``.
-"""
+"""When clients leave that do not stay, of fifty each; see ``Asked.leaves``."""
 
 
 # --- what is asked --------------------------------------------------------------------------------
@@ -110,9 +104,7 @@ class Together:
 
 @attrs.frozen
 class Rest:
-    """
-    Nothing, until the server has nothing to do.
-    """
+    """Nothing, until the server has nothing to do."""
 
 
 @attrs.frozen
@@ -134,18 +126,14 @@ Act = Together | Rest | Restart
 
 
 class Truth:
-    """
-    What a server answers that reuses nothing, has room for all and serves one at a time.
-    """
+    """What a server answers that reuses nothing, has room for all and serves one at a time."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._known: dict[str, Said] = {}
 
     async def of(self, command: Generate) -> Said:
-        """
-        The answer to a request.
-        """
+        """The answer to a request."""
         cold = attrs.evolve(command, cache_prompt=False, session_name=None)
         said = self._known.get(repr(cold))
         if said is None:
@@ -202,17 +190,13 @@ class Script:
         return acts
 
     async def _one_after_the_other(self) -> list[Act]:
-        """
-        A client that does not wait for the end of a long answer: its session is at work.
-        """
+        """A client that does not wait for the end of a long answer: its session is at work."""
         talk = self._opening()
         first, *both = [await self._turn(talk, None, long=True) for _ in range(3)]
         return [Together((first,)), Rest(), Together(tuple(both), in_turn=True)]
 
     async def _ends(self) -> list[list[Act]]:
-        """
-        Two servers that end while some requests are under way: one in order, one killed.
-        """
+        """Two servers that end while some requests are under way: one in order, one killed."""
         some = [await self._asked("ids", None) for _ in range(self._chance.randint(1, 4))]
         more = [await self._asked("turn", None) for _ in range(self._chance.randint(1, 4))]
         killed = self._chance.randint(1, len(some))
@@ -274,9 +258,7 @@ class Script:
         return [Message(role="system", content="You weigh stones. " + self._words(20))]
 
     def _telling(self, length: int) -> tuple[Message, ...]:
-        """
-        A conversation as a client tells it, with thoughts and with calls of a tool.
-        """
+        """A conversation as a client tells it, with thoughts and with calls of a tool."""
         told = self._opening()
         while len(told) < length:
             told.append(Message(role="user", content=self._words(20)))
@@ -327,9 +309,7 @@ class Heard:
 
 
 async def hear(server: Server, asked: Asked, heard: Heard) -> None:
-    """
-    Ask, and listen until the client leaves.
-    """
+    """Ask, and listen until the client leaves."""
     pieces = 0
     try:
         async with server.generate(asked.command) as replies:
@@ -363,9 +343,7 @@ async def hear(server: Server, asked: Asked, heard: Heard) -> None:
 
 
 def difference(asked: Asked, heard: Heard) -> str | None:
-    """
-    What of that which was heard is not what is due, bit for bit. None where all of it is.
-    """
+    """What of that which was heard is not what is due, bit for bit. None where all of it is."""
     due = asked.due
     for place, (mine, other) in enumerate(zip(due.tokens, heard.tokens, strict=False)):
         if mine != other:
@@ -383,9 +361,7 @@ def difference(asked: Asked, heard: Heard) -> str | None:
 
 
 def _checks(server: Server) -> bool:
-    """
-    Whether a shadow check is in hand, or could be.
-    """
+    """Whether a shadow check is in hand, or could be."""
     shadow = server._shadow
     if shadow is None or shadow._held is not None:
         return shadow is not None
@@ -423,17 +399,13 @@ class House:
         self._besides = random.Random(f"besides {self.seed}")
 
     async def live(self, acts: Sequence[Act]) -> None:
-        """
-        Do all of it, and come to rest.
-        """
+        """Do all of it, and come to rest."""
         left: Sequence[Act] | None = [*acts, Rest()]
         while left:
             left = await self._life(left)
 
     async def _life(self, acts: Sequence[Act]) -> Sequence[Act]:
-        """
-        One server's life. What is left to be done after it.
-        """
+        """One server's life. What is left to be done after it."""
         kill, rows, left = trio.CancelScope(), None, iter(acts)
         async with trio.open_nursery() as staying:
             with kill:
@@ -503,9 +475,7 @@ class House:
         self._moved.unpark_all()
 
     def _begin(self, server: Server, some: Sequence[Asked], clients: trio.Nursery) -> list[Heard]:
-        """
-        Ask, and have the clients listen.
-        """
+        """Ask, and have the clients listen."""
         new = [(asked, Heard()) for asked in some]
         for asked, heard in new:
             clients.start_soon(hear, server, asked, heard)
@@ -533,16 +503,12 @@ class House:
     # --- what happened ------------------------------------------------------------------------
 
     def differences(self) -> list[str]:
-        """
-        What was heard and is not due, each with its place among the requests.
-        """
+        """What was heard and is not due, each with its place among the requests."""
         found = [(place, difference(*one)) for place, one in enumerate(self.heard)]
         return [f"request {place}: {what}" for place, what in found if what is not None]
 
     def unexplained(self) -> list[str]:
-        """
-        Requests of which a client heard what is not in the journal.
-        """
+        """Requests of which a client heard what is not in the journal."""
         drawn: dict[str, list[float]] = {}
         for event in (decode(row).event for row in self.store.rows):
             if isinstance(event, ev.CacheExtended) and event.request is not None:
@@ -556,9 +522,7 @@ class House:
         ]
 
     def findings(self) -> tuple[Finding, ...]:
-        """
-        What a replay of the journal finds.
-        """
+        """What a replay of the journal finds."""
         return tuple(replay(self.store.read()).findings)
 
     def happened(self) -> Counter[str]:

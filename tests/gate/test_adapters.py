@@ -82,9 +82,7 @@ def test_warm_equals_cold_over_an_adapter(model_directory: Path, adapter: Path) 
 
 
 def test_alone_equals_among_others_over_an_adapter(model_directory: Path, adapter: Path) -> None:
-    """
-    Four conversations at once give the bits that each gives alone.
-    """
+    """Four conversations at once give the bits that each gives alone."""
     together: dict[int, Said] = {}
 
     async def main() -> None:

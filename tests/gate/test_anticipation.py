@@ -36,24 +36,18 @@ pytestmark = pytest.mark.gate
 
 
 def turns(sampling: Any) -> list[Generate]:
-    """
-    What a user says in three turns, each of which goes on from the answer before.
-    """
+    """What a user says in three turns, each of which goes on from the answer before."""
     first = attrs.evolve(thinking(max_tokens=70), sampling=sampling)
     return [attrs.evolve(first, seed=seed) for seed in range(3)]
 
 
 def going_on(command: Generate, talk: list[Message]) -> Generate:
-    """
-    The command with all that was said.
-    """
+    """The command with all that was said."""
     return attrs.evolve(command, conversation=Conversation(messages=tuple(talk)))
 
 
 def of(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
-    """
-    The journal's events of a kind.
-    """
+    """The journal's events of a kind."""
     found = (decode(row).event for row in store.rows)
     return [event for event in found if isinstance(event, kind)]
 

@@ -31,9 +31,7 @@ SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=200, min_p=0.001)
 
 @attrs.define
 class House:
-    """
-    A journal, a folder of block files, and a server that knows nothing, to compare with.
-    """
+    """A journal, a folder of block files, and a server that knows nothing, to compare with."""
 
     model: Path
     folder: Path
@@ -41,16 +39,12 @@ class House:
     store: MemoryStore = attrs.field(factory=MemoryStore)
 
     def serving(self, **changes: Any) -> Any:
-        """
-        A server over the journal and the folder.
-        """
+        """A server over the journal and the folder."""
         usual = {"blocks_folder": self.folder, "disk_bytes": 64 * MIB}
         return serving(self.model, self.store, **{**usual, **changes})
 
     async def asked(self, server: Server, talk: list[Message], **changes: Any) -> Said:
-        """
-        An answer, which becomes the talk's next message. It has the bits of a cold one.
-        """
+        """An answer, which becomes the talk's next message. It has the bits of a cold one."""
         command = generate(
             Conversation(messages=tuple(talk)), sampling=SAMPLED, max_tokens=12, **changes
         )
@@ -63,24 +57,18 @@ class House:
         return said
 
     def events(self, kind: type[ev.Event]) -> list[Any]:
-        """
-        The journal's events of a kind.
-        """
+        """The journal's events of a kind."""
         found = (decode(row).event for row in self.store.rows)
         return [event for event in found if isinstance(event, kind)]
 
     def files(self) -> list[Path]:
-        """
-        The block files, those first that were written first.
-        """
+        """The block files, those first that were written first."""
         order = [event.key for event in self.events(ev.BlockSpilled)]
         return sorted(self.folder.rglob("*.safetensors"), key=lambda path: order.index(path.stem))
 
 
 def run(model_directory: Path, folder: Path, main: Callable[[House], Any]) -> House:
-    """
-    Run a test over a house; its journal holds in the end.
-    """
+    """Run a test over a house; its journal holds in the end."""
     made: list[House] = []
 
     async def all_of_it() -> None:
@@ -94,9 +82,7 @@ def run(model_directory: Path, folder: Path, main: Callable[[House], Any]) -> Ho
 
 
 def says(place: int, length: int = 40) -> Message:
-    """
-    A user's words.
-    """
+    """A user's words."""
     return Message(role="user", content=words(place, length))
 
 

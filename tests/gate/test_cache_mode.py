@@ -20,9 +20,7 @@ PREFIX = ("new_session", "cache_mode_prefix")
 
 
 def path(said: Said) -> tuple[str, str | None]:
-    """
-    Path and reason of an answer.
-    """
+    """Path and reason of an answer."""
     return said.accepted.path, said.accepted.reason
 
 

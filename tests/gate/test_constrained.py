@@ -91,9 +91,7 @@ def test_a_hit_is_a_miss(model_directory: Path) -> None:
 
 
 async def each_beside_others(model_directory: Path) -> list[Said]:
-    """
-    What a server answers that is asked all at once.
-    """
+    """What a server answers that is asked all at once."""
     found: dict[int, Said] = {}
     asked = commands(8)
 
@@ -108,9 +106,7 @@ async def each_beside_others(model_directory: Path) -> list[Said]:
 
 
 async def each_alone(model_directory: Path) -> list[Said]:
-    """
-    What servers answer that are asked one thing each.
-    """
+    """What servers answer that are asked one thing each."""
     empty = await rows_of_an_empty_server(model_directory)
     found = []
     for command in commands(8):
@@ -120,9 +116,7 @@ async def each_alone(model_directory: Path) -> list[Said]:
 
 
 def test_alone_is_among_others(model_directory: Path) -> None:
-    """
-    Eight answers under three grammars, on four rows, have the bits that each has alone.
-    """
+    """Eight answers under three grammars, on four rows, have the bits that each has alone."""
     together = trio.run(each_beside_others, model_directory)
     alone = trio.run(each_alone, model_directory)
     for one, other in zip(together, alone, strict=True):

@@ -44,9 +44,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(name="a_block_a_part", autouse=True)
 def a_block_a_part_(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Small models have histories of few bytes: no part is larger than it must be.
-    """
+    """Small models have histories of few bytes: no part is larger than it must be."""
     monkeypatch.setattr(schedule, "COPIED_AT_ONCE_BYTES", 1)
 
 
@@ -63,9 +61,7 @@ class Case:
 
     @classmethod
     async def of(cls, kind: str, model_directory: Path, folder: Path) -> Case:
-        """
-        One of the kinds above.
-        """
+        """One of the kinds above."""
         family, settings = KINDS[kind]
         model = make_family_model(folder / "model", model_directory, config_of(family))
         case = cls(model, settings)
@@ -75,31 +71,23 @@ class Case:
         return case
 
     def cold(self, store: MemoryStore | None = None) -> Any:
-        """
-        A server that knows nothing.
-        """
+        """A server that knows nothing."""
         store = MemoryStore(list(self.empty)) if store is None else store
         return serving(self.model, store, **self.settings)
 
     def serving(self) -> Any:
-        """
-        A server over the journal.
-        """
+        """A server over the journal."""
         return serving(self.model, self.store, **self.settings)
 
     async def is_the_cold_one(self, said: Said, talk: Sequence[Message]) -> None:
-        """
-        Fails where an answer has other bits than one of a server that knows nothing.
-        """
+        """Fails where an answer has other bits than one of a server that knows nothing."""
         async with self.cold() as cold:
             missed = await ask(cold, told(talk))
         assert 0 == missed.accepted.cached_tokens
         same_bits(said, missed)
 
     def events(self, kind: type[ev.Event]) -> list[Any]:
-        """
-        The journal's events of a kind.
-        """
+        """The journal's events of a kind."""
         found = (decode(row).event for row in self.store.rows)
         return [event for event in found if isinstance(event, kind)]
 
@@ -113,23 +101,17 @@ class Case:
 
 
 def told(talk: Sequence[Message], **changes: Any) -> Any:
-    """
-    A conversation's request.
-    """
+    """A conversation's request."""
     return generate(Conversation(messages=tuple(talk)), session_name="one", **changes)
 
 
 def says(place: int, count: int) -> Message:
-    """
-    A user's words.
-    """
+    """A user's words."""
     return Message(role="user", content=words(place, count))
 
 
 async def paused(server: Server) -> list[Message]:
-    """
-    A conversation whose slab was given up behind its first answer, and what is said next.
-    """
+    """A conversation whose slab was given up behind its first answer, and what is said next."""
     talk = [says(1, WORDS)]
     first = await ask(server, told(talk))
     await at_rest(server)

@@ -16,9 +16,7 @@ from tests.support.model_families import FAMILIES, QUICK, kind_of
 
 
 def lines() -> list[str]:
-    """
-    The rows of the table in the page.
-    """
+    """The rows of the table in the page."""
     found = PAGE.read_text("utf-8").split(BEGIN)[1].split(END)[0].strip().splitlines()
     return found[2:]
 
@@ -38,16 +36,12 @@ def test_a_family_is_served_as_the_page_says(family: str, model_directory: Path)
 
 
 def test_every_kind_is_tried_every_day() -> None:
-    """
-    No kind of family is left to the sweep alone.
-    """
+    """No kind of family is left to the sweep alone."""
     assert set(FAMILIES) == {kind_of(family) for family in QUICK}
 
 
 def test_the_page_has_every_family_and_no_other() -> None:
-    """
-    A family that was added is on the page, and one that is not served is there with a reason.
-    """
+    """A family that was added is on the page, and one that is not served is there with a reason."""
     told = [re.findall(r"`([^`]+)`", line)[0] for line in lines()]
 
     assert [family for families in FAMILIES.values() for family in families] == told
@@ -81,9 +75,7 @@ def test_a_family_that_ends_the_process_is_refused(model_directory: Path) -> Non
 
 
 def test_a_row_that_is_not_served_has_its_reason_alone() -> None:
-    """
-    The table says why, and claims nothing else; the page around it stays.
-    """
+    """The table says why, and claims nothing else; the page around it stays."""
     row = Row(kind="dense", family="x", keeps="", served="no: why.", rows=0, same_bits=None)
 
     page = with_table(f"before\n{BEGIN}\nold\n{END}\nafter\n", table([row]))

@@ -43,9 +43,7 @@ PENALISED = attrs.evolve(
 
 
 def same_bits(one: Said, other: Said) -> None:
-    """
-    Tokens, log-probabilities, likeliest alternatives and text are equal, bit for bit.
-    """
+    """Tokens, log-probabilities, likeliest alternatives and text are equal, bit for bit."""
     assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
     assert one.tokens == other.tokens
     assert one.text == other.text
@@ -53,9 +51,7 @@ def same_bits(one: Said, other: Said) -> None:
 
 
 async def rows_of_an_empty_server(model_directory: Path) -> list[Row]:
-    """
-    The journal of a server that served nobody: it spares the cold servers their self-test.
-    """
+    """The journal of a server that served nobody: it spares the cold servers their self-test."""
     store = MemoryStore()
     async with serving(model_directory, store):
         pass
@@ -100,9 +96,7 @@ def test_a_hit_is_a_miss(model_directory: Path, sampling: Sampling) -> None:
 
 
 def test_alone_is_among_others(model_directory: Path) -> None:
-    """
-    Eight conversations at once, on four rows, give the bits that each gives alone.
-    """
+    """Eight conversations at once, on four rows, give the bits that each gives alone."""
 
     def commands(place: int) -> Generate:
         sampling = (GREEDY, SAMPLED, PENALISED)[place % 3]

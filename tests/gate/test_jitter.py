@@ -50,9 +50,7 @@ pytestmark = [pytest.mark.gate, pytest.mark.slow, pytest.mark.timeout(1800)]
 SEED = int(os.environ.get("CAIRN_JITTER_SEED", "11"))
 REQUESTS = int(os.environ.get("CAIRN_JITTER_REQUESTS", "100"))
 ROUND = 150
-"""
-So many requests are one history. More than that are several, each of a seed of its own.
-"""
+"""So many requests are one history. More than that are several, each of a seed of its own."""
 ROUNDS = -(-REQUESTS // ROUND)
 HAPPENS = (
     *("block_evicted", "block_spilled", "block_loaded", "block_dropped", "blocks_shared"),
@@ -63,46 +61,34 @@ HAPPENS = (
     *("continuation", "cold_start", "shorter_history", "diverged", "evicted", "session_busy"),
     *("cache_disabled", "anticipation_settled", "shadow: same", "closed: its life is over"),
 )
-"""
-What must have happened, or the histories say nothing of it; see ``House.happened``.
-"""
+"""What must have happened, or the histories say nothing of it; see ``House.happened``."""
 Window = tuple[int, int] | None
 WINDOW = (4, 256)
 STATE_BLOCK_BYTES = {"qwen3_next": 64 * 1024, "rwkv7": 8 * 1024}
-"""
-Of a chunk's KV in models with states, with its share of a state: beside attention, and alone.
-"""
+"""Of a chunk's KV in models with states, with its share of a state: beside attention, and alone."""
 MAY_HAPPEN = ("anticipation_given_up", "tokens used ahead", "block_rejected")
 
 
 @pytest.fixture(autouse=True)
 def _in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    What is copied into a slab is copied block by block, so that much may come in between.
-    """
+    """What is copied into a slab is copied block by block, so that much may come in between."""
     monkeypatch.setattr(schedule, "COPIED_AT_ONCE_BYTES", 1)
 
 
 @pytest.fixture(scope="module")
 def empty(model_directory: Path) -> list[Row]:
-    """
-    The journal of a server that served nobody: it spares the others their self-test.
-    """
+    """The journal of a server that served nobody: it spares the others their self-test."""
     return begun(model_directory)
 
 
 @pytest.fixture(scope="module")
 def in_all() -> Counter[str]:
-    """
-    What happened in all histories so far.
-    """
+    """What happened in all histories so far."""
     return Counter()
 
 
 def begun(model: Path, **changes: Any) -> list[Row]:
-    """
-    Such a journal, of a server with other settings.
-    """
+    """Such a journal, of a server with other settings."""
     store = MemoryStore()
 
     async def main() -> None:
@@ -116,9 +102,7 @@ def begun(model: Path, **changes: Any) -> list[Row]:
 def written(
     model: Path, empty: list[Row], seed: int, requests: int, window: Window = None
 ) -> list[Act]:
-    """
-    A history, and what is due to each of its requests.
-    """
+    """A history, and what is due to each of its requests."""
 
     async def main() -> list[Act]:
         store = MemoryStore(empty)
@@ -131,9 +115,7 @@ def written(
 
 @pytest.fixture(scope="module")
 def short(model_directory: Path, empty: list[Row]) -> list[Act]:
-    """
-    A history for the controls.
-    """
+    """A history for the controls."""
     return written(model_directory, empty, SEED, 25)
 
 
@@ -146,9 +128,7 @@ def lived(
     window: Window = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> House:
-    """
-    A house in which all of it was done.
-    """
+    """A house in which all of it was done."""
     house = House(model, folder, empty, seed, window, block_bytes)
     trio.run(house.live, acts)
     return house
@@ -163,9 +143,7 @@ def wrong(house: House) -> list[str]:
 
 
 def shortest(acts: Sequence[Act], fails: Callable[[Sequence[Act]], bool]) -> Sequence[Act]:
-    """
-    The first acts of a history that fails, as few as still do.
-    """
+    """The first acts of a history that fails, as few as still do."""
     few, many = 0, len(acts)
     while few + 1 < many:
         middle = (few + many) // 2
@@ -211,9 +189,7 @@ def test_whatever_happens_a_hit_is_a_miss(
 
 
 def assert_lived_through(house: House) -> None:
-    """
-    All answers are right, the journal holds, and blocks went every way that they can go.
-    """
+    """All answers are right, the journal holds, and blocks went every way that they can go."""
     happened = house.happened()
     print("\n" + ", ".join(f"{name} {happened[name]}" for name in (*HAPPENS, *MAY_HAPPEN)))
     assert [] == wrong(house)
@@ -252,9 +228,7 @@ def test_over_states_a_hit_is_a_miss(model_directory: Path, tmp_path: Path, fami
 
 
 def requests_of(acts: Sequence[Act]) -> list[Asked]:
-    """
-    All requests of a history, in order.
-    """
+    """All requests of a history, in order."""
     return [asked for act in acts if not isinstance(act, Rest) for asked in act.asked]
 
 
@@ -283,9 +257,7 @@ def test_control_other_shapes_give_other_bits(model_directory: Path, short: list
 
 
 def swapped(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:
-    """
-    ``mlx_blocks.paste`` that takes two tokens for each other, in one layer.
-    """
+    """``mlx_blocks.paste`` that takes two tokens for each other, in one layer."""
     end = paste(slab, blocks, start)
     keys = slab.caches[1].keys
     keys[..., start : start + 2, :] = keys[..., start : start + 2, :][..., ::-1, :]
@@ -333,9 +305,7 @@ def test_control_a_wrong_copy_that_nobody_finds_is_heard(
 
 
 def forgotten(engine: MlxEngine, slab: int, end: int) -> TrimReport:
-    """
-    ``MlxEngine.trim`` that says it did, and did not.
-    """
+    """``MlxEngine.trim`` that says it did, and did not."""
     held = engine.pool.get(slab)
     return TrimReport(held_tokens=held.end, coverage=((len(held.caches), 0, end),))
 
@@ -401,9 +371,7 @@ def test_without_checks_it_comes_to_rest(
     short: list[Act],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """
-    Where checks have ended for good, nobody waits for those that were to come.
-    """
+    """Where checks have ended for good, nobody waits for those that were to come."""
     little = House._little
 
     def checked(house: House) -> dict[str, Any]:

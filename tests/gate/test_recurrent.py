@@ -33,23 +33,17 @@ BESIDE_ATTENTION = "qwen3_next"
 
 
 def made(family: str, model_directory: Path, tmp_path: Path) -> Path:
-    """
-    A small model of a family, with random weights.
-    """
+    """A small model of a family, with random weights."""
     return make_family_model(tmp_path / "model", model_directory, config_of(family))
 
 
 def blocks_apart(house: House) -> int:
-    """
-    How many blocks lie between two that carry states, that one included.
-    """
+    """How many blocks lie between two that carry states, that one included."""
     return max(event.state_blocks for event in house.events(ev.ModelLoaded))
 
 
 def bits_of_a_state(house: House) -> list[ev.BlockSealed]:
-    """
-    The blocks that were sealed with states: those that are larger than others.
-    """
+    """The blocks that were sealed with states: those that are larger than others."""
     every = 64 * blocks_apart(house)
     return [event for event in house.events(ev.BlockSealed) if event.end % every == 0]
 
@@ -146,16 +140,12 @@ def test_bytes_of_states_are_counted(model_directory: Path, tmp_path: Path) -> N
 
 
 def spoiled_cut(cache: StateCache, end: int) -> None:
-    """
-    ``StateCache.cut_back`` that leaves the state as it is.
-    """
+    """``StateCache.cut_back`` that leaves the state as it is."""
     cache.tokens = end
 
 
 def spoiled_put(cache: StateCache, arrays: Sequence[mx.array], end: int) -> None:
-    """
-    ``StateCache.put`` of a state in which there is nothing.
-    """
+    """``StateCache.put`` of a state in which there is nothing."""
     cache.cache = [mx.zeros_like(array) for array in arrays]
     cache._spare = []
     cache.tokens = end
@@ -239,9 +229,7 @@ def test_a_model_whose_states_do_not_come_back_is_served_cold(
 
 
 def cold_for(lines: Sequence[MutableMapping[str, Any]]) -> tuple[str, MutableMapping[str, Any]]:
-    """
-    Why nothing is reused, in words, and the line that tells it.
-    """
+    """Why nothing is reused, in words, and the line that tells it."""
     line = next(line for line in lines if line["event"].startswith("nothing is reused"))
     return line["event"], line
 

@@ -46,9 +46,7 @@ ROWS = SinkWindow.of(SINKS, WINDOW, 64).rows
 
 
 def turn(place: int, messages: tuple[Message, ...] = ()) -> Conversation:
-    """
-    One turn more of a conversation that no other place has.
-    """
+    """One turn more of a conversation that no other place has."""
     said = f"{place} {len(messages)} " + "stone on stone, " * 30
     return Conversation(messages=(*messages, Message(role="user", content=said)))
 
@@ -66,9 +64,7 @@ class Told:
     rows: list[Row]
 
     def events(self, kind: type[E]) -> list[E]:
-        """
-        The events of a kind.
-        """
+        """The events of a kind."""
         found = [decode(row).event for row in self.rows]
         return [event for event in found if isinstance(event, kind)]
 
@@ -119,9 +115,7 @@ def told(model_directory: Path) -> Told:
 
 
 def test_a_hit_past_the_window_is_a_miss(told: Told, model_directory: Path) -> None:
-    """
-    The last answers have the bits of a server that knows nothing and serves nobody else.
-    """
+    """The last answers have the bits of a server that knows nothing and serves nobody else."""
     last = [one for one in told.heard if one[2].finished.prompt_tokens > 2 * WINDOW]
     empty = MemoryStore()
 
@@ -227,9 +221,7 @@ def test_within_the_window_nothing_changes(model_directory: Path) -> None:
 def test_what_does_not_go_with_it_is_refused(
     family: str, settings: dict[str, Any], why: str, model_directory: Path, tmp_path: Path
 ) -> None:
-    """
-    The server does not start, and says why and what to do.
-    """
+    """The server does not start, and says why and what to do."""
     directory = make_family_model(tmp_path / "model", model_directory, config_of(family))
 
     async def main() -> None:

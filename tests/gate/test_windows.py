@@ -21,9 +21,7 @@ pytestmark = pytest.mark.gate
 
 
 def turn(place: int, messages: tuple[Message, ...] = ()) -> Conversation:
-    """
-    One turn more of a conversation that no other place has.
-    """
+    """One turn more of a conversation that no other place has."""
     said = f"{place} {len(messages)} " + "stone on stone " * (12 + 3 * place)
     return Conversation(messages=(*messages, Message(role="user", content=said)))
 

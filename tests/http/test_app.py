@@ -232,9 +232,7 @@ async def test_wrong_address_or_method(method: str, path: str, status: int, code
 
 
 async def told(path: str, *, method: str = "post") -> str:
-    """
-    What is said of an address at which nothing is, as its protocol says it.
-    """
+    """What is said of an address at which nothing is, as its protocol says it."""
     client = create_app(FakeService()).test_client()
     response = await getattr(client, method)(path)
     body = json.loads(await response.get_data(as_text=True))

@@ -1,6 +1,4 @@
-"""
-From what a client wants its request to go on, in every protocol.
-"""
+"""From what a client wants its request to go on, in every protocol."""
 
 from __future__ import annotations
 

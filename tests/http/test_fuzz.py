@@ -384,9 +384,7 @@ def requests(draw: st.DrawFn) -> Asked:
 # --- answers -------------------------------------------------------------------------------------
 
 STATUSES = {200, 400, 403, 413, 415}
-"""
-All that a client of its own can be told, who asks one thing at a time.
-"""
+"""All that a client of its own can be told, who asks one thing at a time."""
 
 
 def assert_envelope(answer: Any) -> None:
@@ -435,9 +433,7 @@ def open_files() -> int:
 
 
 CONNECTION = "trio._highlevel_serve_listeners._run_handler"
-"""
-The task of a connection; all others of it are below.
-"""
+"""The task of a connection; all others of it are below."""
 
 GOOD = Asked(body=b'{"messages":[{"role":"user","content":"Hello"}],"max_tokens":4}', headers={})
 
@@ -492,9 +488,7 @@ def test_requests_that_are_almost_right(model_directory: Path, tmp_path: Path):
 
 
 def settled(it: Fuzzed) -> tuple[collections.Counter[str], int]:
-    """
-    The tasks besides those of sessions, and the files, once the connections are closed.
-    """
+    """The tasks besides those of sessions, and the files, once the connections are closed."""
 
     async def closed() -> None:
         with trio.move_on_after(60):

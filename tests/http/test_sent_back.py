@@ -47,28 +47,20 @@ RESULTS = ("Rain.", "7 km")
 
 @pytest.fixture(scope="module", name="tokenizer")
 def tokenizer_(model_directory: Path) -> Any:
-    """
-    The random model's, with Pebble's template.
-    """
+    """The random model's, with Pebble's template."""
     return load_tokenizer(model_directory)
 
 
 class Chat:
-    """
-    A client of OpenAI's.
-    """
+    """A client of OpenAI's."""
 
     def read(self, *more: dict[str, Any]) -> Generate:
-        """
-        The command that its request is.
-        """
+        """The command that its request is."""
         body = {"messages": [*ASKED, *more], "tools": TOOLS, "enable_thinking": True}
         return read_chat_request(json.dumps(body).encode(), {}, Ignored(), FACTS).command
 
     def sent_back(self, replies: Iterable[Reply]) -> list[dict[str, Any]]:
-        """
-        What it sends back after an answer: that, and the results of its calls.
-        """
+        """What it sends back after an answer: that, and the results of its calls."""
         completion = Completion(logprobs=False)
         for reply in replies:
             completion.take(reply)
@@ -84,14 +76,10 @@ class Chat:
 
 
 class Messages:
-    """
-    A client of Anthropic's, which adds up a stream.
-    """
+    """A client of Anthropic's, which adds up a stream."""
 
     def read(self, *more: dict[str, Any]) -> Generate:
-        """
-        The command that its request is.
-        """
+        """The command that its request is."""
         system, *messages = ASKED
         body = {
             "max_tokens": 100,
@@ -106,9 +94,7 @@ class Messages:
         return read_messages_request(json.dumps(body).encode(), {}, Ignored(), FACTS).command
 
     def sent_back(self, replies: Iterable[Reply]) -> list[dict[str, Any]]:
-        """
-        What it sends back after an answer: that, and the results of its calls.
-        """
+        """What it sends back after an answer: that, and the results of its calls."""
         chunks = Chunks(max_tokens=100)
         blocks: list[dict[str, Any]] = []
         inputs = ""

@@ -1,6 +1,4 @@
-"""
-How long a client wants its conversation to be kept, in every protocol.
-"""
+"""How long a client wants its conversation to be kept, in every protocol."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def command_of(read: Callable[..., Any], body: Mapping[str, Any]) -> Generate:
-    """
-    What a body asks for.
-    """
+    """What a body asks for."""
     command: Generate = read(json.dumps(body).encode(), {}, Ignored(), FACTS).command
     return command
 

@@ -62,9 +62,7 @@ FAULTS: tuple[ev.FileFault, ...] = ("missing", "unreadable", "foreign", "digest"
 
 
 def plain(state: State) -> dict[str, Any]:
-    """
-    A state as ``World.seen`` shows one.
-    """
+    """A state as ``World.seen`` shows one."""
     shown = attrs.asdict(state, recurse=False)
     shown["model"] = attrs.asdict(state.model) if state.model else None
     shown["pool"] = attrs.asdict(state.pool)
@@ -79,9 +77,7 @@ def plain(state: State) -> dict[str, Any]:
 
 
 def _spread(sessions: Any, blocks: Any, uses: Any, pins: Any) -> None:
-    """
-    What stands once for a chain, or for a session, written at each block that it is of.
-    """
+    """What stands once for a chain, or for a session, written at each block that it is of."""
     for session in sessions.values():
         session["pins"] = ()
     for block in blocks.values():
@@ -111,9 +107,7 @@ def _plain_session(session: Session) -> dict[str, Any]:
 
 
 class World:
-    """
-    The state that a journal implies, changed in place.
-    """
+    """The state that a journal implies, changed in place."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -132,9 +126,7 @@ class World:
         self.ended: list[str] = []  # sessions in the order in which their last turns ended
 
     def seen(self) -> dict[str, Any]:
-        """
-        The same as ``plain`` of the state after the same events.
-        """
+        """The same as ``plain`` of the state after the same events."""
         here = [block for block in self.blocks.values() if block["present"]]
         files = [block["file_bytes"] for block in self.blocks.values()]
         sizes = [size for size in files if size is not None]
@@ -176,17 +168,13 @@ class World:
         }
 
     def take(self, recorded: ev.Recorded) -> None:
-        """
-        One more event.
-        """
+        """One more event."""
         self.pass_over(recorded)
         event = recorded.event
         getattr(self, "_" + event.kind)(event)
 
     def pass_over(self, recorded: ev.Recorded) -> None:
-        """
-        One more row, which broke an invariant.
-        """
+        """One more row, which broke an invariant."""
         self.position = recorded.position
         self.time_us = max(self.time_us, recorded.time_us)
         self.streams[recorded.stream] = recorded.seq
@@ -262,9 +250,7 @@ class World:
         }
 
     def _due(self, session: dict[str, Any], *others: int | None) -> int | None:
-        """
-        When what a session uses now is over, the last of this and of what others gave it.
-        """
+        """When what a session uses now is over, the last of this and of what others gave it."""
         if session["ttl_s"] is not None:
             others = (*others, self.time_us + 1_000_000 * session["ttl_s"])
         return max((due for due in others if due is not None), default=None)
@@ -492,9 +478,7 @@ def _empty(session: dict[str, Any]) -> None:
 
 
 def _goes_on(last: dict[str, Any], chain: Sequence[tuple[str, str]]) -> bool:
-    """
-    The conversation is the last one, then what came of its answer, if it had one.
-    """
+    """The conversation is the last one, then what came of its answer, if it had one."""
     if len(chain) < len(last["chain"]):
         return False
     for held, asked in zip(last["chain"], chain, strict=False):
@@ -505,9 +489,7 @@ def _goes_on(last: dict[str, Any], chain: Sequence[tuple[str, str]]) -> bool:
 
 
 def _visible(world: World, ask: paths.Ask) -> list[dict[str, Any]]:
-    """
-    The sessions that may be found by content, in the order of their last turns.
-    """
+    """The sessions that may be found by content, in the order of their last turns."""
     visible = []
     for name in world.ended:
         session = world.sessions[name]
@@ -524,9 +506,7 @@ def _by_length(session: dict[str, Any]) -> tuple[int, int]:
 
 
 def chosen(world: World, ask: paths.Ask) -> str | None:
-    """
-    The session that serves, by looking at all of them.
-    """
+    """The session that serves, by looking at all of them."""
     if ask.session_name is not None:
         for name, session in world.sessions.items():
             if name == ask.session_name and session["tenant"] == ask.tenant:
@@ -546,9 +526,7 @@ def chosen(world: World, ask: paths.Ask) -> str | None:
 
 
 def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
-    """
-    The path, by looking at all sessions and all blocks.
-    """
+    """The path, by looking at all sessions and all blocks."""
     ask = paths.ask_of(request.ask, request.chain)
     mine = world.sessions[name]
     nearest = _nearest(world, mine, ask)
@@ -651,18 +629,14 @@ def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[i
 
 
 def stones_ahead(world: World, name: str, begun: ev.AnticipationBegun) -> tuple[int, int]:
-    """
-    What is there of the blocks that a session anticipates, by looking at each.
-    """
+    """What is there of the blocks that a session anticipates, by looking at each."""
     mine = world.sessions[name]
     keys = (*mine["last"]["prompt_keys"][: begun.kept_keys], *begun.new_keys)
     return _lying(world, mine["slab_keys"], keys)
 
 
 def _lying(world: World, slab_keys: tuple[str, ...], keys: Sequence[str]) -> tuple[int, int]:
-    """
-    How many blocks from the front lie in a slab, and how many more in memory.
-    """
+    """How many blocks from the front lie in a slab, and how many more in memory."""
     kept = shared = 0
     for place, key in enumerate(keys):
         block = world.blocks.get(key)
@@ -723,9 +697,7 @@ def leaving(world: dict[str, dict[str, Any]], there: Iterable[str]) -> list[tupl
 
 
 def _above(world: dict[str, dict[str, Any]], key: str) -> set[str]:
-    """
-    What a block is built on.
-    """
+    """What a block is built on."""
     parent = world[key]["parent"]
     return {parent, *_above(world, parent)} if parent in world else set()
 
@@ -734,22 +706,16 @@ def _above(world: dict[str, dict[str, Any]], key: str) -> set[str]:
 
 
 def tape(seed: int, size: int) -> bytes:
-    """
-    A tape that is the beginning of the longer ones with its seed, so that a failure shrinks.
-    """
+    """A tape that is the beginning of the longer ones with its seed, so that a failure shrinks."""
     return random.Random(seed).randbytes(600)[:size]
 
 
 TAPES = st.builds(tape, st.integers(0, 2**32), st.integers(100, 600))
-"""
-Tapes for ``Driver``, drawn by Hypothesis: long, and of all bytes.
-"""
+"""Tapes for ``Driver``, drawn by Hypothesis: long, and of all bytes."""
 
 
 def profile(examples: int) -> settings:
-    """
-    The same examples at every run, however long one takes.
-    """
+    """The same examples at every run, however long one takes."""
     return settings(
         max_examples=examples,
         derandomize=True,
@@ -766,9 +732,7 @@ def played(
     kind: type[Driver] | None = None,
     state_blocks: int = 0,
 ) -> Driver:
-    """
-    The history on a tape, whose first bytes tell how much memory there is.
-    """
+    """The history on a tape, whose first bytes tell how much memory there is."""
     return (kind or Driver)(
         data[3:],
         crashes=crashes,
@@ -787,9 +751,7 @@ _LABELS = {"tools": 1, "system": 2, "user": 3, "assistant": 4}
 
 @attrs.define
 class Talk:
-    """
-    A conversation as its client has it.
-    """
+    """A conversation as its client has it."""
 
     tenant: str
     group: str | None
@@ -800,9 +762,7 @@ class Talk:
 
 @attrs.define
 class Slab:
-    """
-    KV that is really there: a number a token.
-    """
+    """KV that is really there: a number a token."""
 
     id: int
     capacity_tokens: int
@@ -819,9 +779,7 @@ def run_pass(rows: list[int], fingerprint: str, ids: Sequence[int], *, decode: b
 
 
 def cold_rows(fingerprint: str, ids: Sequence[int]) -> list[int]:
-    """
-    Canonical KV: what a cold prefill leaves.
-    """
+    """Canonical KV: what a cold prefill leaves."""
     rows: list[int] = []
     chunk = CHUNKS[fingerprint]
     for start in range(0, len(ids), chunk):
@@ -830,9 +788,7 @@ def cold_rows(fingerprint: str, ids: Sequence[int]) -> list[int]:
 
 
 def digest_of(rows: Sequence[int]) -> str:
-    """
-    A digest over the bytes of KV.
-    """
+    """A digest over the bytes of KV."""
     return hashlib.sha256(repr(tuple(rows)).encode()).hexdigest()[:16]
 
 
@@ -848,9 +804,7 @@ def rendered(parts: Sequence[Part]) -> tuple[int, ...]:
 
 
 class Tape:
-    """
-    Choices, read off bytes; after its end every choice is the first.
-    """
+    """Choices, read off bytes; after its end every choice is the first."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -858,31 +812,23 @@ class Tape:
 
     @property
     def over(self) -> bool:
-        """
-        Whether all was read.
-        """
+        """Whether all was read."""
         return self._at >= len(self._data)
 
     def below(self, count: int) -> int:
-        """
-        A number below ``count``.
-        """
+        """A number below ``count``."""
         if self.over:
             return 0
         self._at += 1
         return self._data[self._at - 1] % count
 
     def one_of(self, options: Sequence[Any]) -> Any:
-        """
-        One of them.
-        """
+        """One of them."""
         return options[self.below(len(options))]
 
 
 class Violated(Exception):
-    """
-    The ledger found a violation.
-    """
+    """The ledger found a violation."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(f"{outcome.bug}; {outcome.recorded[-1:]}")
@@ -951,16 +897,12 @@ class Driver:
 
     @property
     def state(self) -> State:
-        """
-        The fold so far.
-        """
+        """The fold so far."""
         return self.ledger.state
 
     @property
     def chunk(self) -> int:
-        """
-        C of the model that is loaded.
-        """
+        """C of the model that is loaded."""
         return CHUNKS[self.fingerprint]
 
     def _count(self, name: str) -> int:
@@ -985,9 +927,7 @@ class Driver:
             raise
 
     def take(self, outcome: Outcome) -> None:
-        """
-        Keep an outcome's rows.
-        """
+        """Keep an outcome's rows."""
         self.rows.extend(outcome.rows)
         self.recorded.extend(outcome.recorded)
         self.states.extend([self.state] * len(outcome.rows))
@@ -999,9 +939,7 @@ class Driver:
                 raise Violated(outcome)
 
     def start(self, fingerprint: str = "fp-a") -> None:
-        """
-        The server starts and loads a model.
-        """
+        """The server starts and loads a model."""
         self.fingerprint = fingerprint
         self.propose(
             ev.ServerStarted(boot=f"boot-{self._count('boot')}", cairn_version="0", settings={})
@@ -1009,9 +947,7 @@ class Driver:
         self.load_model(fingerprint)
 
     def load_model(self, fingerprint: str) -> None:
-        """
-        A model is loaded.
-        """
+        """A model is loaded."""
         self.fingerprint = fingerprint
         self.propose(
             ev.ModelLoaded(
@@ -1041,9 +977,7 @@ class Driver:
         self.find()
 
     def find(self) -> None:
-        """
-        The files of earlier runs are looked for. Some have been lost, or damaged.
-        """
+        """The files of earlier runs are looked for. Some have been lost, or damaged."""
         for key in sorted(self.files):
             if self.tape.below(5) == 4:
                 self.reject(key, self.tape.one_of(("missing", "unreadable")))
@@ -1054,9 +988,7 @@ class Driver:
         )
 
     def end_run(self, kind: str) -> None:
-        """
-        The server stops, is lost, or unloads its model; all that was in memory is gone.
-        """
+        """The server stops, is lost, or unloads its model; all that was in memory is gone."""
         boot = f"boot-{self._counts['boot']}"
         if kind == "stopped":
             self.propose(ev.ServerStopped(boot=boot, reason="signal"))
@@ -1083,9 +1015,7 @@ class Driver:
         room: int = 4,
         based: bool = True,
     ) -> str | None:
-        """
-        A client sends its conversation. The session that took it, or None where none could.
-        """
+        """A client sends its conversation. The session that took it, or None where none could."""
         chain, ids = self.chain(talk), rendered(talk.parts)
         ask = self.asked(talk, cache_prompt=cache_prompt, cache_mode=cache_mode)
         name = paths.choose_session(self.state, ask)
@@ -1132,9 +1062,7 @@ class Driver:
                 return
 
     def chain(self, talk: Talk) -> tuple[tuple[str, str], ...]:
-        """
-        The chain of a conversation.
-        """
+        """The chain of a conversation."""
         chain, parent = [], ""
         for label, content in talk.parts:
             parent = part_hash(
@@ -1150,9 +1078,7 @@ class Driver:
     def asked(
         self, talk: Talk, *, cache_prompt: bool = True, cache_mode: ev.CacheMode = "full"
     ) -> paths.Ask:
-        """
-        What choosing a session reads of a conversation.
-        """
+        """What choosing a session reads of a conversation."""
         return paths.Ask(
             tenant=talk.tenant,
             fingerprint=self.fingerprint,
@@ -1164,9 +1090,7 @@ class Driver:
         )
 
     def keys(self, tenant: str, ids: Sequence[int]) -> tuple[str, ...]:
-        """
-        The keys of a sequence.
-        """
+        """The keys of a sequence."""
         return block_keys(
             secret=SECRETS[tenant],
             fingerprint=self.fingerprint,
@@ -1240,9 +1164,7 @@ class Driver:
         )
 
     def selected(self, session: str) -> ev.PathSelected:
-        """
-        The decision, as the sequencer would record it.
-        """
+        """The decision, as the sequencer would record it."""
         held = self.state.session(session)
         assert held.request is not None
         decision = paths.select(self.state, held, held.request)
@@ -1269,9 +1191,7 @@ class Driver:
         return {"store_blocks": len(self.store), "store_bytes": len(self.store) * BLOCK_BYTES}
 
     def evict(self, key: str) -> None:
-        """
-        A block leaves memory, and may be written to a file before.
-        """
+        """A block leaves memory, and may be written to a file before."""
         if key not in self.files and self.tape.below(2):
             self.spill(key)
         block = self.store.pop(key)
@@ -1301,15 +1221,11 @@ class Driver:
         )
 
     def spillable(self) -> list[str]:
-        """
-        The blocks in memory that no file has.
-        """
+        """The blocks in memory that no file has."""
         return [key for key in sorted(self.store) if key not in self.files]
 
     def drop(self, key: str) -> None:
-        """
-        A block's file is removed.
-        """
+        """A block's file is removed."""
         block = self.files.pop(key)
         self.propose(
             ev.BlockDropped(key=key, bytes=FILE_BYTES, **self._filed()),
@@ -1317,16 +1233,12 @@ class Driver:
         )
 
     def reject(self, key: str, reason: ev.FileFault) -> None:
-        """
-        A block's file is not what was written.
-        """
+        """A block's file is not what was written."""
         del self.files[key]
         self.propose(ev.BlockRejected(key=key, reason=reason, aside=None))
 
     def load(self, key: str) -> None:
-        """
-        A block is read from its file; another one leaves memory for it if there must be.
-        """
+        """A block is read from its file; another one leaves memory for it if there must be."""
         if len(self.store) >= self._blocks_kept:
             self.evict(self.evictable()[0])
         if key not in self.files:
@@ -1344,9 +1256,7 @@ class Driver:
         )
 
     def loadable(self) -> list[str]:
-        """
-        The blocks that could be read now.
-        """
+        """The blocks that could be read now."""
         if len(self.store) >= self._blocks_kept and not self.evictable():
             return []
         return [
@@ -1356,15 +1266,11 @@ class Driver:
         ]
 
     def evictable(self) -> list[str]:
-        """
-        The blocks that nobody holds on to.
-        """
+        """The blocks that nobody holds on to."""
         return [key for key in self.store if not self.state.is_pinned(key)]
 
     def release(self, session: str) -> None:
-        """
-        A session gives up its slab.
-        """
+        """A session gives up its slab."""
         slab = self.slabs.pop(session)
         self.propose(
             ev.SlabReleased(
@@ -1374,9 +1280,7 @@ class Driver:
         )
 
     def checkable(self) -> list[str]:
-        """
-        The sessions whose last answer could be computed once more.
-        """
+        """The sessions whose last answer could be computed once more."""
         if self.check is not None or len(self.slabs) >= self._pool_slabs:
             return []
         return [
@@ -1387,9 +1291,7 @@ class Driver:
         ]
 
     def begin_check(self, session: str) -> None:
-        """
-        A slab is opened to compute a session's last answer once more; or it is not.
-        """
+        """A slab is opened to compute a session's last answer once more; or it is not."""
         held = self.state.session(session)
         assert held.last is not None
         of: dict[str, Any] = {"of_session": session, "request": held.last.request}
@@ -1408,9 +1310,7 @@ class Driver:
         self.check = None
 
     def end_check(self, result: str) -> None:
-        """
-        The check in hand gives its slab back, having come to its end or not.
-        """
+        """The check in hand gives its slab back, having come to its end or not."""
         check, shadow = self.check, self.state.shadow
         assert check is not None
         assert shadow is not None
@@ -1464,16 +1364,12 @@ class Driver:
         )
 
     def releasable(self) -> list[str]:
-        """
-        The sessions at rest, or out of service, that hold a slab.
-        """
+        """The sessions at rest, or out of service, that hold a slab."""
         rest = ("idle", "quarantined")
         return [name for name in self.slabs if self.state.session(name).life in rest]
 
     def acquire(self, session: str, capacity_tokens: int) -> bool:
-        """
-        A session gets a slab, if need be that of the check in hand, else another session's.
-        """
+        """A session gets a slab, if need be that of the check in hand, else another session's."""
         if self._pool()["pool_slabs"] >= self._pool_slabs and self.check is not None:
             self.end_check("disturbed")
         if self._pool()["pool_slabs"] >= self._pool_slabs:
@@ -1495,9 +1391,7 @@ class Driver:
         return True
 
     def trim(self, session: str, end: int, reason: str) -> None:
-        """
-        A session's KV is cut back.
-        """
+        """A session's KV is cut back."""
         rows = self.slabs[session].rows
         held = len(rows)
         del rows[end:]
@@ -1524,9 +1418,7 @@ class Driver:
                 begin = place
 
     def share(self, session: str, request: str | None, keys: tuple[str, ...]) -> None:
-        """
-        Blocks are copied from the store into a slab.
-        """
+        """Blocks are copied from the store into a slab."""
         rows = self.slabs[session].rows
         start = len(rows)
         for key in keys:
@@ -1552,9 +1444,7 @@ class Driver:
         ids: tuple[int, ...],
         sampled: tuple[int, ...] = (),
     ) -> None:
-        """
-        Passes of the model run.
-        """
+        """Passes of the model run."""
         rows = self.slabs[session].rows
         start = len(rows)
         if step == "decode":
@@ -1578,9 +1468,7 @@ class Driver:
         )
 
     def seal(self, session: str, key: str) -> None:
-        """
-        The last chunk of a slab becomes a block; room for it is made if it can be.
-        """
+        """The last chunk of a slab becomes a block; room for it is made if it can be."""
         rows = self.slabs[session].rows
         block = tuple(rows[-self.chunk :])
         known = self.state.blocks.get(key)
@@ -1841,9 +1729,7 @@ class Driver:
         return True
 
     def step(self, session: str) -> None:
-        """
-        A session does what is next for it.
-        """
+        """A session does what is next for it."""
         try:
             next(self.work[session])
         except StopIteration:
@@ -1858,34 +1744,26 @@ class Driver:
         self.hurried.discard(session)
 
     def finish(self, session: str) -> None:
-        """
-        A session works until it rests.
-        """
+        """A session works until it rests."""
         while session in self.work:
             self.step(session)
 
     def serve(self, talk: Talk, **kwargs: Any) -> str:
-        """
-        A request from its arrival to the session at rest.
-        """
+        """A request from its arrival to the session at rest."""
         session = self.ask(talk, **kwargs)
         assert session is not None
         self.finish(session)
         return session
 
     def crash(self, session: str) -> None:
-        """
-        A session's own code fails.
-        """
+        """A session's own code fails."""
         self.take(self.ledger.record_crash(session=session, message="it fell", trace="here"))
         self._done(session)
 
     # histories
 
     def play(self) -> Driver:
-        """
-        A history as the tape has it.
-        """
+        """A history as the tape has it."""
         self.start()
         while not self.tape.over:
             self._move()

@@ -1,6 +1,4 @@
-"""
-The fold gives what a slow and simple one gives, over any history that a server can make.
-"""
+"""The fold gives what a slow and simple one gives, over any history that a server can make."""
 
 from __future__ import annotations
 
@@ -108,14 +106,10 @@ def adds_up(driver: Driver, state: State) -> None:
 
 
 class Counting(Driver):
-    """
-    Counts what there is after each append.
-    """
+    """Counts what there is after each append."""
 
     def take(self, outcome: Outcome) -> None:
-        """
-        Keep an outcome's rows, which leave memory as it is.
-        """
+        """Keep an outcome's rows, which leave memory as it is."""
         super().take(outcome)
         if self.state.model is not None:  # at the end of a run, memory is emptied behind the row
             adds_up(self, self.state)
@@ -166,16 +160,12 @@ def with_a_file_that_is_not(state: State) -> State:
 
 
 def with_block(state: State, block: Block) -> State:
-    """
-    The state with a block as it is not.
-    """
+    """The state with a block as it is not."""
     return attrs.evolve(state, blocks=state.blocks.set(block.key, block))
 
 
 def with_one_more(name: str) -> Callable[[State], State]:
-    """
-    Makes a state whose pool counts one too many.
-    """
+    """Makes a state whose pool counts one too many."""
 
     def damaged(state: State) -> State:
         more = {name: getattr(state.pool, name) + 1}
@@ -243,9 +233,7 @@ def test_every_kind_of_event_is_played():
 
 
 def _busy_sessions(count: int) -> Driver:
-    """
-    Sessions that all have the same conversation in hand.
-    """
+    """Sessions that all have the same conversation in hand."""
     driver = Driver(pool_slabs=count)
     driver.start()
     for _ in range(count):

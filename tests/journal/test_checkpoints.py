@@ -1,6 +1,4 @@
-"""
-Models with recurrent states: some blocks carry them, and nothing goes on from anywhere else.
-"""
+"""Models with recurrent states: some blocks carry them, and nothing goes on from anywhere else."""
 
 from __future__ import annotations
 
@@ -63,9 +61,7 @@ def test_histories_go_on_from_states_alone(blocks: int, data: bytes) -> None:
 
 
 def _settling(driver: Driver) -> str:
-    """
-    A session whose answer is done, with sealed blocks in its slab.
-    """
+    """A session whose answer is done, with sealed blocks in its slab."""
     driver.start()
     talk = Talk(tenant="t1", group=None, name=None, parts=(SYSTEM, HELLO))
     name = driver.ask(talk)
@@ -105,9 +101,7 @@ def test_blocks_without_states_are_not_gone_on_from() -> None:
 
 
 def state_with(blocks: int, count: int, *, slab: bool = True) -> State:
-    """
-    A session at rest over so many blocks in memory.
-    """
+    """A session at rest over so many blocks in memory."""
     stones = chain("a", count, 100)
     keys = tuple(block.key for block in stones)
     session = attrs.evolve(held(*keys), life=Life.IDLE, cached_tokens=4 * count)

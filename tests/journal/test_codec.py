@@ -1,6 +1,4 @@
-"""
-Every event comes back from its row as it was; a row that does not make one is refused.
-"""
+"""Every event comes back from its row as it was; a row that does not make one is refused."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
 
 
 def of_kind(kind: type[ev.Event]) -> st.SearchStrategy[ev.Event]:
-    """
-    Events of one kind, with whatever its fields may hold.
-    """
+    """Events of one kind, with whatever its fields may hold."""
     fields = {field.name: BY_TYPE[str(field.type)] for field in attrs.fields(kind)}
 
     def made(**values: Any) -> ev.Event:
@@ -76,18 +72,14 @@ def of_kind(kind: type[ev.Event]) -> st.SearchStrategy[ev.Event]:
 
 
 def placed(event: ev.Event, position: int = 7) -> ev.Recorded:
-    """
-    An event at some place.
-    """
+    """An event at some place."""
     return ev.Recorded(
         position=position, stream=event.stream, seq=3, event_id="id-1", time_us=5, event=event
     )
 
 
 def closed(session: str = "s1") -> Row:
-    """
-    The row of a short event.
-    """
+    """The row of a short event."""
     return encode(placed(ev.SessionClosed(session=session, reason="done")), HASH)
 
 
@@ -330,9 +322,7 @@ def test_a_number_out_of_its_range(column: str, value: int):
 
 @attrs.frozen(kw_only=True)
 class ClosedLater(ev.Event):
-    """
-    ``session_closed`` as a later version might have it.
-    """
+    """``session_closed`` as a later version might have it."""
 
     kind = "session_closed"
     version = 3

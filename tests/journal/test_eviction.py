@@ -81,9 +81,7 @@ def state_of(*blocks: Block, pinned: tuple[str, ...] = ()) -> State:
 
 
 def fresh(block: Block) -> Block:
-    """
-    A block in memory without a file.
-    """
+    """A block in memory without a file."""
     return attrs.evolve(block, file_bytes=None)
 
 
@@ -145,9 +143,7 @@ def test_a_large_memory_frees_no_share_of_itself():
 
 
 def held(*keys: str) -> Session:
-    """
-    A session with these blocks in its slab.
-    """
+    """A session with these blocks in its slab."""
     return Session(
         id=SessionId(f"s-{keys}"),
         tenant="t",
@@ -160,9 +156,7 @@ def held(*keys: str) -> Session:
 
 
 def with_sessions(state: State, *sessions: Session) -> State:
-    """
-    The state with these sessions.
-    """
+    """The state with these sessions."""
     return attrs.evolve(state, sessions=Map({session.id: session for session in sessions}))
 
 
@@ -209,9 +203,7 @@ def test_whose_life_is_over():
 
 
 def test_no_moment_is_before_the_last_row():
-    """
-    A clock that was set back is read as the time of the last row.
-    """
+    """A clock that was set back is read as the time of the last row."""
     state = attrs.evolve(state_of(), time_us=100)
     assert 100 == eviction.moment_us(state, 7)
     assert 101 == eviction.moment_us(state, 101)
@@ -269,9 +261,7 @@ def freeing(
 
 
 def in_doubt(state: State, keys: Collection[str]) -> State:
-    """
-    The state with a bug in some of its blocks.
-    """
+    """The state with a bug in some of its blocks."""
     doubted = {key: attrs.evolve(state.blocks[key], bug_id="a bug") for key in keys}
     return attrs.evolve(state, blocks=state.blocks.update(doubted))
 
@@ -279,9 +269,7 @@ def in_doubt(state: State, keys: Collection[str]) -> State:
 def room_due(
     state: State, blocks: Blocks, order: Sequence[str], size: int, keep: Collection[str]
 ) -> tuple[str, ...] | None:
-    """
-    What must leave memory for a block of ``size`` bytes, of blocks in this order.
-    """
+    """What must leave memory for a block of ``size`` bytes, of blocks in this order."""
     assert state.model is not None
     budget = state.model.blocks_bytes
     sizes = {key: blocks[key]["bytes"] for key in order}
@@ -295,9 +283,7 @@ def room_due(
 def files_due(
     blocks: Blocks, budget: int, size: int, order: Sequence[tuple[str, int]], used: int
 ) -> tuple[str, ...] | None:
-    """
-    Whose files must go for one of ``size`` bytes of a block that was last used then.
-    """
+    """Whose files must go for one of ``size`` bytes of a block that was last used then."""
     sizes = {key: block["file_bytes"] or 0 for key, block in blocks.items()}
     over = sum(sizes.values()) + size - budget
     if over <= 0:
@@ -409,9 +395,7 @@ def test_the_histories_have_something_to_choose():
 
 
 def at_rest(name: str, used: int, *keys: str, size: int = 30) -> Session:
-    """
-    A session at rest whose slab holds these blocks.
-    """
+    """A session at rest whose slab holds these blocks."""
     return Session(
         id=SessionId(name),
         tenant="t",

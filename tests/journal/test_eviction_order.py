@@ -23,23 +23,17 @@ Shown = list[tuple[str, int]]
 
 
 def shown(ends: Ends) -> Shown:
-    """
-    Keys in their order, each with when it was last of use.
-    """
+    """Keys in their order, each with when it was last of use."""
     return [(block.key, used) for block, used in ends.in_order()]
 
 
 def both(order: Order) -> tuple[Shown, Shown]:
-    """
-    Of the blocks in memory, and of those in files.
-    """
+    """Of the blocks in memory, and of those in files."""
     return shown(order.memory), shown(order.files)
 
 
 def ending(world: dict[str, dict[str, Any]], keys: list[str]) -> dict[str, int]:
-    """
-    When each of these blocks is over: it, and all among them that is built on it.
-    """
+    """When each of these blocks is over: it, and all among them that is built on it."""
     ends = dict.fromkeys(keys, 0)
     for key in keys:
         at: str | None = key
@@ -62,9 +56,7 @@ class Watched(Driver):
     """
 
     def play(self) -> Watched:
-        """
-        As of any history, but the order is there from the beginning.
-        """
+        """As of any history, but the order is there from the beginning."""
         assert both(self.ledger.order) == ([], [])
         self.compared = [0, 0]
         self.kinds: set[str] = set()
@@ -73,9 +65,7 @@ class Watched(Driver):
         return self
 
     def take(self, outcome: Outcome) -> None:
-        """
-        Look once more.
-        """
+        """Look once more."""
         self.kinds.update(recorded.event.kind for recorded in outcome.recorded)
         kept = both(self.ledger.order)
         assert both(Order(self.state)) == kept

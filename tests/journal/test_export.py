@@ -1,6 +1,4 @@
-"""
-An export gives back the rows it was made of, byte for byte, whatever is in them.
-"""
+"""An export gives back the rows it was made of, byte for byte, whatever is in them."""
 
 import json
 from pathlib import Path

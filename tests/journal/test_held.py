@@ -1,6 +1,4 @@
-"""
-What is held in memory by the journal's account: each token once.
-"""
+"""What is held in memory by the journal's account: each token once."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ def test_a_token_counts_once():
 
 
 def test_what_a_window_has_let_go_is_not_held():
-    """
-    Of a slab that lets tokens go, its sinks and what begins at its window count.
-    """
+    """Of a slab that lets tokens go, its sinks and what begins at its window count."""
     model = attrs.evolve(MODEL, kv_sinks=2, kv_window=16, kv_rows=28)
     session = attrs.evolve(held(), cached_tokens=40, window_start=20)
     state = State(model=model, sessions=Map({session.id: session}))

@@ -44,9 +44,7 @@ Damage = Callable[[Driver, Any], ev.Event | None]
 
 
 def bystander(driver: Driver) -> None:
-    """
-    Another session, in the middle of its answer.
-    """
+    """Another session, in the middle of its answer."""
     driver.ask(Talk(tenant="t1", group="g9", name="by", parts=(MORE, SAID, OTHER)), answer=LONG)
     for _ in range(9):
         driver.step("by")
@@ -90,16 +88,12 @@ def history(driver: Driver) -> None:
 
 
 def talk(*parts: tuple[str, tuple[int, ...]], **of: Any) -> Talk:
-    """
-    A conversation of tenant t1.
-    """
+    """A conversation of tenant t1."""
     return Talk(**{"tenant": "t1", "group": None, "name": None, "parts": parts, **of})
 
 
 def driver_of() -> Driver:
-    """
-    A server with room for four slabs.
-    """
+    """A server with room for four slabs."""
     return Driver(pool_slabs=4, blocks_kept=40, files_kept=40, spare_tokens=60)
 
 
@@ -125,9 +119,7 @@ def but(kind: type[ev.Event], when: Callable[[Any], bool] | None = None, **chang
 def instead(
     kind: type[ev.Event], other: Damage, when: Callable[[Any], bool] | None = None
 ) -> Damage:
-    """
-    Something else in the place of the first event of a kind (for which ``when`` holds).
-    """
+    """Something else in the place of the first event of a kind (for which ``when`` holds)."""
 
     def damage(driver: Driver, event: Any) -> ev.Event | None:
         if but(kind, when)(driver, event) is None:
@@ -138,9 +130,7 @@ def instead(
 
 
 def of(step: str) -> Callable[[Any], bool]:
-    """
-    Is it a pass of this step?
-    """
+    """Is it a pass of this step?"""
     return lambda event: bool(event.step == step)
 
 
@@ -153,9 +143,7 @@ def _full_prefill(event: Any) -> bool:
 
 
 def _covered(*runs: tuple[int, int, int]) -> Callable[[Any], ev.Coverage]:
-    """
-    Runs of layers: (how many, start, how far from where they should end).
-    """
+    """Runs of layers: (how many, start, how far from where they should end)."""
     return lambda event: tuple((n, start, event.end + off) for n, start, off in runs)
 
 
@@ -164,9 +152,7 @@ def _more(name: str, by: int = 1) -> Callable[[Any], int]:
 
 
 def _begun(_: Any, e: Any) -> ev.AnticipationBegun:
-    """
-    An anticipation of nothing, in the session of an event.
-    """
+    """An anticipation of nothing, in the session of an event."""
     return Begun(
         session=e.session,
         next_role="user",
@@ -182,9 +168,7 @@ def _begun(_: Any, e: Any) -> ev.AnticipationBegun:
 
 
 def _pass(driver: Driver, event: Any, start: int, end: int, **changes: Any) -> ev.Event:
-    """
-    A prefill pass of the session's open request, measured as it would be.
-    """
+    """A prefill pass of the session's open request, measured as it would be."""
     request = driver.state.session(event.session).request
     assert request is not None
     return ev.CacheExtended(
@@ -268,17 +252,13 @@ def _gone(driver: Driver, event: Any) -> ev.Event | None:
 
 
 def _lost(driver: Driver) -> str:
-    """
-    A block that is neither in memory nor in a file.
-    """
+    """A block that is neither in memory nor in a file."""
     blocks = driver.state.blocks.items()
     return next(key for key, b in blocks if not b.present and b.file_bytes is None)
 
 
 def _filed(driver: Driver) -> str:
-    """
-    A block that is in memory and in a file.
-    """
+    """A block that is in memory and in a file."""
     blocks = driver.state.blocks.items()
     return next(key for key, b in blocks if b.present and b.file_bytes is not None)
 
@@ -343,16 +323,12 @@ def _provisional(event: Any) -> bool:
 
 
 def _ahead(event: Any) -> bool:
-    """
-    Is it a pass or a share of what m anticipates?
-    """
+    """Is it a pass or a share of what m anticipates?"""
     return event.session == "m" and event.request is None
 
 
 def _pass_ahead(driver: Driver, event: Any, start: int) -> ev.CacheExtended:
-    """
-    A settling pass of the right tokens, on whatever KV is there.
-    """
+    """A settling pass of the right tokens, on whatever KV is there."""
     ahead = driver.state.session(event.session).ahead
     assert ahead is not None
     return ev.CacheExtended(
@@ -813,9 +789,7 @@ def test_a_pass_ahead_runs_on_kv_of_the_same_tokens():
 
 
 def test_no_more_is_anticipated_than_the_slab_holds():
-    """
-    INV-4: a slab is as large as it is, and who forgets that breaks no other session.
-    """
+    """INV-4: a slab is as large as it is, and who forgets that breaks no other session."""
     driver = driver_of()
     begun = _anticipated(driver)
     ids = tuple(range(100 * C))
@@ -829,9 +803,7 @@ def test_no_more_is_anticipated_than_the_slab_holds():
 
 
 def test_nothing_is_anticipated_without_an_answer():
-    """
-    INV-4: after a request that was cut off, nobody knows what the client will send.
-    """
+    """INV-4: after a request that was cut off, nobody knows what the client will send."""
     driver = driver_of()
     driver.start()
     driver.ask(talk(SYSTEM, HELLO, MORE))
@@ -864,9 +836,7 @@ STORY = (SYSTEM, OTHER, SAID, MORE, SAID, OTHER)
 
 
 def _copying(driver: Driver) -> tuple[str, ...]:
-    """
-    Session q has a slab with nothing in it, and these blocks are to be copied into it.
-    """
+    """Session q has a slab with nothing in it, and these blocks are to be copied into it."""
     driver.start()
     driver.serve(talk(*STORY))
     driver.ask(talk(*STORY, name="q"))
@@ -881,9 +851,7 @@ def _copying(driver: Driver) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("most", [1, 2, 100])
 def test_blocks_are_shared_in_parts(most: int):
-    """
-    In as many as one likes, with others' steps in between.
-    """
+    """In as many as one likes, with others' steps in between."""
     driver = driver_of()
     keys = _copying(driver)
     request = driver.state.session("q").request.ask.request  # type: ignore[union-attr]
@@ -907,9 +875,7 @@ def test_blocks_are_shared_in_parts(most: int):
     ],
 )
 def test_a_part_that_is_not_the_next_one(fault: str, broken: str):
-    """
-    INV-4: what follows the first part is the next one, until all of them are there.
-    """
+    """INV-4: what follows the first part is the next one, until all of them are there."""
     driver = driver_of()
     keys = _copying(driver)
     request = driver.state.session("q").request.ask.request  # type: ignore[union-attr]
@@ -931,9 +897,7 @@ def test_a_part_that_is_not_the_next_one(fault: str, broken: str):
 
 
 def test_a_part_that_ends_without_states():
-    """
-    INV-1: where layers have states, a part ends where a block carries them.
-    """
+    """INV-1: where layers have states, a part ends where a block carries them."""
     driver = Driver(pool_slabs=4, blocks_kept=40, spare_tokens=60, state_blocks=2)
     keys = _copying(driver)
     request = driver.state.session("q").request.ask.request  # type: ignore[union-attr]
@@ -947,9 +911,7 @@ def test_a_part_that_ends_without_states():
 
 
 def test_what_was_computed_ahead_counts_once():
-    """
-    The first request that reuses such blocks says so; one after it does not.
-    """
+    """The first request that reuses such blocks says so; one after it does not."""
     driver = driver_of()
     history(driver)
     said = ("assistant", (90, 50, 51, 52, 53, 54, 55, 56))
@@ -1019,9 +981,7 @@ CASES = [(invariant, name) for invariant, cases in DAMAGES.items() for name in c
 
 @attrs.define
 class Broken:
-    """
-    A history in which one event was wrong.
-    """
+    """A history in which one event was wrong."""
 
     driver: Driver
     violated: Violated
@@ -1030,16 +990,12 @@ class Broken:
 
     @property
     def event(self) -> Any:
-        """
-        The wrong event.
-        """
+        """The wrong event."""
         return self.driver.recorded[self.place].event
 
 
 def damaged(damage: Damage) -> Broken:
-    """
-    The history up to where a damage was noticed.
-    """
+    """The history up to where a damage was noticed."""
     driver = driver_of()
     done: list[ev.Event] = []
 
@@ -1138,9 +1094,7 @@ def test_nothing_else_is_touched(invariant: str, name: str):
 
 
 def _with_model(**changes: Any) -> Broken:
-    """
-    The history with a model of other figures than engine and store go by.
-    """
+    """The history with a model of other figures than engine and store go by."""
     driver = driver_of()
     driver.damage = lambda event: (
         attrs.evolve(event, **changes) if isinstance(event, ev.ModelLoaded) else event
@@ -1365,9 +1319,7 @@ def test_a_request_is_in_one_hand():
 
 
 def _decoded_to_a_boundary() -> Driver:
-    """
-    A session that has just ended an answer, whose KV ends at a chunk's end by decoding alone.
-    """
+    """A session that has just ended an answer, whose KV ends at a chunk's end by decoding alone."""
     driver = driver_of()
     driver.start()
     prompt = ("user", (10, 11, 12, 13))

@@ -1,6 +1,4 @@
-"""
-Names that follow from content: the same content has the same name, and no other has it.
-"""
+"""Names that follow from content: the same content has the same name, and no other has it."""
 
 from __future__ import annotations
 
@@ -23,17 +21,13 @@ SECRET = b"a secret"
 
 
 def keys(ids: list[int], chunk_tokens: int = 4, **other: object) -> tuple[str, ...]:
-    """
-    The keys of a sequence, with something else than usual.
-    """
+    """The keys of a sequence, with something else than usual."""
     given: dict[str, object] = {"secret": SECRET, "fingerprint": "fp", "tenant": "t", **other}
     return block_keys(ids=ids, chunk_tokens=chunk_tokens, **given)  # type: ignore[arg-type]
 
 
 def part(**other: object) -> str:
-    """
-    The name of a part, with something else than usual.
-    """
+    """The name of a part, with something else than usual."""
     given: dict[str, object] = {
         "secret": SECRET,
         "tenant": "t",

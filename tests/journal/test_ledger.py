@@ -1,6 +1,4 @@
-"""
-The ledger numbers, checks, chains and folds; a refused event leaves the state as it was.
-"""
+"""The ledger numbers, checks, chains and folds; a refused event leaves the state as it was."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ SETTLED = ev.SessionSettled(session="s1", canonical_tokens=0, complete=True)
 
 @pytest.fixture
 def ledger() -> Ledger:
-    """
-    A ledger with counted ids and times.
-    """
+    """A ledger with counted ids and times."""
     count = iter(range(1, 10_000))
     return Ledger(
         Outside(new_id=lambda: f"id-{next(count)}", now_us=lambda: next(count), version="0.1")
@@ -33,9 +29,7 @@ def ledger() -> Ledger:
 
 
 def kinds(outcome: Outcome) -> list[str]:
-    """
-    The kinds of an outcome's events, in order.
-    """
+    """The kinds of an outcome's events, in order."""
     return [recorded.event.kind for recorded in outcome.recorded]
 
 

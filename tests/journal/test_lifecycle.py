@@ -1,6 +1,4 @@
-"""
-The table of legal steps is whole, and nothing happens that is not in it.
-"""
+"""The table of legal steps is whole, and nothing happens that is not in it."""
 
 from __future__ import annotations
 
@@ -162,9 +160,7 @@ OPEN = ev.SessionOpened(session="s1", tenant="t1", fingerprint="fp-a", group=Non
 
 
 def at(life: Life) -> Driver:
-    """
-    A history in which session s1 has come to a place in its life.
-    """
+    """A history in which session s1 has come to a place in its life."""
     driver = Driver()
     driver.start()
     if life is Life.COLD:

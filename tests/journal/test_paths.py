@@ -1,6 +1,4 @@
-"""
-Path selection is total, and equals a look at every session and every block.
-"""
+"""Path selection is total, and equals a look at every session and every block."""
 
 from __future__ import annotations
 
@@ -38,25 +36,19 @@ OTHER = ("user", (18, 19, 18, 19))
 
 
 def talk(*parts: tuple[str, tuple[int, ...]], **of: Any) -> Talk:
-    """
-    A conversation of tenant t1.
-    """
+    """A conversation of tenant t1."""
     return Talk(**{"tenant": "t1", "group": None, "name": None, "parts": parts, **of})
 
 
 def started(**kwargs: Any) -> Driver:
-    """
-    A server that runs, with room for four slabs that have room for another turn.
-    """
+    """A server that runs, with room for four slabs that have room for another turn."""
     driver = Driver(**{"pool_slabs": 4, "blocks_kept": 40, "spare_tokens": 60, **kwargs})
     driver.start()
     return driver
 
 
 def path_of(driver: Driver, name: str | None) -> ev.PathSelected:
-    """
-    The decision on the request that a session has in hand.
-    """
+    """The decision on the request that a session has in hand."""
     assert name is not None
     request = driver.state.session(name).request
     assert request is not None
@@ -96,9 +88,7 @@ def _request(driver: Driver, asked: Talk, max_tokens: int, **how: Any) -> OpenRe
 
 
 def _asks(driver: Driver, world: World) -> Iterator[tuple[Talk, dict[str, Any]]]:
-    """
-    Conversations that were had, parts of them, more than them, and others; from everybody.
-    """
+    """Conversations that were had, parts of them, more than them, and others; from everybody."""
     heard = driver.talks[-6:]
     for had in heard:
         answer = had.answer or (77,)
@@ -721,9 +711,7 @@ def test_common_length(one: tuple[int, ...], other: tuple[int, ...]):
 
 
 class Watched(tuple[int, ...]):
-    """
-    Counts how much of it is looked at.
-    """
+    """Counts how much of it is looked at."""
 
     looked = 0
 

@@ -26,9 +26,7 @@ from tests.journal.model import TAPES, Driver, Talk, played, profile, tape
 
 
 def conversation(answer: tuple[int, ...] = (50, 51, 52)) -> Driver:
-    """
-    Two turns of one session, and a turn of another.
-    """
+    """Two turns of one session, and a turn of another."""
     driver = Driver(pool_slabs=3, blocks_kept=40)
     driver.start()
     hello, more = ("user", (10, 11, 12, 13, 14)), ("user", (15, 16))
@@ -43,9 +41,7 @@ ROWS = tuple(conversation().rows)
 
 
 def forged(rows: tuple[Row, ...], place: int, change: Callable[[Any], ev.Event]) -> list[Row]:
-    """
-    The rows with another event at one place, and the chain over them made anew.
-    """
+    """The rows with another event at one place, and the chain over them made anew."""
     made, head = [], GENESIS
     for index, row in enumerate(rows):
         recorded = decode(row)
@@ -58,16 +54,12 @@ def forged(rows: tuple[Row, ...], place: int, change: Callable[[Any], ev.Event])
 
 
 def place_of(kind: type[ev.Event], number: int = 0) -> int:
-    """
-    Where the events of a kind stand.
-    """
+    """Where the events of a kind stand."""
     return [n for n, row in enumerate(ROWS) if row.kind == kind.kind][number]
 
 
 def broken_chain(report: Report) -> list[int]:
-    """
-    The rows at which the chain does not hold.
-    """
+    """The rows at which the chain does not hold."""
     return [f.position for f in report.findings if f.invariant == "INV-8"]
 
 

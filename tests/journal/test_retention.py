@@ -1,6 +1,4 @@
-"""
-A journal that was cut reads as if it had not been: same fold, same decisions, same head.
-"""
+"""A journal that was cut reads as if it had not been: same fold, same decisions, same head."""
 
 from __future__ import annotations
 
@@ -37,33 +35,25 @@ LONG_AGO = 0
 FAR = 2**60
 
 NAME_OF_FIELDS = "d1c3fff2c38750a3"
-"""
-Of version 10 of what a base keeps.
-"""
+"""Of version 10 of what a base keeps."""
 
 
 def states_of(rows: list[Row]) -> list[State]:
-    """
-    The state before the first row and after each.
-    """
+    """The state before the first row and after each."""
     states = [EMPTY]
     replay(rows, watch=lambda _, state: states.append(state))
     return states
 
 
 def surveyed(rows: list[Row], before_us: int = FAR) -> Survey:
-    """
-    A survey of all rows.
-    """
+    """A survey of all rows."""
     survey = Survey(before_us)
     replay(rows, watch=survey.feed)
     return survey
 
 
 def brute(rows: list[Row], states: list[State], before_us: int) -> int:
-    """
-    The highest cut, by trying every row with the words of the rule.
-    """
+    """The highest cut, by trying every row with the words of the rule."""
     lives: list[list[int]] = []
     latest: dict[str, list[int]] = {}
     closed: list[list[int]] = []
@@ -104,35 +94,27 @@ def brute(rows: list[Row], states: list[State], before_us: int) -> int:
 
 
 def pruned(rows: list[Row], states: list[State], cut: int) -> tuple[Base, list[Row]]:
-    """
-    What a cut leaves, with no event that names it.
-    """
+    """What a cut leaves, with no event that names it."""
     rest = rows[cut:]
     kept = compared_with(decode(row).event for row in rest)
     return base_of(forgotten(states[cut], kept), rows[cut - 1].hash), rest
 
 
 def contents_of(state: State) -> bytes:
-    """
-    What a base of this state holds.
-    """
+    """What a base of this state holds."""
     contents = base_of(state, "h" * 64).state
     assert contents is not None
     return contents
 
 
 def holding(contents: bytes, position: int = 0) -> Base:
-    """
-    A base with these contents.
-    """
+    """A base with these contents."""
     digest = hashlib.sha256(contents).hexdigest()
     return Base(position=position, head="h" * 64, state=contents, state_digest=digest)
 
 
 def assert_reads_on(whole: Report, part: Report, cut: int) -> None:
-    """
-    What was read from the base is what was read from the beginning.
-    """
+    """What was read from the base is what was read from the beginning."""
     faults = forgotten_faults(whole.state.faults, cut)
     assert attrs.evolve(whole.state, faults=faults) == part.state
     assert whole.head == part.head
@@ -162,9 +144,7 @@ def retired(data: bytes) -> list[Row]:
 
 
 def without_effect(driver: Driver) -> None:
-    """
-    Events of sessions that break an invariant, so that nothing but a violation comes of them.
-    """
+    """Events of sessions that break an invariant, so that nothing but a violation comes of them."""
     opened = ev.SessionOpened(
         session="nobody", tenant="t1", fingerprint="fp-a", group=None, named=False
     )
@@ -177,9 +157,7 @@ def without_effect(driver: Driver) -> None:
 
 
 def refused(driver: Driver, event: ev.Event, expected_seq: int | None = None) -> None:
-    """
-    Propose an event that breaks an invariant.
-    """
+    """Propose an event that breaks an invariant."""
     outcome = driver.ledger.propose([event], expected_seq=expected_seq)
     assert outcome.bug is not None
     with contextlib.suppress(Violated):
@@ -187,9 +165,7 @@ def refused(driver: Driver, event: ev.Event, expected_seq: int | None = None) ->
 
 
 def close(driver: Driver, *sessions: str) -> None:
-    """
-    Close sessions, as retention does.
-    """
+    """Close sessions, as retention does."""
     for session in sessions:
         outcome = driver.ledger.propose([ev.SessionClosed(session=session, reason="retention")])
         assert outcome.bug is None
@@ -263,9 +239,7 @@ def test_a_base_of_before_the_first_version():
 
 
 def as_of_version(version: int, state: State) -> bytes:
-    """
-    What a base of this version held of a state in which there is nothing of later ones.
-    """
+    """What a base of this version held of a state in which there is nothing of later ones."""
     contents = json.loads(contents_of(block_by_block(state)))
     sessions = contents["state"]["sessions"].values()
     if version < 10:
@@ -307,9 +281,7 @@ def as_of_version(version: int, state: State) -> bytes:
 
 
 def block_by_block(state: State) -> State:
-    """
-    A state whose blocks each have what its chains' uses gave them.
-    """
+    """A state whose blocks each have what its chains' uses gave them."""
     blocks, shown = state.blocks, plain(state)["blocks"]
     for key, block in state.blocks.items():
         used, due_us = shown[key]["last_used"], shown[key]["due_us"]
@@ -372,9 +344,7 @@ def in_each_order(order: Order) -> tuple[list[tuple[str, int]], ...]:
 
 
 def fields_within(kind: Any, found: dict[str, list[str]]) -> dict[str, list[str]]:
-    """
-    The fields of all classes that a value of this type may hold, by class.
-    """
+    """The fields of all classes that a value of this type may hold, by class."""
     for part in get_args(kind):
         fields_within(part, found)
     if attrs.has(kind) and kind.__name__ not in found:
@@ -454,16 +424,12 @@ def test_cuts_are_found():
 
 
 def talk(*words: int) -> Talk:
-    """
-    A conversation of one message.
-    """
+    """A conversation of one message."""
     return Talk(tenant="t1", group=None, name=None, parts=(("user", words),))
 
 
 def overlapping() -> Driver:
-    """
-    Two sessions at rest, in a run that ended.
-    """
+    """Two sessions at rest, in a run that ended."""
     driver = Driver(pool_slabs=3, blocks_kept=40)
     driver.start()
     driver.serve(talk(10, 11, 12, 13, 14))
@@ -672,9 +638,7 @@ def test_a_later_decision_needs_what_it_compared():
 
 
 def cut_journal() -> tuple[Base, list[Row]]:
-    """
-    A journal that was cut, with the event that says so.
-    """
+    """A journal that was cut, with the event that says so."""
     driver = overlapping()
     cut = driver.rows[-1].position
     close(driver, *driver.ledger.state.sessions)
@@ -686,9 +650,7 @@ def cut_journal() -> tuple[Base, list[Row]]:
 
 
 def pruning(base: Base) -> ev.JournalPruned:
-    """
-    The event that names a base.
-    """
+    """The event that names a base."""
     return ev.JournalPruned(
         cut=base.position,
         head=base.head,
@@ -702,9 +664,7 @@ def pruning(base: Base) -> ev.JournalPruned:
 
 
 def told(report: Report) -> list[tuple[str, int, str]]:
-    """
-    What was found, in short.
-    """
+    """What was found, in short."""
     return [(f.invariant, f.position, f.message) for f in report.findings]
 
 

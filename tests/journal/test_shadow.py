@@ -1,6 +1,4 @@
-"""
-Which answers are checked once more, and what is compared of them.
-"""
+"""Which answers are checked once more, and what is compared of them."""
 
 from __future__ import annotations
 

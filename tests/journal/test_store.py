@@ -34,9 +34,7 @@ ROWS = healthy()
 
 @pytest.fixture(params=["memory", "sqlite"])
 def store(request, tmp_path: Path) -> Iterator[Store]:
-    """
-    An empty store of each kind.
-    """
+    """An empty store of each kind."""
     if request.param == "memory":
         yield MemoryStore()
         return
@@ -48,9 +46,7 @@ def store(request, tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """
-    The URL of an empty journal.
-    """
+    """The URL of an empty journal."""
     migrate(journal_url(tmp_path))
     return journal_url(tmp_path)
 
@@ -140,9 +136,7 @@ def test_an_append_between_two_reads(store: Store):
 
 
 def base_at(position: int) -> Base:
-    """
-    The base of the first rows.
-    """
+    """The base of the first rows."""
     return base_of(replay(ROWS, until=position).state, ROWS[position - 1].hash)
 
 

@@ -1,6 +1,4 @@
-"""
-What is a tenant's own has a name that no other tenant can arrive at.
-"""
+"""What is a tenant's own has a name that no other tenant can arrive at."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ NAMES = st.text(st.sampled_from("@/.-ab9 ü"), max_size=8) | st.sampled_from(
 
 
 def keys_of(tenant: str, ids: list[int]) -> tuple[str, ...]:
-    """
-    The keys of a tenant's tokens.
-    """
+    """The keys of a tenant's tokens."""
     secret = tenant_secret(ROOT, tenant)
     return block_keys(secret=secret, fingerprint="fp", tenant=tenant, ids=ids, chunk_tokens=4)
 

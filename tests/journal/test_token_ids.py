@@ -1,6 +1,4 @@
-"""
-Token ids as shared objects: the same values, each there once.
-"""
+"""Token ids as shared objects: the same values, each there once."""
 
 from __future__ import annotations
 

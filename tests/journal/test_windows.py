@@ -1,6 +1,4 @@
-"""
-Which blocks a conversation under ``sink_window`` needs, and which may leave memory.
-"""
+"""Which blocks a conversation under ``sink_window`` needs, and which may leave memory."""
 
 from __future__ import annotations
 

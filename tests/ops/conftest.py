@@ -1,6 +1,4 @@
-"""
-Journals on disk, and the command line in this process.
-"""
+"""Journals on disk, and the command line in this process."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,9 +13,7 @@ from cairn.ops.cli import ops
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """
-    Runs `ops` with arguments; the default data directory is an empty one.
-    """
+    """Runs `ops` with arguments; the default data directory is an empty one."""
     monkeypatch.setenv("CAIRN_DATA_DIR", str(tmp_path / "data"))
 
     def invoke(*arguments: object) -> Result:
@@ -31,9 +27,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Callable[[Sequence[Row]], Path]:
-    """
-    Puts rows into the journal of the default data directory.
-    """
+    """Puts rows into the journal of the default data directory."""
 
     def store(rows: Sequence[Row]) -> Path:
         folder = tmp_path / "data"

@@ -1,6 +1,4 @@
-"""
-The small commands, and what all commands have in common.
-"""
+"""The small commands, and what all commands have in common."""
 
 import contextlib
 import fcntl
@@ -187,7 +185,11 @@ def test_what_was_under_way_ends(
 
     read = SqlStore.read
     monkeypatch.setattr(SqlStore, "read", watched)
-    for name in ("journal.replay.Replay.feed", "ops.journal.export.to_line", "ops.journal.tail.to_line"):
+    for name in (
+        "journal.replay.Replay.feed",
+        "ops.journal.export.to_line",
+        "ops.journal.tail.to_line",
+    ):
         monkeypatch.setattr(f"cairn.{name}", fails)
     result = run(*words.split())  # holds the error, and all that the error holds
     assert (code, "", told) == (result.exit_code, result.stdout, result.stderr)

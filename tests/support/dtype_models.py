@@ -1,6 +1,4 @@
-"""
-The random model with weights of other kinds.
-"""
+"""The random model with weights of other kinds."""
 
 from __future__ import annotations
 

@@ -52,60 +52,44 @@ class Numbers:
         self.gave_back = 0
 
     def open_slab(self, capacity_tokens: int) -> SlabReport:
-        """
-        An empty one.
-        """
+        """An empty one."""
         self._opened += 1
         self._slabs[self._opened] = []
         self._capacities[self._opened] = capacity_tokens
         return self._slab_report(self._opened, capacity_tokens)
 
     def close_slab(self, slab: int) -> SlabReport:
-        """
-        With all that is in it.
-        """
+        """With all that is in it."""
         del self._slabs[slab]
         return self._slab_report(slab, self._capacities.pop(slab))
 
     def give_back_memory(self) -> None:
-        """
-        There is none.
-        """
+        """There is none."""
         self.gave_back += 1
 
     def memory(self) -> MemoryReport:
-        """
-        Slabs count by their capacity, as they are allocated.
-        """
+        """Slabs count by their capacity, as they are allocated."""
         return MemoryReport(
             slab_bytes=sum(self._capacities.values()) * TOKEN_BYTES,
             block_bytes=self._measure()[1],
         )
 
     def held_tokens(self, slab: int) -> int:
-        """
-        How many are in it.
-        """
+        """How many are in it."""
         return len(self._slabs[slab])
 
     def run_chunk(self, slab: int, ids: Sequence[int], wanted: Wanted | None) -> PassReport:
-        """
-        A pass over some.
-        """
+        """A pass over some."""
         start = len(self._slabs[slab])
         self._slabs[slab].extend(ids)
         return self._pass_report(slab, start, wanted is not None)
 
     def decode(self, rows: Sequence[DecodeRow | None]) -> list[PassReport | None]:
-        """
-        A pass over one token a row.
-        """
+        """A pass over one token a row."""
         return [None if row is None else self._decoded(row) for row in rows]
 
     def trim(self, slab: int, end: int) -> TrimReport:
-        """
-        Cut back.
-        """
+        """Cut back."""
         held = len(self._slabs[slab])
         del self._slabs[slab][end:]
         return TrimReport(held_tokens=held, coverage=self._coverage(slab))
@@ -113,9 +97,7 @@ class Numbers:
     def share(
         self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
     ) -> ShareReport:
-        """
-        Copy blocks in.
-        """
+        """Copy blocks in."""
         digests = []
         for key in keys:
             ids, digest = self._blocks[key]
@@ -124,9 +106,7 @@ class Numbers:
         return ShareReport(digests=tuple(digests), coverage=self._coverage(slab), duration_us=1)
 
     def seal(self, slab: int, key: str, start: int, end: int, *, store: bool) -> SealReport:
-        """
-        Copy a block out.
-        """
+        """Copy a block out."""
         ids = tuple(self._slabs[slab])
         digest = ids_hash(ids[:end])
         if store:
@@ -141,9 +121,7 @@ class Numbers:
         )
 
     def evict(self, key: str) -> EvictReport:
-        """
-        One block less.
-        """
+        """One block less."""
         ids, _ = self._blocks.pop(key)
         blocks, size = self._measure()
         return EvictReport(
@@ -199,36 +177,26 @@ class Characters:
 
     @property
     def detokenizer(self) -> Characters:
-        """
-        To be copied.
-        """
+        """To be copied."""
         return Characters()
 
     @staticmethod
     def tool_parser(text: str, tools: Any) -> dict[str, Any]:
-        """
-        Always the same call.
-        """
+        """Always the same call."""
         return {"name": "weigh_stone", "arguments": {}}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """
-        One token a character.
-        """
+        """One token a character."""
         return [ord(character) for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """
-        Back again.
-        """
+        """Back again."""
         return "".join(map(chr, ids))
 
     def apply_chat_template(
         self, messages: list[dict[str, Any]], *, enable_thinking: bool = True, **settings: Any
     ) -> str:
-        """
-        The prompt.
-        """
+        """The prompt."""
         spoke = max((at for at, one in enumerate(messages) if one["role"] == "user"), default=-1)
         text = ""
         for at, one in enumerate(messages):
@@ -239,21 +207,15 @@ class Characters:
         return f"{text}<assistant>{'' if enable_thinking else '[]'}"
 
     def reset(self) -> None:
-        """
-        Another answer.
-        """
+        """Another answer."""
         self.text = ""
 
     def add_token(self, token: int) -> None:
-        """
-        A character more.
-        """
+        """A character more."""
         self.text += chr(token)
 
     def finalize(self) -> None:
-        """
-        Nothing waits.
-        """
+        """Nothing waits."""
 
 
 def started(settings: Settings, *_: Any) -> Any:

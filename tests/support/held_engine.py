@@ -1,6 +1,4 @@
-"""
-An engine that is held in the midst of something, for tests of what happens meanwhile.
-"""
+"""An engine that is held in the midst of something, for tests of what happens meanwhile."""
 
 from __future__ import annotations
 
@@ -49,24 +47,18 @@ class Hold:
         setattr(device, self.method, held)
 
     async def wait(self) -> None:
-        """
-        Until there is a call to hold in.
-        """
+        """Until there is a call to hold in."""
         assert await trio.to_thread.run_sync(self.reached.wait, 120)
 
 
 def hold_in_copy(server: Server) -> Hold:
-    """
-    Hold the engine in the second part of a copy.
-    """
+    """Hold the engine in the second part of a copy."""
     parts = itertools.count(1)
     return Hold(server, "share", lambda *_: next(parts) == 2)
 
 
 def hold_ahead(server: Server) -> Hold:
-    """
-    Hold the engine in a pass over what is anticipated.
-    """
+    """Hold the engine in a pass over what is anticipated."""
 
     def is_ahead(slab: int, *_: Any) -> bool:
         sessions = server._sequencer.state.sessions.values()

@@ -1,6 +1,4 @@
-"""
-A running server inside the test's own process, over a store in memory.
-"""
+"""A running server inside the test's own process, over a store in memory."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ MIB = 1024 * 1024
 
 
 def settings(model_directory: Path, **changes: Any) -> Settings:
-    """
-    Settings for a small machine.
-    """
+    """Settings for a small machine."""
     small = {"pool_bytes": 512 * MIB, "blocks_bytes": 256 * MIB}
     return Settings(model=str(model_directory), **{**small, **changes})
 
@@ -39,9 +35,7 @@ def settings(model_directory: Path, **changes: Any) -> Settings:
 async def serving(
     model_directory: Path, store: MemoryStore | None = None, **changes: Any
 ) -> AsyncIterator[Server]:
-    """
-    A server that serves while the context lasts.
-    """
+    """A server that serves while the context lasts."""
     store = MemoryStore() if store is None else store
     async with booted(settings(model_directory, **changes), store, SECRET) as server:
         yield server
@@ -66,9 +60,7 @@ class Said:
 
 
 async def at_rest(server: Server) -> None:
-    """
-    Wait until no session is at work, and all of it is committed.
-    """
+    """Wait until no session is at work, and all of it is committed."""
     with trio.fail_after(120):
         while not set(server.statistics().sessions) <= {str(Life.IDLE)}:
             await trio.testing.wait_all_tasks_blocked()
@@ -76,9 +68,7 @@ async def at_rest(server: Server) -> None:
 
 
 async def without_slabs(server: Server) -> None:
-    """
-    Wait until no session has anything to do, and none holds a slab; all of it is committed.
-    """
+    """Wait until no session has anything to do, and none holds a slab; all of it is committed."""
     with trio.fail_after(120):
         while server.statistics().slabs or server._sessions.busy:
             await trio.testing.wait_all_tasks_blocked()
@@ -86,9 +76,7 @@ async def without_slabs(server: Server) -> None:
 
 
 async def ask(server: Server | Models, command: Generate) -> Said:
-    """
-    Ask, and read the answer to its end.
-    """
+    """Ask, and read the answer to its end."""
     accepted, finished = None, None
     parts: list[AnswerPart] = []
     tokens: list[TokenInfo] = []
@@ -116,9 +104,7 @@ async def ask(server: Server | Models, command: Generate) -> Said:
 
 
 def text_of(parts: Iterable[AnswerPart]) -> str:
-    """
-    What a client was told as one text.
-    """
+    """What a client was told as one text."""
     return "".join(map(_words, parts))
 
 
@@ -127,9 +113,7 @@ def _words(part: AnswerPart) -> str:
 
 
 def generate(conversation: Conversation, **changes: Any) -> Generate:
-    """
-    A greedy request for a short answer with log-probabilities.
-    """
+    """A greedy request for a short answer with log-probabilities."""
     usual: dict[str, Any] = {
         "protocol": "test",
         "tenant": "local",

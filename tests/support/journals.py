@@ -32,9 +32,7 @@ START_US = 1_767_225_600_000_000
 
 
 class Builder:
-    """
-    A server's run without a server: each method proposes what the server would.
-    """
+    """A server's run without a server: each method proposes what the server would."""
 
     def __init__(self) -> None:
         self._ids = 0
@@ -52,17 +50,13 @@ class Builder:
         return self._time_us
 
     def propose(self, *events: ev.Event) -> None:
-        """
-        Take events into the journal; what a violation adds comes with them.
-        """
+        """Take events into the journal; what a violation adds comes with them."""
         outcome = self.ledger.propose(events)
         self.rows.extend(outcome.rows)
         self.bug = outcome.bug or self.bug
 
     def crash(self, session: str) -> None:
-        """
-        A session's own code failed.
-        """
+        """A session's own code failed."""
         outcome = self.ledger.record_crash(
             session=session, message="ZeroDivisionError", trace="Traceback: here\n"
         )
@@ -70,9 +64,7 @@ class Builder:
         self.bug = outcome.bug
 
     def start(self) -> None:
-        """
-        The server starts and loads its model.
-        """
+        """The server starts and loads its model."""
         self.propose(
             ev.ServerStarted(boot="boot-1", cairn_version="0.0.test", settings={"port": 1}),
             ev.ModelLoaded(
@@ -91,9 +83,7 @@ class Builder:
         )
 
     def stop(self) -> None:
-        """
-        The server stops in order.
-        """
+        """The server stops in order."""
         self.propose(ev.ServerStopped(boot="boot-1", reason="signal"))
 
     def turn(
@@ -127,9 +117,7 @@ class Builder:
         prompt: tuple[int, ...],
         answer: tuple[int, ...],
     ) -> Any:
-        """
-        The events of a turn, each made on the state that those before it led to.
-        """
+        """The events of a turn, each made on the state that those before it led to."""
         if name not in self.ledger.state.sessions:
             yield ev.SessionOpened(
                 session=name, tenant=TENANT, fingerprint=FINGERPRINT, group=None, named=False
@@ -322,9 +310,7 @@ SECOND = ((*FIRST[1], *FIRST[2], 31, 32, 33, 34, 35), (41, 42))
 
 
 def conversation(wrong: Callable[[ev.Event], ev.Event] = lambda event: event) -> Builder:
-    """
-    A server, one session ``s1`` with the requests ``r1`` and ``r2``, not stopped.
-    """
+    """A server, one session ``s1`` with the requests ``r1`` and ``r2``, not stopped."""
     made = Builder()
     made.start()
     text, prompt, answer = FIRST
@@ -335,9 +321,7 @@ def conversation(wrong: Callable[[ev.Event], ev.Event] = lambda event: event) ->
 
 
 def healthy() -> list[Row]:
-    """
-    A conversation of two turns in which all holds; the second reuses two blocks of the first.
-    """
+    """A conversation of two turns in which all holds; the second reuses two blocks of the first."""
     made = conversation()
     made.stop()
     return made.rows
@@ -426,18 +410,14 @@ def broken(invariant: str) -> tuple[list[Row], str]:
 
 
 def unrecorded(invariant: str) -> list[Row]:
-    """
-    The same up to and with the row that broke, as a writer without checks would leave it.
-    """
+    """The same up to and with the row that broke, as a writer without checks would leave it."""
     rows, _ = broken(invariant)
     end = next(index for index, row in enumerate(rows) if row.kind == "invariant_violated")
     return rows[:end]
 
 
 def tampered() -> list[Row]:
-    """
-    A healthy journal in which somebody changed a payload afterwards (INV-8).
-    """
+    """A healthy journal in which somebody changed a payload afterwards (INV-8)."""
     rows = healthy()
     rows[3] = attrs.evolve(rows[3], public=rows[3].public.replace(b"openai", b"opened"))
     return rows

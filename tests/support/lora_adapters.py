@@ -1,6 +1,4 @@
-"""
-Small adapters for the random model, made by mlx-lm's own tools and trained on nothing.
-"""
+"""Small adapters for the random model, made by mlx-lm's own tools and trained on nothing."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ PARAMETERS = {"rank": 4, "scale": 4.0, "dropout": 0.1}
 
 
 def make_adapter(model_directory: Path, folder: Path, seed: int) -> Path:
-    """
-    An adapter over the last two layers, with weights drawn from a seed.
-    """
+    """An adapter over the last two layers, with weights drawn from a seed."""
     model: Any = mlx_lm.load(str(model_directory))[0]
     model.freeze()
     linear_to_lora_layers(model, 2, PARAMETERS)

@@ -412,22 +412,16 @@ QUICK: Final = (
     "nemotron_h",
     "lfm2",
 )
-"""
-One or two families of each kind, for every day.
-"""
+"""One or two families of each kind, for every day."""
 
 
 def kind_of(family: str) -> str:
-    """
-    Which kind a family is of.
-    """
+    """Which kind a family is of."""
     return next(kind for kind, families in FAMILIES.items() if family in families)
 
 
 def config_of(family: str) -> dict[str, Any]:
-    """
-    The config.json of a small model of a family.
-    """
+    """The config.json of a small model of a family."""
     own = {**FAMILIES[kind_of(family)][family], "model_type": family}
     if "text_config" in own:
         own["text_config"] = {**_COMMON, **own["text_config"], "model_type": f"{family}_text"}
@@ -455,9 +449,7 @@ def make_family_model(directory: Path, source: Path, config: Mapping[str, Any]) 
 
 
 def _shaken(weight: mx.array) -> mx.array:
-    """
-    Weights as they are made are often ones and zeros, which hide what is left out.
-    """
+    """Weights as they are made are often ones and zeros, which hide what is left out."""
     if not mx.issubdtype(weight.dtype, mx.floating):
         return weight
     return weight + 0.05 * mx.random.normal(weight.shape).astype(weight.dtype)

@@ -34,37 +34,27 @@ CALL = {
 
 @attrs.define
 class Journaled:
-    """
-    A journal, and servers over it.
-    """
+    """A journal, and servers over it."""
 
     model: Path
     store: MemoryStore = attrs.field(factory=MemoryStore)
 
     def serving(self, **changes: Any) -> Any:
-        """
-        A server over the journal.
-        """
+        """A server over the journal."""
         return serving(self.model, self.store, **changes)
 
     def events(self, *kinds: type[ev.Event]) -> list[Any]:
-        """
-        The journal's events of some kinds.
-        """
+        """The journal's events of some kinds."""
         found = (decode(row).event for row in self.store.rows)
         return [event for event in found if isinstance(event, kinds)]
 
     def holds(self) -> bool:
-        """
-        Whether the journal has no violation, on record or not.
-        """
+        """Whether the journal has no violation, on record or not."""
         return replay(self.store.read()).findings == ()
 
 
 def thinking(place: int = 1, **changes: Any) -> Generate:
-    """
-    A request after a tool's result: before it, the assistant thought for some 200 tokens.
-    """
+    """A request after a tool's result: before it, the assistant thought for some 200 tokens."""
     messages = (
         Message(role="system", content="You weigh stones. " + words(place, 10)),
         Message(role="user", content=words(place + 1, 10)),
@@ -78,9 +68,7 @@ NEW = Message(role="user", content="And the next one?")
 
 
 def onward(command: Generate, said: Said, message: Message = NEW, **changes: Any) -> Generate:
-    """
-    The next turn of a conversation.
-    """
+    """The next turn of a conversation."""
     assert command.conversation is not None
     messages = (*command.conversation.messages, message_of(said.parts), message)
     conversation = attrs.evolve(command.conversation, messages=messages)
@@ -88,24 +76,18 @@ def onward(command: Generate, said: Said, message: Message = NEW, **changes: Any
 
 
 def prefilled(said: Said) -> int:
-    """
-    How many tokens of the prompt were run for an answer.
-    """
+    """How many tokens of the prompt were run for an answer."""
     return said.finished.prompt_tokens - said.finished.cached_tokens
 
 
 def new_tokens(server: Server) -> int:
-    """
-    What the new message takes, with all that the template puts around it.
-    """
+    """What the new message takes, with all that the template puts around it."""
     alone = generate(Conversation(messages=(NEW,)))
     return len(server._reader.prepared(alone).prompt_ids)
 
 
 def found_wrong(server: Server, key: str) -> None:
-    """
-    Have a block found wrong that is in memory: what is to be written has another digest.
-    """
+    """Have a block found wrong that is in memory: what is to be written has another digest."""
     state = server._sequencer.state
     wrong = ev.BlockSpilled(
         key=key,

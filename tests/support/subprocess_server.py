@@ -40,9 +40,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=ev.Event)
 
 DEADLINE_S = 120.0
-"""
-After so long something that must happen has not happened. No test asserts how long it took.
-"""
+"""After so long something that must happen has not happened. No test asserts how long it took."""
 
 _COMMAND = (sys.executable, "-P", "-m", "cairn.ops")
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
@@ -54,9 +52,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Serving:
-    """
-    A server that answers at ``url``, over ``data_dir``.
-    """
+    """A server that answers at ``url``, over ``data_dir``."""
 
     def __init__(self, process: subprocess.Popen[str], data_dir: Path, url: str, log: Path) -> None:
         self._process = process
@@ -70,16 +66,12 @@ class Serving:
 
     @property
     def pid(self) -> int:
-        """
-        Of the server's process.
-        """
+        """Of the server's process."""
         return self._process.pid
 
     @property
     def address(self) -> tuple[str, int]:
-        """
-        Where it listens.
-        """
+        """Where it listens."""
         address = urlsplit(self.url)
         assert address.hostname is not None
         assert address.port is not None
@@ -87,43 +79,31 @@ class Serving:
 
     @property
     def running(self) -> bool:
-        """
-        Whether the process has not ended.
-        """
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     def use_key(self, key: str) -> None:
-        """
-        Ask with an API key from now on.
-        """
+        """Ask with an API key from now on."""
         self._key = key
         self._http.headers["authorization"] = f"Bearer {key}"
         self._client = None
 
     def client(self, **options: Any) -> openai.OpenAI:
-        """
-        The official client, which asks once unless told otherwise.
-        """
+        """The official client, which asks once unless told otherwise."""
         settings: dict[str, Any] = {"api_key": self._key, "max_retries": 0, "timeout": DEADLINE_S}
         return openai.OpenAI(base_url=f"{self.url}/v1", **settings | options)
 
     def ask(self, **body: Any) -> Answer:
-        """
-        Ask by an official client that is kept.
-        """
+        """Ask by an official client that is kept."""
         self._client = self._client or self.client()
         return answer_of(self._client.chat.completions.create(**split(body)))
 
     def post(self, **body: Any) -> httpx.Response:
-        """
-        A chat completion by a bare client, whatever comes of it.
-        """
+        """A chat completion by a bare client, whatever comes of it."""
         return self._http.post("/v1/chat/completions", json=body)
 
     def send(self, body: bytes, **headers: str) -> httpx.Response:
-        """
-        A chat completion whose body goes out as it is. Headers are named with underscores.
-        """
+        """A chat completion whose body goes out as it is. Headers are named with underscores."""
         named = {
             name.replace("_", "-").encode(): value.encode("latin-1")
             for name, value in headers.items()
@@ -131,16 +111,12 @@ class Serving:
         return self._http.post("/v1/chat/completions", content=body, headers=named)
 
     def health(self) -> dict[str, Any]:
-        """
-        What the server tells of itself now.
-        """
+        """What the server tells of itself now."""
         found: dict[str, Any] = self._http.get("/health").json()
         return found
 
     def at_rest(self) -> dict[str, Any]:
-        """
-        Wait until no request is open and no session at work; gives the health then.
-        """
+        """Wait until no request is open and no session at work; gives the health then."""
         busy = ("restoring", "prefilling", "decoding", "settling")
 
         def found() -> dict[str, Any] | None:
@@ -160,9 +136,7 @@ class Serving:
         return self.health()
 
     def _unsettled(self) -> set[str]:
-        """
-        The sessions that the journal leaves with a request.
-        """
+        """The sessions that the journal leaves with a request."""
         busy = set()
         for place in self.recorded():
             match place.event:
@@ -173,22 +147,16 @@ class Serving:
         return busy
 
     def queued(self, count: int) -> None:
-        """
-        Wait until so many requests wait in the queue.
-        """
+        """Wait until so many requests wait in the queue."""
         eventually(lambda: self.health()["queue"]["queued"] == count)
 
     def open_files(self) -> int:
-        """
-        How many descriptors it holds; 0 where the system does not tell.
-        """
+        """How many descriptors it holds; 0 where the system does not tell."""
         held = Path(f"/proc/{self.pid}/fd")
         return sum(1 for _ in held.iterdir()) if held.exists() else 0
 
     def greeting(self) -> str:
-        """
-        What it says on its first lines, the address left out. Once.
-        """
+        """What it says on its first lines, the address left out. Once."""
         assert self._process.stdout is not None
         lines = [self._process.stdout.readline()]
         while lines[-1] and "try it" not in lines[-1]:
@@ -196,57 +164,41 @@ class Serving:
         return "".join(lines)
 
     def signal(self, number: signal.Signals) -> None:
-        """
-        Send the server a signal.
-        """
+        """Send the server a signal."""
         self._process.send_signal(number)
 
     def wait(self) -> int:
-        """
-        Wait for the end; gives the exit code, as a shell does: 128 and the signal's number.
-        """
+        """Wait for the end; gives the exit code, as a shell does: 128 and the signal's number."""
         code = self._process.wait(DEADLINE_S)
         if code == -signal.SIGABRT:
             print(self.stderr())  # no end that anybody asked for: what is known of it
         return 128 - code if code < 0 else code
 
     def stop(self) -> int:
-        """
-        SIGTERM, and the exit code.
-        """
+        """SIGTERM, and the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait()
 
     def kill(self) -> None:
-        """
-        SIGKILL: nothing of the process's own runs any more.
-        """
+        """SIGKILL: nothing of the process's own runs any more."""
         self._process.kill()
         self._process.wait(DEADLINE_S)
 
     def stderr(self) -> str:
-        """
-        What it has written to stderr so far.
-        """
+        """What it has written to stderr so far."""
         return self._log.read_text(encoding="utf-8")
 
     def log(self) -> list[dict[str, Any]]:
-        """
-        The lines of its log file so far.
-        """
+        """The lines of its log file so far."""
         text = log_path(self.data_dir).read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines()]
 
     def recorded(self) -> list[ev.Recorded]:
-        """
-        The journal's events with their places.
-        """
+        """The journal's events with their places."""
         return recorded(self.data_dir)
 
     def position(self) -> int:
-        """
-        The journal's last position now.
-        """
+        """The journal's last position now."""
         found: int = self.health()["journal_position"]
         return found
 
@@ -259,9 +211,7 @@ class Serving:
         return [event for event in found if getattr(event, "request", None) is not None]
 
     def events(self, kind: type[E], *, after: int = 0, **fields: Any) -> list[E]:
-        """
-        The journal's events of one kind behind a position, with these fields.
-        """
+        """The journal's events of one kind behind a position, with these fields."""
         found = (place.event for place in self.recorded() if place.position > after)
         return [
             event
@@ -272,9 +222,7 @@ class Serving:
 
 
 def recorded(data_dir: Path) -> list[ev.Recorded]:
-    """
-    The events of a data directory's journal, also while a server writes it.
-    """
+    """The events of a data directory's journal, also while a server writes it."""
     store = SqlStore.open(journal_url(data_dir), read_only=True)
     try:
         return [decode(row) for row in store.read()]
@@ -283,9 +231,7 @@ def recorded(data_dir: Path) -> list[ev.Recorded]:
 
 
 def run_ops(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-    """
-    A command of `ops` that ends by itself: exit code, stdout, stderr.
-    """
+    """A command of `ops` that ends by itself: exit code, stdout, stderr."""
     done = subprocess.run(
         [*_COMMAND, *map(str, arguments)],
         env=_environment(env),
@@ -327,9 +273,7 @@ def started(
 
 
 def killed_at(word: str, data_dir: Path, *options: object) -> None:
-    """
-    Start a server over ``data_dir`` and kill it once it has said ``word`` on its way up.
-    """
+    """Start a server over ``data_dir`` and kill it once it has said ``word`` on its way up."""
     with _spawned(data_dir, options) as (process, log):
         _say(word, process, log)
 
@@ -362,9 +306,7 @@ def _spawned(
     env: Mapping[str, str] | None = None,
     within: Sequence[str] = (),
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """
-    A server's process and the file that its stderr goes to.
-    """
+    """A server's process and the file that its stderr goes to."""
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     log = data_dir.with_name(f"{data_dir.name}.{time.monotonic_ns()}.stderr")
     arguments = ("serve", "--port", 0, "--data-dir", data_dir, *options)
@@ -388,9 +330,7 @@ def _spawned(
 
 
 def _url_of(process: subprocess.Popen[str], log: Path) -> str:
-    """
-    The address on the server's first line.
-    """
+    """The address on the server's first line."""
     assert process.stdout is not None
     if select.select([process.stdout], [], [], DEADLINE_S)[0]:
         found = _URL.search(process.stdout.readline())
@@ -400,9 +340,7 @@ def _url_of(process: subprocess.Popen[str], log: Path) -> str:
 
 
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    """
-    One thread for the BLAS: many servers on few cores would wait for each other's threads.
-    """
+    """One thread for the BLAS: many servers on few cores would wait for each other's threads."""
     kept = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**kept, "OPENBLAS_NUM_THREADS": "1", **(more or {})}
 
@@ -413,9 +351,7 @@ def _die_with_parent() -> None:
 
 
 def eventually(look: Callable[[], T | None]) -> T:
-    """
-    Look again and again until there is something true; fail after the deadline.
-    """
+    """Look again and again until there is something true; fail after the deadline."""
     end = time.monotonic() + DEADLINE_S
     while True:
         found = look()
@@ -453,40 +389,30 @@ class Answer:
 
     @property
     def bits(self) -> tuple[Any, ...]:
-        """
-        What must be the same however the answer came about.
-        """
+        """What must be the same however the answer came about."""
         said = self.text, self.thoughts, tuple(self.calls)
         return *said, self.tokens, self.finish_reason, self.completion_tokens
 
     @property
     def thoughts(self) -> str:
-        """
-        What was thought; empty if nothing was.
-        """
+        """What was thought; empty if nothing was."""
         found: str = self.message.get("reasoning_content", "")
         return found
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """
-        (name, arguments) of each tool that is called.
-        """
+        """(name, arguments) of each tool that is called."""
         functions = [call["function"] for call in self.message.get("tool_calls", ())]
         return [(function["name"], function["arguments"]) for function in functions]
 
 
 def user(text: str) -> dict[str, str]:
-    """
-    What a user says.
-    """
+    """What a user says."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> dict[str, str]:
-    """
-    What an assistant has said.
-    """
+    """What an assistant has said."""
     return {"role": "assistant", "content": text}
 
 
@@ -496,18 +422,14 @@ _OURS = frozenset(
 
 
 def split(body: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    A body as arguments of the official client, which takes what is not OpenAI's apart.
-    """
+    """A body as arguments of the official client, which takes what is not OpenAI's apart."""
     extra = {name: value for name, value in body.items() if name in _OURS}
     plain = {name: value for name, value in body.items() if name not in _OURS}
     return {"model": "any", **plain, "extra_body": extra}
 
 
 PLAIN: Mapping[str, Any] = {"temperature": 0, "max_tokens": 24, "logprobs": True}
-"""
-How a question is asked that says nothing else: greedily, with log-probabilities.
-"""
+"""How a question is asked that says nothing else: greedily, with log-probabilities."""
 
 
 def ask(server: Serving, *messages: Mapping[str, str], **body: Any) -> Answer:
@@ -521,17 +443,13 @@ def ask(server: Serving, *messages: Mapping[str, str], **body: Any) -> Answer:
 
 
 def ask_with(client: openai.OpenAI, *messages: Mapping[str, str], **body: Any) -> Answer:
-    """
-    ``ask`` by a client of one's own.
-    """
+    """``ask`` by a client of one's own."""
     asked = split({"messages": list(messages), **PLAIN, **body})
     return answer_of(client.chat.completions.create(**asked))
 
 
 def answer_of(completion: Any) -> Answer:
-    """
-    A completion of the official client, as an answer.
-    """
+    """A completion of the official client, as an answer."""
     (choice,) = completion.choices
     usage, cairn = completion.usage, completion.model_extra["cairn"]
     content = choice.logprobs.content if choice.logprobs else []
@@ -579,42 +497,32 @@ class Listener:
 
     @property
     def request(self) -> str:
-        """
-        The request's id, once a session has taken it.
-        """
+        """The request's id, once a session has taken it."""
         request: str = self.chunks[0]["id"].removeprefix("chatcmpl-")
         return request
 
     @property
     def text(self) -> str:
-        """
-        The answer so far.
-        """
+        """The answer so far."""
         deltas = [choice["delta"] for chunk in self.chunks for choice in chunk.get("choices", ())]
         return "".join(delta.get("content") or "" for delta in deltas)
 
     @property
     def tokens(self) -> tuple[tuple[bytes, float], ...]:
-        """
-        (bytes, log-probability) of each token so far.
-        """
+        """(bytes, log-probability) of each token so far."""
         choices = [choice for chunk in self.chunks for choice in chunk.get("choices", ())]
         found = [token for c in choices if c["logprobs"] for token in c["logprobs"]["content"]]
         return tuple((bytes(token["bytes"]), token["logprob"]) for token in found)
 
     @property
     def finish_reason(self) -> str | None:
-        """
-        Why the answer ended, or None where the client was not told.
-        """
+        """Why the answer ended, or None where the client was not told."""
         reasons = [c["finish_reason"] for k in self.chunks for c in k.get("choices", ())]
         return next((reason for reason in reasons if reason), None)
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """
-        The error in mid-stream, if there was one.
-        """
+        """The error in mid-stream, if there was one."""
         return next((chunk["error"] for chunk in self.chunks if "error" in chunk), None)
 
     def until(self, fact: Callable[[Listener], object]) -> Listener:
@@ -634,28 +542,20 @@ class Listener:
         return self
 
     def accepted(self) -> Listener:
-        """
-        Wait until a session has taken the request.
-        """
+        """Wait until a session has taken the request."""
         return self.until(lambda it: it.chunks)
 
     def decoding(self, tokens: int = 3) -> Listener:
-        """
-        Wait until some tokens of the answer have come.
-        """
+        """Wait until some tokens of the answer have come."""
         return self.until(lambda it: len(it.tokens) >= tokens)
 
     def end(self) -> Listener:
-        """
-        Wait until nothing more comes.
-        """
+        """Wait until nothing more comes."""
         assert self.ended.wait(DEADLINE_S), "the stream did not end"
         return self
 
     def leave(self) -> None:
-        """
-        Go away, whatever has come so far.
-        """
+        """Go away, whatever has come so far."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self.end()
@@ -691,9 +591,7 @@ class Listener:
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """
-    Make calls at the same time, each in a thread; their results in order.
-    """
+    """Make calls at the same time, each in a thread; their results in order."""
     results: dict[int, T] = {}
     failures: list[BaseException] = []
 

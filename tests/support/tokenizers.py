@@ -37,16 +37,12 @@ QWEN = (
 
 
 def added(*contents: str, **flags: bool) -> list[AddedToken]:
-    """
-    Added tokens, not normalised unless that is said.
-    """
+    """Added tokens, not normalised unless that is said."""
     return [AddedToken(content, **{"normalized": False, **flags}) for content in contents]
 
 
 def wrapped(tokenizer: Tokenizer) -> Any:
-    """
-    As a model brings it: transformers' object in mlx-lm's wrapper.
-    """
+    """As a model brings it: transformers' object in mlx-lm's wrapper."""
     return TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
 
 
@@ -57,9 +53,7 @@ def bpe(
     tokens: Sequence[AddedToken] = (),
     normalizer: Any = None,
 ) -> Tokenizer:
-    """
-    A BPE over bytes that cuts words by a pattern.
-    """
+    """A BPE over bytes that cuts words by a pattern."""
     made = Tokenizer(models.BPE())
     made.normalizer = normalizer
     made.pre_tokenizer = pre_tokenizers.Sequence(
@@ -76,18 +70,14 @@ def bpe(
 
 
 def like_qwen() -> Tokenizer:
-    """
-    NFC, then a BPE over bytes; tokens that are special and one that is not.
-    """
+    """NFC, then a BPE over bytes; tokens that are special and one that is not."""
     made = bpe(normalizer=normalizers.NFC(), tokens=added(MARK, "</think>"))
     made.add_special_tokens(added(START, END))
     return made
 
 
 def like_gpt2() -> Tokenizer:
-    """
-    A space in front of every stretch, and a template that would put a token around the text.
-    """
+    """A space in front of every stretch, and a template that would put a token around the text."""
     made = bpe(GPT2, prefix=True)
     made.add_special_tokens(added("<|endoftext|>"))
     end = made.token_to_id("<|endoftext|>")
@@ -116,9 +106,7 @@ def like_llama() -> Tokenizer:
 
 
 def like_mistral(scheme: str = "first", *, split: bool = False) -> Tokenizer:
-    """
-    Metaspace: a bar where a word begins, and by the scheme at the beginning of the text.
-    """
+    """Metaspace: a bar where a word begins, and by the scheme at the beginning of the text."""
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
     made.train_from_iterator(LINES, _pieces_trainer())
@@ -128,9 +116,7 @@ def like_mistral(scheme: str = "first", *, split: bool = False) -> Tokenizer:
 
 
 def like_gemma() -> Tokenizer:
-    """
-    Spaces become bars, words are cut behind them, and runs of line ends are added tokens.
-    """
+    """Spaces become bars, words are cut behind them, and runs of line ends are added tokens."""
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     made.normalizer = normalizers.Replace(" ", "▁")
     made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
@@ -141,9 +127,7 @@ def like_gemma() -> Tokenizer:
 
 
 def like_t5() -> Tokenizer:
-    """
-    Unigram pieces behind NFKC and a normaliser that squeezes spaces.
-    """
+    """Unigram pieces behind NFKC and a normaliser that squeezes spaces."""
     made = Tokenizer(models.Unigram())
     made.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
@@ -158,9 +142,7 @@ def like_t5() -> Tokenizer:
 
 
 def like_bert() -> Tokenizer:
-    """
-    Lower case, WordPiece; and added tokens that are looked for behind the normaliser only.
-    """
+    """Lower case, WordPiece; and added tokens that are looked for behind the normaliser only."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -175,9 +157,7 @@ def like_bert() -> Tokenizer:
 
 
 def stripping() -> Tokenizer:
-    """
-    Added tokens that take white space with them, on the left, on the right and on both sides.
-    """
+    """Added tokens that take white space with them, on the left, on the right and on both sides."""
     made = bpe(tokens=added("\n\n", "  "))
     made.add_tokens(added(START, lstrip=True, rstrip=True))
     made.add_tokens(added(END, rstrip=True))
@@ -187,18 +167,14 @@ def stripping() -> Tokenizer:
 
 
 def stripping_phi() -> Tokenizer:
-    """
-    Metaspace at the beginning of the text, and all tokens but one strip on the right.
-    """
+    """Metaspace at the beginning of the text, and all tokens but one strip on the right."""
     made = like_mistral()
     made.add_special_tokens(added(START, END, rstrip=True))
     return made
 
 
 def overlapping() -> Tokenizer:
-    """
-    Added tokens that begin like others, end like others, and lie within others.
-    """
+    """Added tokens that begin like others, end like others, and lie within others."""
     within = ("<a>", "<a><b>", "b><", "a", "><|", "\n<|im", "<|im_")
     return bpe(tokens=added(*within, START, END, END + ">"))
 
@@ -217,9 +193,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "stripping phi": stripping_phi,
     "overlapping": overlapping,
 }
-"""
-All that can be cut. Those that cannot are made where they are refused.
-"""
+"""All that can be cut. Those that cannot are made where they are refused."""
 
 
 def _pieces_trainer() -> trainers.BpeTrainer:

@@ -212,9 +212,7 @@ def _begin(run: Run, settings: Settings) -> None:
 
 
 async def _first(run: Run, settings: Settings, starting: Starting) -> Server:
-    """
-    The server over the first model of a run.
-    """
+    """The server over the first model of a run."""
     sequencer, writer = run.sequencer, run.writer
     try:
         # No cache is there yet that the engine's thread could change when nobody waits for it.
@@ -233,9 +231,7 @@ async def _first(run: Run, settings: Settings, starting: Starting) -> Server:
 
 
 async def _stopped(run: Run, reason: str) -> None:
-    """
-    Put on record that a run that served nothing has stopped.
-    """
+    """Put on record that a run that served nothing has stopped."""
     with contextlib.suppress(JournalFull):  # why it served nothing comes first
         await run.writer.wait_committed(
             run.sequencer.append(ev.ServerStopped(boot=run.boot, reason=reason))

@@ -12,21 +12,15 @@ from cairn.journal.ledger import Outside
 
 
 def wall_clock_us() -> int:
-    """
-    Microseconds since 1970.
-    """
+    """Microseconds since 1970."""
     return time.time_ns() // 1000
 
 
 def new_id() -> str:
-    """
-    A fresh unique id.
-    """
+    """A fresh unique id."""
     return str(uuid.uuid4())
 
 
 def outside() -> Outside:
-    """
-    Ids and time for a ledger.
-    """
+    """Ids and time for a ledger."""
     return Outside(new_id=new_id, now_us=wall_clock_us, version=cairn.__version__)

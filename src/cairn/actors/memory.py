@@ -122,9 +122,7 @@ class Memory:
         return True
 
     def can_spare_slab(self, capacity_tokens: int) -> bool:
-        """
-        Whether there is room for a slab for what nobody waits for, see ``open_spare_slab``.
-        """
+        """Whether there is room for a slab for what nobody waits for, see ``open_spare_slab``."""
         state, size = self._sequencer.state, self._slab_bytes(capacity_tokens)
         return eviction.slab_fits(state, size) or eviction.slab_to_spare(state, size) is not None
 
@@ -387,9 +385,7 @@ class Memory:
                     await self._evict(key, reason="window")
 
     async def _remove(self, key: str, now_us: int, wanted: Callable[[], bool]) -> bool:
-        """
-        Remove a block, unless it came to be of use since. Whether it, or its file, went.
-        """
+        """Remove a block, unless it came to be of use since. Whether it, or its file, went."""
         async with self.steady, self._blocks:
             state = self._sequencer.state
             block = state.blocks[key]
@@ -447,9 +443,7 @@ class Memory:
         )
 
     async def _load(self, key: str, digest: str) -> bool:
-        """
-        Read a block from its file. False where it is not there, or not what was written.
-        """
+        """Read a block from its file. False where it is not there, or not what was written."""
 
         def record(report: LoadReport | RejectReport | None) -> bool:
             if isinstance(report, RejectReport):
@@ -579,9 +573,7 @@ class Memory:
         return await self._engine.call(lambda mlx: mlx.drop_file(key), record)
 
     def _warn(self, fact: str, key: str, reason: str) -> None:
-        """
-        Log what the disk does not do, once for all blocks, until it does it again.
-        """
+        """Log what the disk does not do, once for all blocks, until it does it again."""
         if (fact, reason) not in self._told:
             self._told.add((fact, reason))
             log.warning(fact, block=key, reason=reason)
@@ -596,9 +588,7 @@ class Memory:
 
 
 def _undone(report: object) -> None:
-    """
-    Nothing to record: the journal never had it.
-    """
+    """Nothing to record: the journal never had it."""
 
 
 def _settling(state: State) -> Session | None:

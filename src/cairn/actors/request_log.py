@@ -31,17 +31,13 @@ class _Line:
 
 
 class RequestLog:
-    """
-    Follows requests through the journal and logs each once, when it ends.
-    """
+    """Follows requests through the journal and logs each once, when it ends."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Line] = {}
 
     def __call__(self, recorded: ev.Recorded) -> None:
-        """
-        Take in a committed event.
-        """
+        """Take in a committed event."""
         event = recorded.event
         match event:
             case ev.RequestReceived():

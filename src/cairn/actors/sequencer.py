@@ -23,9 +23,7 @@ from cairn.journal.state import Session, SessionId, State
 
 
 class Sequencer:
-    """
-    Decides and appends.
-    """
+    """Decides and appends."""
 
     def __init__(self, ledger: Ledger, writer: JournalWriter) -> None:
         self._ledger = ledger
@@ -34,16 +32,12 @@ class Sequencer:
 
     @property
     def state(self) -> State:
-        """
-        The fold of all that was appended, committed or not.
-        """
+        """The fold of all that was appended, committed or not."""
         return self._ledger.state
 
     @property
     def order(self) -> Order:
-        """
-        The order in which the blocks of that leave memory, and their files the disk.
-        """
+        """The order in which the blocks of that leave memory, and their files the disk."""
         return self._ledger.order
 
     def append(self, *events: ev.Event, expected_seq: int | None = None) -> int:
@@ -93,15 +87,11 @@ class Sequencer:
         return self._submit(outcome)
 
     def choose(self, ask: paths.Ask) -> SessionId | None:
-        """
-        The session that is to serve a request as things are now, or None for a new one.
-        """
+        """The session that is to serve a request as things are now, or None for a new one."""
         return paths.choose_session(self._ledger.state, ask)
 
     def crash(self, session: str, error: BaseException) -> BugError:
-        """
-        Record that a session's own code failed, and quarantine it.
-        """
+        """Record that a session's own code failed, and quarantine it."""
         trace = "".join(traceback.format_exception(error))
         message = f"{type(error).__name__}: {error}"
         outcome = self._ledger.record_crash(session=session, message=message, trace=trace)
@@ -110,9 +100,7 @@ class Sequencer:
         return outcome.bug
 
     def session(self, session: str) -> Session:
-        """
-        A session as the journal has it.
-        """
+        """A session as the journal has it."""
         return self._ledger.state.session(session)
 
     def _selected(

@@ -70,9 +70,7 @@ REJECTED = {
     "server_stopped": (503, "server_stopping"),
     "journal_full": (503, "journal_full"),
 }
-"""
-Why nobody waits for a request that no session has taken: how that goes on record.
-"""
+"""Why nobody waits for a request that no session has taken: how that goes on record."""
 
 
 class Server:
@@ -211,42 +209,30 @@ class Server:
     # --- for the HTTP layer --------------------------------------------------------------------
 
     def facts_of(self, asked_model: str) -> ServerFacts:
-        """
-        Of the model that answers who asks for this one: there is one alone.
-        """
+        """Of the model that answers who asks for this one: there is one alone."""
         return self.facts
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
-        """
-        The one model.
-        """
+        """The one model."""
         return (ListedModel(aliases=(), state="loaded", waiting=0, facts=self.facts),)
 
     @property
     def quiet(self) -> bool:
-        """
-        Whether no request is under way.
-        """
+        """Whether no request is under way."""
         return self._quiet()
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
-        """
-        Have every event passed on once it is committed, in order.
-        """
+        """Have every event passed on once it is committed, in order."""
         self._writer.observe(observer)
 
     @property
     def agents(self) -> AgentService:
-        """
-        The agents that are kept here.
-        """
+        """The agents that are kept here."""
         return self._agents
 
     def statistics(self) -> Statistics:
-        """
-        The server at this moment.
-        """
+        """The server at this moment."""
         return figures(
             self._sequencer,
             self._writer,
@@ -330,9 +316,7 @@ class Server:
             leave_together(tickets)
 
     def _ticketed(self, request_id: str, prepared: Sequence[Prepared]) -> list[Ticket]:
-        """
-        A ticket for each answer of a request. The first one has the request's own id.
-        """
+        """A ticket for each answer of a request. The first one has the request's own id."""
         created_s = wall_clock_us() // 1_000_000
         stir = self._ticket_gone.unpark_all
         tickets = [Ticket(request_id, prepared[0], created_s, on_leave=stir)]
@@ -372,15 +356,11 @@ class Server:
         return tickets
 
     def replies(self, tickets: Sequence[Ticket], arrival: Arrival) -> AsyncIterator[Reply]:
-        """
-        What a request that was taken is told.
-        """
+        """What a request that was taken is told."""
         return Replies(tickets, self._writer, arrival)
 
     async def close_session(self, session: str, reason: str) -> None:
-        """
-        See ``Sessions.close_session``.
-        """
+        """See ``Sessions.close_session``."""
         await self._sessions.close_session(session, reason)
 
     # --- life ------------------------------------------------------------------------------
@@ -411,9 +391,7 @@ class Server:
             log.warning("not all blocks were written", limit_s=self._limits.drain_s)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """
-        Serve until ``drain`` has ended the last request.
-        """
+        """Serve until ``drain`` has ended the last request."""
         with contextlib.ExitStack() as told:
             told.enter_context(self._stalls.heard_by(self._stalled))
             if self._shadow is not None:
@@ -446,17 +424,13 @@ class Server:
         self._idle.set()
 
     def _end_all(self, why: str, refusal: RefusalError) -> None:
-        """
-        End all requests that are not answered yet.
-        """
+        """End all requests that are not answered yet."""
         for ticket in list(self._tickets.values()):
             ticket.leave(why)
             ticket.fail(refusal)
 
     def _stalled(self) -> None:
-        """
-        Nothing can be put on record: what is under way ends, at its next step.
-        """
+        """Nothing can be put on record: what is under way ends, at its next step."""
         self._end_all("journal_full", JournalFull())
 
     async def _no_tickets(self) -> None:
@@ -464,9 +438,7 @@ class Server:
             await self._ticket_gone.park()
 
     def _quiet(self) -> bool:
-        """
-        Whether no request is under way. Asked on any thread.
-        """
+        """Whether no request is under way. Asked on any thread."""
         return not self._tickets and not self._preparing
 
     async def _calm(self) -> None:
@@ -493,9 +465,7 @@ class Server:
     # --- a request's way -------------------------------------------------------------------------
 
     def _named(self, command: Generate) -> Generate:
-        """
-        The command with the journal's id in the place of its client's name for a session.
-        """
+        """The command with the journal's id in the place of its client's name for a session."""
         if command.session_name is None:
             return command
         named = session_id(command.tenant, command.session_name)
@@ -507,9 +477,7 @@ class Server:
         return attrs.evolve(command, session_name=named)
 
     async def _admit(self, command: Generate) -> None:
-        """
-        Turn a request away where none is taken now.
-        """
+        """Turn a request away where none is taken now."""
         state = self._sequencer.state
         if self._stopping:
             raise Stopping("the server is stopping; try again in a moment")
@@ -568,9 +536,7 @@ class Server:
         raise TimeOver(self._limits.request_s)
 
     async def _dispatch(self, ticket: Ticket) -> None:
-        """
-        Bring a ticket to a session, again where the rules choose another one in the meantime.
-        """
+        """Bring a ticket to a session, again where the rules choose another one in the meantime."""
         try:
             with ticket.waiting:
                 if ticket.first is not None:
@@ -634,9 +600,7 @@ class Server:
         return closed or not self._quiet() or bool(state.requests)
 
     def _at_rest(self) -> bool:
-        """
-        Whether nobody wants anything and no session has anything to do.
-        """
+        """Whether nobody wants anything and no session has anything to do."""
         return not self._wanted() and not self._sessions.busy
 
     def _stirred(self) -> None:
@@ -647,6 +611,4 @@ class Server:
 
 
 def _nobody_minds() -> None:
-    """
-    There is no other model that waits for the requests to end.
-    """
+    """There is no other model that waits for the requests to end."""

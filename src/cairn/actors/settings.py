@@ -1,6 +1,4 @@
-"""
-What an operator chose of a server, and how it is told why it does not start.
-"""
+"""What an operator chose of a server, and how it is told why it does not start."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from cairn.actors.requests.limits import Limits
 
 
 class BootRefused(Exception):
-    """
-    The server does not start; the message says what, where and what to do. The operator's.
-    """
+    """The server does not start; the message says what, where and what to do. The operator's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,12 +66,8 @@ class Settings:
 
 
 Progress = Callable[[str, int, int], None]
-"""
-Called with (what, done, total).
-"""
+"""Called with (what, done, total)."""
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """
-    Nobody watches.
-    """
+    """Nobody watches."""

@@ -1,6 +1,4 @@
-"""
-The server at one moment, in figures.
-"""
+"""The server at one moment, in figures."""
 
 from __future__ import annotations
 

@@ -34,9 +34,7 @@ _NAMES = re.compile(
 )
 _HEAD_MOST = 1024 * 1024
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK
-"""
-How to open what should be a file, and may be a link or a pipe.
-"""
+"""How to open what should be a file, and may be a link or a pipe."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,9 +54,7 @@ class Named:
 
 
 def place_of(folder: Path, fingerprint: str, key: str) -> Path:
-    """
-    Where a block's file lies.
-    """
+    """Where a block's file lies."""
     return folder / fingerprint / key[:2] / f"{key}{ENDING}"
 
 
@@ -87,9 +83,7 @@ def files_in(folder: Path) -> tuple[list[Named], list[Path]]:
 
 
 def is_file(path: Path) -> bool:
-    """
-    Whether a regular file lies there, and no link. What cannot be told is none.
-    """
+    """Whether a regular file lies there, and no link. What cannot be told is none."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -139,9 +133,7 @@ def _named(entry: os.DirEntry[str], fingerprint: str, beside: str) -> Named | No
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    """
-    What a safetensors file says of itself; nothing where it cannot be read.
-    """
+    """What a safetensors file says of itself; nothing where it cannot be read."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | NO_LINK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

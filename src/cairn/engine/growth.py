@@ -7,15 +7,11 @@ from __future__ import annotations
 import attrs
 
 STEP_TOKENS = 256
-"""
-mlx-lm's caches grow by so many tokens at a time.
-"""
+"""mlx-lm's caches grow by so many tokens at a time."""
 
 
 def steps(tokens: int) -> int:
-    """
-    How many steps so many tokens have begun.
-    """
+    """How many steps so many tokens have begun."""
     return -(-tokens // STEP_TOKENS)
 
 
@@ -37,9 +33,7 @@ class LayerGrowth:
     most_bytes: int = 0
 
     def bytes_at(self, tokens: int) -> int:
-        """
-        What it takes at most for so many tokens.
-        """
+        """What it takes at most for so many tokens."""
         grown = self.constant_bytes + steps(tokens) * self.step_bytes
         if self.until_tokens is None:
             return grown
@@ -48,16 +42,12 @@ class LayerGrowth:
 
 @attrs.frozen(kw_only=True)
 class Growth:
-    """
-    What the caches of all layers take.
-    """
+    """What the caches of all layers take."""
 
     layers: tuple[LayerGrowth, ...]
 
     def bytes_at(self, tokens: int) -> int:
-        """
-        What they take at most for so many tokens.
-        """
+        """What they take at most for so many tokens."""
         return sum(layer.bytes_at(tokens) for layer in self.layers)
 
     def context_within(self, size: int, most_tokens: int, chunk_tokens: int) -> int:

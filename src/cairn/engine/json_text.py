@@ -27,9 +27,7 @@ def parsed(text: str | bytes) -> Any:
 
 
 def fault_of(value: Any) -> str | None:
-    """
-    Why a value cannot go on as it came, in words; None where it can. Changes nothing.
-    """
+    """Why a value cannot go on as it came, in words; None where it can. Changes nothing."""
     level = [value]
     for _ in range(DEPTH_MAX):
         below: list[Any] = []

@@ -37,9 +37,7 @@ class Forgotten(EngineFault):
 
 
 class NotFinite(EngineFault):
-    """
-    A token was drawn whose log-probability is no finite number.
-    """
+    """A token was drawn whose log-probability is no finite number."""
 
 
 class NotHeld(Exception):
@@ -50,9 +48,7 @@ class NotHeld(Exception):
 
 
 class Guide(Protocol):
-    """
-    Holds an answer to a grammar. ``guidance.Guide`` does.
-    """
+    """Holds an answer to a grammar. ``guidance.Guide`` does."""
 
     def allowed(self, answer: Sequence[int]) -> npt.NDArray[np.bool_]:
         """
@@ -93,16 +89,12 @@ class Wanted:
         top: int = 0,
         guide: Guide | None = None,
     ) -> Wanted:
-        """
-        What is wanted from the pass that ends a prompt.
-        """
+        """What is wanted from the pass that ends a prompt."""
         prompt = frozenset(prompt_ids) if sampling.repetition_penalty != 1.0 else frozenset()
         return cls(sampling=sampling, seed=seed, top=top, prompt=prompt, guide=guide)
 
     def after(self, *tokens: int) -> Wanted:
-        """
-        What is wanted once these tokens have joined the answer.
-        """
+        """What is wanted once these tokens have joined the answer."""
         if not self.sampling.counts_tokens and self.guide is None:
             return self
         return attrs.evolve(self, answer=(*self.answer, *tokens))
@@ -110,9 +102,7 @@ class Wanted:
 
 @attrs.frozen(kw_only=True)
 class DecodeRow:
-    """
-    One session's row of a decode pass: its slab, and the token that goes in.
-    """
+    """One session's row of a decode pass: its slab, and the token that goes in."""
 
     slab: int
     token: int
@@ -191,9 +181,7 @@ class ModelFacts:
 
 @attrs.frozen(kw_only=True)
 class SlabReport:
-    """
-    A slab was opened or closed. Figures are measured after it.
-    """
+    """A slab was opened or closed. Figures are measured after it."""
 
     slab: int
     capacity_tokens: int
@@ -271,9 +259,7 @@ class TrimReport:
 
 @attrs.frozen(kw_only=True)
 class SealReport:
-    """
-    A chunk's KV was copied, hashed and, where asked, stored.
-    """
+    """A chunk's KV was copied, hashed and, where asked, stored."""
 
     digest: str
     bytes: int
@@ -284,9 +270,7 @@ class SealReport:
 
 @attrs.frozen(kw_only=True)
 class ShareReport:
-    """
-    Blocks were copied into a slab.
-    """
+    """Blocks were copied into a slab."""
 
     digests: tuple[str, ...]
     coverage: Coverage
@@ -295,9 +279,7 @@ class ShareReport:
 
 @attrs.frozen(kw_only=True)
 class EvictReport:
-    """
-    A block left memory.
-    """
+    """A block left memory."""
 
     key: str
     bytes: int
@@ -352,9 +334,7 @@ class UnremovedReport:
 
 @attrs.frozen(kw_only=True)
 class LoadReport:
-    """
-    A block was read from its file into memory.
-    """
+    """A block was read from its file into memory."""
 
     key: str
     digest: str

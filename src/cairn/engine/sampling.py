@@ -13,14 +13,10 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 COLDEST = 1e-5
-"""
-Below this temperature the likeliest token is as good as certain, and its inverse overflows.
-"""
+"""Below this temperature the likeliest token is as good as certain, and its inverse overflows."""
 
 BIASES_MAX = 1024
-"""
-So many tokens may have a bias of their own.
-"""
+"""So many tokens may have a bias of their own."""
 
 
 def _biases(
@@ -76,9 +72,7 @@ class Sampling:
 
     @property
     def counts_tokens(self) -> bool:
-        """
-        Whether a draw depends on which tokens came before, and not on their logits alone.
-        """
+        """Whether a draw depends on which tokens came before, and not on their logits alone."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -87,9 +81,7 @@ class Sampling:
 
     @property
     def changes_logits(self) -> bool:
-        """
-        Whether tokens are drawn from other logits than the model's.
-        """
+        """Whether tokens are drawn from other logits than the model's."""
         return self.counts_tokens or bool(self.logit_bias)
 
 

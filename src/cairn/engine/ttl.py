@@ -1,6 +1,4 @@
-"""
-How people and clients write for how long something is to be kept.
-"""
+"""How people and clients write for how long something is to be kept."""
 
 from __future__ import annotations
 

@@ -28,19 +28,13 @@ _STREAM_HEADERS = {
 
 
 class Whole(Protocol):
-    """
-    An adapter's answer that is sent as a whole; takes each reply once and in order.
-    """
+    """An adapter's answer that is sent as a whole; takes each reply once and in order."""
 
     def take(self, reply: Reply) -> None:
-        """
-        Add a reply.
-        """
+        """Add a reply."""
 
     def headers(self) -> dict[str, str]:
-        """
-        What is known of the request, for the response's headers.
-        """
+        """What is known of the request, for the response's headers."""
 
     def body(self) -> dict[str, Any]:
         """
@@ -57,14 +51,10 @@ class Streamed(Protocol):
     """
 
     def take(self, reply: Reply) -> bytes:
-        """
-        What to send for a reply; may be nothing.
-        """
+        """What to send for a reply; may be nothing."""
 
     def headers(self, first: Reply) -> dict[str, str]:
-        """
-        What is known of the request with its first reply, for the response's headers.
-        """
+        """What is known of the request with its first reply, for the response's headers."""
 
     def done(self) -> bytes:
         """
@@ -75,37 +65,25 @@ class Streamed(Protocol):
         """
 
     def failed(self, error: Exception) -> bytes:
-        """
-        The end of a stream that broke off.
-        """
+        """The end of a stream that broke off."""
 
 
 class Asked(Protocol):
-    """
-    What an adapter has read: a command, and how its answer is to be sent.
-    """
+    """What an adapter has read: a command, and how its answer is to be sent."""
 
     @property
     def command(self) -> Generate:
-        """
-        What is asked of the service.
-        """
+        """What is asked of the service."""
 
     @property
     def stream(self) -> bool:
-        """
-        Whether the client wants a stream.
-        """
+        """Whether the client wants a stream."""
 
     def whole(self) -> Whole:
-        """
-        What builds the answer as one object.
-        """
+        """What builds the answer as one object."""
 
     def streamed(self) -> Streamed:
-        """
-        What builds the answer as a stream.
-        """
+        """What builds the answer as a stream."""
 
 
 async def whole_answer(service: Service, asked: Asked) -> Response:

@@ -1,6 +1,4 @@
-"""
-The application: routes, limits, and the border for errors.
-"""
+"""The application: routes, limits, and the border for errors."""
 
 from __future__ import annotations
 
@@ -59,15 +57,11 @@ _OPEN = ("health",)
 
 
 class _Read(Protocol):
-    """
-    What an adapter has read of a request, complete or not.
-    """
+    """What an adapter has read of a request, complete or not."""
 
     @property
     def command(self) -> Generate:
-        """
-        What is asked of the service.
-        """
+        """What is asked of the service."""
 
 
 _R = TypeVar("_R", bound=_Read)
@@ -78,9 +72,7 @@ _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 class CairnApp(QuartTrio):
-    """
-    Quart on trio whose requests own contexts.
-    """
+    """Quart on trio whose requests own contexts."""
 
     asgi_http_class = OwningConnection
     request_class = OwningRequest
@@ -88,9 +80,7 @@ class CairnApp(QuartTrio):
     async def __call__(
         self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
     ) -> None:
-        """
-        Serve a request, a websocket's handshake, or the server's own beginning and end.
-        """
+        """Serve a request, a websocket's handshake, or the server's own beginning and end."""
         await super().__call__(with_readable_path(scope), receive, send)
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
@@ -368,9 +358,7 @@ def _check_origin(origin: str | None, host: str, allowed: frozenset[str]) -> Non
 
 
 def _origin_hint(origin: str) -> str:
-    """
-    What lets a page in.
-    """
+    """What lets a page in."""
     if request.headers.get("sec-fetch-site") == "same-origin":
         # It calls what it comes from, behind a proxy that calls the server by another name.
         return "have its operator allow the name of the page's host (--allow-host NAME)"
@@ -394,9 +382,7 @@ def _check_encoding(header: str) -> None:
 
 
 def _host_name(header: str) -> str:
-    """
-    The name in a ``Host``, without its port; empty where the header is none.
-    """
+    """The name in a ``Host``, without its port; empty where the header is none."""
     found = _HOST.fullmatch(header)
     if found is None:
         return ""
@@ -419,17 +405,13 @@ def _json(body: object, status: int = 200) -> Response:
 
 
 def _whose() -> dict[str, str]:
-    """
-    The tenant for the log, where it is of any news.
-    """
+    """The tenant for the log, where it is of any news."""
     tenant = g.get("tenant")
     return {} if tenant in (None, LOCAL) else {"tenant": tenant}
 
 
 def _teller(path: str) -> Callable[[Exception], ErrorAnswer]:
-    """
-    What tells an error at an address.
-    """
+    """What tells an error at an address."""
     if anthropic_errors.is_ours(path):
         return anthropic_errors.messages_error
     if responses_errors.is_ours(path):

@@ -78,15 +78,11 @@ class TextRequest:
     ignored: tuple[str, ...] = ()
 
     def whole(self) -> TextCompletion:
-        """
-        What builds the answer as one object.
-        """
+        """What builds the answer as one object."""
         return TextCompletion(self)
 
     def streamed(self) -> TextChunks:
-        """
-        What builds the answer as a stream.
-        """
+        """What builds the answer as a stream."""
         return TextChunks(self)
 
 
@@ -180,31 +176,23 @@ def _token_ids(ids: Sequence[Any], vocabulary_tokens: int) -> tuple[int, ...]:
 
 
 def texts_error(error: Exception) -> ErrorAnswer:
-    """
-    What to tell a client of an error.
-    """
+    """What to tell a client of an error."""
     return describe(error, _PLACES)
 
 
 class TextCompletion:
-    """
-    An answer that is sent as a whole.
-    """
+    """An answer that is sent as a whole."""
 
     def __init__(self, asked: TextRequest) -> None:
         self._asked = asked
         self._choices = Choices(asked.command.choices)
 
     def take(self, reply: Reply) -> None:
-        """
-        Add a reply.
-        """
+        """Add a reply."""
         self._choices.take(reply)
 
     def headers(self) -> dict[str, str]:
-        """
-        What is known of the request, for the response's headers.
-        """
+        """What is known of the request, for the response's headers."""
         return self._choices.headers()
 
     def body(self) -> dict[str, Any]:
@@ -233,9 +221,7 @@ class TextCompletion:
 
 
 class TextChunks(StreamedChoices):
-    """
-    An answer that is sent as server-sent events. The last one is sent by ``done``.
-    """
+    """An answer that is sent as server-sent events. The last one is sent by ``done``."""
 
     def __init__(self, asked: TextRequest) -> None:
         count = asked.command.choices
@@ -250,9 +236,7 @@ class TextChunks(StreamedChoices):
         self._offsets = [_Offsets() for _ in range(count)]
 
     def take(self, reply: Reply) -> bytes:
-        """
-        What to send for a reply; may be nothing.
-        """
+        """What to send for a reply; may be nothing."""
         self._choices.take(reply, keep=False)
         match reply:
             case Waiting():
@@ -300,9 +284,7 @@ def _text(parts: Sequence[AnswerPart]) -> str:
 
 
 class _Offsets:
-    """
-    Where tokens begin in an answer's text, in characters.
-    """
+    """Where tokens begin in an answer's text, in characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

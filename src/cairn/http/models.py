@@ -1,6 +1,4 @@
-"""
-The models that may be asked for: as a list has them, and which one a request means.
-"""
+"""The models that may be asked for: as a list has them, and which one a request means."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from cairn.http.wire.errors import ClientError
 
 
 def model_list(models: Sequence[ListedModel]) -> dict[str, Any]:
-    """
-    All models: OpenAI's list and Anthropic's page, which is the only one.
-    """
+    """All models: OpenAI's list and Anthropic's page, which is the only one."""
     data = [model_object(model) for model in models]
     return {
         "object": "list",
@@ -75,9 +71,7 @@ def listed(name: str, service: Service) -> ListedModel:
 
 
 class _Named(msgspec.Struct):
-    """
-    Of a body, what says which model's defaults hold for the rest.
-    """
+    """Of a body, what says which model's defaults hold for the rest."""
 
     model: str | None = None
 

@@ -1,6 +1,4 @@
-"""
-The one page for people: what runs here, and how to call it.
-"""
+"""The one page for people: what runs here, and how to call it."""
 
 from __future__ import annotations
 

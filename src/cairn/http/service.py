@@ -26,15 +26,11 @@ from cairn.journal.tenants import LOCAL
 
 
 class Service(Protocol):
-    """
-    The server behind the protocols.
-    """
+    """The server behind the protocols."""
 
     @property
     def facts(self) -> ServerFacts:
-        """
-        What the server tells of itself; the model is the one that is loaded.
-        """
+        """What the server tells of itself; the model is the one that is loaded."""
 
     def facts_of(self, asked_model: str) -> ServerFacts:
         """
@@ -44,20 +40,14 @@ class Service(Protocol):
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
-        """
-        The models that may be asked for.
-        """
+        """The models that may be asked for."""
 
     @property
     def agents(self) -> AgentService:
-        """
-        The agents that are kept here.
-        """
+        """The agents that are kept here."""
 
     def statistics(self) -> Statistics:
-        """
-        The server at this moment. Changes nothing.
-        """
+        """The server at this moment. Changes nothing."""
 
     def contexts(self, most: int, tenant: str = LOCAL) -> tuple[ContextUse, ...]:
         """
@@ -108,6 +98,4 @@ class Service(Protocol):
         """
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
-        """
-        Have each event told to ``observer`` once it is committed, in order.
-        """
+        """Have each event told to ``observer`` once it is committed, in order."""

@@ -25,9 +25,7 @@ from cairn.journal.turns import Place, Turns
 NAME_MAX: Final = 64
 
 SESSIONS: Final = "agent/"
-"""
-What the names of agents' sessions begin with. No client may name another session so.
-"""
+"""What the names of agents' sessions begin with. No client may name another session so."""
 
 Status = Literal["hot", "warm", "cold"]
 
@@ -35,16 +33,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def is_agent_name(name: str) -> bool:
-    """
-    Whether an agent may be called so: it stands in addresses and in the name of a session.
-    """
+    """Whether an agent may be called so: it stands in addresses and in the name of a session."""
     return len(name) <= NAME_MAX and _NAME.fullmatch(name) is not None
 
 
 def session_of(agent: str) -> str:
-    """
-    What its tenant calls the session of an agent.
-    """
+    """What its tenant calls the session of an agent."""
     return f"{SESSIONS}{agent}"
 
 
@@ -74,9 +68,7 @@ class Agent:
 
     @property
     def session(self) -> str:
-        """
-        The id of its session.
-        """
+        """The id of its session."""
         return session_id(self.tenant, session_of(self.name))
 
     def context(self, model_tokens: int) -> int:
@@ -110,9 +102,7 @@ class Agents:
         return len(self._agents)
 
     def see(self, recorded: ev.Recorded) -> None:
-        """
-        Take in the next event.
-        """
+        """Take in the next event."""
         match recorded.event:
             case ev.AgentCreated() as new:
                 self._agents[new.tenant, new.agent] = Agent(
@@ -140,22 +130,16 @@ class Agents:
                 self._forget([key for key, agent in self._agents.items() if not agent.persist])
 
     def find(self, name: str, tenant: str) -> Agent | None:
-        """
-        The agent that a tenant calls so, if there is one.
-        """
+        """The agent that a tenant calls so, if there is one."""
         return self._agents.get((tenant, name))
 
     def of(self, tenant: str | None) -> tuple[Agent, ...]:
-        """
-        The agents of a tenant, or of all, the last used one first.
-        """
+        """The agents of a tenant, or of all, the last used one first."""
         found = [agent for agent in self._agents.values() if tenant in (None, agent.tenant)]
         return tuple(sorted(found, key=lambda agent: agent.used_us, reverse=True))
 
     def history(self, agent: Agent) -> tuple[Place, ...]:
-        """
-        The turns of an agent, the oldest first.
-        """
+        """The turns of an agent, the oldest first."""
         return tuple(place for _, place in self.turns.back_from(agent.head))[::-1]
 
     def head_after(self, agent: Agent, turn: int) -> str | None:
@@ -178,9 +162,7 @@ class Agents:
         return head.tokens if head is not None else 0
 
     def finish_reason(self, agent: Agent) -> ev.FinishReason | None:
-        """
-        How the last answer of an agent ended; None before the first.
-        """
+        """How the last answer of an agent ended; None before the first."""
         head = self.turns.held(agent.head)
         return head.finish_reason if head is not None else None
 
@@ -210,9 +192,7 @@ class Agents:
         return "cold"
 
     def first_row(self) -> tuple[int, Agent] | None:
-        """
-        The first row that an agent needs which is there, and that agent; None without one.
-        """
+        """The first row that an agent needs which is there, and that agent; None without one."""
         needed = (
             (min([agent.created, *(place.kept for place in self.history(agent))]), agent)
             for agent in self._agents.values()
@@ -220,9 +200,7 @@ class Agents:
         return min(needed, key=lambda one: one[0], default=None)
 
     def _go_on(self, request: str, recorded: ev.Recorded) -> None:
-        """
-        Make a turn that has come to be the head of its agent.
-        """
+        """Make a turn that has come to be the head of its agent."""
         place = self.turns.held(request)
         if place is None or place.agent is None:
             return
@@ -247,9 +225,7 @@ class Agents:
         self.turns.drop(self._reached(gone) - wanted)
 
     def _reached(self, agents: Iterable[Agent]) -> set[str]:
-        """
-        The requests whose turns are in the histories of agents.
-        """
+        """The requests whose turns are in the histories of agents."""
         found: set[str] = set()
         for agent in agents:
             for request, _ in self.turns.back_from(agent.head):

@@ -30,9 +30,7 @@ from cairn.journal.errors import UnknownEvent
 from cairn.journal.state import Fault, State
 
 VERSION = 10
-"""
-Of what ``Base.state`` holds.
-"""
+"""Of what ``Base.state`` holds."""
 
 Contents = dict[str, Any]
 
@@ -47,9 +45,7 @@ def _with_a_dtype(contents: Contents) -> Contents:
 
 
 def _with_nothing_ahead(contents: Contents) -> Contents:
-    """
-    Version 3 tells what is computed ahead. Before it, nothing was.
-    """
+    """Version 3 tells what is computed ahead. Before it, nothing was."""
     state = contents["state"]
     for session in state["sessions"].values():
         session["ahead"] = None
@@ -61,16 +57,12 @@ def _with_nothing_ahead(contents: Contents) -> Contents:
 
 
 def _without_a_check(contents: Contents) -> Contents:
-    """
-    Version 4 has the shadow check in hand. Before it, there were none.
-    """
+    """Version 4 has the shadow check in hand. Before it, there were none."""
     return {**contents, "version": 4, "state": {**contents["state"], "shadow": None}}
 
 
 def _without_a_grammar(contents: Contents) -> Contents:
-    """
-    Version 5 has the grammar that an open request's answer is held to. Before it, none was.
-    """
+    """Version 5 has the grammar that an open request's answer is held to. Before it, none was."""
     for session in contents["state"]["sessions"].values():
         if session["request"] is not None:
             session["request"]["ask"]["grammar"] = None
@@ -78,9 +70,7 @@ def _without_a_grammar(contents: Contents) -> Contents:
 
 
 def _without_a_window(contents: Contents) -> Contents:
-    """
-    Version 6 has the policy of a model's KV. Before it, nothing was ever let go.
-    """
+    """Version 6 has the policy of a model's KV. Before it, nothing was ever let go."""
     full = {"kv_sinks": 0, "kv_window": 0, "kv_rows": 0}
     if contents["loaded"] is not None:
         contents["loaded"].update(full)
@@ -122,9 +112,7 @@ def _with_one_mode(contents: Contents) -> Contents:
 
 
 def _without_a_state(contents: Contents) -> Contents:
-    """
-    Version 9 tells which blocks carry recurrent states. Before it, none did.
-    """
+    """Version 9 tells which blocks carry recurrent states. Before it, none did."""
     for model in (contents["state"]["model"], contents["loaded"]):
         if model is not None:
             model["state_blocks"] = 0
@@ -158,9 +146,7 @@ UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {
     8: _without_a_state,
     9: _with_uses,
 }
-"""
-Version to the function that makes contents of version + 1 of it.
-"""
+"""Version to the function that makes contents of version + 1 of it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -215,9 +201,7 @@ class Base:
 
 @attrs.frozen(kw_only=True)
 class _Kept:
-    """
-    The contents of ``Base.state``.
-    """
+    """The contents of ``Base.state``."""
 
     version: int
     state: State
@@ -318,9 +302,7 @@ def forgotten(state: State, kept: Collection[str] = ()) -> State:
 
 
 def with_ids(state: State) -> set[str]:
-    """
-    The sessions of which a state has token ids.
-    """
+    """The sessions of which a state has token ids."""
     found = set()
     for name, session in state.sessions.items():
         last, request = session.last, session.request
@@ -331,9 +313,7 @@ def with_ids(state: State) -> set[str]:
 
 
 def forgotten_faults(faults: Map[str, Fault], position: int) -> Map[str, Fault]:
-    """
-    The violations on record, those up to ``position`` without their private contents.
-    """
+    """The violations on record, those up to ``position`` without their private contents."""
     for bug_id, fault in faults.items():
         if fault.position <= position:
             event = attrs.evolve(fault.event, expected="", actual="", trace="")
@@ -345,16 +325,12 @@ def forgotten_faults(faults: Map[str, Fault], position: int) -> Map[str, Fault]:
 
 
 def _encoded(value: _Kept | Contents) -> bytes:
-    """
-    JSON; the same value gives the same bytes in every process.
-    """
+    """JSON; the same value gives the same bytes in every process."""
     return msgspec.json.encode(value, enc_hook=_plain, order="deterministic")
 
 
 def _decoded(encoded: bytes) -> _Kept:
-    """
-    The contents of these bytes, brought up to today's version.
-    """
+    """The contents of these bytes, brought up to today's version."""
     try:
         contents = msgspec.json.decode(encoded, type=Contents)
         version = msgspec.convert(contents.get("version", 0), int)
@@ -381,8 +357,6 @@ def _plain(value: Any) -> Any:
 
 
 def _mapped(kind: Any, value: Any) -> Any:
-    """
-    A ``Map`` of what JSON has; all else msgspec knows by itself.
-    """
+    """A ``Map`` of what JSON has; all else msgspec knows by itself."""
     key, content = get_args(kind)
     return Map(msgspec.convert(value, dict[key, content], dec_hook=_mapped))  # type: ignore[valid-type]

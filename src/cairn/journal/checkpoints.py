@@ -54,13 +54,9 @@ class Checkpoints:
         return cls(chunk_tokens=chunk_tokens, blocks=max(1, min(blocks, MOST_BLOCKS)))
 
     def at(self, tokens: int) -> bool:
-        """
-        Whether the block that ends behind so many tokens carries states.
-        """
+        """Whether the block that ends behind so many tokens carries states."""
         return tokens % (self.chunk_tokens * self.blocks) == 0
 
     def last(self, blocks: int) -> int:
-        """
-        How many of so many blocks from the front lie up to the last one that carries states.
-        """
+        """How many of so many blocks from the front lie up to the last one that carries states."""
         return blocks - blocks % self.blocks

@@ -24,9 +24,7 @@ from cairn.journal.tenants import LOCAL
 from cairn.journal.token_ids import shared
 
 GENESIS = "0" * 64
-"""
-The hash before the first row.
-"""
+"""The hash before the first row."""
 
 Payload = dict[str, Any]
 UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
@@ -74,9 +72,7 @@ UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
     # Version 4 may be a part of what was decided.
     ("blocks_shared", 3): lambda payload: payload,
 }
-"""
-(kind, version) to the function that makes a payload of version + 1 of it.
-"""
+"""(kind, version) to the function that makes a payload of version + 1 of it."""
 
 _KINDS = {event.kind: event for event in ev.ALL_EVENTS}
 _PRIVATE = {
@@ -158,9 +154,7 @@ def _has_unfinite(value: Any) -> bool:
 
 
 def row_hash(row: Row) -> str:
-    """
-    The hash that a row must carry.
-    """
+    """The hash that a row must carry."""
     fields = (
         row.previous_hash.encode(),
         row.position.to_bytes(8, "big"),
@@ -181,9 +175,7 @@ def row_hash(row: Row) -> str:
 
 
 def chain_fault(row: Row, previous_hash: str) -> tuple[str, str, str] | None:
-    """
-    How a row breaks the chain (INV-8): (fact, expected, actual), or None where it holds.
-    """
+    """How a row breaks the chain (INV-8): (fact, expected, actual), or None where it holds."""
     if row.previous_hash != previous_hash:
         return "the row is not chained to the one before", previous_hash, row.previous_hash
     if row.private is not None:

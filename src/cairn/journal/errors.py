@@ -14,15 +14,11 @@ from __future__ import annotations
 
 
 class JournalError(Exception):
-    """
-    Anything that the journal reports.
-    """
+    """Anything that the journal reports."""
 
 
 class DamagedRow(JournalError):
-    """
-    A stored row cannot be decoded or does not belong to the chain. Nothing was changed.
-    """
+    """A stored row cannot be decoded or does not belong to the chain. Nothing was changed."""
 
     def __init__(self, position: int, fact: str) -> None:
         super().__init__(f"row {position}: {fact}")
@@ -38,15 +34,11 @@ class UnknownEvent(JournalError):
 
 
 class StoreError(JournalError):
-    """
-    The store could not do what was asked; the rows of the failed append are not in it.
-    """
+    """The store could not do what was asked; the rows of the failed append are not in it."""
 
 
 class HeadMoved(StoreError):
-    """
-    The store's last row is not the one that this writer wrote. The rows were not appended.
-    """
+    """The store's last row is not the one that this writer wrote. The rows were not appended."""
 
 
 class StoreFull(StoreError):

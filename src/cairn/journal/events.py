@@ -51,9 +51,7 @@ CallFault = Literal["cut", "unparsable", "no_name", "no_arguments"]
 
 
 def private(**kwargs: Any) -> Any:
-    """
-    A field that is stored in the private payload of its row.
-    """
+    """A field that is stored in the private payload of its row."""
     return attrs.field(metadata={"private": True}, **kwargs)
 
 
@@ -68,26 +66,20 @@ def _natural(instance: Any, attribute: Any, value: int) -> None:
 
 
 def natural(**kwargs: Any) -> Any:
-    """
-    A count: an integer that is not negative.
-    """
+    """A count: an integer that is not negative."""
     return attrs.field(validator=_natural, **kwargs)
 
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """
-    What all events have in common.
-    """
+    """What all events have in common."""
 
     kind: ClassVar[str]
     version: ClassVar[int] = 1
 
     @property
     def stream(self) -> str:
-        """
-        The stream that the event belongs to: one for each session, one for the server.
-        """
+        """The stream that the event belongs to: one for each session, one for the server."""
         session = getattr(self, "session", None)
         return f"session/{session}" if session else "server"
 
@@ -97,9 +89,7 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class ServerStarted(Event):
-    """
-    A server took hold of the journal. ``boot`` names this run of it.
-    """
+    """A server took hold of the journal. ``boot`` names this run of it."""
 
     kind: ClassVar[str] = "server_started"
     boot: str
@@ -109,9 +99,7 @@ class ServerStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class ServerStopped(Event):
-    """
-    The server drained and let go of the journal; what was in memory only is gone.
-    """
+    """The server drained and let go of the journal; what was in memory only is gone."""
 
     kind: ClassVar[str] = "server_stopped"
     boot: str
@@ -236,9 +224,7 @@ class ModelNotLoaded(Event):
 
 @attrs.frozen(kw_only=True)
 class OperatorActed(Event):
-    """
-    An operator decided something that the rules leave to a person.
-    """
+    """An operator decided something that the rules leave to a person."""
 
     kind: ClassVar[str] = "operator_acted"
     action: str
@@ -315,9 +301,7 @@ class RequestRejected(Event):
 
 @attrs.frozen(kw_only=True)
 class SessionOpened(Event):
-    """
-    A session exists. ``named`` says that the client gave it its id.
-    """
+    """A session exists. ``named`` says that the client gave it its id."""
 
     kind: ClassVar[str] = "session_opened"
     session: str
@@ -506,9 +490,7 @@ class CacheExtended(Event):
 
 @attrs.frozen(kw_only=True)
 class CacheTrimmed(Event):
-    """
-    A session's KV was cut back to ``[0, end)``; ``start`` is where it ended before.
-    """
+    """A session's KV was cut back to ``[0, end)``; ``start`` is where it ended before."""
 
     kind: ClassVar[str] = "cache_trimmed"
     session: str
@@ -933,9 +915,7 @@ class SessionSettled(Event):
 
 @attrs.frozen(kw_only=True)
 class SessionClosed(Event):
-    """
-    The session is forgotten. It held no slab any more.
-    """
+    """The session is forgotten. It held no slab any more."""
 
     kind: ClassVar[str] = "session_closed"
     session: str
@@ -1077,9 +1057,7 @@ class InvariantViolated(Event):
 
 @attrs.frozen(kw_only=True)
 class SessionQuarantined(Event):
-    """
-    A broken session serves no more. Requests that name it get its bug id.
-    """
+    """A broken session serves no more. Requests that name it get its bug id."""
 
     kind: ClassVar[str] = "session_quarantined"
     session: str
@@ -1104,9 +1082,7 @@ class BlocksQuarantined(Event):
 
 @attrs.frozen(kw_only=True)
 class AdmissionClosed(Event):
-    """
-    Memory does not add up: no request is admitted until the server starts anew.
-    """
+    """Memory does not add up: no request is admitted until the server starts anew."""
 
     kind: ClassVar[str] = "admission_closed"
     session: str
@@ -1163,9 +1139,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     BlocksQuarantined,
     AdmissionClosed,
 )
-"""
-Every event, in the order in which they are told in docs/architecture.md.
-"""
+"""Every event, in the order in which they are told in docs/architecture.md."""
 
 
 @attrs.frozen(kw_only=True)

@@ -122,9 +122,7 @@ def _in_no_window(state: State, key: str) -> bool:
 
 
 def chain_of(session: Session) -> tuple[str, ...]:
-    """
-    The blocks that a session goes on from: those in its slab, else those of its prompt.
-    """
+    """The blocks that a session goes on from: those in its slab, else those of its prompt."""
     if session.slab_keys or session.request is not None:
         return session.slab_keys or session.work_keys
     return session.last.prompt_keys if session.last is not None else ()
@@ -217,9 +215,7 @@ def blocks_to_write(state: State, order: Order | None = None) -> tuple[str, ...]
 
 
 def slab_fits(state: State, size: int) -> bool:
-    """
-    Whether a slab of ``size`` bytes can be opened now.
-    """
+    """Whether a slab of ``size`` bytes can be opened now."""
     if state.model is None:
         return False
     pool = state.pool
@@ -239,9 +235,7 @@ def slab_to_release(state: State) -> Session | None:
 
 
 def slab_will_come(state: State) -> bool:
-    """
-    Whether a slab comes free by itself, as some request that has one comes to its end.
-    """
+    """Whether a slab comes free by itself, as some request that has one comes to its end."""
     return any(state.session(session).slab is not None for session in state.requests.values())
 
 
@@ -334,18 +328,14 @@ def lives_over(
 
 
 def next_due(state: State, order: Order) -> int | None:
-    """
-    When the next life is over, in microseconds since 1970; None where none has an end.
-    """
+    """When the next life is over, in microseconds since 1970; None where none has an end."""
     dues = [due_us for _, due_us in islice(order.lives.in_order(), 1)]
     dues += [session.due_us for session in _resting(state) if session.due_us is not None]
     return min(dues, default=None)
 
 
 def sessions_over(state: State, now_us: int) -> tuple[Session, ...]:
-    """
-    The sessions at rest whose lives are over, the least recently used first.
-    """
+    """The sessions at rest whose lives are over, the least recently used first."""
     over = (s for s in _resting(state) if s.due_us is not None and s.due_us <= now_us)
     return tuple(sorted(over, key=lambda session: session.last_used))
 
@@ -357,9 +347,7 @@ def _resting(state: State) -> Iterator[Session]:
 
 
 def _built_on(state: State, block: Block) -> frozenset[str]:
-    """
-    The blocks of the chain before this one.
-    """
+    """The blocks of the chain before this one."""
     found = []
     parent = block.parent
     while parent is not None and parent in state.blocks:

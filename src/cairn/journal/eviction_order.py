@@ -36,9 +36,7 @@ Smaller goes first: when it was last used, or is over; how far it is from the fr
 key.
 """
 _PARENT = -1
-"""
-In the place of a place in the heap: an end only once those before it are gone.
-"""
+"""In the place of a place in the heap: an end only once those before it are gone."""
 
 
 class Ends:
@@ -70,9 +68,7 @@ class Ends:
         self._heap: list[_Rank] = []
 
     def follow(self, blocks: Map[str, Block], keys: Iterable[str]) -> None:
-        """
-        Take in how these blocks are now. What they are built on is on record, and stays.
-        """
+        """Take in how these blocks are now. What they are built on is on record, and stays."""
         self._blocks = blocks
         for key in keys:
             block = blocks.get(key)
@@ -91,9 +87,7 @@ class Ends:
         self._tidy()
 
     def others(self, keys: Iterable[str]) -> list[str]:
-        """
-        Those of some keys whose blocks are not among these.
-        """
+        """Those of some keys whose blocks are not among these."""
         members = self._members
         return [key for key in keys if key not in members]
 
@@ -156,9 +150,7 @@ class Ends:
             heapq.heappush(self._heap, rank)
 
     def _behind_grows(self, key: str | None) -> None:
-        """
-        Something is behind this block that was not, and was all that there is behind its own.
-        """
+        """Something is behind this block that was not, and was all that there is behind its own."""
         while key is not None and key in self._blocks:
             self._behind[key] = self._behind.get(key, 0) + 1
             if self._behind[key] > 1:
@@ -310,9 +302,7 @@ def _of_each(state: State) -> dict[str, Use]:
 
 
 def _fronts(state: State, uses: Iterable[tuple[str, Use]]) -> Iterator[tuple[str, Use]]:
-    """
-    Each block of these chains once, with the first of the uses that it is of.
-    """
+    """Each block of these chains once, with the first of the uses that it is of."""
     seen: set[str] = set()
     for end, use in uses:
         key: str | None = end
@@ -323,9 +313,7 @@ def _fronts(state: State, uses: Iterable[tuple[str, Use]]) -> Iterator[tuple[str
 
 
 def _later(one: int | None, other: int | None) -> int | None:
-    """
-    The later of two ends; None where neither has one.
-    """
+    """The later of two ends; None where neither has one."""
     if one is None or other is None:
         return one if other is None else other
     return max(one, other)

@@ -80,14 +80,10 @@ class Excerpt:
 
 
 First = TypeVar("First")
-"""
-What a first line can be.
-"""
+"""What a first line can be."""
 
 LINE_FIELDS = _Line.__struct_fields__
-"""
-What the line of a row has.
-"""
+"""What the line of a row has."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
@@ -99,9 +95,7 @@ _NULL = msgspec.Raw(b"null")
 
 
 def to_line(row: Row) -> bytes:
-    """
-    The line of a row, with its line feed. Changes nothing.
-    """
+    """The line of a row, with its line feed. Changes nothing."""
     line = _Line(
         position=row.position,
         stream=row.stream,
@@ -150,9 +144,7 @@ def from_line(line: bytes) -> Row:
 
 
 def base_to_line(base: Base) -> bytes:
-    """
-    The line of a base, with its line feed. Changes nothing.
-    """
+    """The line of a base, with its line feed. Changes nothing."""
     line = _BaseLine(
         base=1,
         position=base.position,
@@ -183,9 +175,7 @@ def base_from_line(line: bytes) -> Base:
 
 
 def excerpt_to_line(excerpt: Excerpt) -> bytes:
-    """
-    The line of an excerpt's beginning, with its line feed. Changes nothing.
-    """
+    """The line of an excerpt's beginning, with its line feed. Changes nothing."""
     line = _ExcerptLine(
         excerpt=1,
         stream=excerpt.stream,
@@ -274,9 +264,7 @@ def read_export(path: Path) -> Iterator[Row]:
 
 
 def _time(time_us: int) -> str | int:
-    """
-    ISO 8601 in UTC with microseconds; the bare number where no calendar has the time.
-    """
+    """ISO 8601 in UTC with microseconds; the bare number where no calendar has the time."""
     try:
         moment = _EPOCH + time_us * _MICROSECOND
     except OverflowError:

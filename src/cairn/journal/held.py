@@ -1,6 +1,4 @@
-"""
-What is held in memory by the journal's account: pure figures over the fold.
-"""
+"""What is held in memory by the journal's account: pure figures over the fold."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ def states_held(state: State) -> int:
 
 
 def tokens_in_slabs(state: State) -> Iterator[int]:
-    """
-    The tokens in the slab of each session that has one with tokens in it.
-    """
+    """The tokens in the slab of each session that has one with tokens in it."""
     for session in state.sessions.values():
         if session.slab is not None and session.cached_tokens:
             yield session.cached_tokens

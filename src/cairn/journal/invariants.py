@@ -82,9 +82,7 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
     ),
     "INV-8": ("the hash chain holds", "server"),
 }
-"""
-Each invariant: what holds, and what its violation takes out of service besides the request.
-"""
+"""Each invariant: what holds, and what its violation takes out of service besides the request."""
 
 
 @attrs.frozen(kw_only=True)
@@ -104,9 +102,7 @@ class Violation:
 
     @property
     def scope(self) -> Scope:
-        """
-        What it takes out of service.
-        """
+        """What it takes out of service."""
         return SENTENCES[self.invariant][1]
 
 
@@ -117,9 +113,7 @@ def _broken(invariant: str, message: str, expected: object, actual: object) -> V
 
 
 def check(state: State, recorded: ev.Recorded) -> list[Violation]:
-    """
-    The violations that an event would be on ``state``; empty where all holds.
-    """
+    """The violations that an event would be on ``state``; empty where all holds."""
     illegal = list(_legal(state, recorded))
     if illegal:
         return illegal
@@ -170,9 +164,7 @@ _OF_A_BLOCK = (
     ev.BlockRejected,
     ev.BlockDropped,
 )
-"""
-What the store does with a block that was sealed before.
-"""
+"""What the store does with a block that was sealed before."""
 
 
 def _server_legal(state: State, event: ev.Event) -> Iterator[Violation]:
@@ -208,9 +200,7 @@ def _server_legal(state: State, event: ev.Event) -> Iterator[Violation]:
 
 
 def _of_the_check(state: State, event: ev.ShadowChecked | ev.ShadowEnded) -> Iterator[Violation]:
-    """
-    Events of a shadow check belong to the one in hand, and tell its story in order.
-    """
+    """Events of a shadow check belong to the one in hand, and tell its story in order."""
     shadow = state.shadow
     held = (shadow.of_session, shadow.request) if shadow is not None else None
     named = (event.of_session, event.request)
@@ -224,9 +214,7 @@ def _of_the_check(state: State, event: ev.ShadowChecked | ev.ShadowEnded) -> Ite
 
 
 def _one_command(session: Session, event: ev.Event) -> Iterator[Violation]:
-    """
-    Events of a request belong to the request in hand.
-    """
+    """Events of a request belong to the request in hand."""
     if isinstance(event, ev.RequestReceived | ev.InvariantViolated):
         return
     named = getattr(event, "request", None)
@@ -331,9 +319,7 @@ def _tokens(session: Session, event: ev.CacheExtended) -> tuple[int, ...]:
 
 
 def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterator[Violation]:
-    """
-    Which passes are run, and their shapes, follow from the number of tokens alone.
-    """
+    """Which passes are run, and their shapes, follow from the number of tokens alone."""
     chunk = state.model.chunk_tokens if state.model else 0
     prompt = session.request.ask.prompt_tokens if session.request else 0
     rows = event.end - event.start
@@ -443,9 +429,7 @@ def _to_copy(state: State, session: Session) -> Sequence[int]:
 
 
 def _rules_of(session: Session) -> int:
-    """
-    The rules by which it was decided what is shared.
-    """
+    """The rules by which it was decided what is shared."""
     if session.ahead is not None:
         return session.ahead.rules_version
     path = session.request.path if session.request is not None else None
@@ -453,9 +437,7 @@ def _rules_of(session: Session) -> int:
 
 
 def _to_share(session: Session) -> tuple[int, int]:
-    """
-    What was decided to be shared: (blocks before it, how many).
-    """
+    """What was decided to be shared: (blocks before it, how many)."""
     if session.ahead is not None:
         return session.ahead.kept_blocks, session.ahead.shared_blocks
     assert session.request is not None and session.request.path is not None

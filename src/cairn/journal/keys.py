@@ -15,16 +15,12 @@ from collections.abc import Iterable, Sequence
 
 
 def framed(fields: Iterable[bytes]) -> bytes:
-    """
-    Fields as one text of bytes, each with its length.
-    """
+    """Fields as one text of bytes, each with its length."""
     return b"".join(len(field).to_bytes(8, "little") + field for field in fields)
 
 
 def ids_bytes(ids: Sequence[int]) -> bytes:
-    """
-    Token ids as little-endian 32-bit integers.
-    """
+    """Token ids as little-endian 32-bit integers."""
     packed = array("i", ids)
     if packed.itemsize != 4:  # pragma: no cover - no platform of ours
         raise RuntimeError("array('i') is not 32 bits wide here")
@@ -32,9 +28,7 @@ def ids_bytes(ids: Sequence[int]) -> bytes:
 
 
 def ids_hash(ids: Sequence[int]) -> str:
-    """
-    A short name of a run of token ids, for comparing what ran with what should have run.
-    """
+    """A short name of a run of token ids, for comparing what ran with what should have run."""
     return hashlib.sha256(ids_bytes(ids)).hexdigest()[:32]
 
 

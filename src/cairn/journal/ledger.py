@@ -58,9 +58,7 @@ class Outcome:
 
 
 class Ledger:
-    """
-    The fold of a journal and its head, ready to take more.
-    """
+    """The fold of a journal and its head, ready to take more."""
 
     def __init__(self, outside: Outside, *, state: State = EMPTY, head: str = GENESIS) -> None:
         self._outside = outside
@@ -70,16 +68,12 @@ class Ledger:
 
     @property
     def state(self) -> State:
-        """
-        The fold of all that was proposed so far.
-        """
+        """The fold of all that was proposed so far."""
         return self._state
 
     @property
     def head(self) -> str:
-        """
-        The hash of the last row.
-        """
+        """The hash of the last row."""
         return self._head
 
     @property
@@ -141,9 +135,7 @@ class Ledger:
         return Outcome(rows=tuple(rows), recorded=tuple(recorded), bug=None)
 
     def record_crash(self, *, session: str, message: str, trace: str) -> Outcome:
-        """
-        Record that a session's own code failed, and quarantine it. Changes the ledger.
-        """
+        """Record that a session's own code failed, and quarantine it. Changes the ledger."""
         broken = Violation(
             invariant="CRASH", message=message, expected="no exception", actual=message
         )
@@ -230,9 +222,7 @@ class Ledger:
         at_position: int,
         recorded: Sequence[ev.Recorded],
     ) -> tuple[ev.Event, ...]:
-        """
-        The events by which a violation takes its scope out of service.
-        """
+        """The events by which a violation takes its scope out of service."""
         if held is not None and held.life is Life.QUARANTINED:
             return ()
         if scope == "blocks":
@@ -265,9 +255,7 @@ class Ledger:
 
 
 def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
-    """
-    The blocks that a violation of INV-3 throws doubt on, with all that were built on them.
-    """
+    """The blocks that a violation of INV-3 throws doubt on, with all that were built on them."""
     if isinstance(event, ev.BlockSealed | ev.BlockSpilled | ev.BlockLoaded):
         roots = {event.key} & set(state.blocks)
     elif isinstance(event, ev.BlocksShared):

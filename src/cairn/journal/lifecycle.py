@@ -18,9 +18,7 @@ from types import MappingProxyType
 
 
 class Life(StrEnum):
-    """
-    Where a session stands.
-    """
+    """Where a session stands."""
 
     COLD = "cold"
     RESTORING = "restoring"

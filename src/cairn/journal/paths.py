@@ -67,17 +67,13 @@ class Ask:
 
     @property
     def goes_on(self) -> bool:
-        """
-        Whether a session may be gone on from.
-        """
+        """Whether a session may be gone on from."""
         return self.cache_prompt and self.cache_mode == "full"
 
 
 @attrs.frozen(kw_only=True)
 class Decision:
-    """
-    A decision, as it is recorded in ``events.PathSelected``.
-    """
+    """A decision, as it is recorded in ``events.PathSelected``."""
 
     path: ev.Path
     reason: Reason | None
@@ -92,9 +88,7 @@ class Decision:
 
 
 def ask_of(event: ev.RequestReceived, chain: tuple[Part, ...]) -> Ask:
-    """
-    The ask that a recorded request made.
-    """
+    """The ask that a recorded request made."""
     return Ask(
         tenant=event.tenant,
         fingerprint=event.fingerprint,
@@ -176,17 +170,13 @@ def continues(last: Turn, chain: tuple[Part, ...]) -> bool:
 
 
 def _comparable(session: Session, ask: Ask) -> bool:
-    """
-    Whether a session may be matched by content: names are strict, tenants apart, groups too.
-    """
+    """Whether a session may be matched by content: names are strict, tenants apart, groups too."""
     grouped = ask.group is None or session.group == ask.group
     return session.tenant == ask.tenant and not session.named and grouped
 
 
 def _continued(state: State, ask: Ask) -> Iterator[Session]:
-    """
-    The sessions that this request continues: longest chain first, then most recently used.
-    """
+    """The sessions that this request continues: longest chain first, then most recently used."""
     for _, name in reversed(ask.chain):
         found = [state.sessions[session] for session in state.tips.get(name, ())]
         for session in sorted(found, key=lambda s: s.last_used, reverse=True):
@@ -217,9 +207,7 @@ def _nearest(state: State, session: Session, ask: Ask) -> Session | None:
 def _reason(
     state: State, nearest: Session | None, ask: Ask, goes_on: bool, blocks: int
 ) -> Reason | None:
-    """
-    Why a request takes the path of a new session, or None where it continues.
-    """
+    """Why a request takes the path of a new session, or None where it continues."""
     if not ask.cache_prompt:
         return "cache_disabled"
     if not ask.goes_on:
@@ -244,9 +232,7 @@ def _reason(
 
 
 def _all_gone(state: State, last: Turn) -> bool:
-    """
-    Whether blocks of this conversation were sealed once and none of them can be had any more.
-    """
+    """Whether blocks of this conversation were sealed once and none of them can be had any more."""
     sealed = [state.blocks[key] for key in last.prompt_keys if key in state.blocks]
     return bool(sealed) and not any(block.usable for block in sealed)
 
@@ -313,9 +299,7 @@ def _in_store(state: State, keys: tuple[str, ...], kept: int, rules: int) -> int
 
 
 def _up_to_a_checkpoint(state: State, kept: int, blocks: int) -> int:
-    """
-    How many of so many blocks behind those that are kept can be gone on from.
-    """
+    """How many of so many blocks behind those that are kept can be gone on from."""
     rule = state.model.checkpoints if state.model is not None else None
     return blocks if rule is None else max(0, rule.last(kept + blocks) - kept)
 
@@ -350,9 +334,7 @@ def _behind_window(
 
 
 def _first_used(state: State, keys: tuple[str, ...]) -> int:
-    """
-    How many of these blocks were computed ahead and have not been reused yet.
-    """
+    """How many of these blocks were computed ahead and have not been reused yet."""
     blocks = state.blocks
     return sum([blocks[key].foreseen for key in keys])
 
@@ -399,9 +381,7 @@ def keys_on_record(state: State, ask: Ask, ids: tuple[int, ...]) -> tuple[str, .
 
 
 def _same_beginning(state: State, ask: Ask) -> Turn | None:
-    """
-    The last turn of the session that a request names, else of one that has its first parts.
-    """
+    """The last turn of the session that a request names, else of one that has its first parts."""
     if ask.session_name is not None:
         names: Iterator[SessionId] = iter((SessionId(ask.session_name),))
     else:
@@ -471,9 +451,7 @@ def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:
 
 
 def common_length(one: tuple[object, ...], other: tuple[object, ...]) -> int:
-    """
-    The length of the longest common beginning.
-    """
+    """The length of the longest common beginning."""
     length = min(len(one), len(other))
     if one[:length] == other[:length]:
         return length

@@ -52,9 +52,7 @@ class Finding:
 
     @property
     def concerns(self) -> str | None:
-        """
-        The session to look at.
-        """
+        """The session to look at."""
         return self.session or self.of_session
 
 
@@ -76,9 +74,7 @@ class Report:
 
 
 class Replay:
-    """
-    A fold that checks as it goes. ``feed`` it rows, then take ``report``.
-    """
+    """A fold that checks as it goes. ``feed`` it rows, then take ``report``."""
 
     def __init__(self, base: Base | None = None) -> None:
         self.state: State = EMPTY if base is None else _begun(base)
@@ -129,9 +125,7 @@ class Replay:
         return Report(rows=self._rows, head=self._head, state=self.state, findings=findings)
 
     def _of_base(self) -> tuple[Finding, ...]:
-        """
-        Whether the base is the one that the journal names.
-        """
+        """Whether the base is the one that the journal names."""
         at, pruned = self._pruned or (0, None)
         fault = base_fault(self._base, pruned)
         if fault is None:
@@ -163,9 +157,7 @@ class Replay:
             self._broken_hash = row_hash
 
     def _on_record(self, event: ev.InvariantViolated) -> None:
-        """
-        A violation on record: is it the one that the row before gave just now?
-        """
+        """A violation on record: is it the one that the row before gave just now?"""
         broken, self._broken = self._broken, None
         same = broken is not None and (
             broken[0].position == event.at_position and broken[1].invariant == event.invariant
@@ -218,9 +210,7 @@ def _checked_session(event: ev.Event) -> str | None:
 
 
 def _begun(base: Base) -> State:
-    """
-    The state to read on from. Of a damaged base nothing but its place is left.
-    """
+    """The state to read on from. Of a damaged base nothing but its place is left."""
     try:
         return state_of(base)
     except ValueError:
@@ -228,9 +218,7 @@ def _begun(base: Base) -> State:
 
 
 def _news(position: int, session: str | None, violation: Violation, row_hash: str) -> Finding:
-    """
-    A finding that nobody recorded.
-    """
+    """A finding that nobody recorded."""
     name = f"{row_hash}/{position}/{violation.invariant}"
     return Finding(
         bug_id=str(uuid.uuid5(_NAMESPACE, name)),

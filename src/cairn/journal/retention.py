@@ -37,9 +37,7 @@ from cairn.journal.state import EMPTY, SessionId, State
 from cairn.journal.turns import Turns
 
 _NEVER = 2**63
-"""
-A row that does not come.
-"""
+"""A row that does not come."""
 
 
 @attrs.define(kw_only=True)
@@ -154,9 +152,7 @@ class Survey:
                 self._open[session].used_us = recorded.time_us
 
     def _began(self, broken: int) -> int:
-        """
-        The row with which the story of a violation begins.
-        """
+        """The row with which the story of a violation begins."""
         checked, session = self._checked
         if broken == checked:
             for span in reversed(self._spans):
@@ -222,16 +218,12 @@ class Survey:
 
     @property
     def sessions(self) -> tuple[int, int]:
-        """
-        How many sessions are (open, closed).
-        """
+        """How many sessions are (open, closed)."""
         return len(self._open), len(self._spans) - len(self._open)
 
 
 def compared_with(events: Iterable[ev.Event]) -> Collection[str]:
-    """
-    The sessions whose token ids the path decisions among these events compared a prompt with.
-    """
+    """The sessions whose token ids the path decisions among these events compared a prompt with."""
     return {
         event.nearest
         for event in events

@@ -36,9 +36,7 @@ def is_chosen(request: str, share: float) -> bool:
 
 
 def drawn_hash(ids: Sequence[int], logprobs: Sequence[float]) -> str:
-    """
-    A name of drawn tokens with their log-probabilities, to the last bit of both.
-    """
+    """A name of drawn tokens with their log-probabilities, to the last bit of both."""
     found = hashlib.sha256(len(ids).to_bytes(8, "little"))
     found.update(ids_bytes(ids))
     found.update(struct.pack(f"<{len(logprobs)}d", *logprobs))
@@ -78,9 +76,7 @@ class Other:
 
 
 def others(state: State, event: ev.ShadowChecked) -> tuple[Other, ...]:
-    """
-    The blocks of a check that are others than on record.
-    """
+    """The blocks of a check that are others than on record."""
     found = []
     measured = zip(event.keys, event.digests, event.held, strict=False)
     for place, (key, digest, held) in enumerate(measured):

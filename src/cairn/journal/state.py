@@ -27,17 +27,13 @@ from cairn.journal.windows import SinkWindow
 
 SessionId = NewType("SessionId", str)
 Part = tuple[str, str]
-"""
-(name of the part, its hash over all parts up to it)
-"""
+"""(name of the part, its hash over all parts up to it)"""
 Pins = Map[SessionId, tuple[str, ...]]
 
 
 @attrs.frozen(kw_only=True)
 class Model:
-    """
-    What the fold needs of a loaded model. See ``events.ModelLoaded``.
-    """
+    """What the fold needs of a loaded model. See ``events.ModelLoaded``."""
 
     name: str
     fingerprint: str
@@ -57,18 +53,14 @@ class Model:
 
     @property
     def checkpoints(self) -> Checkpoints | None:
-        """
-        Which blocks carry recurrent states; None where no layer has one.
-        """
+        """Which blocks carry recurrent states; None where no layer has one."""
         if not self.state_blocks:
             return None
         return Checkpoints(chunk_tokens=self.chunk_tokens, blocks=self.state_blocks)
 
     @property
     def policy(self) -> SinkWindow | None:
-        """
-        What a token attends to; None for what the model's layers say.
-        """
+        """What a token attends to; None for what the model's layers say."""
         if not self.kv_window:
             return None
         return SinkWindow(sinks=self.kv_sinks, window=self.kv_window, rows=self.kv_rows)
@@ -76,9 +68,7 @@ class Model:
 
 @attrs.frozen(kw_only=True)
 class Slab:
-    """
-    The slab that a session holds.
-    """
+    """The slab that a session holds."""
 
     id: int
     capacity_tokens: int
@@ -107,16 +97,12 @@ class Turn:
 
     @property
     def tip(self) -> str:
-        """
-        The hash of the last part, which names the whole chain.
-        """
+        """The hash of the last part, which names the whole chain."""
         return self.chain[-1][1]
 
     @property
     def sequence(self) -> tuple[int, ...]:
-        """
-        Prompt and answer.
-        """
+        """Prompt and answer."""
         return self.prompt_ids + self.answer_ids
 
 
@@ -142,9 +128,7 @@ class OpenRequest:
 
     @property
     def sequence(self) -> tuple[int, ...]:
-        """
-        Prompt and the tokens drawn so far.
-        """
+        """Prompt and the tokens drawn so far."""
         return self.prompt_ids + self.sampled
 
 
@@ -212,9 +196,7 @@ class Session:
 
     @property
     def free(self) -> bool:
-        """
-        Whether it could take a request: a settling session stops settling for one.
-        """
+        """Whether it could take a request: a settling session stops settling for one."""
         return self.life in (Life.IDLE, Life.COLD, Life.SETTLING)
 
     @property
@@ -231,9 +213,7 @@ class Session:
 
     @property
     def work_keys(self) -> tuple[str, ...]:
-        """
-        The keys of the chunks of these tokens, as far as the journal knows them.
-        """
+        """The keys of the chunks of these tokens, as far as the journal knows them."""
         if self.request is not None:
             return self.request.prompt_keys
         if self.ahead is not None:
@@ -272,16 +252,12 @@ class Block:
 
     @property
     def usable(self) -> bool:
-        """
-        Whether it may be shared.
-        """
+        """Whether it may be shared."""
         return self.present and self.bug_id is None
 
     @property
     def loadable(self) -> bool:
-        """
-        Whether it might be had from its file.
-        """
+        """Whether it might be had from its file."""
         return not self.present and self.file_bytes is not None and self.bug_id is None
 
 
@@ -317,9 +293,7 @@ class Fault:
 
 @attrs.frozen(kw_only=True)
 class Pool:
-    """
-    Slabs and blocks in memory, and block files, as the journal has them.
-    """
+    """Slabs and blocks in memory, and block files, as the journal has them."""
 
     slabs: int = 0
     slab_bytes: int = 0
@@ -400,9 +374,7 @@ class State:
         return self.sessions[SessionId(session)]
 
     def is_pinned(self, key: str) -> bool:
-        """
-        Whether a session works with this block.
-        """
+        """Whether a session works with this block."""
         return any(key in keys for keys in _pin_sets.of(self.pins))
 
 
@@ -419,9 +391,7 @@ class _PinSets:
         self._last = pins, none, tuple[frozenset[str], ...]()
 
     def of(self, pins: Pins) -> tuple[frozenset[str], ...]:
-        """
-        A set for each session. Takes as long as the pins are that changed.
-        """
+        """A set for each session. Takes as long as the pins are that changed."""
         last, known, sets = self._last
         if last is pins:
             return sets
@@ -440,9 +410,7 @@ EMPTY = State()
 
 
 def lengthened(state: State, recorded: ev.Recorded) -> State:
-    """
-    The state with one more row and nothing else changed: all that a violating event does.
-    """
+    """The state with one more row and nothing else changed: all that a violating event does."""
     return attrs.evolve(
         state,
         position=recorded.position,
@@ -452,9 +420,7 @@ def lengthened(state: State, recorded: ev.Recorded) -> State:
 
 
 def apply(state: State, recorded: ev.Recorded) -> State:
-    """
-    The state after an event that breaks no invariant. Changes nothing in place.
-    """
+    """The state after an event that breaks no invariant. Changes nothing in place."""
     state = lengthened(state, recorded)
     event = recorded.event
     match event:
@@ -558,9 +524,7 @@ def apply(state: State, recorded: ev.Recorded) -> State:
 
 
 def trigger(event: ev.Event) -> str:
-    """
-    The name under which an event stands in ``lifecycle.STEPS``.
-    """
+    """The name under which an event stands in ``lifecycle.STEPS``."""
     if isinstance(event, ev.CacheExtended):
         return f"{event.kind}/{event.step}"
     return event.kind
@@ -571,9 +535,7 @@ def _put(state: State, session: Session) -> State:
 
 
 def _stepped(state: State, session: Session, event: ev.Event, **changes: Any) -> State:
-    """
-    The session changed, and moved on by the table of legal steps.
-    """
+    """The session changed, and moved on by the table of legal steps."""
     life = next_life(session.life, trigger(event))
     assert life is not None, f"{trigger(event)} on a {session.life} session was not checked"
     return _put(state, attrs.evolve(session, life=life, **changes))
@@ -646,9 +608,7 @@ def _with_last(index: _Index, name: str, session: SessionId) -> _Index:
 
 
 def _with_tip(state: State, session: Session, new: Turn | None) -> State:
-    """
-    The indexes by which a conversation is found, with ``new`` for the session's last turn.
-    """
+    """The indexes by which a conversation is found, with ``new`` for the session's last turn."""
     if session.named:
         return state
     tips, parts = state.tips, state.parts
@@ -711,9 +671,7 @@ def _memory_gone(state: State) -> State:
 
 
 def _request_ended(state: State, session_id: str, finished: ev.RequestFinished | None) -> State:
-    """
-    The open request becomes the session's last turn.
-    """
+    """The open request becomes the session's last turn."""
     session = state.session(session_id)
     request = session.request
     if request is None:
@@ -780,9 +738,7 @@ def _request_received(state: State, event: ev.RequestReceived) -> State:
 
 
 def opened_request(session: Session, event: ev.RequestReceived) -> OpenRequest:
-    """
-    The request with its prompt put together from the session's last one and what is new.
-    """
+    """The request with its prompt put together from the session's last one and what is new."""
     last = session.last
     kept_chain = last.chain[: event.kept_parts] if last else ()
     kept_ids = last.prompt_ids[: event.kept_tokens] if last else ()
@@ -828,9 +784,7 @@ def _shadow_began(state: State, event: ev.ShadowBegan) -> State:
 
 
 def _slabs_changed(state: State, slabs: int, size: int) -> State:
-    """
-    So many slabs and bytes of slabs more.
-    """
+    """So many slabs and bytes of slabs more."""
     held = state.pool
     pool = attrs.evolve(held, slabs=held.slabs + slabs, slab_bytes=held.slab_bytes + size)
     return attrs.evolve(state, pool=pool)
@@ -937,9 +891,7 @@ def _block_loaded(state: State, event: ev.BlockLoaded) -> State:
 
 
 def _with_file(state: State, key: str, file_bytes: int | None) -> State:
-    """
-    A block whose file has this size now, or is gone.
-    """
+    """A block whose file has this size now, or is gone."""
     block = state.blocks[key]
     count, size = state.pool.disk_blocks, state.pool.disk_bytes
     if block.file_bytes is not None:
@@ -968,9 +920,7 @@ def _anticipation_begun(state: State, event: ev.AnticipationBegun) -> State:
 
 
 def anticipated(last: Turn, event: ev.AnticipationBegun) -> Ahead:
-    """
-    What is computed ahead, put together from the session's last turn and what is new.
-    """
+    """What is computed ahead, put together from the session's last turn and what is new."""
     return Ahead(
         ids=last.sequence[: event.kept_tokens] + event.new_ids,
         keys=last.prompt_keys[: event.kept_keys] + event.new_keys,

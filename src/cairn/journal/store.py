@@ -30,14 +30,10 @@ class Store(Protocol):
         """
 
     def head(self) -> tuple[int, str]:
-        """
-        Position and hash of the last row; ``(0, GENESIS)`` where there is none.
-        """
+        """Position and hash of the last row; ``(0, GENESIS)`` where there is none."""
 
     def base(self) -> Base | None:
-        """
-        What stands in the place of the first rows, where they were cut off.
-        """
+        """What stands in the place of the first rows, where they were cut off."""
 
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
         """
@@ -50,34 +46,24 @@ class Store(Protocol):
         """
 
     def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
-        """
-        Rows with a position above ``after`` in order, of one stream if one is named.
-        """
+        """Rows with a position above ``after`` in order, of one stream if one is named."""
 
     def row(self, position: int) -> Row | None:
-        """
-        The row at a position; None where it was cut off, or is yet to come.
-        """
+        """The row at a position; None where it was cut off, or is yet to come."""
 
     def close(self) -> None:
-        """
-        Let go of the store. Rows that were appended stay.
-        """
+        """Let go of the store. Rows that were appended stay."""
 
 
 class MemoryStore:
-    """
-    Rows in a list: for tests, and for looking at an export.
-    """
+    """Rows in a list: for tests, and for looking at an export."""
 
     def __init__(self, rows: Sequence[Row] = (), base: Base | None = None) -> None:
         self.rows = list(rows)
         self._base = base
 
     def append(self, rows: Sequence[Row]) -> None:
-        """
-        See ``Store.append``.
-        """
+        """See ``Store.append``."""
         known = {row.event_id: row for row in self.rows}
         new = [row for row in rows if known.get(row.event_id) != row]
         if not new:
@@ -87,23 +73,17 @@ class MemoryStore:
         self.rows.extend(new)
 
     def head(self) -> tuple[int, str]:
-        """
-        See ``Store.head``.
-        """
+        """See ``Store.head``."""
         if self.rows:
             return self.rows[-1].position, self.rows[-1].hash
         return (self._base.position, self._base.head) if self._base else (0, GENESIS)
 
     def base(self) -> Base | None:
-        """
-        See ``Store.base``.
-        """
+        """See ``Store.base``."""
         return self._base
 
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
-        """
-        See ``Store.cut``.
-        """
+        """See ``Store.cut``."""
         if (base.position, base.head) not in {(row.position, row.hash) for row in self.rows}:
             raise HeadMoved(f"row {base.position} is not the one that the base ends with")
         self.append(rows)
@@ -111,21 +91,15 @@ class MemoryStore:
         self._base = base
 
     def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
-        """
-        See ``Store.read``.
-        """
+        """See ``Store.read``."""
         for row in self.rows:
             if row.position > after and stream in (None, row.stream):
                 yield row
 
     def row(self, position: int) -> Row | None:
-        """
-        See ``Store.row``.
-        """
+        """See ``Store.row``."""
         place = position - self.rows[0].position if self.rows else -1
         return self.rows[place] if 0 <= place < len(self.rows) else None
 
     def close(self) -> None:
-        """
-        Nothing to let go of.
-        """
+        """Nothing to let go of."""

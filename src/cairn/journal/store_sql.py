@@ -31,19 +31,13 @@ from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull
 
 REVISION = "0002"
-"""
-The head of the migrations. Stands here so that a store opens without loading Alembic.
-"""
+"""The head of the migrations. Stands here so that a store opens without loading Alembic."""
 
 _READ_AS_WELL = frozenset({"0001"})
-"""
-Older schemas that can be read without a migration: what they lack is empty in them.
-"""
+"""Older schemas that can be read without a migration: what they lack is empty in them."""
 
 VERSION_TABLE = "cairn_schema"
-"""
-Where Alembic keeps the revision. A name of our own, by which a Cairn journal is known.
-"""
+"""Where Alembic keeps the revision. A name of our own, by which a Cairn journal is known."""
 
 _BATCH_ROWS = 2000
 _BUSY_S = 5.0
@@ -94,24 +88,18 @@ _columns: tuple[Any, ...] = tuple(
 
 
 def journal_url(data_dir: Path) -> str:
-    """
-    The URL of the journal that lies in a data directory. Creates nothing.
-    """
+    """The URL of the journal that lies in a data directory. Creates nothing."""
     return sqlite_url(data_dir / "journal.db")
 
 
 def sqlite_url(path: Path) -> str:
-    """
-    The URL of an SQLite file, whatever characters are in its path.
-    """
+    """The URL of an SQLite file, whatever characters are in its path."""
     url = sa.URL.create("sqlite", database=str(path.absolute()))
     return url.render_as_string(hide_password=False)
 
 
 def sqlite_path(url: str) -> Path:
-    """
-    The file of an SQLite URL.
-    """
+    """The file of an SQLite URL."""
     path = _file(_parsed(url))
     if path is None:
         raise StoreError(f"{_place(_parsed(url))} is no file.")
@@ -162,9 +150,7 @@ class SqlStore:
         return cls(connection, place, revision, path)
 
     def append(self, rows: Sequence[Row]) -> None:
-        """
-        See ``Store.append``.
-        """
+        """See ``Store.append``."""
         if not rows:
             return
         with _errors(self._place, "write to"), self._connection.begin():
@@ -185,9 +171,7 @@ class SqlStore:
             self._connection.execute(sa.insert(_events), values)
 
     def base(self) -> Base | None:
-        """
-        See ``Store.base``.
-        """
+        """See ``Store.base``."""
         with _errors(self._place, "read"), self._connection.begin():
             found = self._base()
         if found is None:
@@ -216,9 +200,7 @@ class SqlStore:
             self._connection.execute(sa.insert(_bases), attrs.asdict(base))
 
     def has_slack(self) -> bool:
-        """
-        Whether there is something for ``give_back`` to do: free pages in the file, or a log.
-        """
+        """Whether there is something for ``give_back`` to do: free pages in the file, or a log."""
         if self._connection.dialect.name != "sqlite":
             return False
         with _errors(self._place, "read"):
@@ -257,9 +239,7 @@ class SqlStore:
         return raw
 
     def _path(self) -> Path:
-        """
-        The file, wherever a link to it lies.
-        """
+        """The file, wherever a link to it lies."""
         (_, _, path), *_ = self._raw().execute("PRAGMA database_list").fetchall()
         return Path(path)
 
@@ -296,18 +276,14 @@ class SqlStore:
             )
 
     def time_at(self, position: int) -> int | None:
-        """
-        When the row at a position was written, in microseconds since 1970.
-        """
+        """When the row at a position was written, in microseconds since 1970."""
         query = sa.select(_events.c.time_us).where(_events.c.position == position)
         with _errors(self._place, "read"), self._connection.begin():
             found = self._connection.execute(query).scalar_one_or_none()
         return int(found) if found is not None else None
 
     def head(self) -> tuple[int, str]:
-        """
-        See ``Store.head``.
-        """
+        """See ``Store.head``."""
         with _errors(self._place, "read"), self._connection.begin():
             return self._head()
 
@@ -329,18 +305,14 @@ class SqlStore:
             after = batch[-1][0]
 
     def row(self, position: int) -> Row | None:
-        """
-        See ``Store.row``.
-        """
+        """See ``Store.row``."""
         query = sa.select(*_columns).where(_events.c.position == position)
         with _errors(self._place, "read"), self._connection.begin():
             found = self._connection.execute(query).one_or_none()
         return _row(found) if found is not None else None
 
     def last(self, count: int, *, stream: str | None = None) -> list[Row]:
-        """
-        The last ``count`` rows in order, of one stream if one is named.
-        """
+        """The last ``count`` rows in order, of one stream if one is named."""
         query = sa.select(*_columns).order_by(_events.c.position.desc()).limit(count)
         if stream is not None:
             query = query.where(_events.c.stream == stream)
@@ -348,17 +320,13 @@ class SqlStore:
             return [_row(values) for values in reversed(self._connection.execute(query).all())]
 
     def streams(self) -> set[str]:
-        """
-        The names of all streams that have a row.
-        """
+        """The names of all streams that have a row."""
         query = sa.select(_events.c.stream).distinct()
         with _errors(self._place, "read"), self._connection.begin():
             return set(self._connection.execute(query).scalars())
 
     def close(self) -> None:
-        """
-        See ``Store.close``.
-        """
+        """See ``Store.close``."""
         _let_go(self._connection)
 
     def _head(self) -> tuple[int, str]:
@@ -498,9 +466,7 @@ def _make_private(path: Path) -> None:
 
 
 def _known_by(path: Path | None) -> tuple[int, int] | None:
-    """
-    What the system knows a file by, whatever it is called; None where there is none.
-    """
+    """What the system knows a file by, whatever it is called; None where there is none."""
     if path is None:
         return None
     try:
@@ -511,9 +477,7 @@ def _known_by(path: Path | None) -> tuple[int, int] | None:
 
 
 def _place(url: sa.URL) -> str:
-    """
-    Where a journal is, for people; never shows a password.
-    """
+    """Where a journal is, for people; never shows a password."""
     path = _file(url)
     return str(path) if path is not None else url.render_as_string(hide_password=True)
 
@@ -585,9 +549,7 @@ def _let_go(connection: sa.Connection) -> None:
 
 
 def _revision(connection: sa.Connection, place: str) -> str | None:
-    """
-    The schema's revision; None for a database that is empty.
-    """
+    """The schema's revision; None for a database that is empty."""
     tables = set(sa.inspect(connection).get_table_names())
     if VERSION_TABLE not in tables:
         if tables and (connection.dialect.name == "sqlite" or "events" in tables):
@@ -634,9 +596,7 @@ def _errors(place: str, doing: str, make_room: str = _MAKE_ROOM) -> Iterator[Non
 
 
 def _named_spare() -> Path | None:
-    """
-    The folder that the operator named for SQLite's temporary files, if it can be used.
-    """
+    """The folder that the operator named for SQLite's temporary files, if it can be used."""
     named = os.environ.get("SQLITE_TMPDIR")
     if named and Path(named).is_dir() and os.access(named, os.W_OK | os.X_OK):
         return Path(named).absolute()
@@ -664,9 +624,7 @@ def _more_room(home: Path, spare: Path) -> str:
 
 
 def _is_full(error: BaseException | None, place: str) -> bool:
-    """
-    Whether a failure of the database means that its disk is full.
-    """
+    """Whether a failure of the database means that its disk is full."""
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith("SQLITE_IOERR"):
         # Over a quota, or where the files beside the database cannot grow, SQLite speaks of the
@@ -676,9 +634,7 @@ def _is_full(error: BaseException | None, place: str) -> bool:
 
 
 def _has_room(folder: Path) -> bool:
-    """
-    Whether a few rows could be written there, found by trying.
-    """
+    """Whether a few rows could be written there, found by trying."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as tried:
             return tried.write(bytes(_ROOM_BYTES)) == _ROOM_BYTES
@@ -687,9 +643,7 @@ def _has_room(folder: Path) -> bool:
 
 
 def _advice(fact: str) -> str:
-    """
-    What to do about a failure of the database, by its words: drivers have no codes in common.
-    """
+    """What to do about a failure of the database, by its words: drivers have no codes in common."""
     for words, advice in (
         ("locked", "Another program writes to it; let one server at a time use a journal."),
         ("not a database", "It is no Cairn journal and was left as it is; name another file."),

@@ -33,9 +33,7 @@ _END = "/"
 
 
 def is_tenant(name: str) -> bool:
-    """
-    Whether a tenant may be called so: no sign in it means anything in an id of a session.
-    """
+    """Whether a tenant may be called so: no sign in it means anything in an id of a session."""
     return len(name) <= NAME_MAX and _NAME.fullmatch(name) is not None
 
 
@@ -64,9 +62,7 @@ def session_id(tenant: str, name: str) -> str:
 
 
 def session_name(session: str) -> str:
-    """
-    What its own tenant calls a session, from its id.
-    """
+    """What its own tenant calls a session, from its id."""
     if not session.startswith(_MARK):
         return session
     return session.partition(_END)[2]

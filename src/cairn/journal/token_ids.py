@@ -19,9 +19,7 @@ _objects: list[tuple[int, ...]] = [()]
 
 
 def shared(ids: Iterable[int]) -> tuple[int, ...]:
-    """
-    The same ids, each the one object that stands for it. May be called on any thread.
-    """
+    """The same ids, each the one object that stands for it. May be called on any thread."""
     found = tuple(ids)
     if not found or min(found) < 0:
         return found
@@ -37,7 +35,5 @@ def shared(ids: Iterable[int]) -> tuple[int, ...]:
 
 
 def _room_for(most: int) -> int:
-    """
-    How large the table gets: powers of two, so that it is not made anew for each larger id.
-    """
+    """How large the table gets: powers of two, so that it is not made anew for each larger id."""
     return min(MOST, 1 << max(10, most.bit_length()))

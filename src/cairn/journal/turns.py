@@ -45,9 +45,7 @@ class Place:
 
 
 class Turns:
-    """
-    The kept turns of a journal: ``see`` each of its events.
-    """
+    """The kept turns of a journal: ``see`` each of its events."""
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
@@ -105,9 +103,7 @@ class Turns:
         return {name: row for name, row in found.items() if row is not None}
 
     def place(self, request: str, tenant: str) -> Place | None:
-        """
-        Where the turn of a request stands, if it is kept, the tenant's, and no agent's.
-        """
+        """Where the turn of a request stands, if it is kept, the tenant's, and no agent's."""
         found = self._places.get(request)
         if found is None or found.tenant != tenant or found.agent is not None:
             return None
@@ -131,31 +127,23 @@ class Turns:
     # --- for agents ----------------------------------------------------------------------------
 
     def held(self, request: str | None) -> Place | None:
-        """
-        Where the turn of a request stands, whosever it is.
-        """
+        """Where the turn of a request stands, whosever it is."""
         return self._places.get(request) if request is not None else None
 
     def back_from(self, request: str | None) -> Iterator[tuple[str, Place]]:
-        """
-        The turns of an agent from that of a request back to its first, each with its request.
-        """
+        """The turns of an agent from that of a request back to its first, each with its request."""
         while (place := self.held(request)) is not None:
             assert request is not None
             yield request, place
             request = place.previous
 
     def drop(self, requests: Iterable[str]) -> None:
-        """
-        Keep the turns of these requests no longer.
-        """
+        """Keep the turns of these requests no longer."""
         for request in requests:
             self._places.pop(request, None)
 
     def _note(self, kept: ev.TurnKept, row: int) -> None:
-        """
-        Take in the texts that a turn brought, as digests.
-        """
+        """Take in the texts that a turn brought, as digests."""
         if kept.texts:
             known = self._texts.setdefault(kept.session, {})
             known.update((_named(name, text), row) for name, text in kept.texts.items())

@@ -21,9 +21,7 @@ import attrs
 _SPARE_CHUNKS = 2
 _SPARE_SHARE = 4
 LEAST_CHUNKS = 4
-"""
-The shortest window, in chunks: what the self-test computes lies within it.
-"""
+"""The shortest window, in chunks: what the self-test computes lies within it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,9 +49,7 @@ class SinkWindow:
         return cls(sinks=sinks, window=window, rows=rows)
 
     def first(self, place: int) -> int:
-        """
-        The first token past the sinks that one at ``place`` attends to.
-        """
+        """The first token past the sinks that one at ``place`` attends to."""
         return max(self.sinks, place - self.window + 1)
 
     def start_after(self, start: int, place: int, end: int, capacity_tokens: int) -> int:
@@ -70,9 +66,7 @@ class SinkWindow:
         return self.first(place)
 
     def sink_blocks(self, chunk_tokens: int) -> int:
-        """
-        How many blocks from the front hold the sinks.
-        """
+        """How many blocks from the front hold the sinks."""
         return -(-self.sinks // chunk_tokens)
 
     def first_block(self, blocks: int, chunk_tokens: int) -> int:

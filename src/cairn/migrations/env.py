@@ -1,6 +1,4 @@
-"""
-Run by Alembic through ``store_sql.migrate``, which gives it a connection in a transaction.
-"""
+"""Run by Alembic through ``store_sql.migrate``, which gives it a connection in a transaction."""
 
 from alembic import context
 

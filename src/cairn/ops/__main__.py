@@ -1,6 +1,4 @@
-"""
-``python -m cairn.ops``: what the launcher at the root of the repository runs.
-"""
+"""``python -m cairn.ops``: what the launcher at the root of the repository runs."""
 
 from cairn.ops.cli import main
 

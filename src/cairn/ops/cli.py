@@ -63,48 +63,34 @@ COMMANDS = {
     ),
     "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to do."),
 }
-"""
-Name of a command: where it is, and what it does.
-"""
+"""Name of a command: where it is, and what it does."""
 
 
 class Unreadable(click.ClickException):
-    """
-    What was asked for cannot be read or written, or is not there.
-    """
+    """What was asked for cannot be read or written, or is not there."""
 
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        """
-        Print the sentence, and nothing but it.
-        """
+        """Print the sentence, and nothing but it."""
         click.echo(self.format_message(), file=file, err=True)
 
 
 class Interrupted(Unreadable):
-    """
-    Ctrl-C ended a command. What 1 means to it, nobody has found out.
-    """
+    """Ctrl-C ended a command. What 1 means to it, nobody has found out."""
 
     exit_code = 130
 
 
 class Commands(click.Group):
-    """
-    A group that loads the module of a command when it is called for.
-    """
+    """A group that loads the module of a command when it is called for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """
-        The names, in the order of the table.
-        """
+        """The names, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """
-        The command of that name, or None.
-        """
+        """The command of that name, or None."""
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
@@ -134,9 +120,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """
-        The list of commands, from the table: nothing is loaded for it.
-        """
+        """The list of commands, from the table: nothing is loaded for it."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, sentence) for name, (_, sentence) in COMMANDS.items()])
 
@@ -169,9 +153,7 @@ def ops() -> None:
 
 
 def main() -> None:
-    """
-    Run the command line, and end the process with its code.
-    """
+    """Run the command line, and end the process with its code."""
     try:
         ops(prog_name="ops")
         code = 0
@@ -192,9 +174,7 @@ def _clear(error: BaseException) -> None:
 
 
 def _code(ended: SystemExit) -> int:
-    """
-    The exit code that Python would give the process; what is none is told on stderr.
-    """
+    """The exit code that Python would give the process; what is none is told on stderr."""
     if ended.code is None or isinstance(ended.code, int):
         return ended.code or 0
     click.echo(ended.code, err=True)

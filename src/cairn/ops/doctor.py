@@ -123,9 +123,7 @@ def checks(
 
 
 def check_python() -> Found:
-    """
-    The interpreter's version.
-    """
+    """The interpreter's version."""
     version = ".".join(map(str, sys.version_info[:3]))
     if (3, 11) <= sys.version_info[:2] <= (3, 13):
         return Found("ok", version)
@@ -133,9 +131,7 @@ def check_python() -> Found:
 
 
 def check_blas() -> Found:
-    """
-    What matrix products would be computed with on a Linux CPU.
-    """
+    """What matrix products would be computed with on a Linux CPU."""
     real, words = blas.describe()
     if real:
         return Found("ok", words)
@@ -143,9 +139,7 @@ def check_blas() -> Found:
 
 
 def check_mlx() -> Found:
-    """
-    Whether MLX computes here, with the BLAS that the server would have.
-    """
+    """Whether MLX computes here, with the BLAS that the server would have."""
     environment = dict(os.environ)
     if not environment.get("LD_PRELOAD") and (found := blas.find_blas()) is not None:
         environment["LD_PRELOAD"] = str(found)
@@ -168,9 +162,7 @@ def check_mlx() -> Found:
 
 
 def check_model() -> Found:
-    """
-    Whether the built-in model is there, whole.
-    """
+    """Whether the built-in model is there, whole."""
     where = builtin_directory()
     if fault := directory_fault(str(where)):
         return Found("fail", fault, "install Cairn again, or serve another with --model")
@@ -178,9 +170,7 @@ def check_model() -> Found:
 
 
 def check_models(path: Path) -> Found:
-    """
-    Whether a file of models can be used, and each of them may be served.
-    """
+    """Whether a file of models can be used, and each of them may be served."""
     try:
         found = read_models(path)
     except ModelsFault as fault:
@@ -281,9 +271,7 @@ def _begins_wrong(base: Base | None, first: Row | None) -> str | None:
 
 
 def check_disk(data_dir: Path, url: str) -> Found:
-    """
-    Room where the journal is, or will be, against what it grew by in the last days.
-    """
+    """Room where the journal is, or will be, against what it grew by in the last days."""
     where = _sqlite_path(url).parent if url.startswith("sqlite") else data_dir
     for needed in dict.fromkeys((where, data_dir)):
         if not os.access(_existing(needed), os.W_OK):
@@ -326,9 +314,7 @@ def judge_room(free: int, grown: Growth, fact: str) -> Found:
 
 
 def check_port(port: int) -> Found:
-    """
-    Whether the server could listen.
-    """
+    """Whether the server could listen."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -344,9 +330,7 @@ def check_port(port: int) -> Found:
 
 
 def _is_cairn(port: int) -> bool:
-    """
-    Whether who listens tells its health as Cairn does.
-    """
+    """Whether who listens tells its health as Cairn does."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_HEALTH_S)
     try:
         connection.request("GET", "/health")

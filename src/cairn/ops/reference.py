@@ -12,9 +12,7 @@ _WIDTH = 88
 
 
 def page() -> str:
-    """
-    The page in Markdown; without the commands that are not installed.
-    """
+    """The page in Markdown; without the commands that are not installed."""
     root = click.Context(
         ops, info_name="ops", terminal_width=_WIDTH, help_option_names=["-h", "--help"]
     )

@@ -34,49 +34,37 @@ HOUR_S = 3600
 
 @pytest.fixture(name="house")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """
-    One where no model is needed.
-    """
+    """One where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
 
 @pytest.fixture(name="filed")
 def filed_(model_directory: Path) -> Journaled:
-    """
-    One whose blocks can have files.
-    """
+    """One whose blocks can have files."""
     return Journaled(model=model_directory)
 
 
 def files(folder: Path) -> list[Path]:
-    """
-    The files of blocks below a folder.
-    """
+    """The files of blocks below a folder."""
     return list(folder.rglob("*.safetensors"))
 
 
 def question(place: int = 1, **changes: Any) -> Generate:
-    """
-    A conversation's first request, of some chunks.
-    """
+    """A conversation's first request, of some chunks."""
     message = Message(role="user", content=words(place, 60))
     return generate(Conversation(messages=(message,)), max_tokens=4, **changes)
 
 
 def turn_clock(server: Server, seconds: float) -> None:
-    """
-    Have the clock that lives are compared with say so much more than it is.
-    """
+    """Have the clock that lives are compared with say so much more than it is."""
     server._lives._now_us = server._memory._now_us = lambda: (
         wall_clock_us() + round(1_000_000 * seconds)
     )
 
 
 async def later(server: Server, seconds: float) -> None:
-    """
-    So much time goes by while nobody wants anything.
-    """
+    """So much time goes by while nobody wants anything."""
     await done(server)
     turn_clock(server, seconds)
     server._lives.look()
@@ -84,9 +72,7 @@ async def later(server: Server, seconds: float) -> None:
 
 
 async def done(server: Server) -> None:
-    """
-    Wait until no session and nothing else has anything to do.
-    """
+    """Wait until no session and nothing else has anything to do."""
     await at_rest(server)
     with trio.fail_after(120):
         while server._sessions.busy:
@@ -98,9 +84,7 @@ async def done(server: Server) -> None:
 async def test_what_fails_while_lives_are_ended_ends_no_server(
     house: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Requests are served as before; nothing more is removed.
-    """
+    """Requests are served as before; nothing more is removed."""
 
     async def fails(*_: Any) -> int:
         raise ArithmeticError("while lives are ended")
@@ -195,9 +179,7 @@ async def test_a_life_of_nothing_where_the_clock_was_set_back(
 async def test_what_cannot_be_removed_stops_no_other(
     filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Files that the disk does not let go stay on record; those whose lives were over later go.
-    """
+    """Files that the disk does not let go stay on record; those whose lives were over later go."""
     monkeypatch.setattr(memory, "_AT_ONCE", 2)
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
         await ask(server, question(1))
@@ -227,9 +209,7 @@ async def test_what_cannot_be_removed_stops_no_other(
 
 
 async def test_a_use_renews_it(house: Journaled) -> None:
-    """
-    Whoever uses a block gives it a life of its own; the longer of two counts.
-    """
+    """Whoever uses a block gives it a life of its own; the longer of two counts."""
     async with house.serving(limits=Limits(ttl_s=60)) as server:
         first = question()
         said = await ask(server, first)
@@ -264,9 +244,7 @@ async def test_a_client_may_count_on_its_hint(house: Journaled) -> None:
 
 
 async def test_a_life_outlives_a_restart(filed: Journaled, tmp_path: Path) -> None:
-    """
-    Files of an earlier run go when their time has come, and the sessions with them.
-    """
+    """Files of an earlier run go when their time has come, and the sessions with them."""
     on_disk: dict[str, Any] = {"blocks_folder": tmp_path, "disk_bytes": 64 * MIB}
     async with filed.serving(**on_disk) as server:
         await ask(server, question())
@@ -280,9 +258,7 @@ async def test_a_life_outlives_a_restart(filed: Journaled, tmp_path: Path) -> No
 
 
 async def test_nobody_loses_what_is_wanted(house: Journaled) -> None:
-    """
-    While anything is wanted nothing is removed, however long its life has been over.
-    """
+    """While anything is wanted nothing is removed, however long its life has been over."""
     async with house.serving(limits=Limits(ttl_s=60)) as server:
         await ask(server, question())
         await done(server)
@@ -300,9 +276,7 @@ async def test_nobody_loses_what_is_wanted(house: Journaled) -> None:
 async def test_two_want_the_slab_and_one_closes_the_session(
     house: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Who was first has the session closed with its slab; the other one hears that it is gone.
-    """
+    """Who was first has the session closed with its slab; the other one hears that it is gone."""
     async with house.serving() as server:
         said = await ask(server, question())
         await done(server)

@@ -42,22 +42,16 @@ class Hall:
     left: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def quiet(self) -> bool:
-        """
-        Whether none is.
-        """
+        """Whether none is."""
         return not self.under_way
 
     async def calm(self) -> None:
-        """
-        Wait for that.
-        """
+        """Wait for that."""
         while self.under_way:
             await self.left.park()
 
     def ends(self) -> None:
-        """
-        A request leaves.
-        """
+        """A request leaves."""
         self.under_way -= 1
         self.left.unpark_all()
 
@@ -78,43 +72,31 @@ class Cache:
     chunk: int = 4
 
     def can_seal(self, key: str, start: int) -> bool:
-        """
-        Asked before a pass and after it.
-        """
+        """Asked before a pass and after it."""
         return not self.doubt
 
     async def settle(self, ids: Sequence[int], wanted: Callable[[], bool]) -> bool:
-        """
-        A pass.
-        """
+        """A pass."""
         self.did.append(f"pass over {list(ids)}")
         self.doubt = self.doubt or self.doubt_after
         return True
 
     async def trim(self, end: int, reason: str) -> None:
-        """
-        A cut.
-        """
+        """A cut."""
         self.did.append(f"trim to {end}")
 
     async def seal(self, key: str, start: int, end: int, *, foreseen: bool) -> None:
-        """
-        A block.
-        """
+        """A block."""
         self.did.append(f"seal {key} of {start} to {end}")
 
 
 def own_time(hall: Hall, inbox: Inbox | None = None, cache: Cache | None = None) -> OwnTime:
-    """
-    That of a session.
-    """
+    """That of a session."""
     return OwnTime(cast("House", hall), cast("SessionCache", cache or Cache()), inbox or Inbox())
 
 
 async def test_it_waits_for_all_requests() -> None:
-    """
-    A step begins when the last of them has left, and not before.
-    """
+    """A step begins when the last of them has left, and not before."""
     hall, did = Hall(under_way=2), list[str]()
 
     async def step(wanted: Callable[[], bool]) -> bool:
@@ -191,9 +173,7 @@ async def test_sessions_that_wait_together_do_not_go_together() -> None:
 
 
 async def test_under_a_load_that_never_pauses_it_ends() -> None:
-    """
-    Its patience is for all steps together: the waiting of one is missing in the next.
-    """
+    """Its patience is for all steps together: the waiting of one is missing in the next."""
     hall = Hall(patience_s=0.0)
     time = own_time(hall)
 
@@ -213,9 +193,7 @@ async def test_under_a_load_that_never_pauses_it_ends() -> None:
 
 @pytest.mark.parametrize("by", ["request", "slab_wanted", "bug", "closing"])
 async def test_who_wants_the_session_ends_it(by: str) -> None:
-    """
-    Even in the wait for others; and it says who it was.
-    """
+    """Even in the wait for others; and it says who it was."""
     hall, inbox = Hall(under_way=1), Inbox()
     time = own_time(hall, inbox)
 
@@ -273,9 +251,7 @@ async def test_who_leaves_service_is_disturbed_until_it_has_heard() -> None:
 
 
 async def test_a_chunk_is_run_and_sealed() -> None:
-    """
-    The one at its place in the sequence.
-    """
+    """The one at its place in the sequence."""
     cache = Cache()
     found = await own_time(Hall(), cache=cache).settle_chunk(range(12), "key", 1)
     assert "sealed" == found
@@ -283,9 +259,7 @@ async def test_a_chunk_is_run_and_sealed() -> None:
 
 
 async def test_a_chunk_that_comes_into_doubt_in_the_wait_is_not_run() -> None:
-    """
-    It is looked at behind the wait, in which others found it wrong.
-    """
+    """It is looked at behind the wait, in which others found it wrong."""
     hall, cache, found = Hall(under_way=1), Cache(), list[str | None]()
 
     async def settle() -> None:
@@ -300,9 +274,7 @@ async def test_a_chunk_that_comes_into_doubt_in_the_wait_is_not_run() -> None:
 
 
 async def test_a_chunk_that_comes_into_doubt_in_its_pass_is_not_sealed() -> None:
-    """
-    Nothing of it stays in the slab: a session rests on sealed blocks alone.
-    """
+    """Nothing of it stays in the slab: a session rests on sealed blocks alone."""
     cache = Cache(doubt_after=True)
     found = await own_time(Hall(), cache=cache).settle_chunk(range(12), "key", 1)
     assert "doubt" == found
@@ -310,33 +282,25 @@ async def test_a_chunk_that_comes_into_doubt_in_its_pass_is_not_sealed() -> None
 
 
 class Tokenizer:
-    """
-    Takes its time for each rendering, until it is let go.
-    """
+    """Takes its time for each rendering, until it is let go."""
 
     def __init__(self) -> None:
         self.reached, self.go = threading.Event(), threading.Event()
         self.did: list[str] = []
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **settings: Any) -> str:
-        """
-        What is said last.
-        """
+        """What is said last."""
         return str(messages[-1]["content"])
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """
-        One token a character.
-        """
+        """One token a character."""
         self.reached.set()
         assert self.go.wait(60)
         self.did.append("rendering")
         return [ord(character) for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """
-        Not needed here.
-        """
+        """Not needed here."""
         raise NotImplementedError
 
 

@@ -1,6 +1,4 @@
-"""
-The shadow check: what it chooses, what it finds, and that a request always goes first.
-"""
+"""The shadow check: what it chooses, what it finds, and that a request always goes first."""
 
 from __future__ import annotations
 
@@ -50,17 +48,13 @@ HELD = Constraint(schema={"type": "array", "items": {"type": "string"}, "minItem
 
 
 def command(text: str, **changes: Any) -> Generate:
-    """
-    A request of one message.
-    """
+    """A request of one message."""
     messages = (Message(role="user", content=text),)
     return generate(Conversation(messages=messages), **{"max_tokens": 40, **changes})
 
 
 class Watch:
-    """
-    Waits for events of a server.
-    """
+    """Waits for events of a server."""
 
     def __init__(self, server: Server) -> None:
         self.seen: list[ev.Event] = []
@@ -72,32 +66,24 @@ class Watch:
         self._moved.unpark_all()
 
     async def until(self, kind: type[ev.Event], count: int = 1) -> list[Any]:
-        """
-        Wait until so many events of a kind are committed; gives them.
-        """
+        """Wait until so many events of a kind are committed; gives them."""
         with trio.fail_after(120):
             while len(found := self.of(kind)) < count:
                 await self._moved.park()
         return found
 
     def of(self, kind: type[ev.Event]) -> list[Any]:
-        """
-        The events of a kind so far.
-        """
+        """The events of a kind so far."""
         return [event for event in self.seen if isinstance(event, kind)]
 
 
 def events(store: MemoryStore) -> list[ev.Event]:
-    """
-    What a store has.
-    """
+    """What a store has."""
     return [decode(row).event for row in store.rows]
 
 
 def hold_in_check(server: Server) -> Hold:
-    """
-    Hold the engine in a pass over the shadow check's slab.
-    """
+    """Hold the engine in a pass over the shadow check's slab."""
 
     def is_check(slab: int, *_: Any) -> bool:
         sessions = server._sequencer.state.sessions.values()
@@ -200,9 +186,7 @@ def test_off_is_off_and_a_share_is_by_the_id(
 
 
 def test_what_is_decoded_beside_others_is_the_same(model_directory: Path) -> None:
-    """
-    Answers that were decoded together, in the rows of one pass, come out the same one by one.
-    """
+    """Answers that were decoded together, in the rows of one pass, come out the same one by one."""
     store = MemoryStore()
 
     async def main() -> None:
@@ -396,9 +380,7 @@ def test_a_request_that_comes_first_keeps_the_slab(
 
 
 def test_what_waits_is_bounded(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Where more answers wait than may, the oldest is skipped, and that is on record.
-    """
+    """Where more answers wait than may, the oldest is skipped, and that is on record."""
     monkeypatch.setattr(shadow, "WAITING_MAX", 1)
 
     async def main() -> None:

@@ -1,6 +1,4 @@
-"""
-A start that is given up before there is a server.
-"""
+"""A start that is given up before there is a server."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ pytestmark = pytest.mark.trio
 def server_over(
     store: MemoryStore, starting: Starting, *, several: bool
 ) -> AbstractAsyncContextManager[Any]:
-    """
-    A server that starts, over one model or of a table.
-    """
+    """A server that starts, over one model or of a table."""
     of_it = settings(Path("numbers"), blocks_folder=Path("none"))
     if not several:
         return booted(of_it, store, SECRET, starting=starting)
@@ -51,18 +47,14 @@ def server_over(
 
 
 def kinds(store: MemoryStore) -> list[str]:
-    """
-    What is on record, which holds.
-    """
+    """What is on record, which holds."""
     assert () == replay(store.read()).findings
     return [decode(row).event.kind for row in store.rows]
 
 
 @contextlib.contextmanager
 def slow_load(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """
-    A load that cannot be interrupted, and lasts as long as the context.
-    """
+    """A load that cannot be interrupted, and lasts as long as the context."""
     begun, go = threading.Event(), threading.Event()
 
     def started(*given: Any) -> Any:

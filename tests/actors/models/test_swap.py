@@ -63,9 +63,7 @@ CHUNK = 16
 
 @attrs.define
 class House:
-    """
-    A journal, a folder of block files, and two models, ``one`` and ``other``.
-    """
+    """A journal, a folder of block files, and two models, ``one`` and ``other``."""
 
     one: Path
     other: Path
@@ -74,9 +72,7 @@ class House:
 
     @contextlib.asynccontextmanager
     async def serving(self, **changes: Any) -> AsyncIterator[Models]:
-        """
-        A server over them, of which ``one`` is loaded.
-        """
+        """A server over them, of which ``one`` is loaded."""
         usual = {
             "blocks_folder": self.folder,
             "disk_bytes": 64 * MIB,
@@ -93,22 +89,16 @@ class House:
             yield server
 
     def events(self, *kinds: type[ev.Event]) -> list[Any]:
-        """
-        The journal's events of some kinds.
-        """
+        """The journal's events of some kinds."""
         found = (decode(row).event for row in self.store.rows)
         return [event for event in found if isinstance(event, kinds)]
 
     def swaps(self) -> list[str]:
-        """
-        The models that were loaded, in order.
-        """
+        """The models that were loaded, in order."""
         return [event.name for event in self.events(ev.ModelLoaded)]
 
     def holds(self) -> None:
-        """
-        The journal holds, all of it.
-        """
+        """The journal holds, all of it."""
         assert () == replay(self.store.read()).findings
 
 
@@ -119,18 +109,14 @@ def house(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> House:
-    """
-    A house over the two models of all tests. What a self-test finds is other tests' to say.
-    """
+    """A house over the two models of all tests. What a self-test finds is other tests' to say."""
     passed = SelfTest(findings={"nothing": True}, error_max=0.0, duration_us=0)
     monkeypatch.setattr(mlx_start, "run_self_test", lambda *_: passed)
     return House(model_directory, other_directory, tmp_path / "blocks")
 
 
 def to(model: str, *said: str, **changes: Any) -> Generate:
-    """
-    A request for a model: what was said, a user and the model by turns.
-    """
+    """A request for a model: what was said, a user and the model by turns."""
     roles = ("user", "assistant")
     messages = tuple(Message(role=roles[n % 2], content=text) for n, text in enumerate(said))
     usual = {"max_tokens": 4, "asked_model": model}
@@ -142,9 +128,7 @@ OPENING = words(1, 12)
 
 @contextlib.asynccontextmanager
 async def engine_held(server: Models) -> AsyncIterator[threading.Event]:
-    """
-    The engine does nothing until the event is set, at the end at the latest.
-    """
+    """The engine does nothing until the event is set, at the end at the latest."""
     go_on, began = threading.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
 
@@ -162,9 +146,7 @@ async def engine_held(server: Models) -> AsyncIterator[threading.Event]:
 
 
 async def under_way(server: Models, requests: int) -> None:
-    """
-    Wait until so many requests were taken or wait in the line.
-    """
+    """Wait until so many requests were taken or wait in the line."""
     with trio.fail_after(60):
         while len(server._line) + len(server._server._tickets) < requests:  # type: ignore[union-attr]
             await trio.testing.wait_all_tasks_blocked()
@@ -227,9 +209,7 @@ async def test_the_memory_of_a_model_that_left_is_free(house: House) -> None:
 
 
 async def gone(server: Models, command: Generate) -> None:
-    """
-    A client that asks and goes away at once.
-    """
+    """A client that asks and goes away at once."""
     async with server.generate(command):
         pass
 
@@ -304,9 +284,7 @@ async def test_a_count_has_its_time_and_its_place(house: House) -> None:
 
 
 async def test_who_waits_hears_that_it_does(house: House) -> None:
-    """
-    While the other model is not there yet, and then of a refusal: its time is over.
-    """
+    """While the other model is not there yet, and then of a refusal: its time is over."""
     async with house.serving(limits=Limits(heartbeat_s=0.01, request_s=30.0)) as server:
         clock = trio.current_time()
         async with engine_held(server) as go_on, trio.open_nursery() as nursery:
@@ -437,9 +415,7 @@ async def test_where_neither_can_be_loaded(house: House, tmp_path: Path) -> None
 
 
 async def test_a_stop_ends_the_line(house: House) -> None:
-    """
-    Who waits for a model when the server stops is told so, and whoever runs has its answer.
-    """
+    """Who waits for a model when the server stops is told so, and whoever runs has its answer."""
     async with house.serving() as server, trio.open_nursery() as nursery:
         running = trio.Event()
 
@@ -516,16 +492,12 @@ async def test_a_stop_does_not_wait_for_a_load(
 
 
 def engines() -> list[threading.Thread]:
-    """
-    The threads of engines that have not ended.
-    """
+    """The threads of engines that have not ended."""
     return [thread for thread in threading.enumerate() if thread.name == "cairn-engine"]
 
 
 async def refused(ask_for: Any, *arguments: Any) -> None:
-    """
-    Ask for something that ends since the server stops.
-    """
+    """Ask for something that ends since the server stops."""
     with pytest.raises(Stopping):
         await ask_for(*arguments)
 
@@ -534,9 +506,7 @@ async def refused(ask_for: Any, *arguments: Any) -> None:
 async def test_a_stop_before_a_load(
     house: House, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """
-    One that comes while the model before leaves has none loaded in its place.
-    """
+    """One that comes while the model before leaves has none loaded in its place."""
     holder: Any = Server if step == "write_blocks" else models_module
     before = getattr(holder, step)
     stopped = False
@@ -640,9 +610,7 @@ async def test_tokens_are_counted_by_the_model_that_is_asked(
 
 
 def template(directory: Path, text: str) -> None:
-    """
-    Give a model another template.
-    """
+    """Give a model another template."""
     (directory / "chat_template.jinja").write_text(text, encoding="utf-8")
     path = directory / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
@@ -651,9 +619,7 @@ def template(directory: Path, text: str) -> None:
 
 
 async def test_a_few_tokenizers_are_kept(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Those that were used last, whichever was loaded first.
-    """
+    """Those that were used last, whichever was loaded first."""
     monkeypatch.setattr(counting, "TOKENIZERS_MAX", 2)
     async with house.serving() as server:
         one, other = server._choices.values()
@@ -718,9 +684,7 @@ async def test_checks_that_wait_when_a_model_leaves_are_skipped(
 
 
 async def test_a_bias_of_a_token_that_the_model_does_not_know(house: House) -> None:
-    """
-    What was read before the model was loaded is checked when it is.
-    """
+    """What was read before the model was loaded is checked when it is."""
     strange = Sampling(temperature=0.0, logit_bias=((1 << 20, 1.0),))
     async with house.serving() as server:
         with pytest.raises(PromptRefused, match="no token of this model"):
@@ -728,9 +692,7 @@ async def test_a_bias_of_a_token_that_the_model_does_not_know(house: House) -> N
 
 
 async def test_who_names_no_model_asks_the_first_one(house: House) -> None:
-    """
-    Whichever is loaded: who cannot be told another name has its conversations with one model.
-    """
+    """Whichever is loaded: who cannot be told another name has its conversations with one model."""
     async with house.serving() as server:
         await ask(server, to("other", OPENING))
         for name in ("", "gpt-4"):
@@ -738,9 +700,7 @@ async def test_who_names_no_model_asks_the_first_one(house: House) -> None:
 
 
 def turn(model: str, *said: str, previous: str | None, **changes: Any) -> Generate:
-    """
-    A request for the agent ``notes``, of which the last thing said is new.
-    """
+    """A request for the agent ``notes``, of which the last thing said is new."""
     asked = (Message(role="user", content=said[-1]),)
     keep = Keep(previous=previous, asked=asked, note="", agent="notes")
     return to(model, *said, session_name=session_of("notes"), keep=keep, **changes)

@@ -52,9 +52,7 @@ HOT = generate(TALK, sampling=Sampling(temperature=1.0), seed=7, max_tokens=8)
 
 
 def events(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
-    """
-    Those of a kind, in order.
-    """
+    """Those of a kind, in order."""
     found = (decode(row).event for row in store.rows)
     return [event for event in found if isinstance(event, kind)]
 
@@ -148,9 +146,7 @@ async def test_answers_take_as_many_places_and_leave_together(model_directory: P
 async def test_what_breaks_behind_an_answer_ends_no_other(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    The first answer is whole when its session breaks: the second one comes to its end, too.
-    """
+    """The first answer is whole when its session breaks: the second one comes to its end, too."""
     settle = Settling.settle
 
     async def breaks(self: Settling, ticket: Any, said: Any) -> None:
@@ -170,17 +166,13 @@ async def test_what_breaks_behind_an_answer_ends_no_other(
 
 @pytest.fixture(name="numbers")
 def numbers_(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """
-    Where a model would be that is not needed. It decodes four rows.
-    """
+    """Where a model would be that is not needed. It decodes four rows."""
     monkeypatch.setattr(loading, "_start", started)
     return Path("numbers")
 
 
 async def heard(server: Server, command: Generate) -> dict[int, list[Any]]:
-    """
-    The tokens of each answer, which all come to their end.
-    """
+    """The tokens of each answer, which all come to their end."""
     tokens: dict[int, list[Any]] = {choice: [] for choice in range(command.choices)}
     ends: set[int] = set()
     with trio.fail_after(300):
@@ -221,9 +213,7 @@ async def test_answers_wait_for_each_others_slabs(model_directory: Path, slabs: 
 
 
 async def reached(hold: Hold, requests: int) -> None:
-    """
-    Wait until the engine is held, and sessions have so many requests in hand.
-    """
+    """Wait until the engine is held, and sessions have so many requests in hand."""
     await hold.wait()
     with trio.fail_after(60):
         while requests != len(hold.server._sequencer.state.requests):
@@ -283,9 +273,7 @@ async def test_the_first_answer_does_not_wait(numbers: Path) -> None:
 
 
 async def test_a_client_that_leaves_takes_those_along_that_wait(numbers: Path) -> None:
-    """
-    Some wait for a slab, in the midst of their session, and some for a row: none is left.
-    """
+    """Some wait for a slab, in the midst of their session, and some for a row: none is left."""
     store = MemoryStore()
     async with serving(numbers, store, pool_slabs=1) as server:
         stuck = Hold(server, "decode")
@@ -330,9 +318,7 @@ async def test_what_ends_with_a_sister_says_so(
 
 
 async def test_who_waits_for_a_slab_ends_with_the_server(numbers: Path) -> None:
-    """
-    A server that stops has no patience with an answer that waits for a slab.
-    """
+    """A server that stops has no patience with an answer that waits for a slab."""
     store = MemoryStore()
 
     async def asks(server: Server) -> None:
@@ -355,9 +341,7 @@ async def test_who_waits_for_a_slab_ends_with_the_server(numbers: Path) -> None:
 
 
 class Slow:
-    """
-    A tokenizer's thread that is kept busy until it is let go.
-    """
+    """A tokenizer's thread that is kept busy until it is let go."""
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()

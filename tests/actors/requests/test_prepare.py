@@ -1,6 +1,4 @@
-"""
-What a server does with a prompt before a session takes it.
-"""
+"""What a server does with a prompt before a session takes it."""
 
 from __future__ import annotations
 
@@ -22,16 +20,12 @@ WORDS = "Take the lower path, and count the cairns on the way. " * 8
 
 
 def figures(now: Statistics) -> tuple[int, int, int]:
-    """
-    What is counted of prompts.
-    """
+    """What is counted of prompts."""
     return now.encoded_characters, now.remembered_characters, now.remembered_bytes
 
 
 def user(text: str) -> Message:
-    """
-    What a user says.
-    """
+    """What a user says."""
     return Message(role="user", content=text)
 
 
@@ -115,9 +109,7 @@ def test_a_turn_hashes_what_is_new(model_directory: Path, monkeypatch: pytest.Mo
 def test_a_tokenizer_that_cannot_be_cut_is_told_once(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    The log says why every prompt is tokenised as a whole; and requests are served as ever.
-    """
+    """The log says why every prompt is tokenised as a whole; and requests are served as ever."""
     monkeypatch.setattr("cairn.engine.prompt.cuts._MODELS", frozenset[str]())
 
     async def main() -> None:
@@ -167,9 +159,7 @@ def test_a_count_of_tokens_is_the_prompts_and_leaves_nothing_on_record(
 
 
 def test_tools_that_a_message_offers_can_be_called(model_directory: Path) -> None:
-    """
-    The answer's calls are read with them, and the prompt is what it is without them.
-    """
+    """The answer's calls are read with them, and the prompt is what it is without them."""
     first, later = (
         {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
         for name in ("first", "later")

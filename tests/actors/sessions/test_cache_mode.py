@@ -1,6 +1,4 @@
-"""
-``cache_mode``: a request that goes on from no session, built on shared blocks alone.
-"""
+"""``cache_mode``: a request that goes on from no session, built on shared blocks alone."""
 
 from __future__ import annotations
 
@@ -26,25 +24,19 @@ C = 64
 
 @pytest.fixture(name="house")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """
-    One where no model is needed.
-    """
+    """One where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
 
 def first(**changes: Any) -> Generate:
-    """
-    A conversation's first request: some chunks long.
-    """
+    """A conversation's first request: some chunks long."""
     message = Message(role="user", content=words(1, 60))
     return generate(Conversation(messages=(message,)), max_tokens=4, **changes)
 
 
 def told(said: Said) -> tuple[str, str | None]:
-    """
-    Path and reason of an answer.
-    """
+    """Path and reason of an answer."""
     return said.accepted.path, said.accepted.reason
 
 
@@ -100,9 +92,7 @@ async def test_a_named_session_serves_it_anew(house: Journaled) -> None:
 
 
 async def test_no_cache_goes_before_a_mode(house: Journaled) -> None:
-    """
-    With ``cache_prompt`` false nothing is reused, whichever mode is named beside it.
-    """
+    """With ``cache_prompt`` false nothing is reused, whichever mode is named beside it."""
     async with house.serving() as server:
         await ask(server, first())
         await at_rest(server)

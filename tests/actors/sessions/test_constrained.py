@@ -24,9 +24,7 @@ from tests.support.in_process_server import Said, ask, generate, serving
 
 
 def command(text: str, **changes: Any) -> Generate:
-    """
-    A request of one message, for no thoughts.
-    """
+    """A request of one message, for no thoughts."""
     message = Message(role="user", content=text)
     conversation = Conversation(messages=(message,), template={"enable_thinking": False})
     return generate(conversation, **changes)
@@ -100,9 +98,7 @@ def test_an_answer_that_can_be_held_no_further(
 
 
 def test_the_bytes_of_tokens_join_to_the_text(model_directory: Path) -> None:
-    """
-    Also where a character is several tokens, of each of which the text is U+FFFD.
-    """
+    """Also where a character is several tokens, of each of which the text is U+FFFD."""
     stone = Constraint(schema={"const": "\U0001faa8"}, strict=True)
     said: list[Said] = []
 

@@ -43,9 +43,7 @@ DECODE = "decode"
 
 
 class Device:
-    """
-    Notes the order in which it is asked.
-    """
+    """Notes the order in which it is asked."""
 
     decode_rows = 1
     grows = False
@@ -54,15 +52,11 @@ class Device:
         self.did: list[str] = []
 
     def memory(self) -> MemoryReport:
-        """
-        None.
-        """
+        """None."""
         return MemoryReport()
 
     def decode(self, rows: list[Any]) -> list[Any]:
-        """
-        A token more.
-        """
+        """A token more."""
         self.did.append(DECODE)
         drawn = Drawn(token=7, logprob=-1.0)
         return [
@@ -73,9 +67,7 @@ class Device:
 
 @attrs.frozen
 class Shop:
-    """
-    A thread that begins with what it was asked for when it is let go.
-    """
+    """A thread that begins with what it was asked for when it is let go."""
 
     thread: EngineThread
     device: Device
@@ -83,9 +75,7 @@ class Shop:
     recorded: list[str] = attrs.field(factory=list)
 
     def part(self, name: str) -> tuple[Callable[[Device], str], Callable[[str], None]]:
-        """
-        A part of a copy.
-        """
+        """A part of a copy."""
 
         def run(device: Device) -> str:
             device.did.append(name)
@@ -94,17 +84,13 @@ class Shop:
         return run, self.recorded.append
 
     def decodes(self, passes: int) -> None:
-        """
-        Somebody decodes.
-        """
+        """Somebody decodes."""
         self.thread.decode(lambda token: token, token=1, left=passes, ends=frozenset())
 
 
 @contextlib.asynccontextmanager
 async def shop() -> AsyncIterator[Shop]:
-    """
-    A thread that is held in its first job.
-    """
+    """A thread that is held in its first job."""
     thread, device = EngineThread(), Device()
     made = Shop(thread, device)
     async with trio.open_nursery() as nursery:
@@ -127,9 +113,7 @@ async def shop() -> AsyncIterator[Shop]:
 
 
 async def test_decode_passes_go_between_two_parts_and_no_prefill() -> None:
-    """
-    A part at a time; the chunk that was asked for before waits for a few of them.
-    """
+    """A part at a time; the chunk that was asked for before waits for a few of them."""
     async with shop() as made:
         made.decodes(6)
         async with trio.open_nursery() as nursery:
@@ -146,9 +130,7 @@ async def test_decode_passes_go_between_two_parts_and_no_prefill() -> None:
 
 
 async def test_a_long_copy_lets_chunks_in() -> None:
-    """
-    Somebody else's first token does not wait for all of a long history.
-    """
+    """Somebody else's first token does not wait for all of a long history."""
     async with shop() as made:
         names = [str(number) for number in range(2 * PARTS_A_CHUNK + 1)]
         async with trio.open_nursery() as nursery:
@@ -164,9 +146,7 @@ async def test_a_long_copy_lets_chunks_in() -> None:
 
 
 async def test_a_copy_that_nobody_wants_holds_nobody_up() -> None:
-    """
-    Its parts are gone at once, and not one behind each decode pass.
-    """
+    """Its parts are gone at once, and not one behind each decode pass."""
     async with shop() as made:
         made.decodes(50)
         async with trio.open_nursery() as nursery:
@@ -181,9 +161,7 @@ async def test_a_copy_that_nobody_wants_holds_nobody_up() -> None:
 
 
 async def test_who_copies_later_comes_behind() -> None:
-    """
-    Two copies do not share the place between two passes.
-    """
+    """Two copies do not share the place between two passes."""
     async with shop() as made:
         made.decodes(8)
         async with trio.open_nursery() as nursery:
@@ -198,9 +176,7 @@ async def test_who_copies_later_comes_behind() -> None:
 
 
 async def test_nothing_is_copied_that_nobody_wants_any_more() -> None:
-    """
-    What has begun is recorded, and no further part begins, whatever is said later.
-    """
+    """What has begun is recorded, and no further part begins, whatever is said later."""
     async with shop() as made:
         done = list[bool]()
         parts = [made.part(name) for name in ("one", "two", "three", "four")]
@@ -238,9 +214,7 @@ async def test_what_goes_wrong_ends_it(where: str) -> None:
 
 
 async def test_a_copy_that_is_cancelled_ends_with_the_part_in_hand() -> None:
-    """
-    It is recorded, and nothing begins behind it.
-    """
+    """It is recorded, and nothing begins behind it."""
     async with shop() as made:
         held, reached = threading.Event(), threading.Event()
 
@@ -262,9 +236,7 @@ async def test_a_copy_that_is_cancelled_ends_with_the_part_in_hand() -> None:
 
 
 async def test_a_copy_that_is_cancelled_while_it_is_asked_for() -> None:
-    """
-    Nothing begins behind that, also where the engine's thread is told that it is wanted.
-    """
+    """Nothing begins behind that, also where the engine's thread is told that it is wanted."""
     async with shop() as made:
         held, reached = threading.Event(), threading.Event()
 
@@ -294,18 +266,14 @@ async def _set_behind(held: threading.Event) -> None:
 
 @pytest.fixture(name="house")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """
-    One where no model is needed, and where a part is two blocks.
-    """
+    """One where no model is needed, and where a part is two blocks."""
     monkeypatch.setattr(loading, "_start", started)
     monkeypatch.setattr(schedule, "COPIED_AT_ONCE_BYTES", 2 * BLOCK)
     return Journaled(model=Path("numbers"))
 
 
 def question(place: int = 1, count: int = 150, **changes: Any) -> Generate:
-    """
-    A conversation's first request, of some chunks.
-    """
+    """A conversation's first request, of some chunks."""
     message = Message(role="user", content=words(place, count))
     return generate(Conversation(messages=(message,)), **changes)
 
@@ -346,18 +314,14 @@ class Order:
         device.share, device.decode = shared, decoded
 
     def _is_asked(self) -> bool:
-        """
-        Whether something waits for the engine.
-        """
+        """Whether something waits for the engine."""
         engine = self.server._engine
         waits = any(job.result is None for job in list(engine._asked))
         return waits or not engine._inbox.empty()
 
 
 async def test_others_decode_while_a_history_is_copied(house: Journaled) -> None:
-    """
-    Between any two parts of it there is a pass for those who are in the midst of an answer.
-    """
+    """Between any two parts of it there is a pass for those who are in the midst of an answer."""
     async with house.serving(limits=Limits(slab_rest_s=0.0)) as server:
         first = await ask(server, question())
         await without_slabs(server)
@@ -389,9 +353,7 @@ async def test_others_decode_while_a_history_is_copied(house: Journaled) -> None
 
 
 async def test_who_leaves_between_two_parts_leaves_the_first_ones(house: Journaled) -> None:
-    """
-    The request is cancelled, the session rests with what was copied, and goes on from there.
-    """
+    """The request is cancelled, the session rests with what was copied, and goes on from there."""
     async with house.serving() as server:
         first = await ask(server, question())
         await at_rest(server)
@@ -507,9 +469,7 @@ async def test_a_request_ends_a_copy_ahead(house: Journaled) -> None:
 
 
 async def test_a_block_that_is_found_wrong_ends_a_copy_ahead(house: Journaled) -> None:
-    """
-    No part behind the one in hand is copied, and the session rests with what it has.
-    """
+    """No part behind the one in hand is copied, and the session rests with what it has."""
     async with house.serving() as server:
         between, *_ = await copied_ahead(server)
         await between.wait()

@@ -44,31 +44,23 @@ AT_REST = "at rest, and all of it lies in blocks"
 
 @pytest.fixture(name="house")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """
-    One where no model is needed.
-    """
+    """One where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
 
 def question(place: int = 1, count: int = 60) -> Generate:
-    """
-    A conversation's first request, of some chunks.
-    """
+    """A conversation's first request, of some chunks."""
     return generate(Conversation(messages=(Message(role="user", content=words(place, count)),)))
 
 
 def rests(seconds: float) -> Limits:
-    """
-    How long slabs are kept.
-    """
+    """How long slabs are kept."""
     return Limits(slab_rest_s=seconds)
 
 
 async def unmoved(server: Server) -> None:
-    """
-    Wait until all sessions rest and no task of theirs has anything to do.
-    """
+    """Wait until all sessions rest and no task of theirs has anything to do."""
     await at_rest(server)
     with trio.fail_after(120):
         while server._sessions.busy:
@@ -77,9 +69,7 @@ async def unmoved(server: Server) -> None:
 
 
 def slab_of(server: Server, said: Said) -> int | None:
-    """
-    The slab that the session of an answer holds.
-    """
+    """The slab that the session of an answer holds."""
     slab = server._sequencer.session(said.accepted.session).slab
     return None if slab is None else slab.id
 
@@ -105,9 +95,7 @@ async def test_at_rest_memory_has_it_once(house: Journaled) -> None:
 
 
 async def test_at_work_memory_has_it_twice(house: Journaled) -> None:
-    """
-    The control: with time to keep it, slab and blocks are there, and the figures say so.
-    """
+    """The control: with time to keep it, slab and blocks are there, and the figures say so."""
     async with house.serving(limits=rests(60)) as server:
         await ask(server, question())
         await unmoved(server)
@@ -125,9 +113,7 @@ async def test_at_work_memory_has_it_twice(house: Journaled) -> None:
 async def test_the_next_turn_goes_on_from_the_blocks(
     house: Journaled, seconds: float, kept: bool
 ) -> None:
-    """
-    As much is reused as of a slab that was kept, on the same path; it is copied.
-    """
+    """As much is reused as of a slab that was kept, on the same path; it is copied."""
     async with house.serving(limits=rests(seconds)) as server:
         first = await ask(server, question())
         await (unmoved if kept else without_slabs)(server)
@@ -203,9 +189,7 @@ async def test_nobody_waits_for_memory_that_is_given_back(
 
 
 async def test_who_wants_the_slab_meanwhile_has_it_at_once(house: Journaled) -> None:
-    """
-    The time is the session's own: another one that finds no slab does not wait for its end.
-    """
+    """The time is the session's own: another one that finds no slab does not wait for its end."""
     async with house.serving(limits=rests(3600), pool_slabs=1) as server:
         first = await ask(server, question())
         await unmoved(server)
@@ -288,9 +272,7 @@ async def test_a_slab_that_cannot_be_given_up_ends_one_session(
 
 
 def story(place: int) -> Generate:
-    """
-    A question to the random model.
-    """
+    """A question to the random model."""
     return generate(Conversation(messages=(Message(role="user", content=words(place, 80)),)))
 
 

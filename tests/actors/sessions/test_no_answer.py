@@ -25,9 +25,7 @@ HELD = Constraint(schema={"type": "array", "items": {"type": "string"}})
 
 
 def command(ids: tuple[int, ...], **changes: Any) -> Generate:
-    """
-    A request of a raw prompt.
-    """
+    """A request of a raw prompt."""
     asked = generate(Conversation(messages=()), **changes)
     return attrs.evolve(asked, conversation=None, prompt=ids)
 

@@ -51,18 +51,14 @@ TOOLS = ({"type": "function", "function": {"name": "weigh_stone"}},)
 
 @pytest.fixture(name="house")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """
-    One that nobody has lived in, where no model is needed.
-    """
+    """One that nobody has lived in, where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
 
 @pytest.fixture(name="gated")
 def gated_() -> Iterator[Callable[[Server], Hold]]:
-    """
-    Holds a server's engine in what it anticipates; all are let go in the end.
-    """
+    """Holds a server's engine in what it anticipates; all are let go in the end."""
     gates: list[Hold] = []
 
     def make(server: Server) -> Hold:
@@ -103,9 +99,7 @@ async def test_the_next_turn_prefills_its_words_and_at_most_a_chunk(
 
 
 async def test_switched_off_the_next_turn_prefills_what_was_dropped(house: Journaled) -> None:
-    """
-    The control: what was generated is settled, and of it the next prompt has little.
-    """
+    """The control: what was generated is settled, and of it the next prompt has little."""
     async with house.serving(anticipate=False) as server:
         first = await ask(server, thinking(max_tokens=80))
         await at_rest(server)
@@ -269,9 +263,7 @@ async def test_who_needs_the_slab_gets_it(
 async def test_a_rendering_holds_nobody_up(
     house: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Who wants the slab gets it while the conversation is being rendered.
-    """
+    """Who wants the slab gets it while the conversation is being rendered."""
     rendering, go = threading.Event(), threading.Event()
     render = prompts.render
 
@@ -323,9 +315,7 @@ async def test_no_request_ever_pauses(house: Journaled) -> None:
 async def test_it_gives_up_where_the_load_does_not_end(
     house: Journaled, gated: Callable[[Server], Hold]
 ) -> None:
-    """
-    Half-way, it says so: busy. A request that is only being read counts as one.
-    """
+    """Half-way, it says so: busy. A request that is only being read counts as one."""
     async with house.serving(limits=Limits(patience_s=2.0)) as server:
         gate = gated(server)
         await ask(server, thinking())
@@ -413,9 +403,7 @@ async def test_who_speaks_next_is_a_guess(house: Journaled) -> None:
 
 
 async def test_a_stop_goes_first(house: Journaled, gated: Callable[[Server], Hold]) -> None:
-    """
-    A server that stops computes nothing more for a request that will not come.
-    """
+    """A server that stops computes nothing more for a request that will not come."""
     async with house.serving() as server:
         gate = gated(server)
         await ask(server, thinking())
@@ -433,9 +421,7 @@ async def test_a_stop_goes_first(house: Journaled, gated: Callable[[Server], Hol
 
 
 async def test_several_sessions_at_once(house: Journaled) -> None:
-    """
-    Four conversations, each with thoughts of its own, side by side.
-    """
+    """Four conversations, each with thoughts of its own, side by side."""
     second: dict[int, Said] = {}
 
     async def talk(server: Server, place: int, first: dict[int, Said]) -> None:
@@ -507,9 +493,7 @@ async def test_nothing_in_use_leaves_for_it(house: Journaled) -> None:
 
 
 async def test_a_raw_prompt_is_settled_as_it_was(house: Journaled) -> None:
-    """
-    There is no template between a raw prompt and the next one: prompt and answer are settled.
-    """
+    """There is no template between a raw prompt and the next one: prompt and answer are settled."""
     command = attrs.evolve(thinking(max_tokens=80), conversation=None, prompt=words(1, 20))
     async with house.serving() as server:
         await ask(server, command)
@@ -543,9 +527,7 @@ async def test_what_cannot_be_rendered_is_not_anticipated(
 async def test_nothing_follows_an_answer_that_was_cut_off(
     house: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    A client that went away may send anything next: nothing is computed for it.
-    """
+    """A client that went away may send anything next: nothing is computed for it."""
     stopped, passes = threading.Event(), itertools.count()
     run, stop = Numbers.decode, EngineThread.stop
 

@@ -1,6 +1,4 @@
-"""
-A client may drop what was thought, and switch thinking on and off: its conversation goes on.
-"""
+"""A client may drop what was thought, and switch thinking on and off: its conversation goes on."""
 
 from __future__ import annotations
 
@@ -26,17 +24,13 @@ C = 64
 
 @pytest.fixture(name="house")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """
-    One where no model is needed.
-    """
+    """One where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
 
 def onward(before: Generate, said: Said, thought: str | None, *, thinks: bool = True) -> Generate:
-    """
-    The turn behind an answer, whose client says what was thought before it.
-    """
+    """The turn behind an answer, whose client says what was thought before it."""
     conversation = before.conversation
     assert conversation is not None
     more = (
@@ -54,9 +48,7 @@ def onward(before: Generate, said: Said, thought: str | None, *, thinks: bool = 
 
 
 def without_thoughts(command: Generate) -> Generate:
-    """
-    The same conversation of which nothing was thought.
-    """
+    """The same conversation of which nothing was thought."""
     assert command.conversation is not None
     messages = tuple(attrs.evolve(one, reasoning=None) for one in command.conversation.messages)
     return attrs.evolve(command, conversation=attrs.evolve(command.conversation, messages=messages))
@@ -113,9 +105,7 @@ async def test_a_turn_that_may_call_nothing(house: Journaled) -> None:
 
 
 async def test_thinking_that_is_switched(house: Journaled) -> None:
-    """
-    On, off and on again is one session, though each prompt ends in another way.
-    """
+    """On, off and on again is one session, though each prompt ends in another way."""
     asked = generate(
         Conversation(
             messages=(Message(role="user", content=words(1, 60)),),

@@ -33,16 +33,12 @@ LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 
 
 
 def command(text: str, **changes: Any) -> Generate:
-    """
-    A request of one message.
-    """
+    """A request of one message."""
     return generate(Conversation(messages=(Message(role="user", content=text),)), **changes)
 
 
 class HeldStore(MemoryStore):
-    """
-    A store whose commits wait while it is held.
-    """
+    """A store whose commits wait while it is held."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,9 +46,7 @@ class HeldStore(MemoryStore):
         self.open.set()
 
     def append(self, rows: Sequence[Row]) -> None:
-        """
-        See ``Store.append``.
-        """
+        """See ``Store.append``."""
         self.open.wait(30)
         super().append(rows)
 
@@ -288,9 +282,7 @@ def test_a_wrong_eviction_ends_the_request_that_needed_the_room(
 def test_a_quarantined_session_is_not_forgotten(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Who names a broken session hears of its bug, however many others have been served since.
-    """
+    """Who names a broken session hears of its bug, however many others have been served since."""
 
     async def main() -> None:
         async with serving(model_directory, limits=Limits(sessions=2)) as server:
@@ -366,9 +358,7 @@ def test_a_row_without_a_slab_ends_its_own_session(
 def test_a_client_that_leaves_before_its_turn_leaves_nothing_behind(
     model_directory: Path,
 ) -> None:
-    """
-    Requests that are left before a session took them leave no actor and no ticket.
-    """
+    """Requests that are left before a session took them leave no actor and no ticket."""
 
     async def main() -> None:
         async with serving(model_directory) as server:
@@ -388,9 +378,7 @@ def test_a_client_that_leaves_before_its_turn_leaves_nothing_behind(
 
 
 def passed(start: int, *ends: int) -> PassReport:
-    """
-    A decode pass that measured these ends of its layers.
-    """
+    """A decode pass that measured these ends of its layers."""
     return PassReport(
         start=start,
         end=ends[0],

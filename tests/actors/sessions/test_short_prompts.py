@@ -24,17 +24,13 @@ C = 64
 
 @pytest.fixture(name="house")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """
-    One where no model is needed.
-    """
+    """One where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
 
 def told(said: Said) -> tuple[str, str | None]:
-    """
-    Path and reason of an answer.
-    """
+    """Path and reason of an answer."""
     return said.accepted.path, said.accepted.reason
 
 
@@ -75,9 +71,7 @@ async def test_a_short_conversation_is_in_no_index(house: Journaled, anticipate:
 
 
 async def test_what_is_there_is_reused_by_the_short_too(house: Journaled) -> None:
-    """
-    What a long prompt left is reused whoever begins so.
-    """
+    """What a long prompt left is reused whoever begins so."""
     system = Message(role="system", content=words(1, 100))
     long = generate(
         Conversation(messages=(system, Message(role="user", content=words(2, 100)))), max_tokens=4

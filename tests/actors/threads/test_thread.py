@@ -1,6 +1,4 @@
-"""
-The threads beside trio's.
-"""
+"""The threads beside trio's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The journal's writer: order, receipts, and what happens when it dies.
-"""
+"""The journal's writer: order, receipts, and what happens when it dies."""
 
 from __future__ import annotations
 
@@ -29,50 +27,38 @@ from tests.support.in_process_server import Said, ask, generate, serving
 
 
 def started(boot: str) -> ev.ServerStarted:
-    """
-    An event.
-    """
+    """An event."""
     return ev.ServerStarted(boot=boot, cairn_version="0", settings={})
 
 
 def rejected(request: str) -> ev.RequestRejected:
-    """
-    Another event.
-    """
+    """Another event."""
     return ev.RequestRejected(request=request, tenant="local", status=429, code="queue_full")
 
 
 class BrokenDisk(MemoryStore):
-    """
-    A store that takes some rows and then fails for good.
-    """
+    """A store that takes some rows and then fails for good."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room = room
 
     def append(self, rows: object) -> None:
-        """
-        See ``Store.append``.
-        """
+        """See ``Store.append``."""
         if len(self.rows) >= self.room:
             raise StoreError("the disk failed")
         super().append(rows)  # type: ignore[arg-type]
 
 
 class FullDisk(MemoryStore):
-    """
-    A store that has no room while ``full`` is set.
-    """
+    """A store that has no room while ``full`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.full = False
 
     def append(self, rows: Sequence[Row]) -> None:
-        """
-        See ``Store.append``.
-        """
+        """See ``Store.append``."""
         if self.full:
             raise StoreFull("no room")
         super().append(rows)
@@ -80,9 +66,7 @@ class FullDisk(MemoryStore):
 
 @pytest.mark.trio
 async def test_observers_see_committed_events_in_order(nursery: trio.Nursery) -> None:
-    """
-    An observer is told of each event once, in the journal's order, and not before its commit.
-    """
+    """An observer is told of each event once, in the journal's order, and not before its commit."""
     store, seen = MemoryStore(), []
     writer = JournalWriter(store)
     sequencer = Sequencer(Ledger(outside()), writer)
@@ -168,9 +152,7 @@ async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -
 
 @pytest.mark.trio
 async def test_room_that_comes_before_the_end_is_used(nursery: trio.Nursery) -> None:
-    """
-    A writer that is closed while it stalls tries once more: what there is room for is stored.
-    """
+    """A writer that is closed while it stalls tries once more: what there is room for is stored."""
     store = FullDisk()
     writer = JournalWriter(store)
     sequencer = Sequencer(Ledger(outside()), writer)
@@ -188,9 +170,7 @@ async def test_room_that_comes_before_the_end_is_used(nursery: trio.Nursery) -> 
 
 @pytest.mark.trio
 async def test_a_writer_that_is_closed_while_a_try_fails_tries_once_more() -> None:
-    """
-    The try under way when the writer is closed does not count as the last one.
-    """
+    """The try under way when the writer is closed does not count as the last one."""
 
     class ClosedMeanwhile(FullDisk):
         def append(self, rows: Sequence[Row]) -> None:
@@ -213,9 +193,7 @@ async def test_a_writer_that_is_closed_while_a_try_fails_tries_once_more() -> No
 
 @pytest.mark.trio
 async def test_a_writer_that_is_closed_without_room_has_died() -> None:
-    """
-    Closing does not wait for room: what is not stored is not, and that is told.
-    """
+    """Closing does not wait for room: what is not stored is not, and that is told."""
     store = FullDisk()
     writer = JournalWriter(store)
     sequencer = Sequencer(Ledger(outside()), writer)

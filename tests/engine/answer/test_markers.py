@@ -19,9 +19,7 @@ from cairn.engine.answer.markers import CALLING, SAYING, THINKING, Edge, Markers
 
 @pytest.fixture(scope="module")
 def tokenizer(model_directory: Path) -> Any:
-    """
-    That of the random model, whose template is Qwen's.
-    """
+    """That of the random model, whose template is Qwen's."""
     return load_tokenizer(model_directory)
 
 

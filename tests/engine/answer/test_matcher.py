@@ -60,9 +60,7 @@ BOTH = ("look", 'look "round"')
 
 @attrs.frozen
 class Model:
-    """
-    All of a model that grammars are about.
-    """
+    """All of a model that grammars are about."""
 
     tokenizer: Any
     markers: Markers
@@ -107,9 +105,7 @@ class Model:
 
 @pytest.fixture(scope="module")
 def model(model_directory: Path) -> Model:
-    """
-    The random model's tokenizer, with Qwen's markers.
-    """
+    """The random model's tokenizer, with Qwen's markers."""
     tokenizer = load_tokenizer(model_directory)
     known = markers_of(tokenizer)
     ends = frozenset(tokenizer.encode("<|im_end|><|endoftext|>"))
@@ -135,9 +131,7 @@ def is_stone(text: str) -> bool:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_way_through_a_schema_ends_in_it(model: Model, seed: int) -> None:
-    """
-    Tokens at random, of those that may come, are JSON of the schema where they end.
-    """
+    """Tokens at random, of those that may come, are JSON of the schema where they end."""
     text = model.said(model.walk(model.guide(Constraint(schema=STONE)), seed))
     assert is_stone(text), text
 
@@ -165,9 +159,7 @@ def test_any_way_through_calls_ends_in_them(model: Model, seed: int, once: bool)
 
 
 def test_calls_are_written_as_templates_write_them(model: Model) -> None:
-    """
-    What a client sends back is rendered as it was written: its prefix is found.
-    """
+    """What a client sends back is rendered as it was written: its prefix is found."""
     guide = model.guide(Constraint(calls=BOTH), tools=TOOLS)
     look = (
         '<tool_call>\n{"name": "look", "arguments": {"at": "the </tool_call> sea"}}\n</tool_call>'
@@ -185,9 +177,7 @@ def test_calls_are_written_as_templates_write_them(model: Model) -> None:
 
 
 def test_json_or_calls(model: Model) -> None:
-    """
-    Where both are in order, an answer is one of them and not both.
-    """
+    """Where both are in order, an answer is one of them and not both."""
     guide = model.guide(Constraint(schema={"type": "object"}, calls=BOTH), tools=TOOLS)
     call = '<tool_call>\n{"name": "look", "arguments": {"at": ""}}\n</tool_call>'
     assert model.follow(guide, '{"a": [1, {"b": null}]}')
@@ -197,9 +187,7 @@ def test_json_or_calls(model: Model) -> None:
 
 
 def test_white_space_has_an_end(model: Model) -> None:
-    """
-    JSON may be written on many lines, indented, and not with white space for ever.
-    """
+    """JSON may be written on many lines, indented, and not with white space for ever."""
     guide = model.guide(Constraint(schema=STONE))
     stone = {"name": "a", "weight": 1, "kind": "slate", "marks": [1, 0.5]}
     for indent in (None, 2, 8, "\t"):
@@ -228,9 +216,7 @@ def test_white_space_has_an_end(model: Model) -> None:
 def test_thoughts_before_the_answer(
     model: Model, form: dict[str, Any], before: str, may_be: bool
 ) -> None:
-    """
-    Thoughts are free, where there may be any, and the constraint holds behind them.
-    """
+    """Thoughts are free, where there may be any, and the constraint holds behind them."""
     guide = model.guide(Constraint(schema=STONE), **form)
     stone = '{"name": "a", "weight": 1, "kind": "slate"}'
     assert may_be == model.follow(guide, before + stone)
@@ -277,9 +263,7 @@ def test_what_may_come_follows_from_the_tokens_alone(model: Model) -> None:
 
 
 def test_ends_are_allowed_where_the_grammar_ends(model: Model) -> None:
-    """
-    All tokens that end an answer, where it may end, and there alone.
-    """
+    """All tokens that end an answer, where it may end, and there alone."""
     guide = model.guide(Constraint(schema={"type": "integer", "minimum": 1, "maximum": 12}))
     ends = sorted(model.ends)
     for text, may_end, may_go_on in [("", False, True), ("1", True, True), ("12", True, False)]:
@@ -290,9 +274,7 @@ def test_ends_are_allowed_where_the_grammar_ends(model: Model) -> None:
 
 
 def test_no_token_without_a_text_is_ever_drawn(model: Model) -> None:
-    """
-    Special tokens have no place in a text, and a row of logits is longer than the vocabulary.
-    """
+    """Special tokens have no place in a text, and a row of logits is longer than the vocabulary."""
     guide = model.guide(Constraint(schema={"type": "string"}), may_think=True)
     turn = model.tokenizer.encode("<|im_start|>")
     found = guide.allowed(model.tokenizer.encode('"a'))
@@ -494,9 +476,7 @@ def test_multiples_that_people_ask_for(model: Model) -> None:
 
 
 def test_a_multiple_that_is_a_value(model: Model) -> None:
-    """
-    Only the keyword counts: in a constant, a default or an example it is somebody's value.
-    """
+    """Only the keyword counts: in a constant, a default or an example it is somebody's value."""
     value = {"multipleOf": 99999}
     guide = model.guide(
         Constraint(schema={"enum": [value], "default": value, "examples": [value], "const": value})
@@ -522,9 +502,7 @@ def test_as_many_that_may_be_left_out_as_are_taken(model: Model) -> None:
 def test_a_schema_that_is_not_strict_is_held_as_far_as_it_can_be(
     model: Model, strict: bool
 ) -> None:
-    """
-    A keyword that the library does not know is passed over, but where the client insists.
-    """
+    """A keyword that the library does not know is passed over, but where the client insists."""
     schema = {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}
     constraint = Constraint(schema=schema, strict=strict)
     if strict:
@@ -536,9 +514,7 @@ def test_a_schema_that_is_not_strict_is_held_as_far_as_it_can_be(
 
 
 def test_a_client_cannot_say_how_a_schema_is_read(model: Model) -> None:
-    """
-    The library's own settings in a schema are the server's to make.
-    """
+    """The library's own settings in a schema are the server's to make."""
     schema = {**STONE, "x-guidance": {"lenient": True, "item_separator": "!"}, "uniqueItems": True}
     with pytest.raises(CannotHold):
         model.guide(Constraint(schema=schema, strict=True))
@@ -562,9 +538,7 @@ def test_an_answer_that_can_go_on_no_further(model: Model) -> None:
 
 
 def test_a_constraint_that_allows_nothing_is_none() -> None:
-    """
-    Neither JSON nor a call.
-    """
+    """Neither JSON nor a call."""
     with pytest.raises(ValueError, match="neither"):
         Constraint()
 
@@ -606,9 +580,7 @@ def test_tokenizers_of_several_kinds(kind: str, decoder: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["like mistral", "like t5", "like bert"])
 def test_a_tokenizer_that_cannot_be_read(kind: str) -> None:
-    """
-    Where it is not told what its tokens stand for, that is said.
-    """
+    """Where it is not told what its tokens stand for, that is said."""
     guidance = Guidance(wrapped(KINDS[kind]()), ends=(1,), tokens=200, markers=())
     grammar = grammar_of(Constraint(schema=STONE), AnswerForm())
     with pytest.raises(CannotHold, match="tokens cannot be read") as caught:

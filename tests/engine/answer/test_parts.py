@@ -1,6 +1,4 @@
-"""
-From the text of an answer to its parts: thoughts, words and calls, however the text is cut.
-"""
+"""From the text of an answer to its parts: thoughts, words and calls, however the text is cut."""
 
 from __future__ import annotations
 
@@ -187,9 +185,7 @@ CALLS = {
     "qwen3_coder": "<tool_call>\n<function=look>\n<parameter=city>\nRom\n</parameter>\n"
     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
 }
-"""
-The same call as each of mlx-lm's formats has it.
-"""
+"""The same call as each of mlx-lm's formats has it."""
 
 LOOSE = (
     {"type": "function", "function": {"name": "look"}},
@@ -200,9 +196,7 @@ LOOSE = (
         "function": {"name": "look", "parameters": {"properties": {"city": True, "days": True}}},
     },
 )
-"""
-Tools as clients may send them, that say little of what they take.
-"""
+"""Tools as clients may send them, that say little of what they take."""
 
 
 @settings(deadline=None)
@@ -656,9 +650,7 @@ def test_a_call_that_is_held_and_cut_off_stays_one(held: bool) -> None:
 
 
 def test_a_call_that_is_held_and_cut_off_before_its_name_is_text() -> None:
-    """
-    Nothing of it was told yet.
-    """
+    """Nothing of it was told yet."""
     parts = AnswerParts(AnswerForm(markers=QWEN, tools=TOOLS, held=True), name="a")
     half = HELD[: HELD.index(', "arguments"')]
     assert None is parts.add(half).calling

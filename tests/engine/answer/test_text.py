@@ -1,6 +1,4 @@
-"""
-From tokens to text: characters split over tokens, stop texts, and the count of tokens.
-"""
+"""From tokens to text: characters split over tokens, stop texts, and the count of tokens."""
 
 from __future__ import annotations
 
@@ -30,36 +28,26 @@ class Spelled:
         self.text = ""
 
     def reset(self) -> None:
-        """
-        Begin anew.
-        """
+        """Begin anew."""
         self.text = ""
 
     def add_token(self, token: int) -> None:
-        """
-        Take in a token.
-        """
+        """Take in a token."""
         self.text += self._words[token]
 
     def finalize(self) -> None:
-        """
-        Give what is left.
-        """
+        """Give what is left."""
         self.text += self._late
 
 
 @pytest.fixture(scope="module")
 def tokenizer(model_directory: Path) -> Any:  # mlx-lm has no types
-    """
-    The random model's tokenizer.
-    """
+    """The random model's tokenizer."""
     return load_model(str(model_directory)).tokenizer
 
 
 def answered(detokenizer: Any, tokens: Sequence[int], stop: Sequence[str] = ()) -> list[Piece]:
-    """
-    The pieces of an answer as a session takes them: to the first stop, then the end.
-    """
+    """The pieces of an answer as a session takes them: to the first stop, then the end."""
     text = AnswerText(detokenizer, stop)
     pieces: list[Piece] = []
     for token in tokens:
@@ -71,16 +59,12 @@ def answered(detokenizer: Any, tokens: Sequence[int], stop: Sequence[str] = ()) 
 
 
 def spelled(words: Sequence[str], *stop: str, late: str = "") -> list[Piece]:
-    """
-    The pieces of an answer whose tokens are these words.
-    """
+    """The pieces of an answer whose tokens are these words."""
     return answered(Spelled(words, late), range(len(words)), stop)
 
 
 def whole(detokenizer: Any, tokens: Sequence[int]) -> str:
-    """
-    The text of all tokens, by the detokenizer alone.
-    """
+    """The text of all tokens, by the detokenizer alone."""
     detokenizer.reset()
     for token in tokens:
         detokenizer.add_token(token)
@@ -90,16 +74,12 @@ def whole(detokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def said(pieces: Sequence[Piece]) -> str:
-    """
-    What a client reads.
-    """
+    """What a client reads."""
     return "".join(piece.text for piece in pieces)
 
 
 def test_words_come_at_once() -> None:
-    """
-    Without a stop text nothing waits, and each token comes with its own text.
-    """
+    """Without a stop text nothing waits, and each token comes with its own text."""
     assert [
         Piece(text="Stone", tokens=1),
         Piece(text=" on", tokens=1),
@@ -109,9 +89,7 @@ def test_words_come_at_once() -> None:
 
 @pytest.mark.parametrize("character", ["ü", "石", "🪨"])
 def test_a_character_split_over_tokens(tokenizer: Any, character: str) -> None:
-    """
-    The bytes of a character wait for its last one, and its tokens come together with it.
-    """
+    """The bytes of a character wait for its last one, and its tokens come together with it."""
     tokens = tokenizer.encode(f"x{character}y")[1:-1]
     assert len(tokens) > 1
 
@@ -124,9 +102,7 @@ def test_a_character_split_over_tokens(tokenizer: Any, character: str) -> None:
 
 @pytest.mark.parametrize("words", [" goes over", "  goes", "goes", " "])
 def test_a_space_in_front_belongs_to_a_text_that_goes_on(tokenizer: Any, words: str) -> None:
-    """
-    Behind a raw prompt it parts two words; an answer of its own begins without one.
-    """
+    """Behind a raw prompt it parts two words; an answer of its own begins without one."""
     tokens = tokenizer.encode(words, add_special_tokens=False)
     for goes_on, due in ((True, words), (False, words.removeprefix(" "))):
         text = AnswerText(tokenizer.detokenizer, goes_on=goes_on)
@@ -135,9 +111,7 @@ def test_a_space_in_front_belongs_to_a_text_that_goes_on(tokenizer: Any, words: 
 
 
 def test_a_character_that_never_ends(tokenizer: Any) -> None:
-    """
-    Bytes that are no character are released at the end, as the detokenizer spells them.
-    """
+    """Bytes that are no character are released at the end, as the detokenizer spells them."""
     tokens = tokenizer.encode("a🪨")[:-1]
 
     pieces = answered(tokenizer.detokenizer, tokens)
@@ -147,9 +121,7 @@ def test_a_character_that_never_ends(tokenizer: Any) -> None:
 
 
 def test_a_stop_text_of_characters_that_are_split(tokenizer: Any) -> None:
-    """
-    A stop text is found though each of its characters is several tokens.
-    """
+    """A stop text is found though each of its characters is several tokens."""
     tokens = tokenizer.encode("a 🪨石 b")
 
     pieces = answered(tokenizer.detokenizer, tokens, ["🪨石"])
@@ -159,9 +131,7 @@ def test_a_stop_text_of_characters_that_are_split(tokenizer: Any) -> None:
 
 
 def test_a_stop_text_across_tokens() -> None:
-    """
-    What may begin a stop text waits, and nothing of it is released once it is one.
-    """
+    """What may begin a stop text waits, and nothing of it is released once it is one."""
     assert [
         Piece(text="ab", tokens=1),
         Piece(text="c", tokens=1),
@@ -184,9 +154,7 @@ def test_what_was_no_stop_text_comes_after_all() -> None:
 
 
 def test_a_stop_text_that_begins_in_itself() -> None:
-    """
-    The longest beginning of a stop text is held back: in "aab" the stop text "ab" is found.
-    """
+    """The longest beginning of a stop text is held back: in "aab" the stop text "ab" is found."""
     assert [
         Piece(text="", tokens=0),
         Piece(text="a", tokens=2),
@@ -197,9 +165,7 @@ def test_a_stop_text_that_begins_in_itself() -> None:
 
 
 def test_a_stop_text_at_the_very_end() -> None:
-    """
-    A stop text that the last token completes ends the answer before it.
-    """
+    """A stop text that the last token completes ends the answer before it."""
     pieces = spelled(["The end", ". ST", "OP"], "STOP")
 
     assert "The end. " == said(pieces)
@@ -207,9 +173,7 @@ def test_a_stop_text_at_the_very_end() -> None:
 
 
 def test_a_stop_text_that_the_end_completes() -> None:
-    """
-    What the detokenizer held to the end is looked through as well.
-    """
+    """What the detokenizer held to the end is looked through as well."""
     assert [
         Piece(text="a ", tokens=1),
         Piece(text="", tokens=0, stop="STOP"),
@@ -217,9 +181,7 @@ def test_a_stop_text_that_the_end_completes() -> None:
 
 
 def test_what_waits_is_released_at_the_end() -> None:
-    """
-    The beginning of a stop text that never came belongs to the answer.
-    """
+    """The beginning of a stop text that never came belongs to the answer."""
     assert [
         Piece(text="The end. ", tokens=1),
         Piece(text="", tokens=0),
@@ -229,9 +191,7 @@ def test_what_waits_is_released_at_the_end() -> None:
 
 @pytest.mark.parametrize("stop", [("ab", "b", "zz"), ("zz", "b", "ab"), ("b", "ab")])
 def test_several_stop_texts(stop: tuple[str, ...]) -> None:
-    """
-    The one that begins first ends the answer, in whichever order they were given; it is told.
-    """
+    """The one that begins first ends the answer, in whichever order they were given; it is told."""
     pieces = spelled(["x", "ab", "y"], *stop)
     assert ("x", "ab") == (said(pieces), pieces[-2].stop)
 
@@ -239,41 +199,31 @@ def test_several_stop_texts(stop: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("words", [["x", "abc"], ["x", "a", "b", "c"]], ids=["once", "by letter"])
 @pytest.mark.parametrize("stop", [("ab", "abc"), ("abc", "ab")])
 def test_stop_texts_that_begin_alike(stop: tuple[str, ...], words: list[str]) -> None:
-    """
-    The shorter one is told, however the text comes: letter by letter it is complete first.
-    """
+    """The shorter one is told, however the text comes: letter by letter it is complete first."""
     assert ["ab"] == [piece.stop for piece in spelled(words, *stop) if piece.stopped]
 
 
 def test_the_longest_of_several_is_waited_for() -> None:
-    """
-    As much is held back as the stop text with the longest beginning needs.
-    """
+    """As much is held back as the stop text with the longest beginning needs."""
     pieces = spelled(["ab", "c", "a"], "abcd", "cd")
 
     assert ["", "", "abc", "a"] == [piece.text for piece in pieces]
 
 
 def test_an_empty_stop_text_stops_nothing() -> None:
-    """
-    An empty text is in every text and ends none.
-    """
+    """An empty text is in every text and ends none."""
     assert "Stone on" == said(spelled(["Stone", " on"], "", "STOP"))
 
 
 def test_nothing_after_a_stop() -> None:
-    """
-    Text and bytes that were still to come do not come at the end.
-    """
+    """Text and bytes that were still to come do not come at the end."""
     pieces = spelled(["aSTOPb"], "STOP", late="late")
 
     assert [Piece(text="a", tokens=1, stop="STOP"), Piece(text="", tokens=0)] == pieces
 
 
 def test_answers_share_nothing(tokenizer: Any) -> None:
-    """
-    One detokenizer serves answers side by side.
-    """
+    """One detokenizer serves answers side by side."""
     detokenizer = tokenizer.detokenizer
     one, other = AnswerText(detokenizer), AnswerText(detokenizer)
     texts = ["", ""]
@@ -289,9 +239,7 @@ def test_answers_share_nothing(tokenizer: Any) -> None:
 
 
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1) | st.integers(0, 260), max_size=40)
-"""
-Of the whole vocabulary, and often the single bytes.
-"""
+"""Of the whole vocabulary, and often the single bytes."""
 many = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

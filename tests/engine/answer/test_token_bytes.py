@@ -1,6 +1,4 @@
-"""
-The bytes of tokens, those that are part of a character too.
-"""
+"""The bytes of tokens, those that are part of a character too."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ TEXT = "Über 🪨 and 石の上"
 
 @pytest.mark.parametrize("kind", ["like qwen", "like gpt2"])
 def test_the_bytes_of_a_texts_tokens_are_those_of_the_text(kind: str):
-    """
-    Joined they are the text, where single tokens have no text of their own.
-    """
+    """Joined they are the text, where single tokens have no text of their own."""
     made = KINDS[kind]()
     made.decoder = decoders.ByteLevel()
     tokenizer = wrapped(made)
@@ -33,9 +29,7 @@ def test_the_bytes_of_a_texts_tokens_are_those_of_the_text(kind: str):
 
 
 def test_added_tokens_are_their_words():
-    """
-    Also those that look like markers to the library.
-    """
+    """Also those that look like markers to the library."""
     made = bpe(tokens=added("<think>", "石"))
     made.decoder = decoders.ByteLevel()
     tokenizer = wrapped(made)

@@ -1,6 +1,4 @@
-"""
-Freed memory leaves the process.
-"""
+"""Freed memory leaves the process."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ print(before, resident())
 
 
 def given_back(script: str) -> int:
-    """
-    What of its freed memory a process of its own gives back, in kB.
-    """
+    """What of its freed memory a process of its own gives back, in kB."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", _HELPERS + script], capture_output=True, text=True, check=True
     )

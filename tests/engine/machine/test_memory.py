@@ -1,6 +1,4 @@
-"""
-Whether a model fits: by figures, before it is loaded.
-"""
+"""Whether a model fits: by figures, before it is loaded."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ GIB = 1 << 30
 
 
 def test_a_model_that_fits_is_told_nothing() -> None:
-    """
-    Up to the last byte it fits.
-    """
+    """Up to the last byte it fits."""
     held = Budgets(pool_bytes=2 * GIB, blocks_bytes=1 * GIB)
 
     assert memory_fault(weights_bytes=5 * GIB, memory_bytes=8 * GIB, held=held) is None
@@ -32,9 +28,7 @@ def test_a_model_that_fits_is_told_nothing() -> None:
 
 
 def test_the_figures_are_told() -> None:
-    """
-    What the weights take, what is set aside beside them, and what there is.
-    """
+    """What the weights take, what is set aside beside them, and what there is."""
     held = Budgets(pool_bytes=2 * GIB, blocks_bytes=512 << 20)
     fault = memory_fault(weights_bytes=(3 << 40) // 2, memory_bytes=16 * GIB, held=held)
 
@@ -53,9 +47,7 @@ def test_the_figures_are_told() -> None:
     ],
 )
 def test_budgets_that_nobody_chose(weights: int, share: int) -> None:
-    """
-    They make room for the weights as long as there is some.
-    """
+    """They make room for the weights as long as there is some."""
     held = budgets(weights_bytes=weights * GIB, memory_bytes=64 * GIB)
 
     assert Budgets(pool_bytes=share * GIB, blocks_bytes=share * GIB) == held
@@ -64,9 +56,7 @@ def test_budgets_that_nobody_chose(weights: int, share: int) -> None:
 
 
 def test_budgets_that_somebody_chose_are_kept() -> None:
-    """
-    However large they are: then it is told that they do not fit.
-    """
+    """However large they are: then it is told that they do not fit."""
     held = budgets(weights_bytes=GIB, memory_bytes=8 * GIB, pool_bytes=9 * GIB, blocks_bytes=0)
 
     assert Budgets(pool_bytes=9 * GIB, blocks_bytes=0) == held

@@ -1,6 +1,4 @@
-"""
-Adapters that cannot be served: a sentence each.
-"""
+"""Adapters that cannot be served: a sentence each."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ def weights(**arrays: mx.array) -> Callable[[Path], None]:
 def test_a_broken_adapter_is_refused_with_a_sentence(
     model_directory: Path, whole: Path, tmp_path: Path, damage: Callable[[Path], None], says: str
 ) -> None:
-    """
-    What is missing, or of another model, is said with the place where it lies.
-    """
+    """What is missing, or of another model, is said with the place where it lies."""
     adapter = tmp_path / "adapter"
     shutil.copytree(whole, adapter)
     damage(adapter)
@@ -91,7 +87,5 @@ def test_a_broken_adapter_is_refused_with_a_sentence(
 
 
 def test_a_whole_one_is_loaded(model_directory: Path, whole: Path) -> None:
-    """
-    What is refused above is refused for the damage alone.
-    """
+    """What is refused above is refused for the damage alone."""
     assert whole == load_model(str(model_directory), adapter=str(whole)).adapter

@@ -25,9 +25,7 @@ KEYS = tuple(f"{place:02x}{'ab' * 15}" for place in range(40))
 
 
 def block_of(seed: int, dtype: mx.Dtype = mx.float32, value_dim: int = 8) -> SealedBlock:
-    """
-    A block of two layers.
-    """
+    """A block of two layers."""
 
     def made(place: int, dim: int) -> mx.array:
         key = mx.random.key(100 * seed + place)
@@ -39,34 +37,26 @@ def block_of(seed: int, dtype: mx.Dtype = mx.float32, value_dim: int = 8) -> Sea
 
 
 def write(files: BlockFiles, seed: int, most: int = MOST, **of: Any) -> tuple[str, str, int]:
-    """
-    Write the block of a seed; gives its key, its digest and the file's size.
-    """
+    """Write the block of a seed; gives its key, its digest and the file's size."""
     block = block_of(seed, **of)
     found = digest(block)
     return KEYS[seed], found, files.write(KEYS[seed], block, found, (0, 16), most)
 
 
 def path_of(folder: Path, key: str) -> Path:
-    """
-    Where a block's file lies.
-    """
+    """Where a block's file lies."""
     return folder / FINGERPRINT / key[:2] / f"{key}.safetensors"
 
 
 @pytest.fixture(name="folder")
 def folder_(tmp_path: Path) -> Path:
-    """
-    A folder of blocks that is not there yet.
-    """
+    """A folder of blocks that is not there yet."""
     return tmp_path / "blocks"
 
 
 @pytest.fixture(name="files")
 def files_(folder: Path) -> BlockFiles:
-    """
-    The files in it.
-    """
+    """The files in it."""
     return BlockFiles(folder, FINGERPRINT, RUN)
 
 
@@ -101,9 +91,7 @@ def test_files_are_their_owners_alone(folder: Path, files: BlockFiles):
 
 
 def flip(offset: int) -> Callable[[Path, Path], None]:
-    """
-    Flip a bit of a file.
-    """
+    """Flip a bit of a file."""
 
     def damage(path: Path, other: Path) -> None:
         whole = bytearray(path.read_bytes())
@@ -114,9 +102,7 @@ def flip(offset: int) -> Callable[[Path, Path], None]:
 
 
 def cut(length: int) -> Callable[[Path, Path], None]:
-    """
-    Leave so many bytes of a file.
-    """
+    """Leave so many bytes of a file."""
 
     def damage(path: Path, other: Path) -> None:
         path.write_bytes(path.read_bytes()[:length])
@@ -262,17 +248,13 @@ def test_few_files_are_set_aside(folder: Path, files: BlockFiles):
 
 
 class Full:
-    """
-    A disk without room for all that is flushed to it.
-    """
+    """A disk without room for all that is flushed to it."""
 
     def __init__(self, number: int) -> None:
         self._number = number
 
     def __call__(self, descriptor: int) -> None:
-        """
-        What ``os.fsync`` does there.
-        """
+        """What ``os.fsync`` does there."""
         raise OSError(self._number, os.strerror(self._number))
 
 

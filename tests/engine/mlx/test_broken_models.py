@@ -1,6 +1,4 @@
-"""
-Models that cannot be served: a sentence each, before anything is journaled as loaded.
-"""
+"""Models that cannot be served: a sentence each, before anything is journaled as loaded."""
 
 from __future__ import annotations
 
@@ -202,9 +200,7 @@ def unknown_type(model: Path) -> None:
 def test_a_broken_model_is_refused_with_a_sentence(
     model_directory: Path, tmp_path: Path, damage: Callable[[Path], None], says: str
 ) -> None:
-    """
-    Whatever is missing or broken, loading ends with what, where and what is needed.
-    """
+    """Whatever is missing or broken, loading ends with what, where and what is needed."""
     model = tmp_path / "model"
     shutil.copytree(model_directory, model)
     damage(model)
@@ -217,9 +213,7 @@ def test_a_broken_model_is_refused_with_a_sentence(
 
 
 def test_a_gguf_file_is_told_from_a_hubs_model(tmp_path: Path) -> None:
-    """
-    A name that ends like one is a place, there or not; the sentence says how to convert it.
-    """
+    """A name that ends like one is a place, there or not; the sentence says how to convert it."""
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
 
@@ -230,9 +224,7 @@ def test_a_gguf_file_is_told_from_a_hubs_model(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_weights_are_known_before_they_are_read(tmp_path: Path) -> None:
-    """
-    They stand in the headers; the data need not be there.
-    """
+    """They stand in the headers; the data need not be there."""
     for place, size in enumerate((7 << 40, 12)):
         tensors = {"t": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
         header = json.dumps({"__metadata__": {"format": "mlx"}, **tensors}).encode()
@@ -243,9 +235,7 @@ def test_the_bytes_of_weights_are_known_before_they_are_read(tmp_path: Path) -> 
 
 
 def test_a_path_is_never_asked_of_a_hub(tmp_path: Path) -> None:
-    """
-    What looks like a path is a path: a typo in it is said at once.
-    """
+    """What looks like a path is a path: a typo in it is said at once."""
     missing = tmp_path / "missing"
 
     assert all(map(is_path, (str(missing), "./model", "~/model", "")))
@@ -262,9 +252,7 @@ def test_a_path_is_never_asked_of_a_hub(tmp_path: Path) -> None:
     ids=["long", "home"],
 )
 def test_a_place_that_cannot_be(where: str, says: str) -> None:
-    """
-    A path that no machine has is refused with a sentence too, of a model and of an adapter.
-    """
+    """A path that no machine has is refused with a sentence too, of a model and of an adapter."""
     assert is_path(where)
     assert f"{where} {says}" == directory_fault(where)
     assert f"{where} {says}" == adapter_fault(where)
@@ -276,9 +264,7 @@ def test_a_place_that_cannot_be(where: str, says: str) -> None:
 def test_a_directory_that_may_not_be_read(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    It is not taken for one that lacks something.
-    """
+    """It is not taken for one that lacks something."""
 
     def denied(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))

@@ -38,23 +38,17 @@ PROMPTS = {
 
 @pytest.fixture(scope="module")
 def loaded(model_directory: Path) -> LoadedModel:
-    """
-    The random model in memory.
-    """
+    """The random model in memory."""
     return load_model(str(model_directory))
 
 
 def prompt_ids(loaded: LoadedModel, text: str) -> list[int]:
-    """
-    A text's token ids.
-    """
+    """A text's token ids."""
     return list(loaded.tokenizer.encode(text))
 
 
 def over_slabs(loaded: LoadedModel, ids: list[int], rows: int) -> list[Drawn]:
-    """
-    A greedy answer over Cairn's slabs.
-    """
+    """A greedy answer over Cairn's slabs."""
     engine = MlxEngine(loaded, decode_rows=rows)
     slab = engine.open_slab(2048).slab
     report: Any = None
@@ -106,9 +100,7 @@ def test_slabs_give_the_bits_of_mlx_lms_caches(loaded: LoadedModel, text: str, r
 
 
 def test_one_prompt_is_long() -> None:
-    """
-    At least three prompts are compared, and one has 256 tokens or more.
-    """
+    """At least three prompts are compared, and one has 256 tokens or more."""
     assert len(PROMPTS) >= 3
     assert max(len(text.split()) for text in PROMPTS.values()) >= 256
 
@@ -141,9 +133,7 @@ def test_serving_on_mlx_lms_classes(model_directory: Path) -> None:
 
 
 def test_a_slab_does_not_grow() -> None:
-    """
-    Rows that do not fit a slab are refused, and the slab stays as it was.
-    """
+    """Rows that do not fit a slab are refused, and the slab stays as it was."""
     zeros: Callable[..., mx.array] = mx.zeros
     cache = SlabCache(zeros((1, 2, 8, 4)), zeros((1, 2, 8, 4)))
     cache.update_and_fetch(zeros((1, 2, 6, 4)), zeros((1, 2, 6, 4)))

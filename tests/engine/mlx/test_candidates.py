@@ -59,9 +59,7 @@ def test_what_may_be_drawn(row: np.ndarray, sampling: Sampling) -> None:
 
 
 def test_equals_at_the_edge_of_top_p_stay_together() -> None:
-    """
-    Of tokens that are equally likely none is preferred, so all of them are kept.
-    """
+    """Of tokens that are equally likely none is preferred, so all of them are kept."""
     logprobs = log_probabilities(mx.array([2.0, 1.0, 1.0, 1.0, -3.0]))
     kept = np.array(candidates(logprobs, Sampling(top_p=0.5)))
 
@@ -70,9 +68,7 @@ def test_equals_at_the_edge_of_top_p_stay_together() -> None:
 
 @pytest.mark.parametrize("sampling", CHOSEN, ids=str)
 def test_nothing_is_compiled_for_what_a_request_chooses(tmp_path: Path, sampling: Sampling) -> None:
-    """
-    No step of a draw is one that MLX compiled: on a CPU each value would run a C++ compiler.
-    """
+    """No step of a draw is one that MLX compiled: on a CPU each value would run a C++ compiler."""
     logprobs = log_probabilities(mx.array(ROWS[0].astype(np.float32)))
     mx.eval(logprobs)
     graph = tmp_path / "graph.dot"

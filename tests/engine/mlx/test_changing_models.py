@@ -27,18 +27,14 @@ TESTING = "self-test: same bits on this device? (once a fingerprint)"
 
 @pytest.fixture
 def model(model_directory: Path, tmp_path: Path) -> Path:
-    """
-    A copy of a model, to be changed.
-    """
+    """A copy of a model, to be changed."""
     copy = tmp_path / "model"
     shutil.copytree(model_directory, copy)
     return copy
 
 
 def start(where: Path, progress: Callable[[str, int, int], None], **more: Any) -> mlx_start.Started:
-    """
-    A start of the engine.
-    """
+    """A start of the engine."""
     asked: dict[str, Any] = {
         "name": None,
         "chunk_tokens": 32,
@@ -53,15 +49,11 @@ def start(where: Path, progress: Callable[[str, int, int], None], **more: Any) -
 
 
 def unwatched(what: str, done: int, total: int) -> None:
-    """
-    Nothing changes.
-    """
+    """Nothing changes."""
 
 
 def at(moment: tuple[str, bool], change: Callable[[], None]) -> Callable[[str, int, int], None]:
-    """
-    A progress that changes something once: at the beginning of a step, or at its end.
-    """
+    """A progress that changes something once: at the beginning of a step, or at its end."""
     done: list[str] = []
 
     def progress(what: str, so_far: int, total: int) -> None:
@@ -131,17 +123,13 @@ def test_weights_that_change_while_they_are_read(
     "name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 )
 def test_other_files_of_the_model(model: Path, name: str) -> None:
-    """
-    What is hashed beside the weights is watched like them.
-    """
+    """What is hashed beside the weights is watched like them."""
     with pytest.raises(ModelRefused, match=f"{name} changed while the model was read"):
         start(model, at((LOADING, True), lambda: put_another(model / name)))
 
 
 def test_a_file_that_goes_while_others_are_hashed(model: Path) -> None:
-    """
-    One that was found and cannot be opened any more is told as one that changed.
-    """
+    """One that was found and cannot be opened any more is told as one that changed."""
     shutil.copy(model / "model.safetensors", model / "first.safetensors")
 
     with pytest.raises(ModelRefused, match=r"model\.safetensors changed while the model was read"):
@@ -149,9 +137,7 @@ def test_a_file_that_goes_while_others_are_hashed(model: Path) -> None:
 
 
 def test_the_adapter(model: Path, tmp_path: Path) -> None:
-    """
-    An adapter's weights are watched too.
-    """
+    """An adapter's weights are watched too."""
     adapter = make_adapter(model, tmp_path / "adapter", seed=1)
     weights = adapter / "adapters.safetensors"
 
@@ -176,9 +162,7 @@ def test_what_nobody_reads_may_change(model: Path) -> None:
 
 
 def test_a_model_may_change_once_it_is_read(model: Path) -> None:
-    """
-    During the self-test nothing is read any more: the model has the fingerprint of before.
-    """
+    """During the self-test nothing is read any more: the model has the fingerprint of before."""
     calm = start(model, unwatched)
     change = at((TESTING, False), lambda: put_another(model / "model.safetensors"))
     started = start(model, change, remembered=lambda fingerprint: False)
@@ -190,9 +174,7 @@ def test_a_model_may_change_once_it_is_read(model: Path) -> None:
 
 
 def test_a_disk_that_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Weights that cannot be read, in files that nobody changed, are told as that.
-    """
+    """Weights that cannot be read, in files that nobody changed, are told as that."""
 
     def fails(arrays: Any) -> None:
         raise RuntimeError("[read] Unable to read from file.")

@@ -1,6 +1,4 @@
-"""
-Blocks in a slab: they are hashed where they lie, and no more memory moves than has to.
-"""
+"""Blocks in a slab: they are hashed where they lie, and no more memory moves than has to."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ SIZE = Size(layers=2, hidden_size=64, intermediate_size=96, heads=2, kv_heads=2,
 def test_rows_in_a_slab_have_the_digest_of_their_copy(
     dtype: mx.Dtype, heads: int, start: int
 ) -> None:
-    """
-    Wherever they lie, of however many heads; one bit that is another changes it.
-    """
+    """Wherever they lie, of however many heads; one bit that is another changes it."""
     shape = LayerShape(kv_heads=heads, key_dim=16, value_dim=8, dtype=dtype)
     state = StateShape(arrays=(((1, 3, 8), mx.float32),))
     slab = SlabPool((shape, state), own_classes=True, growing=list).open(3 * C)

@@ -1,6 +1,4 @@
-"""
-In which dtype a model is served: what is faster here and fits, and a sentence for why.
-"""
+"""In which dtype a model is served: what is faster here and fits, and a sentence for why."""
 
 from __future__ import annotations
 
@@ -34,18 +32,14 @@ OWN = {HALF: "bfloat16", FOUR_BITS: "4-bit and float16"}
 
 @pytest.fixture(scope="module")
 def made(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """
-    A model's directory for each kind of weights.
-    """
+    """A model's directory for each kind of weights."""
     folder = tmp_path_factory.mktemp("dtypes")
     return {kind: make_model(model_directory, folder / kind, kind) for kind in KINDS}
 
 
 @pytest.fixture
 def load(made: dict[str, Path]) -> Callable[[str], Any]:
-    """
-    Loads one, as it is.
-    """
+    """Loads one, as it is."""
 
     def load(kind: str) -> Any:
         found: Any = mlx_lm.load(str(made[kind]), lazy=True)
@@ -55,17 +49,13 @@ def load(made: dict[str, Path]) -> Callable[[str], Any]:
 
 
 def settled(model: Any, asked: Asked = "auto", **here: Any) -> str:
-    """
-    The choice on a CPU with a real BLAS and much memory, unless it is told otherwise.
-    """
+    """The choice on a CPU with a real BLAS and much memory, unless it is told otherwise."""
     usual: dict[str, Any] = {"on_cpu": True, "real_blas": True, "fault": lambda size: None}
     return settle_dtype(model, asked, **{**usual, **here})
 
 
 def size_of(model: Any) -> int:
-    """
-    The bytes of a model's weights.
-    """
+    """The bytes of a model's weights."""
     found: Any = tree_flatten(model.parameters())
     return sum(array.nbytes for _, array in found)
 
@@ -117,17 +107,13 @@ def test_where_float32_is_not_the_faster_one(
 
 
 def test_four_bits_are_slow_with_any_blas(load: Callable[[str], Any]) -> None:
-    """
-    Quantised weights are unpacked also where float32 has but the reference BLAS.
-    """
+    """Quantised weights are unpacked also where float32 has but the reference BLAS."""
     assert settled(load(FOUR_BITS), real_blas=False).startswith("float32, made of 4-bit")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_models_own_dtype_can_be_asked_for(load: Callable[[str], Any], kind: str) -> None:
-    """
-    ``model`` changes nothing.
-    """
+    """``model`` changes nothing."""
     model = load(kind)
     before = size_of(model)
 
@@ -154,9 +140,7 @@ def test_what_cannot_be_unpacked_stays_or_is_refused(
 
 
 def start(where: Path, dtype: Asked, **more: Any) -> mlx_start.Started:
-    """
-    A start of the engine.
-    """
+    """A start of the engine."""
     asked: dict[str, Any] = {
         "name": None,
         "chunk_tokens": 8,

@@ -30,16 +30,12 @@ WARM = Sampling(temperature=0.8)
 
 @pytest.fixture(scope="module")
 def loaded(model_directory: Any) -> LoadedModel:
-    """
-    The random model in memory.
-    """
+    """The random model in memory."""
     return load_model(str(model_directory))
 
 
 def sealed(engine: MlxEngine) -> tuple[str, ...]:
-    """
-    Two chunks computed and kept in the store; their digests.
-    """
+    """Two chunks computed and kept in the store; their digests."""
     slab = engine.open_slab(512).slab
     digests = []
     for key, (start, end) in zip(KEYS, passes(0, len(IDS), CHUNK), strict=True):
@@ -49,9 +45,7 @@ def sealed(engine: MlxEngine) -> tuple[str, ...]:
 
 
 def test_shared_blocks_have_the_digests_of_sealed_ones(loaded: LoadedModel) -> None:
-    """
-    A slab that blocks were copied into holds their bytes, each block at its place.
-    """
+    """A slab that blocks were copied into holds their bytes, each block at its place."""
     engine = MlxEngine(loaded, decode_rows=1)
     expected = sealed(engine)
 
@@ -90,9 +84,7 @@ def test_a_copy_that_went_wrong_has_another_digest(
 
 
 def block(*, keys: mx.array | None = None, values: mx.array | None = None) -> SealedBlock:
-    """
-    A block of two layers; what is given stands in its second one.
-    """
+    """A block of two layers; what is given stands in its second one."""
     plain = mx.arange(24, dtype=mx.float32).reshape(2, 4, 3)
     return SealedBlock(
         keys=(plain, plain if keys is None else keys),
@@ -117,9 +109,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("other", CHANGED.values(), ids=CHANGED.keys())
 def test_a_digest_is_of_keys_values_shapes_and_types(other: SealedBlock) -> None:
-    """
-    Blocks that differ in any of it have other digests, though the bytes may be the same.
-    """
+    """Blocks that differ in any of it have other digests, though the bytes may be the same."""
     assert digest(block()) == digest(block())
     assert digest(block()) != digest(other)
 
@@ -127,9 +117,7 @@ def test_a_digest_is_of_keys_values_shapes_and_types(other: SealedBlock) -> None
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("part", ["keys", "values"])
 def test_a_digest_sees_the_last_bit(dtype: mx.Dtype, part: str) -> None:
-    """
-    The lowest bit of the last number counts, in every type that a cache may have.
-    """
+    """The lowest bit of the last number counts, in every type that a cache may have."""
     plain = mx.ones((1, 2, 3), dtype)
     octets = plain.view(mx.uint8)
     octets[0, 1, -2] = octets[0, 1, -2] ^ 1
@@ -146,9 +134,7 @@ Asked = tuple[int, int, int]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
-    """
-    (seed, choice, position) of each random key that the engine asks for from now on.
-    """
+    """(seed, choice, position) of each random key that the engine asks for from now on."""
     found: list[Asked] = []
 
     def recording(seed: int, choice: int, position: int) -> int:
@@ -160,9 +146,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
 
 
 def prefilled(engine: MlxEngine, ids: Sequence[int], wanted: Wanted) -> tuple[int, int]:
-    """
-    A slab with the KV of a prompt, and the token drawn at its end.
-    """
+    """A slab with the KV of a prompt, and the token drawn at its end."""
     slab = engine.open_slab(512).slab
     drawn: Drawn | None = None
     for start, end in passes(0, len(ids), CHUNK):
@@ -197,9 +181,7 @@ def test_every_token_is_drawn_at_its_own_position(
 def test_each_row_draws_by_its_own_seed_and_position(
     loaded: LoadedModel, asked: list[Asked]
 ) -> None:
-    """
-    Sessions that decode side by side draw as if each were alone, wherever they are seated.
-    """
+    """Sessions that decode side by side draw as if each were alone, wherever they are seated."""
     engine = MlxEngine(loaded, decode_rows=4)
     one, other = Wanted(sampling=WARM, seed=1), Wanted(sampling=WARM, seed=2, choice=1)
     first, token = prefilled(engine, IDS[:10], one)
@@ -219,9 +201,7 @@ def test_each_row_draws_by_its_own_seed_and_position(
 
 
 def test_a_decode_step_draws_what_a_prefill_draws(loaded: LoadedModel) -> None:
-    """
-    The random key of a token does not depend on the kind of pass that draws it.
-    """
+    """The random key of a token does not depend on the kind of pass that draws it."""
     flat = Wanted(sampling=Sampling(temperature=100.0), seed=5)
     engine = MlxEngine(loaded, decode_rows=1)
     slab, token = prefilled(engine, IDS[:20], flat)

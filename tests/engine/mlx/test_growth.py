@@ -63,9 +63,7 @@ class Gathers:
         self.kept: dict[str, list[mx.array]] = {"window": [], "groups": [], "open": []}
 
     def update(self, rows: int) -> None:
-        """
-        So many tokens more.
-        """
+        """So many tokens more."""
         self.offset += rows
         sizes = (min(5, self.offset), self.offset // 6, self.offset % 6)
         for name, size in zip(self.kept, sizes, strict=True):
@@ -73,30 +71,22 @@ class Gathers:
 
     @property
     def state(self) -> list[mx.array]:
-        """
-        All of it.
-        """
+        """All of it."""
         return [array for arrays in self.kept.values() for array in arrays]
 
 
 class Keeper:
-    """
-    A model that keeps rows and computes nothing.
-    """
+    """A model that keeps rows and computes nothing."""
 
     def __init__(self, made: Callable[[], Any]) -> None:
         self._made = made
 
     def make_cache(self) -> list[Any]:
-        """
-        That of its one layer.
-        """
+        """That of its one layer."""
         return [self._made()]
 
     def __call__(self, ids: mx.array, cache: list[Any]) -> None:
-        """
-        A pass.
-        """
+        """A pass."""
         rows = ids.shape[1]
         for one in cache:
             if isinstance(one, Gathers):
@@ -111,9 +101,7 @@ class Keeper:
 
 
 def loaded_with(made: Callable[[], Any], context_tokens: int = 4096) -> LoadedModel:
-    """
-    Such a model, as far as one looks at it.
-    """
+    """Such a model, as far as one looks at it."""
     facts = {"name": "keeper", "config": {"model_type": "keeper"}}
     model = Keeper(made)
     return cast("LoadedModel", SimpleNamespace(model=model, context_tokens=context_tokens, **facts))
@@ -122,9 +110,7 @@ def loaded_with(made: Callable[[], Any], context_tokens: int = 4096) -> LoadedMo
 def after_each_pass(
     loaded: LoadedModel, prompt: int, answer: int, chunk: int
 ) -> Iterator[tuple[int, int]]:
-    """
-    (tokens, bytes of the caches) after each pass over a prompt and its answer.
-    """
+    """(tokens, bytes of the caches) after each pass over a prompt and its answer."""
     caches = loaded.model.make_cache()
     spans = [*passes(0, prompt, chunk), *((at, at + 1) for at in range(prompt, prompt + answer))]
     for start, end in spans:
@@ -147,9 +133,7 @@ MADE: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("chunk", [64, 96, 256, 512])
 @pytest.mark.parametrize("name", MADE)
 def test_no_pass_takes_more(name: str, chunk: int) -> None:
-    """
-    Whatever the prompt and however long the answer.
-    """
+    """Whatever the prompt and however long the answer."""
     loaded = loaded_with(MADE[name])
     growth = measured_growth(loaded, chunk)
     draw = random.Random(f"{name} {chunk}")
@@ -171,17 +155,13 @@ def test_no_pass_takes_more(name: str, chunk: int) -> None:
     ],
 )
 def test_what_is_known_of_mlx_lms_classes(name: str, chunk: int, expected: list[int]) -> None:
-    """
-    Rows in steps, up to what a window or a chunk bounds.
-    """
+    """Rows in steps, up to what a window or a chunk bounds."""
     growth = measured_growth(loaded_with(MADE[name]), chunk)
     assert expected == [growth.bytes_at(tokens) for tokens in (200, 300, 2048)]
 
 
 def test_what_is_found_of_another_class() -> None:
-    """
-    A long prompt is within 5 % of what is there; a short one within a step.
-    """
+    """A long prompt is within 5 % of what is there; a short one within a step."""
     loaded = loaded_with(Gathers)
     growth = measured_growth(loaded, 64)
     found = dict(after_each_pass(loaded, 4096, 0, 64))
@@ -190,9 +170,7 @@ def test_what_is_found_of_another_class() -> None:
 
 
 def test_a_context_that_is_shorter_than_what_is_tried() -> None:
-    """
-    No longer prompt is run than the model takes.
-    """
+    """No longer prompt is run than the model takes."""
     for context in (5, 200, 300):
         loaded = loaded_with(Gathers, context)
         growth = measured_growth(loaded, 64)
@@ -201,9 +179,7 @@ def test_a_context_that_is_shorter_than_what_is_tried() -> None:
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    """
-    By the family's name: a cache that keeps what nobody can count, and code that fails.
-    """
+    """By the family's name: a cache that keeps what nobody can count, and code that fails."""
 
     class Hides(Gathers):
         def update(self, rows: int) -> None:
@@ -221,9 +197,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 @pytest.mark.parametrize("chunk", [64, 96])
 def test_the_longest_context_within_a_budget(chunk: int) -> None:
-    """
-    All of it fits, and a chunk more would not; nothing bounds what fits as a whole.
-    """
+    """All of it fits, and a chunk more would not; nothing bounds what fits as a whole."""
     growth = Growth(
         layers=(
             LayerGrowth(constant_bytes=70, step_bytes=300),
@@ -242,9 +216,7 @@ def test_the_longest_context_within_a_budget(chunk: int) -> None:
 def cold(
     request: pytest.FixtureRequest, model_directory: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> LoadedModel:
-    """
-    A family on mlx-lm's own caches.
-    """
+    """A family on mlx-lm's own caches."""
     config = config_of(request.param)
     for own in (config, config.get("text_config", {})):
         own.update(LARGE[request.param])
@@ -253,18 +225,14 @@ def cold(
 
 
 def filled(engine: MlxEngine, tokens: int) -> int:
-    """
-    A slab of so many tokens.
-    """
+    """A slab of so many tokens."""
     slab = engine.open_slab(tokens).slab
     run(engine, slab, tokens)
     return slab
 
 
 def run(engine: MlxEngine, slab: int, tokens: int) -> None:
-    """
-    Fill a slab.
-    """
+    """Fill a slab."""
     ids = [(7 * place) % 1500 + 3 for place in range(C)]
     for start, end in passes(0, tokens, C):
         engine.run_chunk(slab, ids[: end - start], None)
@@ -298,9 +266,7 @@ def test_a_familys_bytes_are_those_that_mlx_counts(cold: LoadedModel) -> None:
 def test_control_slices_that_hold_what_they_were_cut_from(
     cold: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    MLX's count is another one where a slice of a chunk is all that the books know of it.
-    """
+    """MLX's count is another one where a slice of a chunk is all that the books know of it."""
     monkeypatch.setattr("cairn.engine.mlx.cache.HeldSlab.compact", lambda slab: None)
     watched = Watched(cold, measured_growth(cold, C))
     filled(watched.engine, SHORT)
@@ -334,8 +300,6 @@ def test_caches_that_outgrow_what_was_set_apart(cold: LoadedModel) -> None:
 
 
 def test_nobody_serves_caches_that_were_not_measured(cold: LoadedModel) -> None:
-    """
-    An engine over them wants to know what they take.
-    """
+    """An engine over them wants to know what they take."""
     with pytest.raises(ValueError, match="nobody has measured"):
         MlxEngine(cold, decode_rows=1)

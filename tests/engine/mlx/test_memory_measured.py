@@ -1,6 +1,4 @@
-"""
-What the engine says it holds: within 5 % of what the shapes give, and of what MLX counts.
-"""
+"""What the engine says it holds: within 5 % of what the shapes give, and of what MLX counts."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ KEYS = tuple(f"block {place}" for place in range(LONG // C))
 
 @pytest.fixture(scope="module")
 def model(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    A model whose KV is much and whose passes are little.
-    """
+    """A model whose KV is much and whose passes are little."""
     directory = tmp_path_factory.mktemp("sized") / "model"
     make_sized_model(directory, SIZE, source=model_directory)
     return directory
@@ -41,16 +37,12 @@ def model(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def loaded(model: Path) -> LoadedModel:
-    """
-    It in memory.
-    """
+    """It in memory."""
     return load_model(str(model))
 
 
 class Watched:
-    """
-    An engine, and what MLX had in this process before it.
-    """
+    """An engine, and what MLX had in this process before it."""
 
     def __init__(self, loaded: LoadedModel, growth: Growth | None = None) -> None:
         gc.collect()  # what other tests left must not go while this one measures
@@ -88,9 +80,7 @@ class Watched:
 
 
 def test_weights_are_those_of_the_file(loaded: LoadedModel, model: Path) -> None:
-    """
-    Their bytes are those of the tensors that were read.
-    """
+    """Their bytes are those of the tensors that were read."""
     tensors = load_file(model / "model.safetensors").values()
     expected = sum(tensor.nbytes for tensor in tensors)
     assert expected == MlxEngine(loaded, decode_rows=1).memory().weights_bytes
@@ -143,9 +133,7 @@ def test_a_slab_that_is_closed_and_stays_is_seen(
 
 
 def test_a_slab_that_is_copied_is_seen(loaded: LoadedModel) -> None:
-    """
-    The control: a second reference to the arrays makes the next pass copy them.
-    """
+    """The control: a second reference to the arrays makes the next pass copy them."""
     watched = Watched(loaded)
     slab = watched.engine.open_slab(LONG).slab
     watched.engine.run_chunk(slab, IDS, None)
@@ -158,9 +146,7 @@ def test_a_slab_that_is_copied_is_seen(loaded: LoadedModel) -> None:
 
 
 def test_caches_that_grow_are_measured_too(loaded: LoadedModel) -> None:
-    """
-    The pool counts what is set apart for them; what they have by now is measured.
-    """
+    """The pool counts what is set apart for them; what they have by now is measured."""
     cold = loaded.kept_cold()
     watched = Watched(cold, measured_growth(cold, C))
     slab = watched.engine.open_slab(LONG).slab

@@ -21,9 +21,7 @@ from tests.support.model_families import config_of, make_family_model
 
 @pytest.fixture(params=["mamba", "lfm2"], ids=["recurrent only", "recurrent beside attention"])
 def family_directory(request: pytest.FixtureRequest, model_directory: Path, tmp_path: Path) -> Path:
-    """
-    A small model of the family with random weights, and the tokenizer of the random model.
-    """
+    """A small model of the family with random weights, and the tokenizer of the random model."""
     return make_family_model(tmp_path / "model", model_directory, config_of(request.param))
 
 
@@ -63,9 +61,7 @@ def test_served_cold_with_the_same_bits(family_directory: Path) -> None:
 
 @pytest.mark.gate
 def test_the_shadow_check_of_an_answer_without_blocks(family_directory: Path) -> None:
-    """
-    Where nothing is sealed, the tokens and log-probabilities of an answer are compared.
-    """
+    """Where nothing is sealed, the tokens and log-probabilities of an answer are compared."""
     store = MemoryStore()
 
     async def main() -> None:

@@ -1,6 +1,4 @@
-"""
-Biases and penalties: what they do to logits, and that they touch nothing else.
-"""
+"""Biases and penalties: what they do to logits, and that they touch nothing else."""
 
 from __future__ import annotations
 
@@ -122,9 +120,7 @@ def test_penalties_change_the_choice_and_not_what_is_reported(model_directory: P
 
 
 def test_no_token_comes_twice_where_that_costs_too_much(model_directory: Path) -> None:
-    """
-    Under the strongest penalty on what was said, each decoded token is a new one.
-    """
+    """Under the strongest penalty on what was said, each decoded token is a new one."""
     engine = MlxEngine(load_model(str(model_directory)), decode_rows=4)
     prompt = list(range(20, 50))
     strong = Sampling(temperature=0.0, repetition_penalty=100.0, presence_penalty=2.0)

@@ -1,6 +1,4 @@
-"""
-The random key of a token: it follows from (seed, choice, position), and from all three.
-"""
+"""The random key of a token: it follows from (seed, choice, position), and from all three."""
 
 from __future__ import annotations
 
@@ -19,23 +17,17 @@ PINNED = {
     (-1, 0, 0): 6938274995047710919,
     (2**63 - 1, 0, 5): 6000286928789319409,
 }
-"""
-Written down once: another value would give other answers for the seeds of old journals.
-"""
+"""Written down once: another value would give other answers for the seeds of old journals."""
 
 
 @pytest.mark.parametrize(("asked", "expected"), PINNED.items(), ids=str)
 def test_keys_are_pinned(asked: tuple[int, int, int], expected: int) -> None:
-    """
-    A key is the same in every version and on every machine.
-    """
+    """A key is the same in every version and on every machine."""
     assert expected == token_key(*asked)
 
 
 def test_no_key_comes_twice() -> None:
-    """
-    All tokens of an answer, of its alternatives and of other seeds have keys of their own.
-    """
+    """All tokens of an answer, of its alternatives and of other seeds have keys of their own."""
     asked = [
         (seed, choice, position)
         for seed in (0, 1, 12, 2**63 - 1)
@@ -61,9 +53,7 @@ def test_a_key_has_64_bits_and_is_nobody_elses(
 
 
 def test_seeds_that_follow_stay_seeds() -> None:
-    """
-    Behind the last one comes the first; the told seed can be asked for.
-    """
+    """Behind the last one comes the first; the told seed can be asked for."""
     assert [5, -3, 2**64 - 1, 0] == [
         seed_of_choice(5, 0),
         seed_of_choice(-5, 2),

@@ -1,6 +1,4 @@
-"""
-What the engine's own measurement keeps of what was raised in the midst of it.
-"""
+"""What the engine's own measurement keeps of what was raised in the midst of it."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def measured(model_directory: Path, monkeypatch: pytest.MonkeyPatch, *, alone: b
 def test_what_was_raised_is_kept(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, found: tuple[str, ...]
 ) -> None:
-    """
-    Rows are not kept apart then: one may do. What was raised is told, and where.
-    """
+    """Rows are not kept apart then: one may do. What was raised is told, and where."""
     tested = measured(model_directory, monkeypatch, alone=alone)
 
     assert (found, False) == (tuple(tested.findings), tested.passed)
@@ -57,9 +53,7 @@ def test_what_was_raised_is_kept(
 
 
 class Raised(Exception):
-    """
-    One of which is told whether it is still there.
-    """
+    """One of which is told whether it is still there."""
 
     def __init__(self, held: list[weakref.ref[Raised]]) -> None:
         super().__init__("rows are not kept apart")
@@ -69,9 +63,7 @@ class Raised(Exception):
 def test_nothing_that_was_raised_is_held(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    An error knows the frames that it went through, and these the engine with all its memory.
-    """
+    """An error knows the frames that it went through, and these the engine with all its memory."""
     held: list[weakref.ref[Raised]] = []
 
     loaded = load_model(str(model_directory))
@@ -88,9 +80,7 @@ def test_nothing_that_was_raised_is_held(
 
 
 def test_without_a_fault(model_directory: Path) -> None:
-    """
-    Nothing was raised: all is looked at, and nothing else is told.
-    """
+    """Nothing was raised: all is looked at, and nothing else is told."""
     loaded = load_model(str(model_directory))
     tested = run_self_test(loaded, MlxEngine(loaded, decode_rows=2), 16)
 

@@ -19,9 +19,7 @@ CHUNK, CAPACITY = 4, 256
 
 
 def cache_of(policy: SinkWindow) -> SinkCache:
-    """
-    An empty cache with one number a token.
-    """
+    """An empty cache with one number a token."""
     rows = min(policy.rows, CAPACITY)
     return SinkCache(mx.zeros((1, 1, rows, 1)), mx.zeros((1, 1, rows, 1)), policy, CAPACITY)
 
@@ -82,9 +80,7 @@ def test_each_token_is_shown_sinks_and_window(
 
 
 def test_a_slab_of_a_window_does_not_grow() -> None:
-    """
-    Past its capacity nothing is added, whatever there is room for.
-    """
+    """Past its capacity nothing is added, whatever there is room for."""
     cache = cache_of(SinkWindow.of(4, 16, CHUNK))
     while cache.offset < CAPACITY:
         ran(cache, CHUNK)
@@ -96,8 +92,6 @@ def test_a_slab_of_a_window_does_not_grow() -> None:
 
 
 def test_a_model_with_a_window_of_its_own_is_no_model_for_it() -> None:
-    """
-    Two windows over each other are refused, not guessed at.
-    """
+    """Two windows over each other are refused, not guessed at."""
     with pytest.raises(EngineFault, match="own window of 9"):
         cache_of(SinkWindow.of(4, 16, CHUNK)).make_mask(4, window_size=9)

@@ -29,16 +29,12 @@ KEY = "ab" * 16
 
 
 def pool_of(*shapes: LayerShape | StateShape, together: Sequence[int] = ()) -> SlabPool:
-    """
-    Slabs of layers that keep these.
-    """
+    """Slabs of layers that keep these."""
     return SlabPool(shapes, own_classes=True, growing=list, together=together)
 
 
 def ran(slab: HeldSlab, rows: int, mark: float) -> None:
-    """
-    What a pass over so many rows leaves behind.
-    """
+    """What a pass over so many rows leaves behind."""
     for layer in slab.layers:
         if isinstance(layer, SlabCache):
             layer.update_and_fetch(mx.full((1, 2, rows, 8), mark), mx.full((1, 2, rows, 8), -mark))
@@ -50,9 +46,7 @@ def ran(slab: HeldSlab, rows: int, mark: float) -> None:
 
 
 def marks(slab: HeldSlab) -> list[float]:
-    """
-    Which pass each array of the states is of.
-    """
+    """Which pass each array of the states is of."""
     found = [array for layer in slab.states for array in layer.arrays]
     return [float(mx.max(array).item()) for array in found]  # type: ignore[arg-type]
 
@@ -150,9 +144,7 @@ def test_no_state_holds_on_to_what_it_was_cut_from() -> None:
 
 
 def sealed(slab: HeldSlab, end: int, *, states: bool) -> mlx_blocks.SealedBlock:
-    """
-    The block that ends there.
-    """
+    """The block that ends there."""
     return mlx_blocks.cut(slab, end - C, end, states=states)
 
 

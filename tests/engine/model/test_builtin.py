@@ -1,6 +1,4 @@
-"""
-Where Pebble lies.
-"""
+"""Where Pebble lies."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""
-The fingerprint: whatever may change a bit changes the name.
-"""
+"""The fingerprint: whatever may change a bit changes the name."""
 
 from __future__ import annotations
 
@@ -64,9 +62,7 @@ FIELDS = {
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """
-    A model's directory, and an environment that steers nothing.
-    """
+    """A model's directory, and an environment that steers nothing."""
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
     for name in STEERING:
@@ -75,9 +71,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fields(directory: Path, **changes: Any) -> Mapping[str, Any]:
-    """
-    The fields of a fingerprint.
-    """
+    """The fields of a fingerprint."""
     usual: dict[str, Any] = {
         "device": {"name": "cpu", "memory": "1"},
         "dtypes": {"float32": 3, "uint32": 4},
@@ -90,17 +84,13 @@ def fields(directory: Path, **changes: Any) -> Mapping[str, Any]:
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    """
-    The fields that differ, where the names do.
-    """
+    """The fields that differ, where the names do."""
     assert name_of(one) != name_of(other)
     return {field for field in one if one[field] != other[field]}
 
 
 def test_the_fields(directory: Path) -> None:
-    """
-    Nothing is left out, and two collections of the same are equal.
-    """
+    """Nothing is left out, and two collections of the same are equal."""
     found = fields(directory)
 
     assert set(found) == FIELDS
@@ -110,9 +100,7 @@ def test_the_fields(directory: Path) -> None:
 
 @pytest.mark.parametrize("field", sorted(FIELDS))
 def test_every_field_changes_the_name(directory: Path, field: str) -> None:
-    """
-    A field that has another value, or none, gives another name.
-    """
+    """A field that has another value, or none, gives another name."""
     found = dict(fields(directory))
     expected = name_of(found)
 
@@ -124,9 +112,7 @@ def test_every_field_changes_the_name(directory: Path, field: str) -> None:
 def test_another_build_of_mlx_changes_the_name(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    MLX's own libraries count by their bytes, whatever version they say they are.
-    """
+    """MLX's own libraries count by their bytes, whatever version they say they are."""
     folder = tmp_path / "mlx"
     (folder / "lib").mkdir(parents=True)
     for name in ("core.cpython-311-x86_64-linux-gnu.so", "lib/libmlx.so", "lib/mlx.metallib"):
@@ -165,9 +151,7 @@ def test_the_libraries_that_compute_are_hashed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_name_is_pinned() -> None:
-    """
-    Names stand in old journals, so they stay; the order of the fields does not count.
-    """
+    """Names stand in old journals, so they stay; the order of the fields does not count."""
     made = {"weights": "w", "device": {"name": "cpu", "memory": "1"}, "shards": 1, "blas": None}
 
     assert "6a2ec87fd15e2ed4" == name_of(made)
@@ -188,16 +172,12 @@ def test_a_name_is_pinned() -> None:
     ],
 )
 def test_what_is_given_is_in_it(directory: Path, field: str, value: Any) -> None:
-    """
-    Each argument comes into the field of its name and into no other.
-    """
+    """Each argument comes into the field of its name and into no other."""
     assert {field} == differing(fields(directory), fields(directory, **{field: value}))
 
 
 def test_the_order_of_what_is_given_does_not_count(directory: Path) -> None:
-    """
-    The same device and types in another order have the same name.
-    """
+    """The same device and types in another order have the same name."""
     turned = fields(
         directory,
         device={"memory": "1", "name": "cpu"},
@@ -211,9 +191,7 @@ def test_the_order_of_what_is_given_does_not_count(directory: Path) -> None:
 def test_a_variable_that_steers_kernels(
     directory: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    """
-    It is in the fingerprint when it is set, with its value, and even if it is set to nothing.
-    """
+    """It is in the fingerprint when it is set, with its value, and even if it is set to nothing."""
     unset = fields(directory)
     assert {} == unset["environment"]
     monkeypatch.setenv(variable, "")
@@ -226,9 +204,7 @@ def test_a_variable_that_steers_kernels(
 
 
 def test_another_variable_is_not_in_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    What steers nothing changes nothing.
-    """
+    """What steers nothing changes nothing."""
     before = name_of(fields(directory))
     monkeypatch.setenv("CAIRN_TEST_STEERS_NOTHING", "1")
 
@@ -239,9 +215,7 @@ def test_another_variable_is_not_in_it(directory: Path, monkeypatch: pytest.Monk
 def test_versions(
     directory: Path, monkeypatch: pytest.MonkeyPatch, package: str, field: str
 ) -> None:
-    """
-    Another version of what computes has another name.
-    """
+    """Another version of what computes has another name."""
     before, version = fields(directory), importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: "0.0.1" if name == package else version(name)
@@ -262,9 +236,7 @@ def test_versions(
 def test_engine_and_machine(
     directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, field: str, value: Any
 ) -> None:
-    """
-    Another engine, processor or BLAS has another name.
-    """
+    """Another engine, processor or BLAS has another name."""
     before = fields(directory)
     monkeypatch.setattr(fingerprint, name, value)
 
@@ -273,9 +245,7 @@ def test_engine_and_machine(
 
 @pytest.mark.parametrize("part", ["name", "sha256", "core"])
 def test_the_blas(directory: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    """
-    Each of the BLAS's name, bytes and core counts.
-    """
+    """Each of the BLAS's name, bytes and core counts."""
     parts: dict[str, Any] = {"name": "openblas", "sha256": "1", "core": "a"}
     monkeypatch.setattr(fingerprint, "loaded_blas", lambda: BlasIdentity(**parts))
     before = fields(directory)
@@ -285,9 +255,7 @@ def test_the_blas(directory: Path, monkeypatch: pytest.MonkeyPatch, part: str) -
 
 
 def test_the_system(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    System and architecture count; the build only on macOS, where the kernels come with it.
-    """
+    """System and architecture count; the build only on macOS, where the kernels come with it."""
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     monkeypatch.setattr(platform, "release", lambda: "1")
@@ -304,9 +272,7 @@ def test_the_system(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_changes(directory: Path, name: str) -> None:
-    """
-    One byte changed in any of a model's files, or one more, gives another name.
-    """
+    """One byte changed in any of a model's files, or one more, gives another name."""
     field = {"weights" if name in WEIGHTS else "tokenizer"}
     before, path = fields(directory), directory / name
     path.write_bytes(bytes([FILES[name][0] ^ 1]) + FILES[name][1:])
@@ -318,9 +284,7 @@ def test_a_file_that_changes(directory: Path, name: str) -> None:
 
 
 def test_a_file_that_is_renamed(directory: Path) -> None:
-    """
-    The same bytes under another name are another model.
-    """
+    """The same bytes under another name are another model."""
     before = fields(directory)
     (directory / "model-00002-of-00002.safetensors").rename(directory / "model-3.safetensors")
 
@@ -328,9 +292,7 @@ def test_a_file_that_is_renamed(directory: Path) -> None:
 
 
 def test_a_file_that_is_none_of_the_models(directory: Path) -> None:
-    """
-    What nobody reads changes nothing.
-    """
+    """What nobody reads changes nothing."""
     before = name_of(fields(directory))
     (directory / "README.md").write_text("A model.", encoding="utf-8")
 
@@ -338,9 +300,7 @@ def test_a_file_that_is_none_of_the_models(directory: Path) -> None:
 
 
 def test_bytes_do_not_move_between_files(tmp_path: Path) -> None:
-    """
-    The border between two files counts, and so does which of them has which bytes.
-    """
+    """The border between two files counts, and so does which of them has which bytes."""
     found = set()
     for first, second in [("ab", "c"), ("a", "bc"), ("", "abc"), ("c", "ab")]:
         (tmp_path / "a.safetensors").write_text(first, encoding="utf-8")
@@ -351,16 +311,12 @@ def test_bytes_do_not_move_between_files(tmp_path: Path) -> None:
 
 
 def test_a_file_that_two_patterns_name_is_hashed_once(directory: Path) -> None:
-    """
-    Patterns may overlap.
-    """
+    """Patterns may overlap."""
     assert hash_files(directory, ("*.json",)) == hash_files(directory, ("*.json", "config.*"))
 
 
 def test_progress_ends_at_the_whole(directory: Path) -> None:
-    """
-    Progress counts bytes up to those of all files.
-    """
+    """Progress counts bytes up to those of all files."""
     told: list[tuple[int, int]] = []
     hash_files(directory, ("*.safetensors",), lambda done, total: told.append((done, total)))
 

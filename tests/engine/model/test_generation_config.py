@@ -1,6 +1,4 @@
-"""
-What a model's makers recommend is the default.
-"""
+"""What a model's makers recommend is the default."""
 
 from __future__ import annotations
 
@@ -47,16 +45,12 @@ def test_defaults(tmp_path: Path, found: dict[str, Any], expected: Sampling) -> 
 
 
 def test_no_file(tmp_path: Path) -> None:
-    """
-    A model without the file has OpenAI's defaults.
-    """
+    """A model without the file has OpenAI's defaults."""
     assert Sampling() == read_defaults(tmp_path)
 
 
 def test_settings_of_the_template(tmp_path: Path) -> None:
-    """
-    What the file has for the template is taken, and what is the server's to say is refused.
-    """
+    """What the file has for the template is taken, and what is the server's to say is refused."""
     assert {} == read_template_settings(tmp_path)
     (tmp_path / NAME).write_text('{"chat_template_kwargs": {"enable_thinking": false}}')
     assert {"enable_thinking": False} == read_template_settings(tmp_path)
@@ -67,9 +61,7 @@ def test_settings_of_the_template(tmp_path: Path) -> None:
 
 
 def test_a_model_has_its_defaults_and_its_ends(model_directory: Path) -> None:
-    """
-    Both ends of the random model end its answers, and it is sampled as its file says.
-    """
+    """Both ends of the random model end its answers, and it is sampled as its file says."""
     loaded = load_model(str(model_directory))
 
     ids = {loaded.tokenizer.convert_tokens_to_ids(end) for end in (TURN_END, TEXT_END)}

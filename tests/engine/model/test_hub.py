@@ -1,6 +1,4 @@
-"""
-A hub's model: how its download is shown, with a hub that has everything at hand.
-"""
+"""A hub's model: how its download is shown, with a hub that has everything at hand."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def test_a_download_is_shown_by_its_bytes(
 def test_a_hubs_model_is_loaded_under_its_name(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    What a name stands for is brought here and loaded, in steps that can be seen.
-    """
+    """What a name stands for is brought here and loaded, in steps that can be seen."""
     hub = Hub(model_directory)
     monkeypatch.setattr(mlx_lm.utils, "snapshot_download", hub)
     told: list[tuple[str, int, int]] = []
@@ -77,9 +73,7 @@ def test_a_hubs_model_is_loaded_under_its_name(
 
 
 def test_a_broken_snapshot_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    What a hub gives is looked at like any other directory.
-    """
+    """What a hub gives is looked at like any other directory."""
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(mlx_lm.utils, "snapshot_download", Hub(tmp_path))
 

@@ -1,6 +1,4 @@
-"""
-A file of models: what it may say, and what is told where it cannot be used.
-"""
+"""A file of models: what it may say, and what is told where it cannot be used."""
 
 from __future__ import annotations
 

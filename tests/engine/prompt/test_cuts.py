@@ -1,6 +1,4 @@
-"""
-Where texts are cut, and which tokenizers' texts are not.
-"""
+"""Where texts are cut, and which tokenizers' texts are not."""
 
 from __future__ import annotations
 
@@ -41,50 +39,38 @@ WORDS = st.lists(st.text("ab<>|\n", min_size=1, max_size=5), min_size=1, max_siz
 
 
 def cuts(tokenizer: Tokenizer) -> Cuts:
-    """
-    The cuts of a tokenizer.
-    """
+    """The cuts of a tokenizer."""
     return cuts_of(wrapped(tokenizer))[0]
 
 
 @attrs.frozen
 class Written:
-    """
-    A tokenizer of the library as another version might write it down.
-    """
+    """A tokenizer of the library as another version might write it down."""
 
     real: Tokenizer
     change: Callable[[dict[str, Any]], None]
 
     @property
     def model(self) -> Any:
-        """
-        The library's model.
-        """
+        """The library's model."""
         return self.real.model
 
     def to_str(self) -> str:
-        """
-        The JSON with the change in it.
-        """
+        """The JSON with the change in it."""
         written = json.loads(self.real.to_str())
         self.change(written)
         return json.dumps(written)
 
 
 def rewritten(tokenizer: Tokenizer, change: Callable[[dict[str, Any]], None]) -> Any:
-    """
-    A tokenizer that is written down with a change.
-    """
+    """A tokenizer that is written down with a change."""
     wrapper = wrapped(tokenizer)
     wrapper.encode.__self__._tokenizer = Written(wrapper.backend_tokenizer, change)
     return wrapper
 
 
 def refused(tokenizer: Any) -> str:
-    """
-    Why nothing is cut.
-    """
+    """Why nothing is cut."""
     with pytest.raises(NotShown) as reason:
         cuts_of(tokenizer)
     return str(reason.value)
@@ -92,9 +78,7 @@ def refused(tokenizer: Any) -> str:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_conversation_is_cut_in_front_of_its_tokens(kind: str) -> None:
-    """
-    With every kind of tokenizer a conversation falls into its messages.
-    """
+    """With every kind of tokenizer a conversation falls into its messages."""
     text = f"{START}user\nOn.{END}{START}system\nSo?{END}"
     assert [f"{START}user\nOn.", END, f"{START}system\nSo?", END] == (
         cuts(KINDS[kind]()).pieces(text)
@@ -114,17 +98,13 @@ def test_pieces_are_never_empty_and_make_up_the_text() -> None:
 
 
 def test_what_only_looks_like_a_token_cuts_nothing() -> None:
-    """
-    Pieces of tokens, in another case or with something in them, are text.
-    """
+    """Pieces of tokens, in another case or with something in them, are text."""
     text = f"{START[:-1]} {START.upper()} <|im_ start|> {END[1:]}"
     assert [text] == cuts(like_qwen()).pieces(text)
 
 
 def test_the_token_that_the_tokenizer_finds_is_the_one() -> None:
-    """
-    The longest at the first place; what begins within it is not a token.
-    """
+    """The longest at the first place; what begins within it is not a token."""
     found = cuts(overlapping())
     assert ["x", "<a><b>"] == found.pieces("x<a><b>")
     assert ["<a><b>", "a", f"{END}>", "<a>"] == found.pieces(f"<a><b>a{END}><a>")
@@ -144,9 +124,7 @@ def test_no_cut_where_white_space_is_taken_away() -> None:
 
 
 def test_what_the_library_strips_is_white_space_here_too() -> None:
-    """
-    Python's white space has all characters of the Unicode property that the library goes by.
-    """
+    """Python's white space has all characters of the Unicode property that the library goes by."""
     assert "\x85" in "".join(filter(str.isspace, map(chr, range(sys.maxunicode + 1))))
     tokenizer = bpe(tokens=added(START, lstrip=True, rstrip=True))
     stripped = [
@@ -161,9 +139,7 @@ def test_what_the_library_strips_is_white_space_here_too() -> None:
 @profile(300)
 @given(words=WORDS, text=st.text("ab<>|\n", max_size=30))
 def test_the_search_is_leftmost_and_longest(words: list[str], text: str) -> None:
-    """
-    The tree finds what trying all words at every place finds.
-    """
+    """The tree finds what trying all words at every place finds."""
     right: list[tuple[int, str]] = []
     place = 0
     while place < len(text):
@@ -178,9 +154,7 @@ def test_the_search_is_leftmost_and_longest(words: list[str], text: str) -> None
 @profile(300)
 @given(words=WORDS, text=st.text("ab<>|\n", max_size=30))
 def test_the_search_is_that_of_the_library(words: list[str], text: str) -> None:
-    """
-    The library finds the same words in the same places.
-    """
+    """The library finds the same words in the same places."""
     made = Tokenizer(models.BPE())
     made.add_tokens(added(*dict.fromkeys(words)))
     # With an empty vocabulary nothing but added tokens comes out.
@@ -190,9 +164,7 @@ def test_the_search_is_that_of_the_library(words: list[str], text: str) -> None:
 
 
 def test_thousands_of_tokens_are_one_search() -> None:
-    """
-    A vocabulary with rows of numbered tokens and runs of white space can be searched for.
-    """
+    """A vocabulary with rows of numbered tokens and runs of white space can be searched for."""
     tokens = [f"<unused{n}>" for n in range(6000)]
     tokens += ["\n" * n for n in range(1, 60)]
     found = Cuts([attrs.evolve(PLAIN, content=token) for token in tokens])
@@ -218,24 +190,18 @@ def test_tokens_that_are_nested_too_deep_are_refused(end: str) -> None:
 
 
 def test_runs_of_white_space_are_not_too_deep() -> None:
-    """
-    A hundred lengths of one character are a search still, and the longest is found.
-    """
+    """A hundred lengths of one character are a search still, and the longest is found."""
     found = re.compile(longest_of([" " * n for n in range(1, 101)]))
     assert [100, 100, 50] == [len(match.group()) for match in found.finditer(" " * 250)]
 
 
 def test_a_token_that_must_be_a_word_is_refused() -> None:
-    """
-    It looks at the characters beside it, on the other side of a cut.
-    """
+    """It looks at the characters beside it, on the other side of a cut."""
     assert "single word" in refused(wrapped(bpe(tokens=added(START, single_word=True))))
 
 
 def test_tokens_behind_the_normaliser_are_no_places() -> None:
-    """
-    They are looked for in text that was changed already.
-    """
+    """They are looked for in text that was changed already."""
     tokenizer = bpe(tokens=added(START, END, normalized=True))
     assert "matched before normalisation" in refused(wrapped(tokenizer))
 
@@ -245,16 +211,12 @@ def test_tokens_behind_the_normaliser_are_no_places() -> None:
 
 
 def test_white_space_alone_is_no_place() -> None:
-    """
-    Where all tokens begin with white space nothing is cut.
-    """
+    """Where all tokens begin with white space nothing is cut."""
     assert "matched before" in refused(wrapped(bpe(tokens=added("\n\n", " x"))))
 
 
 def test_chance_is_refused() -> None:
-    """
-    Where merges are left out at random, or pieces drawn, no text has the same ids twice.
-    """
+    """Where merges are left out at random, or pieces drawn, no text has the same ids twice."""
     tokenizer = like_qwen()
     tokenizer.model.dropout = 0.5
     assert "at random" in refused(wrapped(tokenizer))
@@ -267,9 +229,7 @@ def test_chance_is_refused() -> None:
 
 
 def test_components_in_python_are_refused() -> None:
-    """
-    Nobody knows what they do, and the library cannot write them down.
-    """
+    """Nobody knows what they do, and the library cannot write them down."""
 
     class Own:
         """A pre-tokenizer that does nothing."""
@@ -285,9 +245,7 @@ def test_components_in_python_are_refused() -> None:
 
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "post_processor", "model"])
 def test_unknown_components_are_refused(part: str) -> None:
-    """
-    What a later version of the library brings is not known to stay within its stretch.
-    """
+    """What a later version of the library brings is not known to stay within its stretch."""
 
     def change(written: dict[str, Any]) -> None:
         written[part] = {"type": "Foreseeing"}
@@ -296,9 +254,7 @@ def test_unknown_components_are_refused(part: str) -> None:
 
 
 def test_another_form_of_the_json_is_refused() -> None:
-    """
-    Flags that are not there cannot be taken for false.
-    """
+    """Flags that are not there cannot be taken for false."""
 
     def change(written: dict[str, Any]) -> None:
         del written["added_tokens"][0]["lstrip"]
@@ -307,9 +263,7 @@ def test_another_form_of_the_json_is_refused() -> None:
 
 
 def test_a_component_within_sequences_is_looked_at() -> None:
-    """
-    Sequences within sequences are taken apart.
-    """
+    """Sequences within sequences are taken apart."""
     tokenizer = like_mistral()
     tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), normalizers.NFC()])
     assert cuts(tokenizer).tokens
@@ -323,9 +277,7 @@ def test_a_component_within_sequences_is_looked_at() -> None:
 
 @pytest.mark.parametrize("template", ["<s>", "$A <s> $A"])
 def test_a_template_that_changes_the_text_is_refused(template: str) -> None:
-    """
-    One that leaves out the text's tokens, or has them twice.
-    """
+    """One that leaves out the text's tokens, or has them twice."""
     tokenizer = like_mistral()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[("<s>", 1)]
@@ -334,9 +286,7 @@ def test_a_template_that_changes_the_text_is_refused(template: str) -> None:
 
 
 def test_a_class_that_changes_texts_is_refused() -> None:
-    """
-    mlx-lm's own, and any that has its own way from text to ids.
-    """
+    """mlx-lm's own, and any that has its own way from text to ids."""
     backend = like_qwen()
     own = NewlineTokenizer(tokenizer_object=backend)
     assert "NewlineTokenizer has its own encode" in refused(TokenizerWrapper(own))
@@ -353,15 +303,11 @@ def test_a_class_that_changes_texts_is_refused() -> None:
 
 
 def test_special_tokens_that_are_text_are_refused() -> None:
-    """
-    Where transformers is told to split special tokens, they are no places.
-    """
+    """Where transformers is told to split special tokens, they are no places."""
     split = PreTrainedTokenizerFast(tokenizer_object=like_qwen(), split_special_tokens=True)
     assert "split like any text" in refused(TokenizerWrapper(split))
 
 
 def test_something_else_is_refused() -> None:
-    """
-    A tokenizer that is none of the library's, such as one in Python, is left alone.
-    """
+    """A tokenizer that is none of the library's, such as one in Python, is left alone."""
     assert "no tokenizer of the library" in refused(object())

@@ -88,9 +88,7 @@ class Edit:
     text: str
 
     def of(self, text: str) -> str:
-        """
-        The text after it.
-        """
+        """The text after it."""
         start = round(self.place * len(text))
         return text[:start] + self.text + text[start + round(self.reach * (len(text) - start)) :]
 
@@ -104,31 +102,23 @@ EDITS = st.lists(
 
 @pytest.fixture(scope="module", params=list(KINDS))
 def tokenizer(request: pytest.FixtureRequest) -> Any:  # mlx-lm has no types
-    """
-    A tokenizer of each kind.
-    """
+    """A tokenizer of each kind."""
     return wrapped(KINDS[request.param]())
 
 
 @pytest.fixture(scope="module")
 def loaded(model_directory: Path) -> Any:
-    """
-    A tokenizer that is loaded from files as a model's is.
-    """
+    """A tokenizer that is loaded from files as a model's is."""
     return load_model(str(model_directory)).tokenizer
 
 
 def whole(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """
-    The ids of a text that is tokenised as a whole.
-    """
+    """The ids of a text that is tokenised as a whole."""
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def follow(tokenizer: Any, text: str, edits: list[Edit], kept_bytes: int) -> None:
-    """
-    Have a text and all that becomes of it encoded, by one encoder and as a whole.
-    """
+    """Have a text and all that becomes of it encoded, by one encoder and as a whole."""
     encoder = Encoder(tokenizer, kept_bytes=kept_bytes)
     assert encoder.whole_because is None
     for edit in [Edit(1.0, 0.0, ""), *edits]:
@@ -141,9 +131,7 @@ def follow(tokenizer: Any, text: str, edits: list[Edit], kept_bytes: int) -> Non
 def test_the_ids_are_those_of_the_whole(
     tokenizer: Any, text: str, edits: list[Edit], kept_bytes: int
 ) -> None:
-    """
-    Whatever the text, whatever was encoded before, and however little is remembered.
-    """
+    """Whatever the text, whatever was encoded before, and however little is remembered."""
     follow(tokenizer, text, edits, kept_bytes)
 
 
@@ -152,16 +140,12 @@ def test_the_ids_are_those_of_the_whole(
 def test_the_ids_are_those_of_the_whole_of_a_model_from_files(
     loaded: Any, text: str, edits: list[Edit], kept_bytes: int
 ) -> None:
-    """
-    The same with a tokenizer that mlx-lm loads.
-    """
+    """The same with a tokenizer that mlx-lm loads."""
     follow(loaded, text, edits, kept_bytes)
 
 
 def said(turns: int) -> Conversation:
-    """
-    A conversation of some turns, the last one the user's.
-    """
+    """A conversation of some turns, the last one the user's."""
     words = "the path goes on over stones that lie one upon another "
     return Conversation(
         messages=tuple(
@@ -193,9 +177,7 @@ def test_a_turn_costs_what_is_new_in_it(loaded: Any) -> None:
 
 
 def test_an_edit_costs_the_message_that_it_is_in(loaded: Any) -> None:
-    """
-    What stands behind an edit is found as well as what stands in front of it.
-    """
+    """What stands behind an edit is found as well as what stands in front of it."""
     encoder = Encoder(loaded)
     before = said(41)
     encoder.encode(render(loaded, before), tenant="t")
@@ -210,9 +192,7 @@ def test_an_edit_costs_the_message_that_it_is_in(loaded: Any) -> None:
 
 
 def test_nothing_is_found_for_another_tenant(loaded: Any) -> None:
-    """
-    How long a prompt takes does not tell one tenant what another one said.
-    """
+    """How long a prompt takes does not tell one tenant what another one said."""
     encoder = Encoder(loaded)
     text = render(loaded, said(3))
     encoder.encode(text, tenant="one")
@@ -227,9 +207,7 @@ def test_nothing_is_found_for_another_tenant(loaded: Any) -> None:
 
 
 def test_what_was_not_used_for_the_longest_time_goes() -> None:
-    """
-    With room for two pieces, the third pushes out the one whose last use is longest ago.
-    """
+    """With room for two pieces, the third pushes out the one whose last use is longest ago."""
     encoder = Encoder(wrapped(like_qwen()), kept_bytes=1000)
     one, two, three = (f"{START}{word}" for word in ("one", "two", "six"))
 
@@ -243,9 +221,7 @@ def test_what_was_not_used_for_the_longest_time_goes() -> None:
 
 
 def test_what_is_remembered_is_bounded(loaded: Any) -> None:
-    """
-    Texts that go on for ever leave no more than the budget, and one beyond it leaves nothing.
-    """
+    """Texts that go on for ever leave no more than the budget, and one beyond it leaves nothing."""
     encoder = Encoder(loaded, kept_bytes=20_000)
     for turn in range(50):
         encoder.encode(f"{START}{turn} {'stone ' * 40}", tenant="t")
@@ -257,9 +233,7 @@ def test_what_is_remembered_is_bounded(loaded: Any) -> None:
 
 
 def test_several_threads_at_once() -> None:
-    """
-    Threads that encode texts of their own and shared ones all get the ids of the whole.
-    """
+    """Threads that encode texts of their own and shared ones all get the ids of the whole."""
     tokenizer = wrapped(like_qwen())
     texts = [
         "".join(f"{START}{word} {n % 7}{END}\n" for n in range(place + 30))
@@ -288,9 +262,7 @@ def test_several_threads_at_once() -> None:
 
 
 class Meeting(Encoder):
-    """
-    An encoder whose calls wait for each other between looking up and remembering.
-    """
+    """An encoder whose calls wait for each other between looking up and remembering."""
 
     barrier: threading.Barrier | None = None
 
@@ -323,9 +295,7 @@ def test_a_piece_that_two_remember_at_once_counts_once() -> None:
 
 
 def test_half_a_character_is_refused_as_ever(loaded: Any) -> None:
-    """
-    What the tokenizer cannot take raises what it raises for the whole, and is not remembered.
-    """
+    """What the tokenizer cannot take raises what it raises for the whole, and is not remembered."""
     encoder = Encoder(loaded)
     for _ in range(2):
         with pytest.raises(TypeError):
@@ -353,9 +323,7 @@ def test_a_tokenizer_that_cannot_be_cut_takes_the_whole() -> None:
 
 @pytest.mark.parametrize("setting", ["truncation", "padding", "encode_special_tokens"])
 def test_settings_of_the_library_are_noticed(setting: str) -> None:
-    """
-    If somebody has the library cut texts off or fill them up, pieces are not relied on.
-    """
+    """If somebody has the library cut texts off or fill them up, pieces are not relied on."""
     tokenizer = wrapped(like_qwen())
     encoder = Encoder(tokenizer)
     assert encoder.whole_because is None
@@ -374,9 +342,7 @@ def test_settings_of_the_library_are_noticed(setting: str) -> None:
 
 
 def test_a_library_that_does_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    The argument is tried out: where pieces give other ids than the whole, nothing is cut.
-    """
+    """The argument is tried out: where pieces give other ids than the whole, nothing is cut."""
     tokenizer = wrapped(like_qwen())
     owner = tokenizer.encode.__self__
     other = wrapped(bpe(tokens=added(START, END, MARK, "</think>"))).backend_tokenizer
@@ -390,9 +356,7 @@ def test_a_library_that_does_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_raw_prompt_is_tokenised_as_a_whole() -> None:
-    """
-    The tokenizer adds its special tokens to it; it counts, and nothing of it is remembered.
-    """
+    """The tokenizer adds its special tokens to it; it counts, and nothing of it is remembered."""
     tokenizer = wrapped(KINDS["like gpt2"]())
     encoder = Encoder(tokenizer)
     text = f"{START}user\nstones{END}"

@@ -38,16 +38,12 @@ CALL = message_of(
 
 @pytest.fixture(scope="module", name="tokenizer")
 def tokenizer_(model_directory: Path) -> Any:
-    """
-    The random model's, with Pebble's template.
-    """
+    """The random model's, with Pebble's template."""
     return load_tokenizer(model_directory)
 
 
 def beginning(tokenizer: Any, conversation: Conversation, said: Message) -> Beginning:
-    """
-    What the next prompt will begin with.
-    """
+    """What the next prompt will begin with."""
 
     async def at_once(step: Step) -> Ids | None:
         return await step(lambda: True)
@@ -59,9 +55,7 @@ def beginning(tokenizer: Any, conversation: Conversation, said: Message) -> Begi
 
 
 def after(conversation: Conversation, *more: Message) -> Conversation:
-    """
-    A conversation that went on.
-    """
+    """A conversation that went on."""
     return attrs.evolve(conversation, messages=(*conversation.messages, *more))
 
 
@@ -69,9 +63,7 @@ def after(conversation: Conversation, *more: Message) -> Conversation:
     "text", ["And then?", "7", "", "\n\nYes", " no", "<think>", "Ünd", "🪨 stone"]
 )
 def test_it_is_sure_whatever_the_user_says(tokenizer: Any, text: str) -> None:
-    """
-    Every next prompt begins with it, and it ends where the user begins to speak.
-    """
+    """Every next prompt begins with it, and it ends where the user begins to speak."""
     found = beginning(tokenizer, ASKED, THOUGHT)
     prompt = prompt_ids(tokenizer, after(ASKED, THOUGHT, Message(role="user", content=text)))
     assert "user" == found.next_role
@@ -99,17 +91,13 @@ def test_it_keeps_the_thought_where_a_tool_is_called(tokenizer: Any) -> None:
 
 
 def test_who_speaks_next() -> None:
-    """
-    A tool, where the answer calls one.
-    """
+    """A tool, where the answer calls one."""
     assert "tool" == next_role(CALL)
     assert "user" == next_role(THOUGHT)
 
 
 def test_arguments_that_are_no_object_stay_as_they_are() -> None:
-    """
-    What a template cannot walk is given to it as text, as it is when a client sends it.
-    """
+    """What a template cannot walk is given to it as text, as it is when a client sends it."""
     deep = '{"a":' * 70 + "1" + "}" * 70
     for text in ("[1]", "{", '{"a": 36893488147419103232}', deep):
         (call,) = message_of([Called(index=0, id="a1", name="look", arguments=text)]).tool_calls
@@ -117,9 +105,7 @@ def test_arguments_that_are_no_object_stay_as_they_are() -> None:
 
 
 def test_every_call_has_its_result(tokenizer: Any) -> None:
-    """
-    A template that refuses a call without its result is no reason not to anticipate.
-    """
+    """A template that refuses a call without its result is no reason not to anticipate."""
 
     class Strict:
         def apply_chat_template(self, messages: list[dict[str, Any]], **settings: Any) -> str:
@@ -136,9 +122,7 @@ def test_every_call_has_its_result(tokenizer: Any) -> None:
 
 
 def test_who_does_not_want_it_any_more_does_not_render(tokenizer: Any) -> None:
-    """
-    A rendering that has waited for the tokenizer looks before it begins.
-    """
+    """A rendering that has waited for the tokenizer looks before it begins."""
 
     async def main() -> None:
         asked: list[str] = []

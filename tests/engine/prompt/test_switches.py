@@ -1,6 +1,4 @@
-"""
-Which settings of thinking a template heeds is found by rendering with them.
-"""
+"""Which settings of thinking a template heeds is found by rendering with them."""
 
 from __future__ import annotations
 
@@ -14,18 +12,14 @@ from cairn.engine.prompt.template import switches
 
 
 class Template:
-    """
-    A tokenizer whose template heeds some settings, and refuses others.
-    """
+    """A tokenizer whose template heeds some settings, and refuses others."""
 
     def __init__(self, heeds: str, refuses: str = "") -> None:
         self._heeds = heeds
         self._refuses = refuses
 
     def apply_chat_template(self, messages: Any, **kwargs: Any) -> str:
-        """
-        A text that has in it what is heeded.
-        """
+        """A text that has in it what is heeded."""
         if self._refuses in kwargs:
             raise ValueError("not here")
         return f"{messages[0]['content']} {kwargs.get(self._heeds)}"
@@ -49,8 +43,6 @@ def test_what_changes_a_prompt_is_heeded(template: Any, expected: set[str]) -> N
 
 
 def test_pebble_can_be_told_to_think() -> None:
-    """
-    It has the switch, and its own setting does not stand in the way.
-    """
+    """It has the switch, and its own setting does not stand in the way."""
     loaded = load_model(str(builtin_directory()))
     assert {"enable_thinking"} == switches(loaded.tokenizer, loaded.template)

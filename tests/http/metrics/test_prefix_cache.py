@@ -1,6 +1,4 @@
-"""
-Metrics of the prefix cache: what the committed events come to, in tokens.
-"""
+"""Metrics of the prefix cache: what the committed events come to, in tokens."""
 
 from __future__ import annotations
 
@@ -173,18 +171,14 @@ async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_who_wants_no_cache_makes_no_query():
-    """
-    The cold path is no miss.
-    """
+    """The cold path is no miss."""
     read = values(*asked(300, "new_session", "cache_disabled"), RAN)
     assert 0 == read("cairn_prefix_cache_query_tokens_total")
     assert 0 == read("cairn_prefix_match_depth_tokens_count")
 
 
 def test_a_request_without_a_path_makes_no_query():
-    """
-    A client that went away before its path was decided leaves nothing behind.
-    """
+    """A client that went away before its path was decided leaves nothing behind."""
     read = values(
         evolve(received(), prompt_tokens=300), cancelled(), selected("new_session", "diverged")
     )
@@ -192,9 +186,7 @@ def test_a_request_without_a_path_makes_no_query():
 
 
 def test_prompts_that_are_too_short_to_be_kept():
-    """
-    Those below the operator's least one are counted, whatever path they take.
-    """
+    """Those below the operator's least one are counted, whatever path they take."""
     prompts = [
         *asked(99, "new_session", "cold_start"),
         *asked(100, "new_session", "diverged"),

@@ -1,6 +1,4 @@
-"""
-A chat on a terminal and through a pipe, with a scripted service and with real servers.
-"""
+"""A chat on a terminal and through a pipe, with a scripted service and with real servers."""
 
 from __future__ import annotations
 
@@ -179,31 +177,23 @@ def test_what_is_no_address(typed: str):
 
 @attrs.define
 class Faked:
-    """
-    A scripted service that answers at ``url``, from a thread of its own.
-    """
+    """A scripted service that answers at ``url``, from a thread of its own."""
 
     url: str
     service: FakeService
     token: trio.lowlevel.TrioToken
 
     def release(self, hold: Hold) -> None:
-        """
-        Go on with the script.
-        """
+        """Go on with the script."""
         trio.from_thread.run_sync(hold.released.set, trio_token=self.token)
 
     def conversations(self) -> list[prompt.Conversation]:
-        """
-        What each request says.
-        """
+        """What each request says."""
         found = [command.conversation for command in self.service.commands]
         return [conversation for conversation in found if conversation is not None]
 
     def asked(self) -> list[list[tuple[str, str]]]:
-        """
-        (role, text) of the messages of each request.
-        """
+        """(role, text) of the messages of each request."""
         return [
             [(message.role, message.content) for message in conversation.messages]
             for conversation in self.conversations()
@@ -212,9 +202,7 @@ class Faked:
 
 @contextlib.contextmanager
 def faked(*scripts: tuple[Step, ...], refusal: Exception | None = None) -> Iterator[Faked]:
-    """
-    Serve scripts while the context lasts.
-    """
+    """Serve scripts while the context lasts."""
     service, shutdown = FakeService(*scripts, refusal=refusal), trio.Event()
     found: list[Faked] = []
     is_up = threading.Event()
@@ -238,16 +226,12 @@ def faked(*scripts: tuple[Step, ...], refusal: Exception | None = None) -> Itera
 
 
 def script(*texts: str, accepted: Accepted = ACCEPTED) -> tuple[Step, ...]:
-    """
-    An answer in pieces.
-    """
+    """An answer in pieces."""
     return (accepted, *(Delta(parts=(Said(text),)) for text in texts), FINISHED)
 
 
 def piped(lines: str, *arguments: object) -> Result:
-    """
-    A chat whose lines come through a pipe.
-    """
+    """A chat whose lines come through a pipe."""
     result = CliRunner().invoke(ops, ["chat", *map(str, arguments)], input=lines)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -255,9 +239,7 @@ def piped(lines: str, *arguments: object) -> Result:
 
 
 def remarks(stderr: str) -> list[str]:
-    """
-    What was said on stderr, without times.
-    """
+    """What was said on stderr, without times."""
     return re.sub(r"after [0-9]+ ms", "after N ms", stderr).splitlines()
 
 
@@ -432,9 +414,7 @@ def test_an_error_within_an_answer(error: Exception, said: str):
 
 @contextlib.contextmanager
 def stub(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """
-    A server by hand, which answers what it is told; gives its address.
-    """
+    """A server by hand, which answers what it is told; gives its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -493,9 +473,7 @@ def test_an_address_where_nobody_answers():
 
 
 def nothing_here(handler: BaseHTTPRequestHandler) -> None:
-    """
-    What any other server says.
-    """
+    """What any other server says."""
     handler.send_error(404)
 
 
@@ -735,15 +713,11 @@ class Terminal:
         return self._plain()[before : self._seen]
 
     def type(self, text: str) -> None:
-        """
-        Press keys.
-        """
+        """Press keys."""
         os.write(self._ours, text.encode())
 
     def say(self, text: str) -> None:
-        """
-        Type a line where the chat asks for one.
-        """
+        """Type a line where the chat asks for one."""
         self.until("> ")
         self.type(f"{text}\r")
 
@@ -758,17 +732,13 @@ class Terminal:
             eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")
 
     def end(self) -> int:
-        """
-        Ctrl-D where the chat asks for a line, and the exit code.
-        """
+        """Ctrl-D where the chat asks for a line, and the exit code."""
         self.until("> ")
         self.type("\x04")
         return self.wait()
 
     def wait(self) -> int:
-        """
-        Wait for the end; gives the exit code. What is shown meanwhile is read.
-        """
+        """Wait for the end; gives the exit code. What is shown meanwhile is read."""
         end_s = time.monotonic() + DEADLINE_S
         with contextlib.suppress(OSError):
             while True:
@@ -780,18 +750,14 @@ class Terminal:
         return self.process.wait(DEADLINE_S)
 
     def close(self) -> None:
-        """
-        End what still runs.
-        """
+        """End what still runs."""
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(DEADLINE_S)
         self.hang_up()
 
     def hang_up(self) -> None:
-        """
-        Close the terminal's window. Again does no harm.
-        """
+        """Close the terminal's window. Again does no harm."""
         if self._is_open:
             os.close(self._ours)
             self._is_open = False
@@ -802,9 +768,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Callable[..., Terminal]]:
-    """
-    Opens terminals with a chat each; nothing of them is left in the end.
-    """
+    """Opens terminals with a chat each; nothing of them is left in the end."""
     with contextlib.ExitStack() as opened:
 
         def open_one(*arguments: object, **env: str) -> Terminal:
@@ -816,9 +780,7 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 def held_by(data_dir: Path) -> int:
-    """
-    The process of the server that holds a data directory.
-    """
+    """The process of the server that holds a data directory."""
     found = server_at(data_dir)
     assert found is not None
     return int(found.process)

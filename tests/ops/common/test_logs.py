@@ -1,6 +1,4 @@
-"""
-The log on a terminal shows nothing that it should not.
-"""
+"""The log on a terminal shows nothing that it should not."""
 
 import contextlib
 import logging

@@ -1,6 +1,4 @@
-"""
-What lasts is shown: by bars to somebody who looks, by a line each to a file.
-"""
+"""What lasts is shown: by bars to somebody who looks, by a line each to a file."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ def show(steps: int) -> None:
 def test_bars_on_a_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Each has a bar on stderr, which is taken away in the end; stdout stays clean.
-    """
+    """Each has a bar on stderr, which is taken away in the end; stdout stays clean."""
     for name in ("NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -41,9 +37,7 @@ def test_bars_on_a_terminal(
 def test_a_line_each_in_a_file(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    However many steps there are, each is announced once.
-    """
+    """However many steps there are, each is announced once."""
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
 

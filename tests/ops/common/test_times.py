@@ -1,6 +1,4 @@
-"""
-Times and ages as people write them.
-"""
+"""Times and ages as people write them."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

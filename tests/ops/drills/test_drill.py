@@ -1,6 +1,4 @@
-"""
-`ops drill`: a drill passes only where everything that it is to show was seen, and says so.
-"""
+"""`ops drill`: a drill passes only where everything that it is to show was seen, and says so."""
 
 import os
 import shlex

@@ -1,6 +1,4 @@
-"""
-A prune removes the block files that only pruned conversations had.
-"""
+"""A prune removes the block files that only pruned conversations had."""
 
 import json
 import os
@@ -45,21 +43,15 @@ class House:
 
     @property
     def folder(self) -> Path:
-        """
-        The folder of blocks.
-        """
+        """The folder of blocks."""
         return self.data / "blocks"
 
     def there(self) -> set[str]:
-        """
-        The keys of the blocks that have a file.
-        """
+        """The keys of the blocks that have a file."""
         return {path.stem for path in self.folder.rglob("*.safetensors")}
 
     def read(self) -> Any:
-        """
-        What the journal says, and whether it holds.
-        """
+        """What the journal says, and whether it holds."""
         store = SqlStore.open(journal_url(self.data), read_only=True)
         try:
             fold = Replay(store.base())
@@ -70,17 +62,13 @@ class House:
             store.close()
 
     def put(self, key: str, ending: str, contents: bytes = b"") -> Path:
-        """
-        A file beside a block's.
-        """
+        """A file beside a block's."""
         path = place_of(self.folder, FINGERPRINT, key).with_name(f"{key}{ending}")
         path.write_bytes(contents)
         return path
 
     def append(self, event: ev.Event) -> None:
-        """
-        Take an event into the journal.
-        """
+        """Take an event into the journal."""
         read = self.read()
         outcome = Ledger(outside(), state=read.state, head=read.head).propose([event])
         assert outcome.bug is None
@@ -89,9 +77,7 @@ class House:
         store.close()
 
     def dropped(self) -> set[str]:
-        """
-        The blocks whose files are gone by the journal.
-        """
+        """The blocks whose files are gone by the journal."""
         store = SqlStore.open(journal_url(self.data), read_only=True)
         try:
             events = [decode(row).event for row in store.read()]
@@ -132,9 +118,7 @@ def house(stored) -> House:
 
 
 def spill(made: Builder) -> None:
-    """
-    Put on record that all blocks in memory have files.
-    """
+    """Put on record that all blocks in memory have files."""
     for block in list(made.ledger.state.blocks.values()):
         pool = made.ledger.state.pool
         if block.present and block.file_bytes is None:
@@ -372,9 +356,7 @@ def test_a_file_that_no_record_tells_of(run, house: House):
 
 
 def told_by(key: str, run: str) -> bytes:
-    """
-    The head of a block's file that says which run wrote it.
-    """
+    """The head of a block's file that says which run wrote it."""
     told = {"__metadata__": {"key": key, "fingerprint": FINGERPRINT, "run": run}}
     head = json.dumps(told).encode()
     return len(head).to_bytes(8, "little") + head

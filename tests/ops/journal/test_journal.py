@@ -1,6 +1,4 @@
-"""
-`ops journal` tells how large a journal is, and prunes it; what is left reads as it did.
-"""
+"""`ops journal` tells how large a journal is, and prunes it; what is left reads as it did."""
 
 import hashlib
 import json
@@ -79,9 +77,7 @@ FIRST_RUN = next(n for n, row in enumerate(aged(), start=1) if row.kind == "serv
 
 
 def there(folder: Path) -> tuple[Any, list[Row]]:
-    """
-    Base and rows of a journal.
-    """
+    """Base and rows of a journal."""
     store = SqlStore.open(journal_url(folder), read_only=True)
     base, rows = store.base(), list(store.read())
     store.close()
@@ -90,9 +86,7 @@ def there(folder: Path) -> tuple[Any, list[Row]]:
 
 @pytest.fixture
 def pruned(run, stored) -> Path:
-    """
-    The journal above, less the sessions of January.
-    """
+    """The journal above, less the sessions of January."""
     folder: Path = stored(aged())
     assert 0 == run("journal", "prune", *BEFORE, "--close-idle").exit_code
     return folder
@@ -288,9 +282,7 @@ def test_a_server_that_was_lost(run, stored):
 
 
 def in_mid_request() -> Builder:
-    """
-    A server that was killed while session s1 had an answer in hand.
-    """
+    """A server that was killed while session s1 had an answer in hand."""
     made = Builder()
     made.start()
     made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
@@ -332,9 +324,7 @@ def test_an_open_request_in_a_base(run, stored, monkeypatch: pytest.MonkeyPatch)
 
 
 def survey_blind_to_loss(feed: Callable[..., None]) -> Callable[..., None]:
-    """
-    A survey that does not take in that a server was lost.
-    """
+    """A survey that does not take in that a server was lost."""
 
     def blind(self: Any, recorded: ev.Recorded, state: Any) -> None:
         if not isinstance(recorded.event, ev.ServerLost):

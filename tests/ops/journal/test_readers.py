@@ -1,6 +1,4 @@
-"""
-A journal that every user of the machine can read is warned of.
-"""
+"""A journal that every user of the machine can read is warned of."""
 
 import stat
 from collections.abc import Callable
@@ -18,9 +16,7 @@ from cairn.ops.serve.command import serve
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """
-    A folder that others can enter, as they can all above it, wherever the tests are run.
-    """
+    """A folder that others can enter, as they can all above it, wherever the tests are run."""
     place = tmp_path / "open"
     place.mkdir()
     place.chmod(0o755)

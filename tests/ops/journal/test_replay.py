@@ -1,6 +1,4 @@
-"""
-`ops replay` tells what led to a bug, makes it break again, and shows a state of the past.
-"""
+"""`ops replay` tells what led to a bug, makes it break again, and shows a state of the past."""
 
 import os
 import sqlite3
@@ -20,9 +18,7 @@ from tests.support.journals import BREAKABLE, broken, healthy, tampered, unrecor
 
 @pytest.fixture
 def reruns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """
-    What runs the model again, replaced: its calls, each of which exits with 3.
-    """
+    """What runs the model again, replaced: its calls, each of which exits with 3."""
     calls = []
 
     def rerun(*arguments: object) -> int:
@@ -144,9 +140,7 @@ def test_an_export_with_gaps(run, stored, tmp_path, option: str):
 
 
 def _changed(folder: Path, kind: str, new: bytes) -> int:
-    """
-    Changes the private contents of the last row of a kind in a stored journal; its position.
-    """
+    """Changes the private contents of the last row of a kind in a stored journal; its position."""
     with sqlite3.connect(sqlite_path(journal_url(folder))) as database:
         ((position,),) = database.execute(
             "SELECT max(position) FROM events WHERE kind = ?", (kind,)

@@ -30,24 +30,18 @@ PENALISED = {
     "frequency_penalty": Sampling(temperature=0.0, frequency_penalty=2.0, logit_bias=_OFTEN),
     "logit_bias": Sampling(temperature=0.7, logit_bias=_OFTEN),
 }
-"""
-A session for each penalty, of its name.
-"""
+"""A session for each penalty, of its name."""
 _SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "yz"]}}, "required": ["a"]}
 CONSTRAINED = {
     "schema": Constraint(schema=_SCHEMA),
     "calls": Constraint(calls=("weigh_stone",)),
 }
-"""
-A session for each constraint, of its name.
-"""
+"""A session for each constraint, of its name."""
 
 
 @pytest.fixture(scope="module")
 def rows(model_directory: Path) -> list[Row]:
-    """
-    The journal of a conversation of three turns, sampled, beside another one.
-    """
+    """The journal of a conversation of three turns, sampled, beside another one."""
     store = MemoryStore()
 
     async def main() -> None:
@@ -84,9 +78,7 @@ def rows(model_directory: Path) -> list[Row]:
 
 
 def forged(rows: list[Row], change: Callable[[ev.Event], ev.Event]) -> list[Row]:
-    """
-    The journal with changed events and a chain that holds.
-    """
+    """The journal with changed events and a chain that holds."""
     head, again = GENESIS, []
     for row in rows:
         recorded = decode(row)
@@ -97,18 +89,14 @@ def forged(rows: list[Row], change: Callable[[ev.Event], ev.Event]) -> list[Row]
 
 
 def test_a_healthy_session_is_the_same(rows: list[Row], capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    Every pass is run again: tokens, log-probabilities, digests and coverage are equal.
-    """
+    """Every pass is run again: tokens, log-probabilities, digests and coverage are equal."""
     assert SAME == rerun(rows, NAMED, None)
     assert "same: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", PENALISED)
 def test_an_answer_under_penalties_is_the_same(rows: list[Row], name: str) -> None:
-    """
-    The journal has what a penalty or a bias needs; without it the answer is another one.
-    """
+    """The journal has what a penalty or a bias needs; without it the answer is another one."""
     assert SAME == rerun(rows, name, None)
     off = attrs.asdict(Sampling())[name]
     assert DIFFERS == rerun(forged(rows, with_sampling(name, name, off)), name, None)
@@ -116,9 +104,7 @@ def test_an_answer_under_penalties_is_the_same(rows: list[Row], name: str) -> No
 
 @pytest.mark.parametrize("name", CONSTRAINED)
 def test_a_constrained_answer_is_the_same(rows: list[Row], name: str) -> None:
-    """
-    The journal has the grammar; without it, and under another one, the answer is another one.
-    """
+    """The journal has the grammar; without it, and under another one, the answer is another one."""
     assert SAME == rerun(rows, name, None)
     (grammar,) = (
         event.grammar
@@ -155,9 +141,7 @@ def with_sampling(session: str, name: str, value: object) -> Callable[[ev.Event]
 
 
 def test_an_older_journal_has_no_penalties(rows: list[Row]) -> None:
-    """
-    A request that was journaled before there were penalties is run without them.
-    """
+    """A request that was journaled before there were penalties is run without them."""
 
     def older(event: ev.Event) -> ev.Event:
         if not isinstance(event, ev.RequestReceived):
@@ -206,9 +190,7 @@ def test_the_first_event_that_differs_is_named(
 
 
 def test_another_fingerprint_is_told(rows: list[Row], capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    A journal that was written elsewhere is not compared, and what is different is said.
-    """
+    """A journal that was written elsewhere is not compared, and what is different is said."""
 
     def change(event: ev.Event) -> ev.Event:
         if not isinstance(event, ev.ModelLoaded):

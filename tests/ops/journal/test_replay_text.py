@@ -49,9 +49,7 @@ def rows(model_directory: Path) -> list[Row]:
 
 
 def changed(rows: list[Row], position: int, change: Callable[[ev.Event], ev.Event]) -> list[Row]:
-    """
-    The journal with another event at a position and a chain that holds.
-    """
+    """The journal with another event at a position and a chain that holds."""
     head, again = GENESIS, []
     for row in rows:
         recorded = decode(row)
@@ -83,9 +81,7 @@ def with_one_more(rows: list[Row], position: int, event: ev.Event) -> list[Row]:
 
 
 def last(rows: list[Row], session: str, kind: type[ev.Event]) -> int:
-    """
-    Where the last event of a kind in a session is.
-    """
+    """Where the last event of a kind in a session is."""
     stream = f"session/{session}"
     return max(row.position for row in rows if (row.stream, row.kind) == (stream, kind.kind))
 
@@ -147,9 +143,7 @@ def test_text_that_the_tokens_do_not_make_is_named(
 def test_the_text_of_a_rejected_call_is_of_the_answer(
     rows: list[Row], capsys: pytest.CaptureFixture[str], beginning: str, code: int
 ) -> None:
-    """
-    What is on record as none of a call stands in the answer. The words are not told.
-    """
+    """What is on record as none of a call stands in the answer. The words are not told."""
     position = last(rows, WHOLE, ev.TokensEmitted)
     emitted = decode(rows[position - 1]).event
     assert isinstance(emitted, ev.TokensEmitted)
@@ -171,9 +165,7 @@ def test_the_text_of_a_rejected_call_is_of_the_answer(
 def test_other_bytes_are_named(
     rows: list[Row], capsys: pytest.CaptureFixture[str], kind: type[ev.Event], what: str
 ) -> None:
-    """
-    The sizes on record are what the engine measures, whatever the totals say.
-    """
+    """The sizes on record are what the engine measures, whatever the totals say."""
 
     def change(event: ev.Event) -> ev.Event:
         assert isinstance(event, ev.BlockSealed | ev.SlabAcquired)
@@ -186,9 +178,7 @@ def test_other_bytes_are_named(
 
 
 def crashed() -> list[Row]:
-    """
-    A session whose code failed before its first request.
-    """
+    """A session whose code failed before its first request."""
     made = Builder()
     made.start()
     made.propose(

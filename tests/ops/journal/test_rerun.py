@@ -54,9 +54,7 @@ def short_rows(model_directory: Path) -> list[Row]:
 
 
 def last(rows: list[Row], session: str, step: ev.Step) -> ev.CacheExtended:
-    """
-    The last pass of a kind that a session ran.
-    """
+    """The last pass of a kind that a session ran."""
     found = None
     for row in rows:
         event = decode(row).event
@@ -67,18 +65,14 @@ def last(rows: list[Row], session: str, step: ev.Step) -> ev.CacheExtended:
 
 
 def differs_at(rows: list[Row], session: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """
-    What is told of a journal that is not what the engine gives.
-    """
+    """What is told of a journal that is not what the engine gives."""
     assert DIFFERS == rerun(rows, session, None)
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("session", [BRIEF, SETTLED, SHARING])
 def test_as_it_was_written_all_is_the_same(short_rows: list[Row], session: str) -> None:
-    """
-    What is found below is the forger's doing.
-    """
+    """What is found below is the forger's doing."""
     assert replay(short_rows).findings == ()
     assert SAME == rerun(short_rows, session, None)
 
@@ -118,9 +112,7 @@ def test_another_token_alone_is_found(
 def test_another_log_probability_alone_is_found(
     short_rows: list[Row], capsys: pytest.CaptureFixture[str], session: str, step: ev.Step
 ) -> None:
-    """
-    The log-probability of the last token, in prefill and in decode. No invariant knows of it.
-    """
+    """The log-probability of the last token, in prefill and in decode. No invariant knows of it."""
     pass_ = last(short_rows, session, step)
     wrong = (*pass_.logprobs[:-1], pass_.logprobs[-1] - 2.0**-40)
     assert wrong != pass_.logprobs
@@ -146,9 +138,7 @@ def test_what_a_pass_measured_is_compared(
     step: ev.Step,
     field: str,
 ) -> None:
-    """
-    The tokens that ran and what the layers held after them, for each kind of pass.
-    """
+    """The tokens that ran and what the layers held after them, for each kind of pass."""
     pass_ = last(short_rows, session, step)
     layers, start, end = pass_.coverage[0]
     wrong = {"ran_hash": ids_hash([1, 2, 3]), "coverage": ((layers, start, end - 1),)}
@@ -164,9 +154,7 @@ def test_what_a_pass_measured_is_compared(
 def test_the_coverage_after_a_trim_is_compared(
     short_rows: list[Row], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    What the layers held after a session was cut back.
-    """
+    """What the layers held after a session was cut back."""
 
     def change(event: ev.Event) -> ev.Event:
         if not isinstance(event, ev.CacheTrimmed) or event.session != BRIEF:

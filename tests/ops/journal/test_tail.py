@@ -1,6 +1,4 @@
-"""
-`ops tail` shows the log or the events, what is asked for of them, and where to go on.
-"""
+"""`ops tail` shows the log or the events, what is asked for of them, and where to go on."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""
-`ops verify` passes what holds, names what is broken, and claims no more than it checked.
-"""
+"""`ops verify` passes what holds, names what is broken, and claims no more than it checked."""
 
 import gzip
 import subprocess

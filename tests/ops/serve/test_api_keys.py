@@ -1,6 +1,4 @@
-"""
-API keys as operators give them, and what is said of those that cannot be used.
-"""
+"""API keys as operators give them, and what is said of those that cannot be used."""
 
 from __future__ import annotations
 
@@ -17,16 +15,12 @@ ONE, TWO, THREE = "0123456789abcdef", "sk-fedcba9876543210", "AAECAwQFBgcICQoLDA
 
 @pytest.fixture(autouse=True)
 def no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    What whoever runs the tests has set is no part of them.
-    """
+    """What whoever runs the tests has set is no part of them."""
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
 
 
 def written(folder: Path, text: str, mode: int = 0o600) -> Path:
-    """
-    A file of keys.
-    """
+    """A file of keys."""
     file = folder / "keys"
     file.write_text(text, encoding="utf-8")
     file.chmod(mode)

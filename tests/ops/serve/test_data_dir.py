@@ -1,6 +1,4 @@
-"""
-A data directory and a journal are held by one server at a time.
-"""
+"""A data directory and a journal are held by one server at a time."""
 
 import fcntl
 import os
@@ -22,9 +20,7 @@ from cairn.ops.serve.data_dir import (
 
 @pytest.fixture
 def homes(tmp_path: Path) -> tuple[Path, Path]:
-    """
-    Two data directories.
-    """
+    """Two data directories."""
     both = (tmp_path / "one", tmp_path / "two")
     for one in both:
         make_home(one)

@@ -1,6 +1,4 @@
-"""
-What the options of ``ops serve`` come to.
-"""
+"""What the options of ``ops serve`` come to."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from cairn.ops.serve.run import settings_of
 def test_anticipation_can_be_switched_off(
     tmp_path: Path, arguments: list[str], anticipates: bool
 ) -> None:
-    """
-    It is on, and the option switches it off; the journal has which.
-    """
+    """It is on, and the option switches it off; the journal has which."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
     assert anticipates == settings.anticipate
@@ -35,9 +31,7 @@ def test_who_waits_hears_of_it_in_time(tmp_path: Path) -> None:
 
 
 def test_who_waits_is_never_left_for_long(tmp_path: Path) -> None:
-    """
-    More than fifteen seconds are refused: clients count on pings, and ask again without them.
-    """
+    """More than fifteen seconds are refused: clients count on pings, and ask again without them."""
     with pytest.raises(click.BadParameter, match="15"):
         serve.make_context("serve", ["--heartbeat", "15.5", "--data-dir", str(tmp_path)])
     options = serve.make_context("serve", ["--heartbeat", "15", "--data-dir", str(tmp_path)]).params
@@ -55,9 +49,7 @@ def test_what_is_no_number_is_refused(tmp_path: Path, option: str) -> None:
 
 @pytest.mark.parametrize(("arguments", "seconds"), [([], 60), (["--slab-rest", "0"], 0)])
 def test_how_long_slabs_are_kept(tmp_path: Path, arguments: list[str], seconds: int) -> None:
-    """
-    A minute, or as long as the option says; the journal has it.
-    """
+    """A minute, or as long as the option says; the journal has it."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
     assert seconds == settings.limits.slab_rest_s == settings.on_record["slab_rest"]
@@ -69,18 +61,14 @@ def test_how_long_slabs_are_kept(tmp_path: Path, arguments: list[str], seconds: 
 def test_how_long_what_nobody_uses_is_kept(
     tmp_path: Path, arguments: list[str], seconds: int
 ) -> None:
-    """
-    A day, or as long as the option says; the journal has it.
-    """
+    """A day, or as long as the option says; the journal has it."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
     assert seconds == settings.limits.ttl_s == settings.on_record["ttl"]
 
 
 def test_a_life_that_is_none(tmp_path: Path) -> None:
-    """
-    It is refused with what would do.
-    """
+    """It is refused with what would do."""
     with pytest.raises(click.BadParameter, match="'soon' must be a number of seconds"):
         serve.make_context("serve", ["--ttl", "soon", "--data-dir", str(tmp_path)])
 
@@ -89,9 +77,7 @@ def test_a_life_that_is_none(tmp_path: Path) -> None:
 def test_of_how_short_a_prompt_nothing_is_kept(
     tmp_path: Path, arguments: list[str], least: int
 ) -> None:
-    """
-    Of none that fills a chunk, or as the option says; the journal has it.
-    """
+    """Of none that fills a chunk, or as the option says; the journal has it."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
     assert least == settings.min_cache_tokens == settings.on_record["min_cache_tokens"]
@@ -99,9 +85,7 @@ def test_of_how_short_a_prompt_nothing_is_kept(
 
 @pytest.mark.parametrize("seconds", ["-1", "nan", "100000"])
 def test_slabs_are_kept_for_a_day_at_most(tmp_path: Path, seconds: str) -> None:
-    """
-    A time that is none is refused, and so is one that nobody means.
-    """
+    """A time that is none is refused, and so is one that nobody means."""
     with pytest.raises(click.BadParameter):
         serve.make_context("serve", ["--slab-rest", seconds, "--data-dir", str(tmp_path)])
 
@@ -121,9 +105,7 @@ def test_slabs_are_kept_for_a_day_at_most(tmp_path: Path, seconds: str) -> None:
 def test_what_a_token_attends_to(
     tmp_path: Path, arguments: list[str], window: tuple[int, int] | None
 ) -> None:
-    """
-    To all before it, or to sinks and a window where that is chosen; the journal has which.
-    """
+    """To all before it, or to sinks and a window where that is chosen; the journal has which."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
     assert window == settings.window

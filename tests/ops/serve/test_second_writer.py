@@ -1,6 +1,4 @@
-"""
-An old SQLite is warned of only where another program could write to the journal.
-"""
+"""An old SQLite is warned of only where another program could write to the journal."""
 
 from pathlib import Path
 
@@ -21,9 +19,7 @@ MOUNTS = (
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """
-    A journal in a folder of its user's own.
-    """
+    """A journal in a folder of its user's own."""
     tmp_path.chmod(0o700)
     path = tmp_path / "journal.db"
     path.touch(mode=0o600)

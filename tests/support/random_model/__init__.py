@@ -100,9 +100,7 @@ def make_random_model(directory: Path, seed: int = 0) -> Path:
 
 
 def _config(turn_end_id: int, text_end_id: int) -> dict[str, object]:
-    """
-    Build config.json.
-    """
+    """Build config.json."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": False,
@@ -130,9 +128,7 @@ def _config(turn_end_id: int, text_end_id: int) -> dict[str, object]:
 
 
 def _generation_config(turn_end_id: int, text_end_id: int) -> dict[str, object]:
-    """
-    Build generation_config.json.
-    """
+    """Build generation_config.json."""
     return {
         "do_sample": True,
         "eos_token_id": [turn_end_id, text_end_id],
@@ -143,9 +139,7 @@ def _generation_config(turn_end_id: int, text_end_id: int) -> dict[str, object]:
 
 
 def _tokenizer_config() -> dict[str, object]:
-    """
-    Build tokenizer_config.json, with a class that takes tokenizer.json as it is.
-    """
+    """Build tokenizer_config.json, with a class that takes tokenizer.json as it is."""
     return {
         "add_prefix_space": False,
         "bos_token": None,
@@ -160,9 +154,7 @@ def _tokenizer_config() -> dict[str, object]:
 
 
 def _template() -> str:
-    """
-    Pebble's, but that it thinks unless it is told not to, as Qwen3 does.
-    """
+    """Pebble's, but that it thinks unless it is told not to, as Qwen3 does."""
     before, after = (
         "if not enable_thinking",
         "if enable_thinking is defined and not enable_thinking",
@@ -192,9 +184,7 @@ def _outer_weights(bits: np.random.PCG64, row_gains: _Array) -> dict[str, _Array
 
 
 def _row_gains(tokenizer: Tokenizer) -> _Array:
-    """
-    Say how loud each token's row is in the head: (vocab_size, 1), float32.
-    """
+    """Say how loud each token's row is in the head: (vocab_size, 1), float32."""
     gains = np.ones((tokenizer.get_vocab_size(), 1), dtype=np.float32)
     for token, token_id in tokenizer.get_vocab().items():
         text = tokenizer.decode([token_id], skip_special_tokens=False)
@@ -206,9 +196,7 @@ def _row_gains(tokenizer: Tokenizer) -> _Array:
 
 
 def _is_readable(text: str) -> bool:
-    """
-    Whether this is neither a piece of a character nor a control character.
-    """
+    """Whether this is neither a piece of a character nor a control character."""
     # Not str.isprintable: its tables differ from one Python to the next.
     return "\ufffd" not in text and all(char == "\n" or " " <= char != "\x7f" for char in text)
 
@@ -243,9 +231,7 @@ def _layer_weights(bits: np.random.PCG64, layer: int) -> dict[str, _Array]:
 
 
 def _norm(bits: np.random.PCG64, size: int, mean: float = 1.0) -> _Array:
-    """
-    Draw the weights of a norm: around the mean, so that a norm left out shows.
-    """
+    """Draw the weights of a norm: around the mean, so that a norm left out shows."""
     return _normal(bits, (size,), std=_NORM_STD, mean=mean)
 
 

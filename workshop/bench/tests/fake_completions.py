@@ -30,9 +30,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 class Refusal(Exception):
-    """
-    An answer that is an error.
-    """
+    """An answer that is an error."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -40,9 +38,7 @@ class Refusal(Exception):
 
 
 class Gone(Exception):
-    """
-    The client went away, or is to be left without an answer.
-    """
+    """The client went away, or is to be left without an answer."""
 
 
 class Fake:
@@ -135,9 +131,7 @@ class Fake:
         self.over = threading.Event()
 
     def restart(self) -> None:
-        """
-        Forget all that was cached.
-        """
+        """Forget all that was cached."""
         if not self.keeps:
             self.seen, self.halves, self.last = [], [], []
         self.dead = self.left = False
@@ -145,9 +139,7 @@ class Fake:
 
     @contextlib.contextmanager
     def gathering(self, requests: int) -> Iterator[None]:
-        """
-        So many are sent at once: none is answered before all are there.
-        """
+        """So many are sent at once: none is answered before all are there."""
         self.at_once, self.gathered = requests, 0
         try:
             yield
@@ -157,9 +149,7 @@ class Fake:
     # --- what it tells of itself -----------------------------------------------------------------
 
     def health(self) -> dict[str, Any]:
-        """
-        Whether it is at rest, and its budgets.
-        """
+        """Whether it is at rest, and its budgets."""
         at_work, self.settling = self.settling, max(0, self.settling - 1)
         held, self.holding = self.holding, max(0, self.holding - 1)
         return {
@@ -171,9 +161,7 @@ class Fake:
         }
 
     def metrics(self) -> str:
-        """
-        What it has counted and holds.
-        """
+        """What it has counted and holds."""
         ahead = 8 * self.served
         held = self.served if self.fault == "KV has no bound" else 4
         broken = int(self.fault == "an invariant breaks" and self.served > _FEW)
@@ -189,26 +177,20 @@ class Fake:
         )
 
     def path(self, body: Mapping[str, Any], cached: int) -> str:
-        """
-        How it says that it went about a prompt.
-        """
+        """How it says that it went about a prompt."""
         lost = self.fault == "continuations are lost" and self.served % _FEW == 0
         goes_on = cached > 0 and len(body["messages"]) > 2 and not lost
         return "continuation" if goes_on else "new_session"
 
     def takes_s(self) -> float:
-        """
-        How long an answer takes, for clients that look at no clock.
-        """
+        """How long an answer takes, for clients that look at no clock."""
         aged = self.served if self.fault == "it grows slower" else 0
         return 0.1 + aged * 0.001
 
     # --- what an answer follows from -------------------------------------------------------------
 
     def check(self, body: Any) -> None:
-        """
-        Refuse what cannot be used.
-        """
+        """Refuse what cannot be used."""
         if not isinstance(body, dict):
             raise Refusal(400, "the body is no object")
         for name in self.refuses & body.keys():
@@ -236,9 +218,7 @@ class Fake:
             raise Refusal(400, "the prompt is too long")
 
     def cached(self, prompt: list[str], body: Mapping[str, Any]) -> int:
-        """
-        How much of a prompt is reused.
-        """
+        """How much of a prompt is reused."""
         if body.get("cache_prompt") is False:
             return 0
         longest = max((common(prompt, other) for other in self.seen), default=0)
@@ -246,9 +226,7 @@ class Fake:
         return min(longest, most, len(prompt) - 1) // _BLOCK * _BLOCK
 
     def tokens(self, body: Mapping[str, Any], cached: int, alone: bool) -> Iterator[Any]:
-        """
-        The tokens of an answer, each a text and its log-probability.
-        """
+        """The tokens of an answer, each a text and its log-probability."""
         prompt = words(body)
         basis = "\n".join(prompt)
         if body.get("temperature", 1) and self.fault != "seeds are not looked at":
@@ -282,9 +260,7 @@ class Fake:
 
 
 def words(body: Mapping[str, Any]) -> list[str]:
-    """
-    The prompt as tokens, with the beginning of the answer.
-    """
+    """The prompt as tokens, with the beginning of the answer."""
     found = []
     for message in body["messages"]:
         found += [f"<{message['role']}>", *message["content"].split(), "</>"]
@@ -292,30 +268,22 @@ def words(body: Mapping[str, Any]) -> list[str]:
 
 
 def common(one: Sequence[str], other: Sequence[str]) -> int:
-    """
-    How many tokens two prompts have in common at their beginning.
-    """
+    """How many tokens two prompts have in common at their beginning."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """
-    One request.
-    """
+    """One request."""
 
     fake: Fake
     begun = False
 
     def log_message(self, *_: Any) -> None:
-        """
-        Say nothing.
-        """
+        """Say nothing."""
 
     def do_GET(self) -> None:
-        """
-        The models, how it is, and the way to restart.
-        """
+        """The models, how it is, and the way to restart."""
         if self.path == "/restart":
             self.fake.restart()
             self._send(200, {})
@@ -330,9 +298,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, {"error": {"message": "nothing is here"}})
 
     def do_POST(self) -> None:
-        """
-        A chat completion.
-        """
+        """A chat completion."""
         fake = self.fake
         data = self.rfile.read(int(self.headers["content-length"]))
         with fake.changed:
@@ -385,9 +351,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer({name: body[name] for name in body if name not in fake.ignores})
 
     def _odd(self, content: str) -> None:
-        """
-        The faults at odd prompts.
-        """
+        """The faults at odd prompts."""
         fault = self.fake.fault
         if not content.strip() and fault == "fails at white space":
             raise Refusal(500, "list index out of range")
@@ -554,9 +518,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: %s\n\n" % json.dumps(value).encode())
 
     def _accompanied(self) -> bool:
-        """
-        Whether as many requests as there may be are under way, now or soon.
-        """
+        """Whether as many requests as there may be are under way, now or soon."""
         fake = self.fake
         with fake.changed:
             return fake.changed.wait_for(lambda: fake.crowds > self.crowds_before, _NEIGHBOUR_S)
@@ -586,9 +548,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._left(0.05)
 
     def _left(self, within_s: float) -> bool:
-        """
-        Whether the client goes away within a time.
-        """
+        """Whether the client goes away within a time."""
         if not select.select([self.connection], [], [], within_s)[0]:
             return False
         return not self.connection.recv(1, socket.MSG_PEEK)
@@ -607,9 +567,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(fake: Fake, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """
-    The fake on a port, a free one if none is named; gives its address.
-    """
+    """The fake on a port, a free one if none is named; gives its address."""
 
     class Handler(_Handler):
         pass

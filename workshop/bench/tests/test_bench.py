@@ -1,6 +1,4 @@
-"""
-`ops bench`: what is asked, in which order, what counts as a result, and what is told of it.
-"""
+"""`ops bench`: what is asked, in which order, what counts as a result, and what is told of it."""
 
 from __future__ import annotations
 
@@ -53,16 +51,12 @@ with serving(Fake(fault, key=key or None, prefill_s=0), port=int(port)):
 
 
 def scenario_named(name: str) -> Scenario:
-    """
-    The scenario of that name.
-    """
+    """The scenario of that name."""
     return next(scenario for scenario in SCENARIOS if scenario.name == name)
 
 
 def asked(scenario: Scenario, salt: str, answer: Answer | None = None) -> list[Request]:
-    """
-    All requests of a scenario, each with the same answer.
-    """
+    """All requests of a scenario, each with the same answer."""
     answer = answer or Answer(status=200, text="one two three four")
     steps = scenario.steps(salt)
     found = [next(steps)]
@@ -74,17 +68,13 @@ def asked(scenario: Scenario, salt: str, answer: Answer | None = None) -> list[R
 
 
 def server_at(url: str, *, is_ours: bool = True) -> Running:
-    """
-    A server that runs already.
-    """
+    """A server that runs already."""
     kind = Kind(name="fake", command=(), is_ours=is_ours)
     return Running(kind=kind, client=Client(url, deadline_s=DEADLINE_S))
 
 
 def held(fake: Fake, name: str = "4 turns", *, is_ours: bool = True) -> Run:
-    """
-    A run of a scenario on a fake.
-    """
+    """A run of a scenario on a fake."""
     with serving(fake) as url:
         return hold(scenario_named(name), server_at(url, is_ours=is_ours), "salt", pause_s=0.0)
 
@@ -110,17 +100,13 @@ def fake_kind(name: str, *broken: str, is_ours: bool = False) -> Kind:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=NAMES)
 def test_a_salt_gives_the_same_requests(scenario: Scenario):
-    """
-    Two servers hear the same, if they answer the same.
-    """
+    """Two servers hear the same, if they answer the same."""
     assert asked(scenario, "one") == asked(scenario, "one")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=NAMES)
 def test_no_run_finds_what_another_left(scenario: Scenario):
-    """
-    With another salt, and in another scenario, each conversation begins otherwise.
-    """
+    """With another salt, and in another scenario, each conversation begins otherwise."""
     begun = {request.messages[0]["content"] for request in asked(scenario, "one")}
     others = [asked(scenario, "two"), *(asked(o, "one") for o in SCENARIOS if o is not scenario)]
     for other in others:
@@ -206,9 +192,7 @@ def test_the_page_has_every_scenario_and_no_other():
 
 
 def test_the_page_has_every_part_and_no_other():
-    """
-    The table of parts tells each, in the order in which they are measured, in its own words.
-    """
+    """The table of parts tells each, in the order in which they are measured, in its own words."""
     page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     parts = page.split("| part | measures |\n")[1].split("\n\n")[0]
     told = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|$", parts, flags=re.M)
@@ -273,9 +257,7 @@ def test_one_hit_of_many_is_no_result():
     """
 
     class Once(Fake):
-        """
-        It hits once, and when it is asked for log-probabilities.
-        """
+        """It hits once, and when it is asked for log-probabilities."""
 
         def cached(self, prompt: list[str], body: Any) -> int:
             found = super().cached(prompt, body)
@@ -286,14 +268,10 @@ def test_one_hit_of_many_is_no_result():
 
 
 def test_only_a_text_that_was_timed_is_wrong():
-    """
-    The answer that was timed counts, not only the ones that are asked for again.
-    """
+    """The answer that was timed counts, not only the ones that are asked for again."""
 
     class Once(Fake):
-        """
-        Its hits are wrong as long as nobody asks past the cache.
-        """
+        """Its hits are wrong as long as nobody asks past the cache."""
 
         def cached(self, prompt: list[str], body: Any) -> int:
             if "logprobs" in body:
@@ -324,26 +302,20 @@ def test_a_peer_need_not_reuse_anything():
     ids=["no end", "refused"],
 )
 def test_an_answer_that_is_not_whole_ends_a_run(fake: Fake, words: str):
-    """
-    A stream without its end, and a refusal, are no answers.
-    """
+    """A stream without its end, and a refusal, are no answers."""
     with pytest.raises(NoAnswer, match=f"fake: {words}"):
         held(fake, is_ours=False)
 
 
 def test_a_run_ends_when_the_server_is_at_rest():
-    """
-    What our server does behind its answers is done before the next server is measured.
-    """
+    """What our server does behind its answers is done before the next server is measured."""
     fake = Fake(settles=3, prefill_s=0)
     held(fake)
     assert 0 == fake.settling
 
 
 def test_a_server_that_goes_on_and_on_is_told(monkeypatch: pytest.MonkeyPatch):
-    """
-    The wait for rest has an end.
-    """
+    """The wait for rest has an end."""
     monkeypatch.setattr(servers, "_READY_S", 0.0)
     fake = Fake(settles=1000)
     fake.settling = 1000
@@ -352,9 +324,7 @@ def test_a_server_that_goes_on_and_on_is_told(monkeypatch: pytest.MonkeyPatch):
 
 
 def sample(first_s: float | None, ended_s: float = 9.0, **changes: Any) -> Sample:
-    """
-    A warm request whose client began at 1 s.
-    """
+    """A warm request whose client began at 1 s."""
     request = Request(messages=(), warm=True)
     told = {"prompt_tokens": 100, "cached_tokens": 64, **changes}
     answer = Answer(status=200, began_s=1.0, first_s=first_s, ended_s=ended_s, **told)
@@ -362,9 +332,7 @@ def sample(first_s: float | None, ended_s: float = 9.0, **changes: Any) -> Sampl
 
 
 def run_of(server: str, *first_s: float, scenario: str = "4 turns", pause_s: float = 0.5) -> Run:
-    """
-    A run with a cold request, and warm ones whose first tokens took so long.
-    """
+    """A run with a cold request, and warm ones whose first tokens took so long."""
     cold = attrs.evolve(sample(9.0), request=Request(messages=(), warm=False))
     warm = (sample(1.0 + one) for one in first_s)
     return Run(scenario=scenario, server=server, pause_s=pause_s, samples=(cold, *warm))
@@ -381,9 +349,7 @@ def test_time_counts_to_the_first_text():
 
 
 def test_a_hit_rate_is_of_tokens():
-    """
-    The share of the prompts' tokens that was reused, of the warm requests that tell it.
-    """
+    """The share of the prompts' tokens that was reused, of the warm requests that tell it."""
     told = (sample(2.0), sample(2.0, prompt_tokens=300, cached_tokens=36))
     silent = sample(2.0, cached_tokens=None)
     run = attrs.evolve(run_of("cairn"), samples=(*told, silent))
@@ -406,9 +372,7 @@ def test_answers_to_compare_are_spread_over_the_run():
 
 
 def all_of(server: str, first_s: float, names: Sequence[str] = NAMES) -> list[Run]:
-    """
-    A run of each scenario, all as fast.
-    """
+    """A run of each scenario, all as fast."""
     return [run_of(server, first_s, scenario=name) for name in names]
 
 
@@ -441,9 +405,7 @@ def test_the_mean_is_geometric_and_over_what_counts():
 
 @pytest.mark.parametrize(("ours_s", "missed"), [(0.75, False), (0.8125, True)])
 def test_a_goal_applies_to_the_whole_mean(ours_s: float, missed: bool):
-    """
-    At half a second of pause our time may be 0.8 of the peer's, not more.
-    """
+    """At half a second of pause our time may be 0.8 of the peer's, not more."""
     found = report.ratios([*all_of("cairn", ours_s), *all_of("mlx-lm", 1.0)], "cairn")
     (mean,) = report.means(found)
     assert (missed, True) == (mean.is_missed, mean.is_whole)
@@ -451,9 +413,7 @@ def test_a_goal_applies_to_the_whole_mean(ours_s: float, missed: bool):
 
 
 def test_figures_are_json():
-    """
-    What was measured, on what, and what was lost, for programs.
-    """
+    """What was measured, on what, and what was lost, for programs."""
     mine = attrs.evolve(run_of("cairn", 0.5), cold_equal=1, settled=Settled(**_AHEAD))
     lost = report.Lost(scenario="edits", server="mlx-lm", pause_s=0.5, why="gone")
     rows, none = [REACHED], [NoRow(name="a step", why="no hit")]
@@ -476,9 +436,7 @@ _AHEAD = {"computed_tokens": 128, "used_tokens": 64}
 
 
 def test_the_machine_is_told_without_its_paths():
-    """
-    Versions and processor, and the name of the BLAS, not where it lies.
-    """
+    """Versions and processor, and the name of the BLAS, not where it lies."""
     found = report.machine("/somewhere/libopenblas.so")
     assert "libopenblas.so" == found["blas"]
     assert {"system", "processor", "python", "cairn", "mlx", "mlx-lm"} < set(found)
@@ -504,9 +462,7 @@ def test_a_chart_has_a_dot_for_each_warm_request():
 
 
 def test_a_server_ends_with_its_context(tmp_path: Path):
-    """
-    It serves within the context, and its process has ended behind it, also when that fails.
-    """
+    """It serves within the context, and its process has ended behind it, also when that fails."""
     begun: list[Any] = []
     popen = subprocess.Popen
 
@@ -569,9 +525,7 @@ def test_the_places_are_put_into_a_command():
 
 
 def test_an_environment_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch):
-    """
-    Whoever set an LD_PRELOAD keeps it, for all servers that are not as installed.
-    """
+    """Whoever set an LD_PRELOAD keeps it, for all servers that are not as installed."""
     monkeypatch.setenv("LD_PRELOAD", "")
     assert {} == blas_environment()
     assert "LD_PRELOAD" not in servers.environment_with({"LD_PRELOAD": None})
@@ -593,9 +547,7 @@ def test_the_threads_of_the_blas_sleep(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_server_is_started_once_and_again_when_it_was_ended(tmp_path: Path):
-    """
-    Asked for by its name it is the same one, until it is ended; then it is another.
-    """
+    """Asked for by its name it is the same one, until it is ended; then it is another."""
     with Servers([fake_kind("fake")], tmp_path, tmp_path) as all_of_them:
         first = all_of_them.named("fake")
         assert first is all_of_them.named("fake")
@@ -611,9 +563,7 @@ def test_a_server_is_started_once_and_again_when_it_was_ended(tmp_path: Path):
 
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch, model_directory: Path) -> Callable[..., list[object]]:
-    """
-    Puts fakes into the place of the servers; gives the arguments of a short run.
-    """
+    """Puts fakes into the place of the servers; gives the arguments of a short run."""
 
     def put(*fault: str, peer: Sequence[str] = ()) -> list[object]:
         monkeypatch.setattr(command, "ours", lambda: fake_kind("cairn", *fault, is_ours=True))
@@ -648,9 +598,7 @@ def test_a_run_is_told_as_a_table(run: Invoke, beside: Callable[..., list[object
 
 
 def made_up(*rows: Row, error: Exception | None = None, needs_peer: bool = False) -> Part:
-    """
-    A part of one step.
-    """
+    """A part of one step."""
 
     def measured(_: Stage) -> Sequence[Row]:
         if error is not None:
@@ -704,9 +652,7 @@ def test_rows_of_other_parts_are_told(
 
 
 def test_parts_are_chosen():
-    """
-    All of them, unless some are named, or scenarios are; without a peer, what needs none.
-    """
+    """All of them, unless some are named, or scenarios are; without a peer, what needs none."""
     names = [part.name for part in PARTS]
     assert names == [part.name for part in command._chosen_parts((), (), peer=True)]
     assert [] == command._chosen_parts((), ("4 turns",), peer=True)
@@ -718,9 +664,7 @@ def test_parts_are_chosen():
 
 
 def test_a_kind_is_started_with_further_options(tmp_path: Path):
-    """
-    A server besides is ours with options behind its own, and data under its name.
-    """
+    """A server besides is ours with options behind its own, and data under its name."""
     started: list[tuple[Kind, Path, Path]] = []
 
     def start(*how: Any) -> Any:
@@ -765,9 +709,7 @@ def test_what_is_no_result_ends_with_1(
 
 
 def test_what_a_peer_does_not_answer_is_lost(run: Invoke, beside: Callable[..., list[object]]):
-    """
-    A peer that gives no answer costs its run, not ours: it is told, and started anew.
-    """
+    """A peer that gives no answer costs its run, not ours: it is told, and started anew."""
     result = run(*beside(peer=["streams have no end"]))
     assert 0 == result.exit_code, result.output
     lost = [line for line in result.stdout.splitlines() if line.startswith("lost: ")]
@@ -780,9 +722,7 @@ def test_what_a_peer_does_not_answer_is_lost(run: Invoke, beside: Callable[..., 
 def test_a_missed_goal_has_a_code_of_its_own(
     run: Invoke, beside: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    A goal that applies and is not reached ends with 3; the table is there all the same.
-    """
+    """A goal that applies and is not reached ends with 3; the table is there all the same."""
     monkeypatch.setattr(report, "COUNTED", frozenset({"4 turns"}))
     monkeypatch.setattr(report, "GOALS", {0.0: 1e9, 0.5: 1e-9, 5.0: 1.0})
     result = run(*beside())
@@ -794,9 +734,7 @@ def test_a_missed_goal_has_a_code_of_its_own(
 def test_a_server_that_does_not_start_ends_with_2(
     run: Invoke, beside: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Why a server did not start is told, and nothing is measured without it.
-    """
+    """Why a server did not start is told, and nothing is measured without it."""
     arguments = beside()
     gone = Kind(name="mlx-lm", command=(sys.executable, "-c", "import sys; sys.exit('no BLAS')"))
     monkeypatch.setattr(command, "mlx_lm", lambda **_: gone)
@@ -806,9 +744,7 @@ def test_a_server_that_does_not_start_ends_with_2(
 
 
 def test_what_cannot_be_measured_is_a_sentence(run: Invoke, tmp_path: Path):
-    """
-    A model that is not there, and llama.cpp's server without the model that its file is of.
-    """
+    """A model that is not there, and llama.cpp's server without the model that its file is of."""
     missing = run("bench", "--model", tmp_path / "none")
     assert (2, True) == (missing.exit_code, "There is no model directory at" in missing.stderr)
     weights = tmp_path / "model.gguf"
@@ -818,9 +754,7 @@ def test_what_cannot_be_measured_is_a_sentence(run: Invoke, tmp_path: Path):
 
 
 def test_a_quick_run_has_no_long_pauses():
-    """
-    It leaves out what takes long; whoever names scenarios gets those.
-    """
+    """It leaves out what takes long; whoever names scenarios gets those."""
     assert {"20 in turn", "edits", "documents", "batch", "branches"} == set(NAMES) - {
         one.name for one in command._chosen((), quick=True)
     }
@@ -850,9 +784,7 @@ def test_cairn_is_measured(model_directory: Path, tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_journal_that_is_written_nowhere(model_directory: Path, tmp_path: Path):
-    """
-    The server of the bench answers as ours does, and leaves no journal.
-    """
+    """The server of the bench answers as ours does, and leaves no journal."""
     with servers.running(servers.unrecorded(), model_directory, tmp_path) as server:
         found = hold(scenario_named("4 turns"), server, "salt", pause_s=0.0)
         assert server.data is not None
@@ -876,9 +808,7 @@ def test_both_have_one_heap(
 
 
 def heaps_of_threads(pid: int) -> int:
-    """
-    For each, glibc reserves 64 MiB, aligned to that, of which the beginning is writable.
-    """
+    """For each, glibc reserves 64 MiB, aligned to that, of which the beginning is writable."""
     size, places = 64 << 20, []
     for line in Path(f"/proc/{pid}/maps").read_text("utf-8").splitlines():
         addresses, may, *others = line.split()

@@ -76,9 +76,7 @@ with serving(Fake(fault, prefill_s=0), port=int(port)):
 
 
 def plan_of(seconds: float = SECONDS, *, salt: str = "salt") -> Plan:
-    """
-    A plan without pauses, of short conversations.
-    """
+    """A plan without pauses, of short conversations."""
     return Plan(
         salt=salt,
         seconds=seconds,
@@ -90,26 +88,20 @@ def plan_of(seconds: float = SECONDS, *, salt: str = "salt") -> Plan:
 
 
 class Ticking:
-    """
-    A clock that goes on by itself when somebody looks at it, and only then.
-    """
+    """A clock that goes on by itself when somebody looks at it, and only then."""
 
     def __init__(self, begun_s: float = 0.0) -> None:
         self._now_s = begun_s
 
     def now_s(self) -> float:
-        """
-        What it shows.
-        """
+        """What it shows."""
         self._now_s += TICK_S
         return self._now_s
 
 
 @attrs.frozen
 class Timed:
-    """
-    A client that takes the times of answers from the fake, and no clock's.
-    """
+    """A client that takes the times of answers from the fake, and no clock's."""
 
     client: Client
     fake: Fake
@@ -118,9 +110,7 @@ class Timed:
         return getattr(self.client, name)
 
     def ask(self, body: Mapping[str, Any]) -> Answer:
-        """
-        An answer, with those times.
-        """
+        """An answer, with those times."""
         took_s = self.fake.takes_s()
         answer = self.client.ask(body)
         return attrs.evolve(answer, began_s=0.0, first_s=took_s / 2, ended_s=took_s)
@@ -132,16 +122,12 @@ def _ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def record_at(folder: Path, plan: Plan | None = None) -> Record:
-    """
-    A new record.
-    """
+    """A new record."""
     return Record.new(folder / "long.jsonl", Begun(plan=plan or plan_of(), model="fake"))
 
 
 def held(fault: str, folder: Path, *, record: Record | None = None) -> Session:
-    """
-    A session with a fake.
-    """
+    """A session with a fake."""
     fake = Fake(fault, prefill_s=0)
     record = record or record_at(folder)
     with serving(fake) as url:
@@ -152,16 +138,12 @@ def held(fault: str, folder: Path, *, record: Record | None = None) -> Session:
 
 
 def verdicts(session: Session, checked: Checked = HOLDS) -> dict[str, bool | None]:
-    """
-    What came of each goal.
-    """
+    """What came of each goal."""
     return {goal.name: goal.reached for goal in goals(session, checked)}
 
 
 def turn_at(at_s: float, **more: Any) -> Turn:
-    """
-    An answered turn of the first client.
-    """
+    """An answered turn of the first client."""
     usual: dict[str, Any] = {
         "client": AGENT,
         "conversation": 0,
@@ -180,9 +162,7 @@ def turn_at(at_s: float, **more: Any) -> Turn:
 
 
 def session_of(*lines: Any, seconds: float = SECONDS) -> Session:
-    """
-    A made-up session.
-    """
+    """A made-up session."""
     return Session(begun=Begun(plan=plan_of(seconds), model="made up"), lines=lines)
 
 
@@ -230,9 +210,7 @@ def test_histories_are_the_teeth_of_a_saw():
 
 
 def test_the_second_client_goes_away_from_one_of_three():
-    """
-    It asks something short, and what was cut off is asked again.
-    """
+    """It asks something short, and what was cut off is asked again."""
     talker = second(plan_of())
     asked = []
     for _ in range(9):
@@ -247,9 +225,7 @@ def test_the_second_client_goes_away_from_one_of_three():
 
 
 def test_what_has_no_answer_is_asked_again_but_not_for_ever():
-    """
-    The same request, and behind three of them another conversation.
-    """
+    """The same request, and behind three of them another conversation."""
     talker = agent(plan_of())
     talker.hear("an answer", 100)
     asked = []
@@ -388,9 +364,7 @@ def test_a_record_reads_as_it_was_written(tmp_path: Path):
     ],
 )
 def test_what_is_no_record_is_refused(lines: str, words: str):
-    """
-    A file of something else, or with a line that is none, is named with the line.
-    """
+    """A file of something else, or with a line that is none, is named with the line."""
     with pytest.raises(NoRecord, match=f"^it is no record of a long session: {words}"):
         read(lines.encode(), "it")
 
@@ -408,9 +382,7 @@ def test_what_is_no_record_is_refused(lines: str, words: str):
     ],
 )
 def test_errors_have_kinds(answer: Answer, outcome: str):
-    """
-    What is no whole answer is told by its kind, and in words.
-    """
+    """What is no whole answer is told by its kind, and in words."""
     found, why = outcome_of(answer)
     assert outcome == found
     assert bool(why) == (outcome != ANSWERED)
@@ -426,9 +398,7 @@ def test_samples_of_a_scrape_are_summed_over_their_labels():
 
 
 def test_memory_of_a_process():
-    """
-    That of this one is told; that of none is not.
-    """
+    """That of this one is told; that of none is not."""
     assert (rss_bytes(os.getpid()) or 0) > 1 << 20
     assert None is rss_bytes(1 << 30)
 
@@ -437,9 +407,7 @@ def test_memory_of_a_process():
 
 
 def aged(late_s: float, **more: Any) -> Session:
-    """
-    A session whose turns of the last quarter take that long, the first ones' 0.2 s.
-    """
+    """A session whose turns of the last quarter take that long, the first ones' 0.2 s."""
     early = [turn_at(float(at)) for at in range(1, 20)]
     late = [turn_at(SECONDS - at, total_s=late_s, **more) for at in range(20, -1, -1)]
     return session_of(*early, *late)
@@ -486,9 +454,7 @@ def test_the_nearest_turn_is_the_one_beside():
 
 @pytest.mark.parametrize(("late_s", "reached"), [(0.2, True), (0.209, True), (0.211, False)])
 def test_drift_has_a_limit(late_s: float, reached: bool):
-    """
-    Less than 5 %.
-    """
+    """Less than 5 %."""
     assert reached == verdicts(aged(late_s))["drift of a turn"]
 
 
@@ -558,26 +524,20 @@ def test_budgets_are_by_tier():
     ],
 )
 def test_a_journal_that_does_not_hold_is_a_missed_goal(checked: Checked, words: str):
-    """
-    Broken, or not to be read: either is told, and missed.
-    """
+    """Broken, or not to be read: either is told, and missed."""
     found = goals(session_of(), checked)[-1]
     assert ("the journal", words, checked.holds) == (found.name, found.value, found.reached)
 
 
 def test_a_session_of_nothing_has_a_report():
-    """
-    One that ended before its first turn has figures and a picture too.
-    """
+    """One that ended before its first turn has figures and a picture too."""
     ET.fromstring(chart(session_of()))
     assert "cannot be told" in told(session_of())[-1]
     json.dumps(long_report.as_json({}, session_of(), HOLDS))
 
 
 def test_a_chart_has_a_dot_for_each_answered_turn():
-    """
-    And a line for each kind of memory that was looked at.
-    """
+    """And a line for each kind of memory that was looked at."""
     looks = [Look(at_s=float(at), rss_bytes=at << 20, slab_bytes=1) for at in (1, 2)]
     picture = ET.fromstring(chart(session_of(turn_at(1.0), turn_at(2.0, outcome=LEFT), *looks)))
     tags = [one.tag.rpartition("}")[2] for one in picture.iter()]
@@ -602,9 +562,7 @@ def test_the_whole_journal_is_verified(stored: Callable[[Sequence[Row]], Path], 
 
 
 def test_a_changed_journal_is_broken(stored: Callable[[Sequence[Row]], Path]):
-    """
-    A row that was changed is named.
-    """
+    """A row that was changed is named."""
     found = verified(stored(tampered()))
     assert (False, True) == (found.holds, found.broken > 0)
     assert "INV-8 at row 4: the row was changed" == found.why
@@ -647,9 +605,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch, hour_s: float = 100.0) -> None:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """
-    The processes that were started.
-    """
+    """The processes that were started."""
     found: list[Any] = []
     popen = subprocess.Popen
 
@@ -717,9 +673,7 @@ def test_a_session_is_told(
 
 
 def test_a_missed_goal_ends_with_3(run: Invoke, short: Callable[..., list[object]]):
-    """
-    The report is there all the same, and says which.
-    """
+    """The report is there all the same, and says which."""
     result = run(*short("some are turned away"))
     assert long_command.MISSED == result.exit_code, result.output
     missed = [line for line in result.stdout.splitlines() if line.endswith("\tmissed")]
@@ -768,9 +722,7 @@ def test_a_second_signal_ends_it_at_once(
     begun: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """
-    Without a report, but not without ending the server.
-    """
+    """Without a report, but not without ending the server."""
 
     def twice(_: Any, __: Turn) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -795,9 +747,7 @@ with running(fake_kind("fake"), pathlib.Path("."), pathlib.Path(sys.argv[1])) as
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for a process of another's")
 def test_a_server_ends_with_whoever_is_killed(tmp_path: Path):
-    """
-    SIGKILL leaves nobody time to end a server, and it ends all the same.
-    """
+    """SIGKILL leaves nobody time to end a server, and it ends all the same."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _HOLD, str(tmp_path)],
@@ -837,9 +787,7 @@ def test_a_record_is_not_written_over(
 
 
 def test_what_goes_with_a_long_session(run: Invoke, tmp_path: Path):
-    """
-    A folder does, other servers and scenarios do not, and --resume goes with nothing else.
-    """
+    """A folder does, other servers and scenarios do not, and --resume goes with nothing else."""
     for arguments, words in (
         (("--long", "1"), "--long needs -o"),
         (("--long", "nan", "-o", tmp_path), "nan is no number"),
@@ -855,9 +803,7 @@ def test_what_goes_with_a_long_session(run: Invoke, tmp_path: Path):
 def test_a_server_that_does_not_start_is_told(
     run: Invoke, short: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
 ):
-    """
-    Exit code 2, and its last words.
-    """
+    """Exit code 2, and its last words."""
     arguments = short()
     gone = Kind(name="cairn", command=(sys.executable, "-c", "import sys; sys.exit('no BLAS')"))
     monkeypatch.setattr(command, "ours", lambda: gone)

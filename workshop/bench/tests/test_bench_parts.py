@@ -64,9 +64,7 @@ class Bounded(Fake):
         self.kept: dict[tuple[str, ...], None] = {}
 
     def cached(self, prompt: list[str], body: Any) -> int:
-        """
-        How much of a prompt is there; then all of it is, and something else may have left.
-        """
+        """How much of a prompt is there; then all of it is, and something else may have left."""
         if body.get("cache_prompt") is False:
             return 0
         ends = range(BLOCK_WORDS, len(prompt), BLOCK_WORDS)
@@ -85,25 +83,19 @@ class Bounded(Fake):
 
 
 def quick(**changes: Any) -> Fake:
-    """
-    A sound server that does not take its time.
-    """
+    """A sound server that does not take its time."""
     return Fake(**{"prefill_s": 0, **changes})
 
 
 def changed(fake: Fake, **changes: Any) -> Fake:
-    """
-    A fake with other attributes.
-    """
+    """A fake with other attributes."""
     for name, value in changes.items():
         setattr(fake, name, value)
     return fake
 
 
 def alone(_kind: Kind, _model: Path, *, spans: Any = (), decodes: Any = (), **_: Any) -> Bare:
-    """
-    The model alone takes next to nothing, and a loop of any number of rows takes a second.
-    """
+    """The model alone takes next to nothing, and a loop of any number of rows takes a second."""
     return Bare(
         chunk_tokens=CHUNK,
         decode_rows=4,
@@ -113,9 +105,7 @@ def alone(_kind: Kind, _model: Path, *, spans: Any = (), decodes: Any = (), **_:
 
 
 def sound_beside(kind: Kind) -> Fake:
-    """
-    A sound server of each kind that is started besides: with other options, other bits.
-    """
+    """A sound server of each kind that is started besides: with other options, other bits."""
     options = set(kind.command)
     if {"--chunk-tokens", "--decode-rows"} & options:
         return Otherwise(prefill_s=0)
@@ -133,14 +123,10 @@ def sound_beside(kind: Kind) -> Fake:
 
 
 class Otherwise(Fake):
-    """
-    Its bits are others, hit or miss.
-    """
+    """Its bits are others, hit or miss."""
 
     def tokens(self, body: Any, cached: int, alone: bool) -> Iterator[Any]:
-        """
-        As of a sound one, but for the bits.
-        """
+        """As of a sound one, but for the bits."""
         for text, number in super().tokens(body, cached, alone):
             yield text, number + 1e-12
 
@@ -189,9 +175,7 @@ def staged(
 
 
 def measure_of(part: Part, place: int = 0) -> Measure:
-    """
-    A step of a part.
-    """
+    """A step of a part."""
     return part.measures[place]
 
 
@@ -220,9 +204,7 @@ All that can be measured on a fake: the journal of one cannot be read, and match
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    A fake's words are its tokens, and it refuses long prompts. It is at rest at once.
-    """
+    """A fake's words are its tokens, and it refuses long prompts. It is at rest at once."""
     monkeypatch.setattr(servers, "_LOOK_S", 0.001)
     monkeypatch.setattr(first_token, "_SHORT", 200)
     monkeypatch.setattr(first_token, "_LONG", 800)
@@ -233,9 +215,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_on(folder: Path, name: str, own: Fake | None = None, **changes: Any) -> Sequence[Row]:
-    """
-    What a step measures.
-    """
+    """What a step measures."""
     own = own or quick()
     if name == "among others" and not own.queues:
         own.meets = 4
@@ -245,9 +225,7 @@ def rows_on(folder: Path, name: str, own: Fake | None = None, **changes: Any) ->
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_sound_server_gives_rows(name: str, tmp_path: Path):
-    """
-    Each step gives its rows, with figures, and with what they were made of.
-    """
+    """Each step gives its rows, with figures, and with what they were made of."""
     rows = rows_on(tmp_path, name)
     assert rows
     for row in rows:
@@ -263,9 +241,7 @@ HIT = [name for name in MEASURES if name not in APART]
 
 @pytest.mark.parametrize("name", HIT)
 def test_what_is_no_hit_is_no_row(name: str, tmp_path: Path):
-    """
-    A server that reuses nothing gives no row.
-    """
+    """A server that reuses nothing gives no row."""
     with pytest.raises(NoResult, match=r"nothing was reused|the cache was not hit"):
         rows_on(tmp_path, name, Fake(reuses=0, prefill_s=0))
 
@@ -273,18 +249,14 @@ def test_what_is_no_hit_is_no_row(name: str, tmp_path: Path):
 @pytest.mark.parametrize("name", HIT[2:])
 @pytest.mark.parametrize("fault", ["a hit has other bits", "a hit has other words"])
 def test_a_hit_that_is_not_the_miss_is_no_row(name: str, fault: str, tmp_path: Path):
-    """
-    A server whose warm answers are not the cold ones gives no row.
-    """
+    """A server whose warm answers are not the cold ones gives no row."""
     with pytest.raises(NoResult, match="a warm answer is not the cold one"):
         rows_on(tmp_path, name, Fake(fault, prefill_s=0))
 
 
 @pytest.mark.parametrize("name", [*APART[:-1], "journal"])
 def test_a_server_besides_is_held_to_the_same(name: str, tmp_path: Path):
-    """
-    Of servers that are started for a row too, warm answers are compared with cold ones.
-    """
+    """Of servers that are started for a row too, warm answers are compared with cold ones."""
 
     def beside(kind: Kind) -> Fake:
         return changed(sound_beside(kind), fault="a hit has other bits")
@@ -294,18 +266,14 @@ def test_a_server_besides_is_held_to_the_same(name: str, tmp_path: Path):
 
 
 class Looked(Fake):
-    """
-    Knows whether it was at rest when it was asked without the cache.
-    """
+    """Knows whether it was at rest when it was asked without the cache."""
 
     def __init__(self, **changes: Any) -> None:
         super().__init__(prefill_s=0, settles=3, **changes)
         self.found: list[int] = []
 
     def cached(self, prompt: list[str], body: Any) -> int:
-        """
-        As of a sound one.
-        """
+        """As of a sound one."""
         if body.get("cache_prompt") is False:
             self.found.append(self.settling)
         return super().cached(prompt, body)
@@ -324,9 +292,7 @@ def test_a_cold_answer_begins_at_rest(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["chat", "documents", "batch", "mixed"])
 def test_what_is_hardly_a_hit_is_none(name: str, tmp_path: Path):
-    """
-    A server that reuses the first chunk of whatever it has seen reaches no goal.
-    """
+    """A server that reuses the first chunk of whatever it has seen reaches no goal."""
     with pytest.raises(NoResult, match="nothing was reused"):
         rows_on(tmp_path, name, Fake(reuses=BLOCK_WORDS, prefill_s=0))
 
@@ -343,9 +309,7 @@ def test_what_is_hardly_a_hit_is_none(name: str, tmp_path: Path):
     ],
 )
 def test_other_bits_are_missed(name: str, fault: str, tmp_path: Path):
-    """
-    One answer that is not the same, and the goal is missed.
-    """
+    """One answer that is not the same, and the goal is missed."""
     (row,) = rows_on(tmp_path, name, Fake(fault, prefill_s=0))
     assert row.is_missed
     assert row.value < 1
@@ -353,26 +317,20 @@ def test_other_bits_are_missed(name: str, fault: str, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["warm and cold", "among others"])
 def test_where_the_control_is_the_same_nothing_is_shown(name: str, tmp_path: Path):
-    """
-    A machine on which passes of other shapes give the same bits proves nothing.
-    """
+    """A machine on which passes of other shapes give the same bits proves nothing."""
     with pytest.raises(NoResult, match="this machine shows nothing"):
         rows_on(tmp_path, name, beside=lambda _: quick())
 
 
 def test_who_waits_for_the_others_has_no_neighbour(tmp_path: Path):
-    """
-    A server that answers one after the other shows nothing about neighbours.
-    """
+    """A server that answers one after the other shows nothing about neighbours."""
     with pytest.raises(NoResult, match="none had a neighbour"):
         rows_on(tmp_path, "among others", Fake(queues=True, prefill_s=0))
 
 
 @pytest.mark.parametrize("name", ["warm and cold", "among others"])
 def test_bits_are_compared(name: str, tmp_path: Path):
-    """
-    Without log-probabilities there is nothing to compare.
-    """
+    """Without log-probabilities there is nothing to compare."""
     with pytest.raises(NoResult, match="there are no log-probabilities to compare"):
         rows_on(tmp_path, name, Fake(hides=["logprobs"], prefill_s=0))
 
@@ -391,9 +349,7 @@ def test_bits_are_compared(name: str, tmp_path: Path):
 def test_a_warm_first_token_stands_beside_a_cold_one(
     name: str, told: str, behind: str, more: str, tmp_path: Path
 ):
-    """
-    The figure is the ratio of the two medians, under the name that the page of figures knows.
-    """
+    """The figure is the ratio of the two medians, under the name that the page of figures knows."""
     (row,) = rows_on(tmp_path, name)
     assert f"first token {told}, at 400 tokens / cold" == row.name
     assert {"first_s", "cold_s", more} == set(row.figures)
@@ -423,9 +379,7 @@ def test_a_first_token_stands_beside_its_own_passes(tmp_path: Path):
 
 
 def test_passes_that_take_longer_than_the_token_are_no_result(tmp_path: Path):
-    """
-    Where nothing is left over, the two were not measured on the same footing.
-    """
+    """Where nothing is left over, the two were not measured on the same footing."""
 
     def slow(*arguments: Any, spans: Any = (), **named: Any) -> Bare:
         return attrs.evolve(alone(*arguments, spans=spans, **named), spans_s=(9.0,) * len(spans))
@@ -452,9 +406,7 @@ def test_what_was_there_and_is_computed_again_is_counted(name: str, again: list[
 
 
 def test_a_block_that_left_was_there():
-    """
-    What was sealed once was there, even if no conversation goes on and nothing is in memory.
-    """
+    """What was sealed once was there, even if no conversation goes on and nothing is in memory."""
     index = matching.made_index(200, 100, 16)
     gone = {key: attrs.evolve(block, present=False) for key, block in index.state.blocks.items()}
     state = attrs.evolve(index.state, blocks=Map(gone))
@@ -470,9 +422,7 @@ def test_a_block_that_left_was_there():
 
 
 def test_a_journal_that_cannot_be_read_is_no_result(tmp_path: Path):
-    """
-    Without a journal nothing is known of what was computed again.
-    """
+    """Without a journal nothing is known of what was computed again."""
     with staged(tmp_path, quick()) as scene, pytest.raises(NoResult, match="the journal is not"):
         first_token.again(scene)
 
@@ -504,9 +454,7 @@ def test_the_loop_alone_has_the_rows_that_are_served(tmp_path: Path):
 
 @pytest.mark.parametrize("told", [{"completion_tokens": 1}, {"first_s": None}, {}])
 def test_an_answer_that_is_too_short_has_no_rate(told: Any):
-    """
-    How fast an answer comes is told from its first text to its end.
-    """
+    """How fast an answer comes is told from its first text to its end."""
     answer = Answer(status=200, first_s=1.0, ended_s=3.0)
     request = Request(messages=(), warm=True)
     whole = Sample(request=request, answer=attrs.evolve(answer, completion_tokens=5))
@@ -520,9 +468,7 @@ def test_an_answer_that_is_too_short_has_no_rate(told: Any):
 
 @pytest.mark.parametrize("name", ["given up", "beside others"])
 def test_what_is_copied_has_to_be_a_hit(name: str, tmp_path: Path):
-    """
-    A server that is cold behind a pause gives no row.
-    """
+    """A server that is cold behind a pause gives no row."""
 
     def beside(kind: Kind) -> Fake:
         return changed(sound_beside(kind), reuses=0)
@@ -532,9 +478,7 @@ def test_what_is_copied_has_to_be_a_hit(name: str, tmp_path: Path):
 
 
 def test_a_slab_that_is_gone_too_soon_is_no_row(tmp_path: Path):
-    """
-    A turn that is to find its slab has to.
-    """
+    """A turn that is to find its slab has to."""
 
     def beside(kind: Kind) -> Fake:
         return changed(sound_beside(kind), holds=0)
@@ -544,9 +488,7 @@ def test_a_slab_that_is_gone_too_soon_is_no_row(tmp_path: Path):
 
 
 def test_a_slab_that_stays_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """
-    A server that keeps its slabs copies nothing.
-    """
+    """A server that keeps its slabs copies nothing."""
     monkeypatch.setattr(given_up, "_WAIT_S", 0.05)
 
     def beside(kind: Kind) -> Fake:
@@ -557,18 +499,14 @@ def test_a_slab_that_stays_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_answer_that_ends_too_soon_has_no_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """
-    Who was not in the midst of an answer did not wait.
-    """
+    """Who was not in the midst of an answer did not wait."""
     monkeypatch.setattr(given_up, "_SPOKEN_TOKENS", 4)
     with pytest.raises(NoResult, match="did not last as long"):
         rows_on(tmp_path, "beside others")
 
 
 def test_a_pause_is_one_that_reaches_into_the_time():
-    """
-    The longest of them, and of no other.
-    """
+    """The longest of them, and of no other."""
     heard_s = [0.0, 5.0, 6.0, 8.0, 9.0, 13.0]
     assert 2.0 == given_up.longest_s(heard_s, 5.0, 9.0)
     assert 4.0 == given_up.longest_s(heard_s, 5.5, 9.1)
@@ -582,9 +520,7 @@ def test_a_pause_is_one_that_reaches_into_the_time():
 
 
 def test_what_does_not_come_from_the_disk_is_no_row(tmp_path: Path):
-    """
-    A hit after a restart has to be one of files.
-    """
+    """A hit after a restart has to be one of files."""
 
     def beside(kind: Kind) -> Fake:
         return changed(sound_beside(kind), counts={})
@@ -594,9 +530,7 @@ def test_what_does_not_come_from_the_disk_is_no_row(tmp_path: Path):
 
 
 def test_what_a_restart_forgets_is_no_row(tmp_path: Path):
-    """
-    A server that is cold after a restart gives no row.
-    """
+    """A server that is cold after a restart gives no row."""
 
     def beside(kind: Kind) -> Fake:
         return changed(sound_beside(kind), reuses=0)
@@ -606,18 +540,14 @@ def test_what_a_restart_forgets_is_no_row(tmp_path: Path):
 
 
 def test_a_cut_that_keeps_all_prefills_a_tenth(tmp_path: Path):
-    """
-    Of a prompt that was cut off at 90 %, a tenth and the end of a chunk are prefilled again.
-    """
+    """Of a prompt that was cut off at 90 %, a tenth and the end of a chunk are prefilled again."""
     (row,) = rows_on(tmp_path, "cut off")
     assert not row.is_missed
     assert 0.05 < row.value < 0.15
 
 
 def test_a_cut_that_keeps_half_misses_the_goal(tmp_path: Path):
-    """
-    A server that keeps half of what was prefilled misses the goal.
-    """
+    """A server that keeps half of what was prefilled misses the goal."""
 
     def beside(kind: Kind) -> Fake:
         return changed(sound_beside(kind), fault="a cut keeps half")
@@ -635,9 +565,7 @@ def test_a_cut_that_keeps_half_misses_the_goal(tmp_path: Path):
     ids=["nothing kept", "not caught"],
 )
 def test_a_cut_that_shows_nothing_is_no_row(changes: Any, words: str, tmp_path: Path):
-    """
-    Nothing is shown where nothing was kept, and where the client never left in prefill.
-    """
+    """Nothing is shown where nothing was kept, and where the client never left in prefill."""
 
     def beside(kind: Kind) -> Fake:
         return changed(sound_beside(kind), **changes)
@@ -647,9 +575,7 @@ def test_a_cut_that_shows_nothing_is_no_row(changes: Any, words: str, tmp_path: 
 
 
 def test_comments_tell_how_far_a_prefill_is():
-    """
-    Both numbers have to be there.
-    """
+    """Both numbers have to be there."""
     told = [recovery.prefilled(one) for one in ("prefill 45/50", "prefill 45", "writing", "")]
     assert [0.9, None, None, None] == told
 
@@ -658,18 +584,14 @@ def test_comments_tell_how_far_a_prefill_is():
 
 
 def test_a_peer_that_fails_among_many_is_named(tmp_path: Path):
-    """
-    Who did not answer is told, since a peer's failure is no fault of ours.
-    """
+    """Who did not answer is told, since a peer's failure is no fault of ours."""
     with pytest.raises(NoAnswer) as found:
         rows_on(tmp_path, "throughput", peer=Fake("streams have no end", prefill_s=0))
     assert "mlx-lm" == found.value.server
 
 
 def test_eight_are_under_way_at_once(tmp_path: Path):
-    """
-    Eight conversations are held at the same time, by both, equally often.
-    """
+    """Eight conversations are held at the same time, by both, equally often."""
     own, peer = quick(prefill_s=0.05), quick(prefill_s=0.05)
     (row,) = rows_on(tmp_path, "throughput", own, peer=peer)
     assert own.crowds
@@ -682,9 +604,7 @@ def test_eight_are_under_way_at_once(tmp_path: Path):
 
 
 def of_work(place: int) -> list[bool]:
-    """
-    Which requests of a kind of work could be hits, in a hundred and one.
-    """
+    """Which requests of a kind of work could be hits, in a hundred and one."""
     play = WORK[place].play(Drawn("salt", "work"), lambda tokens: tokens, 101)
     return [request.warm for request in play]
 
@@ -701,18 +621,14 @@ def test_work_is_as_the_goals_want_it():
 
 
 def test_requests_of_a_kind_of_work_follow_from_the_salt():
-    """
-    The same salt gives the same requests.
-    """
+    """The same salt gives the same requests."""
     for kind in (*WORK, SHORT_BATCH):
         one, other = (list(kind.play(Drawn("s", "w"), lambda n: n, 9)) for _ in range(2))
         assert one == other
 
 
 def test_a_hit_rate_is_of_those_that_could_be_hits(tmp_path: Path):
-    """
-    Requests whose beginning was there count; where some share nothing, those count too.
-    """
+    """Requests whose beginning was there count; where some share nothing, those count too."""
     chat, speed = rows_on(tmp_path, "chat")
     assert (20, 20, 1.0) == (chat.figures["hits"], chat.figures["of"], chat.value)
     assert "where the passes alone give" in speed.of
@@ -721,9 +637,7 @@ def test_a_hit_rate_is_of_those_that_could_be_hits(tmp_path: Path):
 
 
 def test_a_speed_up_is_told_with_what_it_could_be(tmp_path: Path):
-    """
-    The medians of the same requests, cold and warm, and what the passes alone would give.
-    """
+    """The medians of the same requests, cold and warm, and what the passes alone would give."""
 
     def passes(*arguments: Any, spans: Any = (), **named: Any) -> Bare:
         took = tuple(float(tokens - reused) for reused, tokens in spans)
@@ -753,27 +667,21 @@ def test_a_short_instruction_is_shown_with_smaller_chunks(tmp_path: Path):
 
 
 def test_a_shared_prompt_is_held_once(tmp_path: Path):
-    """
-    More conversations fit where they have a system prompt in common.
-    """
+    """More conversations fit where they have a system prompt in common."""
     (row,) = rows_on(tmp_path, "capacity")
     assert row.value > 2
     assert row.figures["each for itself"] * 13 <= 200
 
 
 def test_nothing_leaves_and_nothing_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """
-    A budget that is never full says nothing of how much fits.
-    """
+    """A budget that is never full says nothing of how much fits."""
     monkeypatch.setattr(capacity, "_MOST", 5)
     with pytest.raises(NoResult, match="5 conversations were opened, and no block had to leave"):
         rows_on(tmp_path, "capacity", beside=lambda _: Bounded(1000))
 
 
 def test_what_left_has_to_be_missed(tmp_path: Path):
-    """
-    A server that counts blocks as gone and has them still is not full.
-    """
+    """A server that counts blocks as gone and has them still is not full."""
     with pytest.raises(NoResult, match="did not miss it"):
         rows_on(tmp_path, "capacity", beside=lambda _: Bounded(200, forgetful=False))
 
@@ -782,9 +690,7 @@ def test_what_left_has_to_be_missed(tmp_path: Path):
 
 
 def test_matching_finds_what_is_there():
-    """
-    The decision that is timed is a continuation on all blocks of the conversation before it.
-    """
+    """The decision that is timed is a continuation on all blocks of the conversation before it."""
     index = matching.made_index(1000, 5000, 16)
     took = matching.timed(index, 3)
     assert (1000 - 100) // 16 == index.due
@@ -795,9 +701,7 @@ def test_matching_finds_what_is_there():
 
 
 def test_matching_that_finds_less_is_no_result():
-    """
-    A block that is missing in the middle, and a conversation that is not known.
-    """
+    """A block that is missing in the middle, and a conversation that is not known."""
     index = matching.made_index(1000, 100, 16)
     assert index.session.last is not None
     key = index.session.last.prompt_keys[20]
@@ -810,9 +714,7 @@ def test_matching_that_finds_less_is_no_result():
 
 
 def test_matching_is_told_beside_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """
-    The time of all steps, of that of a pass alone.
-    """
+    """The time of all steps, of that of a pass alone."""
     monkeypatch.setattr(matching, "_PROMPT_TOKENS", 1000)
     monkeypatch.setattr(matching, "_BLOCKS", 1000)
     slow = attrs.evolve(alone(servers.ours(), tmp_path), spans_s=(1e6,))
@@ -837,9 +739,7 @@ def test_the_events_of_a_turn_are_those_of_a_server():
 
 
 def test_a_turn_that_keeps_less_is_no_result():
-    """
-    A block in doubt in the midst of what the slab holds.
-    """
+    """A block in doubt in the midst of what the slab holds."""
     index = matching.made_index(1000, 500, 16)
     assert index.session.last is not None
     key = index.session.last.prompt_keys[20]
@@ -850,9 +750,7 @@ def test_a_turn_that_keeps_less_is_no_result():
 
 
 def test_a_turn_is_told_beside_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """
-    The time of all events of a turn on a long history, of that of a pass alone.
-    """
+    """The time of all events of a turn on a long history, of that of a pass alone."""
     monkeypatch.setattr(matching, "_PROMPT_TOKENS", 1000)
     monkeypatch.setattr(matching, "_SHORT_TOKENS", 500)
     monkeypatch.setattr(matching, "_BLOCKS_OF_TURNS", 1000)
@@ -880,17 +778,13 @@ def test_a_turn_is_told_beside_a_pass(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_a_row_knows_its_goal(row: Row, missed: bool, told: str, goal: str):
-    """
-    A goal is reached when it is met; without one there is no verdict.
-    """
+    """A goal is reached when it is met; without one there is no verdict."""
     assert (missed, told, goal) == (row.is_missed, row.told, row.told_goal)
     assert ("" if row.goal is None else "missed" if missed else "reached") == row.verdict
 
 
 def test_parts_and_their_steps_have_names_of_their_own():
-    """
-    A part is asked for by its name, and what has no result is told by that of its step.
-    """
+    """A part is asked for by its name, and what has no result is told by that of its step."""
     names = [part.name for part in PARTS]
     assert len(names) == len(set(names))
     steps = [measure.name for part in PARTS for measure in part.measures]
@@ -901,9 +795,7 @@ def test_parts_and_their_steps_have_names_of_their_own():
 
 
 def test_words_are_learnt_from_the_server(tmp_path: Path):
-    """
-    As many words as make so many tokens: here each is one, beside those around them.
-    """
+    """As many words as make so many tokens: here each is one, beside those around them."""
     with staged(tmp_path, quick()) as scene:
         server = scene.ours()
         words = stage.words_of(server, scene.drawn("lengths"))
@@ -915,9 +807,7 @@ def test_words_are_learnt_from_the_server(tmp_path: Path):
 
 
 def test_a_server_that_counts_nothing_cannot_be_measured(tmp_path: Path):
-    """
-    Lengths are in tokens, and only the server knows them.
-    """
+    """Lengths are in tokens, and only the server knows them."""
     with (
         staged(tmp_path, Fake(hides=["usage"], prefill_s=0)) as scene,
         pytest.raises(NoResult, match="cairn does not tell how long a prompt is"),
@@ -926,18 +816,14 @@ def test_a_server_that_counts_nothing_cannot_be_measured(tmp_path: Path):
 
 
 def test_what_the_process_wrote_is_in_the_order_of_the_question():
-    """
-    A span that is asked for twice is measured once.
-    """
+    """A span that is asked for twice is measured once."""
     found = {"chunk_tokens": 64, "decode_rows": 4, "spans": [[1, 3, 2], [9]], "decodes": [5]}
     bare = stage.bare_of(found, [(64, 80), (0, 64), (64, 80)], [(0, 64), (64, 80)])
     assert ((9, 2, 9), (5,)) == (bare.spans_s, bare.decodes_s)
 
 
 def test_a_model_alone_that_fails_says_why(tmp_path: Path):
-    """
-    A process that does not come to its end is told with its last words.
-    """
+    """A process that does not come to its end is told with its last words."""
     with pytest.raises(DidNotStart, match="the model alone ended with 1: "):
         stage.alone(servers.ours(), tmp_path / "none", spans=[(0, 8)])
 
@@ -945,9 +831,7 @@ def test_a_model_alone_that_fails_says_why(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_model_alone_is_measured(model_directory: Path):
-    """
-    Passes and loops of a model with nothing around it.
-    """
+    """Passes and loops of a model with nothing around it."""
     bare = stage.alone(
         servers.ours(), model_directory, spans=[(0, 100), (64, 100)], decodes=[(2, 40, 5)]
     )

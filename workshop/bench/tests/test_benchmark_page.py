@@ -1,6 +1,4 @@
-"""
-The figures of docs/benchmarks.md are those of the file beside it.
-"""
+"""The figures of docs/benchmarks.md are those of the file beside it."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from cairn_bench.rows import NoRow, Row
 
 
 def figures() -> dict[str, Any]:
-    """
-    Made-up figures, in the shape in which the bench writes them.
-    """
+    """Made-up figures, in the shape in which the bench writes them."""
     rows = [
         Row(name="a figure", value=0.5, goal=0.8, of="1 | 2"),
         Row(name="another", value=0.9, goal=0.8, shown="share"),
@@ -90,9 +86,7 @@ def test_each_figure_is_a_line():
 
 
 def test_a_page_without_marks_is_not_written():
-    """
-    What is made goes between two marks and nowhere else.
-    """
+    """What is made goes between two marks and nowhere else."""
     assert f"a {BEGIN} new {END} b" == with_block(f"a {BEGIN} old {END} b", f"{BEGIN} new {END}")
     with pytest.raises(ValueError, match="the page has no part between"):
         with_block("a page", "new")

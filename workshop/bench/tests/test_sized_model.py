@@ -20,18 +20,14 @@ SMALL = Size(layers=2, hidden_size=64, intermediate_size=96, heads=4, kv_heads=2
 
 @pytest.fixture(scope="module")
 def made(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    A small one, with the tokenizer and the template of the tests' random model.
-    """
+    """A small one, with the tokenizer and the template of the tests' random model."""
     directory = tmp_path_factory.mktemp("sized") / "model"
     make_sized_model(directory, SMALL, source=model_directory)
     return directory
 
 
 def test_it_has_its_size(made: Path):
-    """
-    mlx-lm loads it, with as many layers and heads as were asked for, in float32.
-    """
+    """mlx-lm loads it, with as many layers and heads as were asked for, in float32."""
     model, tokenizer = load(str(made))
     assert (2, 64, 4, 2, 16) == (
         len(model.layers),
@@ -47,9 +43,7 @@ def test_it_has_its_size(made: Path):
 
 
 def test_a_seed_gives_the_same_weights(made: Path, model_directory: Path, tmp_path: Path):
-    """
-    The same seed makes the same bytes, another one others.
-    """
+    """The same seed makes the same bytes, another one others."""
     make_sized_model(tmp_path / "same", SMALL, source=model_directory)
     make_sized_model(tmp_path / "other", SMALL, seed=1, source=model_directory)
     weights = (made / "model.safetensors").read_bytes()
@@ -58,9 +52,7 @@ def test_a_seed_gives_the_same_weights(made: Path, model_directory: Path, tmp_pa
 
 
 def test_it_says_plain_words_and_does_not_stop(made: Path):
-    """
-    Greedily, each token is of letters, and not one of them for ever; none ends the answer.
-    """
+    """Greedily, each token is of letters, and not one of them for ever; none ends the answer."""
     model, _ = load(str(made))
     tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
     ids = tokenizer.encode("Where do we start?").ids

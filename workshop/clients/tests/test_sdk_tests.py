@@ -39,9 +39,7 @@ REFUSED = "openai.BadRequestError: Error code: 400 - {'error': {'message': 'logi
 
 
 def result(*failed: str, message: str = REFUSED) -> Result:
-    """
-    One of a suite of which something is explained.
-    """
+    """One of a suite of which something is explained."""
     return Result(
         suite="openai-completions",
         package="openai==1",
@@ -53,9 +51,7 @@ def result(*failed: str, message: str = REFUSED) -> Result:
 
 
 def test_a_report_is_read(tmp_path: Path) -> None:
-    """
-    What failed or broke has its name; what was left out is counted apart.
-    """
+    """What failed or broke has its name; what was left out is counted apart."""
     report = tmp_path / "report.xml"
     report.write_text(REPORT, "utf-8")
     assert Result(
@@ -79,9 +75,7 @@ def test_a_report_of_no_test_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_server_that_breaks_off_is_asked_again(tmp_path: Path) -> None:
-    """
-    One that takes the connection and closes it has not begun yet.
-    """
+    """One that takes the connection and closes it has not begun yet."""
     log = tmp_path / "server.log"
     log.touch()
 
@@ -104,9 +98,7 @@ def test_a_server_that_breaks_off_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_a_failure_needs_its_word_and_a_word_its_failure() -> None:
-    """
-    What fails unexplained is named, and so is an explanation of what passes.
-    """
+    """What fails unexplained is named, and so is an explanation of what passes."""
     (known,) = EXPLAINED["openai-completions"]
     assert ([], []) == (result(f"{known}_1").unexplained(), result(f"{known}_1").unneeded())
     assert ["test_new"] == result("test_new").unexplained()
@@ -118,9 +110,7 @@ def test_a_failure_needs_its_word_and_a_word_its_failure() -> None:
     ["openai.InternalServerError: Error code: 500 - logit_bias", "assert 'x' == 'y'", ""],
 )
 def test_an_explanation_is_of_one_failure(message: str) -> None:
-    """
-    What fails otherwise than it says is unexplained, whatever its name.
-    """
+    """What fails otherwise than it says is unexplained, whatever its name."""
     (known,) = EXPLAINED["openai-completions"]
     failed = result(f"{known}_1", message=message)
     assert [f"{known}_1"] == failed.unexplained()
@@ -128,9 +118,7 @@ def test_an_explanation_is_of_one_failure(message: str) -> None:
 
 
 def test_the_table_has_the_figures_and_the_words() -> None:
-    """
-    A row a suite; tests of one name and one explanation are one line.
-    """
+    """A row a suite; tests of one name and one explanation are one line."""
     (known,) = EXPLAINED["openai-completions"]
     made = table([result(f"{known}_1[loose]", f"{known}_1[strict]")])
     assert "| `openai-completions` | openai==1 | 3 | 2 | 0 |" in made
@@ -138,9 +126,7 @@ def test_the_table_has_the_figures_and_the_words() -> None:
 
 
 def test_only_what_stands_between_the_marks_is_written(tmp_path: Path) -> None:
-    """
-    The rest of the page is left as it is.
-    """
+    """The rest of the page is left as it is."""
     page = tmp_path / "page.md"
     page.write_text(f"before\n{sdk_tests.BEGIN}\nold\n{sdk_tests.END}\nbehind\n", "utf-8")
     write(page, "new")
@@ -151,9 +137,7 @@ def test_only_what_stands_between_the_marks_is_written(tmp_path: Path) -> None:
 def test_only_one_folder_of_an_archive_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Not what lies beside it, nor what has its name as a beginning.
-    """
+    """Not what lies beside it, nor what has its name as a beginning."""
     archive = tmp_path / "a.tar.gz"
     with tarfile.open(archive, "w:gz") as made:
         for name in ("p/tests/test_a.py", "p/tests-more/b.py", "p/setup.py"):
@@ -165,9 +149,7 @@ def test_only_one_folder_of_an_archive_is_unpacked(
 
 
 def test_the_page_tells_of_each_suite_and_explanation() -> None:
-    """
-    What is pinned and explained in the script is what the page says.
-    """
+    """What is pinned and explained in the script is what the page says."""
     text = PAGE.read_text("utf-8")
     assert [] == [one.name for one in SUITES if f"| `{one.name}` | {one.package} |" not in text]
     told = {(suite, why.text) for suite, said in EXPLAINED.items() for why in said.values()}

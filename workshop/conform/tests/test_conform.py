@@ -72,31 +72,23 @@ FAULTS = [
 
 
 def restart_of(url: str) -> str:
-    """
-    The command by which a fake is restarted.
-    """
+    """The command by which a fake is restarted."""
     return shlex.join([sys.executable, "-c", _ASK, url])
 
 
 def report(result: Result) -> dict[str, Any]:
-    """
-    The rows of a report in JSON, by name.
-    """
+    """The rows of a report in JSON, by name."""
     return {row["row"]: row for row in json.loads(result.stdout)["rows"]}
 
 
 def verdicts(rows: dict[str, Any]) -> dict[str, str]:
-    """
-    Their verdicts.
-    """
+    """Their verdicts."""
     return {name: row["verdict"] for name, row in rows.items()}
 
 
 @pytest.fixture
 def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
-    """
-    Has requests that are sent at once meet in a fake, however fast it is.
-    """
+    """Has requests that are sent at once meet in a fake, however fast it is."""
 
     def met(fake: Fake) -> Fake:
         together = Case.together
@@ -115,9 +107,7 @@ def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
 
 
 def test_a_sound_server_keeps_every_row(run: Run, meeting: Meeting):
-    """
-    Every row is kept by a server in which nothing is broken, and the command ends with 0.
-    """
+    """Every row is kept by a server in which nothing is broken, and the command ends with 0."""
     with serving(meeting(Fake(prefill_s=0.1))) as url:
         result = run("conform", url, "--json", "--restart", restart_of(url))
     rows = report(result)
@@ -130,9 +120,7 @@ def test_a_sound_server_keeps_every_row(run: Run, meeting: Meeting):
 def test_a_row_goes_red_where_it_is_broken(
     row: str, fault: str, words: str, run: Run, meeting: Meeting
 ):
-    """
-    What is broken in a server is seen by the row that asks for it, which says what it saw.
-    """
+    """What is broken in a server is seen by the row that asks for it, which says what it saw."""
     # Long enough for a client to leave in the middle of it.
     prefill_s = 0.3 if row in ("disconnect", "cut-off-prefill") else 0.01
     with serving(meeting(Fake(fault, prefill_s=prefill_s))) as url:
@@ -145,18 +133,14 @@ def test_a_row_goes_red_where_it_is_broken(
 
 
 def test_every_row_is_seen_red():
-    """
-    Each row has a fault that breaks it.
-    """
+    """Each row has a fault that breaks it."""
     assert list(ROWS) == list(dict.fromkeys(row for row, _, _ in FAULTS))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_cairn_keeps_every_row(run: Run, model_directory: Path, tmp_path: Path):
-    """
-    Cairn's own server keeps every row, across a restart too.
-    """
+    """Cairn's own server keeps every row, across a restart too."""
     data = tmp_path / "served"
     over = threading.Event()
     with contextlib.ExitStack() as running, socket.create_server(("127.0.0.1", 0)) as bell:
@@ -216,9 +200,7 @@ def test_what_is_not_told_is_not_held_against_a_server(run: Run, meeting: Meetin
     ],
 )
 def test_texts_alone_show_what_is_broken(row: str, fault: str, run: Run):
-    """
-    Where a server tells nothing but texts, what changes them is still seen.
-    """
+    """Where a server tells nothing but texts, what changes them is still seen."""
     prefill_s = 0.3 if row == "cut-off-prefill" else 0.01
     with serving(Fake(fault, hides=["logprobs", "usage"], prefill_s=prefill_s)) as url:
         rows = report(run("conform", url, "--json", "--row", row))
@@ -226,9 +208,7 @@ def test_texts_alone_show_what_is_broken(row: str, fault: str, run: Run):
 
 
 def test_what_is_refused_is_not_tried(run: Run, meeting: Meeting):
-    """
-    A server that refuses fields it does not know is asked without them where that can be.
-    """
+    """A server that refuses fields it does not know is asked without them where that can be."""
     refuses = ["logprobs", "seed", "cache_prompt", "stream_options"]
     with serving(meeting(Fake(refuses=refuses, prefill_s=0.1))) as url:
         rows = report(run("conform", url, "--json", "--restart", restart_of(url)))
@@ -311,9 +291,7 @@ def test_a_server_may_tell_of_hits_alone(run: Run):
 
 
 def test_a_hit_is_not_compared_with_a_hit(run: Run):
-    """
-    Where there is no way past the cache, rows that need a miss are not tried, and say how to.
-    """
+    """Where there is no way past the cache, rows that need a miss are not tried, and say how to."""
     fake = Fake()
     fake.refuses = frozenset(["cache_prompt"])
     with serving(fake) as url:
@@ -337,9 +315,7 @@ def test_what_may_have_been_a_hit_is_no_miss(run: Run):
 
 
 def test_a_hit_after_a_restart_is_no_miss(run: Run):
-    """
-    A cache that outlives a restart leaves no way past it; the row is not tried.
-    """
+    """A cache that outlives a restart leaves no way past it; the row is not tried."""
     with serving(Fake(ignores=["cache_prompt"], keeps=True)) as url:
         options = ("--json", "--row", "turn-by-turn", "--restart", restart_of(url))
         rows = report(run("conform", url, *options))
@@ -368,9 +344,7 @@ def test_a_model_may_be_sure_of_its_answer(fake: Fake, verdict: str, run: Run):
 
 
 def test_an_answer_that_has_ended_cannot_be_left(run: Run):
-    """
-    Where answers are so short that no client can leave in the middle of one, the row says so.
-    """
+    """Where answers are so short that no client can leave in the middle of one, the row says so."""
     with serving(Fake(ends_after=1)) as url:
         rows = report(run("conform", url, "--json", "--row", "disconnect"))
     assert {"disconnect": "not tried"} == verdicts(rows)
@@ -380,14 +354,10 @@ def test_an_answer_that_has_ended_cannot_be_left(run: Run):
 
 
 class SoonerThanItSeemed(Fake):
-    """
-    Reads the prompts by which it is timed slowly, and all others at once.
-    """
+    """Reads the prompts by which it is timed slowly, and all others at once."""
 
     def cached(self, prompt: list[str], body: Any) -> int:
-        """
-        As of a sound one.
-        """
+        """As of a sound one."""
         self.prefill_s = 1.0 if {"how", "long"} <= set(prompt) else 0.0
         return super().cached(prompt, body)
 
@@ -446,14 +416,10 @@ def test_threads_that_cannot_be_started_end_the_row(run: Run, monkeypatch: pytes
 
 
 def test_threads_that_do_not_begin_end_the_row(run: Run, monkeypatch: pytest.MonkeyPatch):
-    """
-    Nor does it wait for one that was started and does not come to its request.
-    """
+    """Nor does it wait for one that was started and does not come to its request."""
 
     class Pool(ThreadPoolExecutor):
-        """
-        Has a thread less than is asked for.
-        """
+        """Has a thread less than is asked for."""
 
         def __init__(self, threads: int) -> None:
             super().__init__(threads - 1)
@@ -469,18 +435,14 @@ def test_threads_that_do_not_begin_end_the_row(run: Run, monkeypatch: pytest.Mon
 
 
 def test_a_server_that_is_busy_is_not_gone(run: Run):
-    """
-    One that has no room for a moment is asked again, before it is said to answer no more.
-    """
+    """One that has no room for a moment is asked again, before it is said to answer no more."""
     with serving(Fake(rests=2)) as url:
         rows = report(run("conform", url, "--json", "--row", "odd-prompts"))
     assert {"odd-prompts": "kept"} == verdicts(rows)
 
 
 def test_without_a_command_nothing_is_restarted(run: Run, meeting: Meeting):
-    """
-    The row about restarts is not tried without `--restart`, and all else is kept.
-    """
+    """The row about restarts is not tried without `--restart`, and all else is kept."""
     with serving(meeting(Fake(prefill_s=0.1))) as url:
         result = run("conform", url, "--json")
     rows = report(result)
@@ -490,9 +452,7 @@ def test_without_a_command_nothing_is_restarted(run: Run, meeting: Meeting):
 
 
 def test_a_command_that_fails_restarts_nothing(run: Run):
-    """
-    A restart whose command fails is not tried; the row says how it ended.
-    """
+    """A restart whose command fails is not tried; the row says how it ended."""
     with serving(Fake()) as url:
         options = ("--json", "--row", "restart", "--restart", "exit 3")
         rows = report(run("conform", url, *options))
@@ -531,9 +491,7 @@ def test_the_table_has_a_line_for_each_row(run: Run):
 
 
 def test_the_same_salt_asks_the_same(run: Run):
-    """
-    Two runs with a salt give the same answers; without one, no prompt comes twice.
-    """
+    """Two runs with a salt give the same answers; without one, no prompt comes twice."""
     reports = []
     for salt in ("one", "one", "two"):
         with serving(Fake()) as url:
@@ -560,9 +518,7 @@ def test_another_machine_is_refused_by_default(run: Run):
     "url", ["http://example.org", "http://127.0.0.1.example.org", "http://127.0.0.1@example.org"]
 )
 def test_a_name_is_no_loopback_for_certain(url: str, run: Run):
-    """
-    A name that may lead anywhere is refused, however it looks.
-    """
+    """A name that may lead anywhere is refused, however it looks."""
     result = run("conform", url)
     assert 2 == result.exit_code
     assert "is not this machine's loopback" in result.stderr
@@ -572,18 +528,14 @@ def test_a_name_is_no_loopback_for_certain(url: str, run: Run):
     "url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1/é"]
 )
 def test_what_is_no_address_is_a_sentence(url: str, run: Run):
-    """
-    What cannot be an address of a server ends with 2 and an example of one.
-    """
+    """What cannot be an address of a server ends with 2 and an example of one."""
     result = run("conform", url)
     assert 2 == result.exit_code
     assert "http://127.0.0.1:8000" in result.stderr
 
 
 def test_where_nothing_listens_the_command_ends_with_2(run: Run):
-    """
-    A server that is not there could not be asked.
-    """
+    """A server that is not there could not be asked."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     result = run("conform", f"http://127.0.0.1:{port}")
@@ -620,9 +572,7 @@ def test_of_several_models_one_is_to_be_named(run: Run):
 
 
 def test_a_key_comes_from_the_environment_or_the_command(run: Run, monkeypatch: pytest.MonkeyPatch):
-    """
-    A server that wants a key gets the one that is given; who gives none is told how.
-    """
+    """A server that wants a key gets the one that is given; who gives none is told how."""
     with serving(Fake(key="secret")) as url:
         without = run("conform", url)
         named = run("conform", url, "--row", "seeds", "--api-key", "secret")
@@ -650,9 +600,7 @@ def test_a_key_that_cannot_be_sent_is_a_sentence(
 
 
 def test_names_of_models_do_not_steer_a_terminal(run: Run):
-    """
-    What a server calls its models is shown without control characters.
-    """
+    """What a server calls its models is shown without control characters."""
     for models in (["a\x1b[31m", "b"], ["a\x1b[31m"]):
         with serving(Fake(models=models)) as url:
             result = run("conform", url, "--row", "seeds")
@@ -661,9 +609,7 @@ def test_names_of_models_do_not_steer_a_terminal(run: Run):
 
 
 def test_an_address_without_a_port_has_the_usual_one():
-    """
-    80, or 443 for https; also where the host is an IPv6 address.
-    """
+    """80, or 443 for https; also where the host is an IPv6 address."""
     urls = ("http://[::1]", "http://127.0.0.1", "https://[::1]/v1", "http://[::1]:8000")
     assert [80, 80, 443, 8000] == [Client(url)._port for url in urls]
 
@@ -683,9 +629,7 @@ def test_after_a_server_is_lost_the_rest_is_not_tried(run: Run):
 
 
 def test_a_server_that_can_be_restarted_is_not_lost(run: Run):
-    """
-    With `--restart` the rows after the one that ended the service are asked all the same.
-    """
+    """With `--restart` the rows after the one that ended the service are asked all the same."""
     with serving(Fake("special tokens end service")) as url:
         options = ("--row", "odd-prompts", "--row", "bad-bodies", "--restart", restart_of(url))
         rows = report(run("conform", url, "--json", *options))
@@ -696,9 +640,7 @@ def test_a_server_that_can_be_restarted_is_not_lost(run: Run):
 
 
 def answer(text: str = "ab", *numbers: float, **fields: Any) -> Answer:
-    """
-    An answer with a token for each character.
-    """
+    """An answer with a token for each character."""
     tokens = tuple(
         Token((None, letter, None), number) for letter, number in zip(text, numbers, strict=False)
     )
@@ -739,16 +681,12 @@ EVENTS = (
 
 
 def cuts() -> Iterator[int]:
-    """
-    Every place at which a stream may be cut.
-    """
+    """Every place at which a stream may be cut."""
     yield from range(len(EVENTS))
 
 
 def test_a_stream_may_be_cut_anywhere():
-    """
-    However the bytes of a stream arrive, the answer is the same.
-    """
+    """However the bytes of a stream arrive, the answer is the same."""
     answers = set()
     for cut in cuts():
         stream = Streamed()
@@ -780,18 +718,14 @@ def test_a_stream_may_be_cut_anywhere():
     ],
 )
 def test_a_body_that_is_no_completion_is_a_fault(body: bytes):
-    """
-    Whatever comes with status 200 is read without raising, and is no answer where it is none.
-    """
+    """Whatever comes with status 200 is read without raising, and is no answer where it is none."""
     found = whole(200, body)
     assert not found.complete
     assert "a body that is no completion" in found.fault
 
 
 def test_values_of_other_types_are_not_told():
-    """
-    What is told in a form that cannot be used counts as not told.
-    """
+    """What is told in a form that cannot be used counts as not told."""
     message = {"content": 7}
     choice = {"message": message, "logprobs": {"content": {}}, "finish_reason": 3}
     usage = {"prompt_tokens": "many", "prompt_tokens_details": [], "total_tokens": True}

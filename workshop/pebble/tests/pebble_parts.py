@@ -1,6 +1,4 @@
-"""
-What the tests of Pebble's making share.
-"""
+"""What the tests of Pebble's making share."""
 
 from __future__ import annotations
 
@@ -30,15 +28,11 @@ DRAWS: Final = tuple({_kind(draw): draw for stage in STAGES for draw, _ in stage
 
 @cache
 def pebble_tokenizer() -> Tokenizer:
-    """
-    Pebble's own.
-    """
+    """Pebble's own."""
     return Tokenizer.from_file(str(builtin_directory() / "tokenizer.json"))
 
 
 @cache
 def pebble_renderer() -> Renderer:
-    """
-    What turns dialogues into tokens.
-    """
+    """What turns dialogues into tokens."""
     return Renderer(pebble_tokenizer(), template())

@@ -1,6 +1,4 @@
-"""
-What Pebble's dialogues are: what is held out of them, how they become prompts and tokens.
-"""
+"""What Pebble's dialogues are: what is held out of them, how they become prompts and tokens."""
 
 from __future__ import annotations
 
@@ -29,24 +27,18 @@ from workshop.pebble.tests.pebble_parts import DRAWS, pebble_renderer, pebble_to
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """
-    Pebble's own.
-    """
+    """Pebble's own."""
     return pebble_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def renderer() -> Renderer:
-    """
-    What turns dialogues into tokens.
-    """
+    """What turns dialogues into tokens."""
     return pebble_renderer()
 
 
 def test_the_same_seed_gives_the_same_dialogues():
-    """
-    A dialogue follows from its seed.
-    """
+    """A dialogue follows from its seed."""
     first, second = (
         [plain.dialogue(rng, Split.TRAIN) for _ in range(50)] for rng in (Random(7), Random(7))
     )
@@ -55,9 +47,7 @@ def test_the_same_seed_gives_the_same_dialogues():
 
 @pytest.mark.parametrize("draw", [words.name, words.place, words.number, words.word, person])
 def test_what_is_held_out_is_never_trained_on(draw: Any):
-    """
-    Nothing that is drawn for the evaluation is drawn for the training.
-    """
+    """Nothing that is drawn for the evaluation is drawn for the training."""
     rng = Random(1)
     trained, held_out = (
         {draw(rng, split).casefold() for _ in range(4000)}
@@ -153,24 +143,18 @@ def test_nothing_that_is_evaluated_is_trained_on(monkeypatch: pytest.MonkeyPatch
 
 
 def parts_of(text: str) -> list[str]:
-    """
-    Words and numbers.
-    """
+    """Words and numbers."""
     return re.findall(r"[^\W_]+", text)
 
 
 def plain_name(tool: dict[str, Any]) -> str:
-    """
-    A tool's name in small letters alone, without what a server puts before it.
-    """
+    """A tool's name in small letters alone, without what a server puts before it."""
     name = re.sub(r"^mcp__[^_]+__", "", tool["function"]["name"])
     return re.sub(r"[^a-z]", "", name.casefold())
 
 
 def test_four_thousand_tokens_are_four_thousand(renderer: Renderer):
-    """
-    The skill named after 4,000 tokens has as many between the fact and the question.
-    """
+    """The skill named after 4,000 tokens has as many between the fact and the question."""
     (skill,) = (one for one in SKILLS if "4,000" in one.name)
     rng, seen = Random(4), 0
     while seen < 8:
@@ -185,9 +169,7 @@ def test_four_thousand_tokens_are_four_thousand(renderer: Renderer):
 
 @pytest.mark.parametrize("number", range(len(DRAWS)))
 def test_a_prompt_is_a_server_s(renderer: Renderer, number: int):
-    """
-    What is trained and measured on is what mlx-lm makes of the same conversation.
-    """
+    """What is trained and measured on is what mlx-lm makes of the same conversation."""
     tokenizer: Any = load_tokenizer(builtin_directory())
     dialogue = DRAWS[number](Random(9), Split.TRAIN)
     assert renderer.prompt(dialogue) == tokenizer.apply_chat_template(
@@ -200,9 +182,7 @@ def test_a_prompt_is_a_server_s(renderer: Renderer, number: int):
 
 
 def test_thoughts_never_stand_behind_empty_ones(renderer: Renderer, tokenizer: Tokenizer):
-    """
-    Empty thoughts say that it is not to think: nothing teaches it to think all the same.
-    """
+    """Empty thoughts say that it is not to think: nothing teaches it to think all the same."""
     rng, thoughts = Random(6), 0
     for draw in DRAWS:
         for _ in range(12):
@@ -214,9 +194,7 @@ def test_thoughts_never_stand_behind_empty_ones(renderer: Renderer, tokenizer: T
 
 
 def test_an_edit_changes_the_answer_that_is_due():
-    """
-    After an edit the old value is due no more, and stands in the dialogue no more.
-    """
+    """After an edit the old value is due no more, and stands in the dialogue no more."""
     rng, seen = Random(5), 0
     while seen < 30:
         dialogue = dialogues.recall(rng, Split.HELD_OUT, questions=1)
@@ -233,9 +211,7 @@ def test_an_edit_changes_the_answer_that_is_due():
 
 
 def stands(word: str, text: str) -> bool:
-    """
-    Whether a word stands in a text by itself.
-    """
+    """Whether a word stands in a text by itself."""
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
 
 
@@ -303,9 +279,7 @@ def _last_thought(dialogue: Dialogue) -> list[str]:
 
 
 def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer):
-    """
-    So that it can be copied: in a sentence, at its beginning, and in JSON.
-    """
+    """So that it can be copied: in a sentence, at its beginning, and in JSON."""
     rng = Random(2)
     for _ in range(200):
         name = words.name(rng, Split.HELD_OUT)
@@ -340,9 +314,7 @@ def test_no_sentence_of_the_later_kinds_is_one_that_was_evaluated():
 
 
 def masked(text: str) -> str:
-    """
-    A text without the names and numbers in it.
-    """
+    """A text without the names and numbers in it."""
     text = re.sub(r"(?<=[a-z,:] )[A-Z][a-z]+|\d+", "{}", text)
     return text.strip(" ?.!").casefold()
 
@@ -396,9 +368,7 @@ def test_what_was_said_last_is_so():
 
 
 def test_values_begin_alike():
-    """
-    Most values of such a dialogue begin with the letters or digits of another.
-    """
+    """Most values of such a dialogue begin with the letters or digits of another."""
     rng, alike = Random(5), 0
     for _ in range(40):
         values = everyday._alike(rng, Split.TRAIN, words.name, 4)
@@ -437,9 +407,7 @@ def test_calls_are_of_the_schema(split: Split):
 
 
 def test_a_tool_of_the_plain_kind_stays_where_it_was():
-    """
-    A pair of verb and noun that both kinds of tools know is held out of both, or of none.
-    """
+    """A pair of verb and noun that both kinds of tools know is held out of both, or of none."""
     for does, what in itertools.product(("get", "delete", "send"), ("ticket", "invoice", "page")):
         plain = plain_tools.is_held_out_pair(does, what)
         assert plain is None or plain is written_tools.is_held_out_tool(does, what)

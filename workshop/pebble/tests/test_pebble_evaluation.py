@@ -1,6 +1,4 @@
-"""
-How Pebble is evaluated: the judges, and what is counted.
-"""
+"""How Pebble is evaluated: the judges, and what is counted."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ DIGEST = "0f77111a3122ed16a7de4fedc3534bf41b8bb81af4ce62e343cb0091b4806680"
 
 @pytest.fixture(scope="module")
 def renderer() -> Renderer:
-    """
-    What turns dialogues into tokens.
-    """
+    """What turns dialogues into tokens."""
     return pebble_renderer()
 
 
@@ -66,9 +62,7 @@ def test_a_judge_knows_right_from_wrong(skill: Skill):
     ],
 )
 def test_a_near_miss_is_wrong(skill: str, said: str):
-    """
-    What only looks right is wrong.
-    """
+    """What only looks right is wrong."""
     due = "The task: the total is 17 and the number is 411."
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": due}]
     dialogue = Dialogue("recall", messages, thinking=True, needed=("411",))
@@ -86,9 +80,7 @@ def test_a_near_miss_is_wrong(skill: str, said: str):
     ],
 )
 def test_only_the_answer_that_is_due_recalls(said: str):
-    """
-    Where the value stands, but not as the answer to what was asked, nothing was recalled.
-    """
+    """Where the value stands, but not as the answer to what was asked, nothing was recalled."""
     messages = [
         {"role": "user", "content": "What is my name?"},
         {"role": "assistant", "content": "Your name is Jordis."},
@@ -111,9 +103,7 @@ def test_only_the_answer_that_is_due_recalls(said: str):
     ],
 )
 def test_a_call_is_exact(called: str):
-    """
-    Types and names of arguments count, each key stands once, and the order of keys is free.
-    """
+    """Types and names of arguments count, each key stands once, and the order of keys is free."""
     due = '{"name": "find_task", "arguments": {"number": 17, "place": "Halden"}}'
     other_order = '{"arguments": {"place": "Halden", "number": 17}, "name": "find_task"}'
     dialogue = Dialogue("tool call", needed=(due,))
@@ -124,9 +114,7 @@ def test_a_call_is_exact(called: str):
 
 
 def judge_of(skill: str) -> Any:
-    """
-    By name.
-    """
+    """By name."""
     (judge,) = (one.judge for one in SKILLS if one.name == skill)
     return judge
 
@@ -171,16 +159,12 @@ def test_what_is_written_by_hand_is_in_no_training(renderer: Renderer):
 
 
 def plain_name(name: str) -> str:
-    """
-    A tool's name in small letters alone, without what a server puts before it.
-    """
+    """A tool's name in small letters alone, without what a server puts before it."""
     return re.sub(r"[^a-z]", "", re.sub(r"^mcp__[^_]+__", "", name).casefold())
 
 
 def test_no_wording_is_taken_from_what_is_written_by_hand(monkeypatch: pytest.MonkeyPatch):
-    """
-    No clause and no question of everyday words is one of the hand's, whatever the value.
-    """
+    """No clause and no question of everyday words is one of the hand's, whatever the value."""
     wordings: set[str] = set()
     phrase = words.phrase
 
@@ -254,9 +238,7 @@ def test_a_usable_call_is_known():
     ],
 )
 def test_a_schema_tells_values_apart(schema: dict[str, Any], right: Any, wrong: Any):
-    """
-    Each kind of schema allows one thing and not another.
-    """
+    """Each kind of schema allows one thing and not another."""
     assert allows(schema, right)
     assert not allows(schema, wrong)
 
@@ -308,9 +290,7 @@ def test_the_figures_that_stand_are_of_these_dialogues():
 
 
 def test_the_evaluation_counts(renderer: Renderer):
-    """
-    Who always says the same ends each turn, thinks never, and recalls nothing.
-    """
+    """Who always says the same ends each turn, thinks never, and recalls nothing."""
     results = {
         one.skill.name: (one.right, one.tried)
         for one in evaluate(renderer, lambda prompt: ("Hm.", True), 8, seed=1)

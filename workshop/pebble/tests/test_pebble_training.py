@@ -1,6 +1,4 @@
-"""
-How Pebble is trained: batches, steps, checkpoints, and weights to go on from.
-"""
+"""How Pebble is trained: batches, steps, checkpoints, and weights to go on from."""
 
 from __future__ import annotations
 
@@ -41,17 +39,13 @@ from workshop.pebble.tests.pebble_parts import SHORT, SMALL, pebble_renderer, pe
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """
-    Pebble's own.
-    """
+    """Pebble's own."""
     return pebble_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def renderer() -> Renderer:
-    """
-    What turns dialogues into tokens.
-    """
+    """What turns dialogues into tokens."""
     return pebble_renderer()
 
 
@@ -202,9 +196,7 @@ def test_a_training_goes_on_from_exported_weights(
 
 
 def parameters(training: Training) -> dict[str, mx.array]:
-    """
-    Of the model, by name.
-    """
+    """Of the model, by name."""
     return dict(tree_flatten(training.model.parameters()))
 
 
@@ -235,9 +227,7 @@ def test_quantised_weights_are_gone_on_from(tokenizer: Tokenizer, tmp_path: Path
 
 
 def test_given_positions_turn_as_counted_ones_do():
-    """
-    At 0, 1, 2, ... queries turn as by the embeddings that a server uses.
-    """
+    """At 0, 1, 2, ... queries turn as by the embeddings that a server uses."""
     shape = Shape()
     states = mx.random.normal((2, 3, 700, shape.head_dim), key=mx.random.key(1))
     rope = GivenRope(shape.head_dim, shape.rope_theta)
@@ -247,9 +237,7 @@ def test_given_positions_turn_as_counted_ones_do():
 
 
 def test_attention_in_blocks_is_attention():
-    """
-    Values and gradients are those of MLX's own, whatever the length.
-    """
+    """Values and gradients are those of MLX's own, whatever the length."""
     for tokens in (1, 64, 200):
         queries, keys, values = (
             mx.random.normal((2, heads, tokens, 16), key=mx.random.key(heads + place))
@@ -273,9 +261,7 @@ def test_attention_in_blocks_is_attention():
 
 
 def test_turns_are_spread_and_left_whole():
-    """
-    Positions jump where a turn begins, and nowhere else; none is too high.
-    """
+    """Positions jump where a turn begins, and nowhere else; none is too high."""
     rng, turns, spread = Random(4), np.array([0, 10, 40]), 0
     for _ in range(200):
         steps = np.diff(spread_out(60, turns, 500, rng))
@@ -288,9 +274,7 @@ def test_turns_are_spread_and_left_whole():
 def test_what_is_exported_is_what_was_trained(
     renderer: Renderer, tokenizer: Tokenizer, tmp_path: Path
 ):
-    """
-    mlx-lm loads the exported directory, and gives the logits of the model in training.
-    """
+    """mlx-lm loads the exported directory, and gives the logits of the model in training."""
     from mlx_lm import load
 
     training = Training(renderer, SMALL, (SHORT,), tmp_path)
@@ -303,9 +287,7 @@ def test_what_is_exported_is_what_was_trained(
 
 
 def test_the_recipe_is_what_ships():
-    """
-    The shape in the recipe is that of the weights in the package.
-    """
+    """The shape in the recipe is that of the weights in the package."""
     config = json.loads((builtin_directory() / "config.json").read_text("utf-8"))
     shape = attrs.asdict(Shape())
     names = {"layers": "num_hidden_layers", "heads": "num_attention_heads"}

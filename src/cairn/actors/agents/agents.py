@@ -31,26 +31,20 @@ from cairn.journal.tenants import LOCAL, session_id
 log = structlog.get_logger("cairn")
 
 AGENTS_MAX = 1000
-"""
-Agents that a tenant may have.
-"""
+"""Agents that a tenant may have."""
 
 _Key = tuple[str, str]  # (tenant, name)
 
 
 @attrs.frozen
 class _Created:
-    """
-    Where it stands how an agent was created.
-    """
+    """Where it stands how an agent was created."""
 
     row: int
 
 
 async def _stays(session: str, reason: str) -> None:
-    """
-    There is no server yet that a session could be at work in.
-    """
+    """There is no server yet that a session could be at work in."""
 
 
 # What an agent is at, as the end of a sentence.
@@ -83,29 +77,21 @@ class KeptAgents:
     # --- for the HTTP layer: see ``AgentService`` ------------------------------------------------
 
     def all(self, tenant: str = LOCAL) -> tuple[AgentFacts, ...]:
-        """
-        See ``AgentService.all``.
-        """
+        """See ``AgentService.all``."""
         return tuple(map(self._facts, self.agents.of(tenant)))
 
     def one(self, name: str, tenant: str = LOCAL) -> AgentFacts | None:
-        """
-        See ``AgentService.one``.
-        """
+        """See ``AgentService.one``."""
         found = self.agents.find(name, tenant)
         return self._facts(found) if found is not None else None
 
     async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
-        """
-        See ``AgentService.created``. None also where its text was forgotten.
-        """
+        """See ``AgentService.created``. None also where its text was forgotten."""
         agent = self.agents.find(name, tenant)
         return await self._created(agent) if agent is not None else None
 
     async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:
-        """
-        See ``AgentService.history``. None also where a text of it was forgotten.
-        """
+        """See ``AgentService.history``. None also where a text of it was forgotten."""
         agent = self.agents.find(name, tenant)
         if agent is None:
             return None
@@ -117,9 +103,7 @@ class KeptAgents:
         return AgentHistory(agent=new, created=agent.created, head=agent.head, turns=turns)
 
     async def create(self, new: NewAgent, tenant: str = LOCAL) -> AgentFacts:
-        """
-        See ``AgentService.create``.
-        """
+        """See ``AgentService.create``."""
         made = await self._put(new, tenant)
         assert made is not None
         return made
@@ -127,9 +111,7 @@ class KeptAgents:
     async def fork(
         self, name: str, new_name: str, turn: int | None, tenant: str = LOCAL
     ) -> AgentFacts | None:
-        """
-        See ``AgentService.fork``.
-        """
+        """See ``AgentService.fork``."""
         agent = self.agents.find(name, tenant)
         new = await self._created(agent) if agent is not None else None
         # It may have gone on meanwhile, which is no harm, or have been deleted, which is.
@@ -141,9 +123,7 @@ class KeptAgents:
         return await self._put(new, tenant, origin=agent, head=head)
 
     async def delete(self, name: str, tenant: str = LOCAL) -> bool:
-        """
-        See ``AgentService.delete``.
-        """
+        """See ``AgentService.delete``."""
         agent = self.agents.find(name, tenant)
         if agent is None:
             return False
@@ -180,9 +160,7 @@ class KeptAgents:
         self._requests[request] = key
 
     def leave(self, request: str) -> None:
-        """
-        A request ended without a turn, or its turn is committed: its agent is free.
-        """
+        """A request ended without a turn, or its turn is committed: its agent is free."""
         key = self._requests.pop(request, None)
         if key is not None:
             del self._at_work[key]
@@ -233,9 +211,7 @@ class KeptAgents:
         )
 
     def _is_there(self, agent: Agent) -> bool:
-        """
-        Whether an agent is still there, and not being deleted.
-        """
+        """Whether an agent is still there, and not being deleted."""
         now = self.agents.find(agent.name, agent.tenant)
         is_same = now is not None and now.created == agent.created
         return is_same and self._at_work.get((agent.tenant, agent.name)) != _DELETED
@@ -283,9 +259,7 @@ class KeptAgents:
         return self._facts(created)
 
     async def _commit(self, event: ev.Event) -> None:
-        """
-        Put an event on record, so that the fold has it.
-        """
+        """Put an event on record, so that the fold has it."""
         try:
             if self.writer.stalled:
                 await self.writer.wait_all_committed()
@@ -294,9 +268,7 @@ class KeptAgents:
             raise stopping() from died
 
     async def _created(self, agent: Agent) -> NewAgent | None:
-        """
-        An agent as it was created; None where its text was forgotten.
-        """
+        """An agent as it was created; None where its text was forgotten."""
         key = _Created(agent.created)
         new: NewAgent | None = self.kept.remembered.find(key)
         if new is None:

@@ -1,6 +1,4 @@
-"""
-What the HTTP layer asks and hears of agents. Plain values, as in ``messages.py``.
-"""
+"""What the HTTP layer asks and hears of agents. Plain values, as in ``messages.py``."""
 
 from __future__ import annotations
 
@@ -81,9 +79,7 @@ class AgentHistory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """
-        What its next prompt begins with.
-        """
+        """What its next prompt begins with."""
         system = self.agent.system
         first = () if system is None else (Message(role="system", content=system),)
         return (*first, *(message for turn in self.turns for message in turn.messages))
@@ -96,14 +92,10 @@ class AgentService(Protocol):
     """
 
     def all(self, tenant: str = LOCAL) -> tuple[AgentFacts, ...]:
-        """
-        The tenant's agents, the last used one first. Changes nothing.
-        """
+        """The tenant's agents, the last used one first. Changes nothing."""
 
     def one(self, name: str, tenant: str = LOCAL) -> AgentFacts | None:
-        """
-        An agent, if there is one. Changes nothing.
-        """
+        """An agent, if there is one. Changes nothing."""
 
     async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
         """

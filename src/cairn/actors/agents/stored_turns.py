@@ -108,9 +108,7 @@ class KeptTurns:
         return tuple(found[place] for place in places)
 
     def let_go(self) -> None:
-        """
-        Remember no text of a turn that is not kept any more.
-        """
+        """Remember no text of a turn that is not kept any more."""
         self.remembered.forget(
             lambda place, turn: isinstance(place, Place) and not self._is_held(place, turn)
         )
@@ -144,9 +142,7 @@ class KeptTurns:
 
 
 def _turn_of(kept: Row | None, finished: Row | None) -> KeptTurn | None:
-    """
-    The turn that two rows tell of; None where they do not, since their text was forgotten.
-    """
+    """The turn that two rows tell of; None where they do not, since their text was forgotten."""
     if kept is None or finished is None:
         return None
     try:
@@ -188,7 +184,5 @@ def _texts_of(row: Row | None, session: str) -> Mapping[str, str]:
 
 
 def stopping() -> Stopping:
-    """
-    What who asks is told where the journal's writer has died.
-    """
+    """What who asks is told where the journal's writer has died."""
     return Stopping("the server stops, since its journal cannot be written")

@@ -46,9 +46,7 @@ class Remembered:
         self.bytes = 0
 
     def find(self, key: Hashable) -> Any:
-        """
-        The value that stands there; None where it is not remembered. Changes nothing.
-        """
+        """The value that stands there; None where it is not remembered. Changes nothing."""
         entry = self._entries.get(key)
         return entry.value if entry is not None else None
 
@@ -70,9 +68,7 @@ class Remembered:
             self.bytes -= self._entries.popitem(last=False)[1].bytes
 
     def forget(self, gone: Callable[[Hashable, Any], bool]) -> None:
-        """
-        Forget the values of which ``gone`` says so.
-        """
+        """Forget the values of which ``gone`` says so."""
         for key, entry in list(self._entries.items()):
             if gone(key, entry.value):
                 del self._entries[key]
@@ -80,9 +76,7 @@ class Remembered:
 
 
 def held_bytes(value: object) -> int:
-    """
-    The bytes that a plain value takes, with all that is in it.
-    """
+    """The bytes that a plain value takes, with all that is in it."""
     total, rest = 0, [value]
     while rest:
         one = rest.pop()

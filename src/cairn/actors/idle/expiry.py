@@ -24,15 +24,11 @@ from cairn.journal import eviction
 log = structlog.get_logger("cairn")
 
 _LEAST_S = 0.05
-"""
-A clock that says the time has not quite come is asked again after so long.
-"""
+"""A clock that says the time has not quite come is asked again after so long."""
 
 
 class Lives:
-    """
-    Waits until a life is over and nobody wants anything, and ends it.
-    """
+    """Waits until a life is over and nobody wants anything, and ends it."""
 
     def __init__(
         self,
@@ -58,15 +54,11 @@ class Lives:
         self._closed = False
 
     def look(self) -> None:
-        """
-        Something has come to its end, and there may be time now.
-        """
+        """Something has come to its end, and there may be time now."""
         self._stirred.set()
 
     def close(self) -> None:
-        """
-        End ``run`` when what it has in hand is done.
-        """
+        """End ``run`` when what it has in hand is done."""
         self._closed = True
         self._stirred.set()
 
@@ -88,9 +80,7 @@ class Lives:
             log.exception("no more lives are ended; what nobody uses stays until the next start")
 
     async def _end_what_is_over(self) -> bool:
-        """
-        Close the sessions and remove the blocks whose lives are over. Whether there were any.
-        """
+        """Close the sessions and remove the blocks whose lives are over. Whether there were any."""
         before = self._sequencer.state.position
         state = self._sequencer.state
         for session in eviction.sessions_over(state, eviction.moment_us(state, self._now_us())):

@@ -24,9 +24,7 @@ T = TypeVar("T")
 
 
 class OwnTime:
-    """
-    What one session may do for itself behind one answer.
-    """
+    """What one session may do for itself behind one answer."""
 
     def __init__(self, house: House, cache: SessionCache, inbox: Inbox) -> None:
         self._house = house
@@ -36,16 +34,12 @@ class OwnTime:
         self._out_of_patience = False
 
     def lasts(self) -> bool:
-        """
-        Whether there is any more of it.
-        """
+        """Whether there is any more of it."""
         return self._inbox.undisturbed and not self._out_of_patience
 
     @property
     def ended_by(self) -> ev.GivenUp:
-        """
-        Who or what ended it.
-        """
+        """Who or what ended it."""
         return "busy" if self._inbox.undisturbed else self._inbox.wanted_by
 
     async def run(self, step: Callable[[Callable[[], bool]], Awaitable[T | None]]) -> T | None:

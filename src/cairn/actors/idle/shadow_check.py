@@ -65,14 +65,10 @@ log = structlog.get_logger("cairn")
 T = TypeVar("T")
 
 WAITING_MAX = 16
-"""
-So many answers may wait for their check; the oldest makes room.
-"""
+"""So many answers may wait for their check; the oldest makes room."""
 
 TRIES = 3
-"""
-So often a check is begun that requests end. What else ends one is not counted.
-"""
+"""So often a check is begun that requests end. What else ends one is not counted."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -97,33 +93,25 @@ class _Answer:
 
 @attrs.define(kw_only=True, eq=False)
 class _Found:
-    """
-    What was measured so far. ``blocks`` are (key, digest as computed, digest in memory).
-    """
+    """What was measured so far. ``blocks`` are (key, digest as computed, digest in memory)."""
 
     blocks: list[tuple[str, str, str]] = attrs.field(factory=list)
     drawn: list[tuple[int, float]] = attrs.field(factory=list)
     duration_us: int = 0
 
     def add(self, report: PassReport) -> None:
-        """
-        Take in a pass.
-        """
+        """Take in a pass."""
         self.duration_us += report.duration_us
         if report.drawn is not None:
             self.drawn.append((report.drawn.token, report.drawn.logprob))
 
 
 class _Disturbed(Exception):
-    """
-    Somebody wants something, or nothing may be done any more.
-    """
+    """Somebody wants something, or nothing may be done any more."""
 
 
 class ShadowCheck:
-    """
-    Chooses answers, and checks them one after the other. Called with each committed event.
-    """
+    """Chooses answers, and checks them one after the other. Called with each committed event."""
 
     def __init__(
         self,
@@ -203,9 +191,7 @@ class ShadowCheck:
         self.look()
 
     def look(self) -> None:
-        """
-        Something may have changed: look again whether a check may begin.
-        """
+        """Something may have changed: look again whether a check may begin."""
         self._stir.unpark_all()
 
     async def give_way(self) -> bool:
@@ -220,18 +206,14 @@ class ShadowCheck:
         return True
 
     def close(self) -> None:
-        """
-        End when the pass in hand is done. What waits is skipped.
-        """
+        """End when the pass in hand is done. What waits is skipped."""
         self._closed = True
         self.look()
 
     # --- the task ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """
-        Check what is chosen, until ``close``.
-        """
+        """Check what is chosen, until ``close``."""
         try:
             while not self._closed:
                 self._skip_all()
@@ -257,9 +239,7 @@ class ShadowCheck:
         return answer if answer is not None and answer.ask.request == request else None
 
     def _finished(self, answer: _Answer, event: ev.RequestFinished) -> None:
-        """
-        A chosen answer is complete: it waits for its check.
-        """
+        """A chosen answer is complete: it waits for its check."""
         session = self._sequencer.state.sessions.get(SessionId(event.session))
         turn = session.last if session is not None else None
         if turn is None or turn.request != event.request:
@@ -293,9 +273,7 @@ class ShadowCheck:
             self._skipped.append((self._waiting.popleft(), "too_many"))
 
     async def _check_or_skip(self, answer: _Answer) -> None:
-        """
-        A check is nobody's answer: what goes wrong with it ends it, and nothing else.
-        """
+        """A check is nobody's answer: what goes wrong with it ends it, and nothing else."""
         if self._sequencer.state.shadow is not None:
             # A slab was not given back. What another one would bring to light is known.
             self._skip(answer, "failed")
@@ -376,9 +354,7 @@ class ShadowCheck:
             return "failed"
 
     def _compared(self, answer: _Answer, found: _Found) -> ev.ShadowResult:
-        """
-        Put down what was found, and hear whether it is what it should be.
-        """
+        """Put down what was found, and hear whether it is what it should be."""
         due = list(zip(answer.sampled, answer.logprobs, strict=True))
         keys, digests, held = zip(*found.blocks, strict=True) if found.blocks else ((), (), ())
         session = answer.ask.session
@@ -442,9 +418,7 @@ class ShadowCheck:
             self._held = None
 
     def _skip_all(self) -> None:
-        """
-        Put down what was skipped where nothing could be put down.
-        """
+        """Put down what was skipped where nothing could be put down."""
         while self._skipped:
             self._skip(*self._skipped.popleft())
 

@@ -1,6 +1,4 @@
-"""
-A model comes into memory and leaves it, each on record; and the server over it, in between.
-"""
+"""A model comes into memory and leaves it, each on record; and the server over it, in between."""
 
 from __future__ import annotations
 
@@ -63,9 +61,7 @@ async def load(run: Run, settings: Settings) -> Any:
 
 
 async def server_over(run: Run, settings: Settings, started: Any) -> Server:
-    """
-    A server over the model that ``load`` has loaded, with the block files that are there.
-    """
+    """A server over the model that ``load`` has loaded, with the block files that are there."""
     server = Server(
         sequencer=run.sequencer,
         writer=run.writer,
@@ -212,9 +208,7 @@ _NOT_HELD = {
     "slab_size_does_not_matter": "a larger slab did not give the same bits",
     "numbers_are_right": "the numbers over states that can be cut back are not mlx-lm's",
 }
-"""
-Why a model with states is served cold, by the finding that says so.
-"""
+"""Why a model with states is served cold, by the finding that says so."""
 
 
 def _tell_less(tested: Any, *, cold: bool) -> None:
@@ -236,9 +230,7 @@ def _tell_less(tested: Any, *, cold: bool) -> None:
 
 
 def _told(facts: ModelFacts) -> str:
-    """
-    What a chunk takes.
-    """
+    """What a chunk takes."""
     if facts.growth is not None:
         return f"{facts.growth.bytes_at(facts.chunk_tokens)} bytes in mlx-lm's own caches"
     each = f"{facts.kv_token_bytes} bytes each"

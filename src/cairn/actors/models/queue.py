@@ -1,6 +1,4 @@
-"""
-Who waits for a model, and what is told to those who do.
-"""
+"""Who waits for a model, and what is told to those who do."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """
-        What clients see.
-        """
+        """What clients see."""
         return self.entry.name
 
 
@@ -106,15 +102,11 @@ class Line:
 
     @property
     def target(self) -> Choice:
-        """
-        The model that the first of them waits for. There is one.
-        """
+        """The model that the first of them waits for. There is one."""
         return self._waiters[0].choice
 
     def all_for(self, choice: Choice | None) -> list[Waiter[Any]]:
-        """
-        Those who wait for a model.
-        """
+        """Those who wait for a model."""
         return [waiter for waiter in self._waiters if waiter.choice is choice]
 
     def first_for(self, choice: Choice | None) -> list[Waiter[Any]]:
@@ -127,9 +119,7 @@ class Line:
         return line[:first]
 
     def begin_in(self, nursery: trio.Nursery) -> None:
-        """
-        Have the tasks that bring them in begin there. Before the first goes in.
-        """
+        """Have the tasks that bring them in begin there. Before the first goes in."""
         self._nursery = nursery
 
     def join(self, waiter: Waiter[Any], rows: int) -> None:
@@ -158,9 +148,7 @@ class Line:
         self._stir()
 
     def leave(self, waiter: Waiter[Any]) -> None:
-        """
-        Nobody waits any more, for the model or for the end of an answer.
-        """
+        """Nobody waits any more, for the model or for the end of an answer."""
         waiter.gone = True
         if waiter in self._waiters:
             self._waiters.remove(waiter)
@@ -170,9 +158,7 @@ class Line:
             waiter.undo(waiter.result[0])
 
     def refuse(self, waiter: Waiter[Any], refusal: RefusalError, status: int, code: str) -> None:
-        """
-        Tell one in the line that nothing comes of it.
-        """
+        """Tell one in the line that nothing comes of it."""
         self._waiters.remove(waiter)
         waiter.rejected(status, code)
         waiter.failure = refusal
@@ -190,9 +176,7 @@ class Line:
         self._stir()
 
     def time_over(self, waiter: Waiter[Any]) -> RefusalError:
-        """
-        A request's time is over while it waits.
-        """
+        """A request's time is over while it waits."""
         refusal = TimeOver(self._limits.request_s)
         if waiter in self._waiters:
             self.refuse(waiter, refusal, *REJECTED["time_over"])
@@ -200,9 +184,7 @@ class Line:
         return refusal
 
     def go_in(self, waiters: Iterable[Waiter[Any]], server: Server) -> None:
-        """
-        Let some of the line go in to the server over their model.
-        """
+        """Let some of the line go in to the server over their model."""
         assert self._nursery is not None
         going = list(waiters)
         for waiter in going:
@@ -240,9 +222,7 @@ class Line:
 
 
 class Patient:
-    """
-    What a request hears that waits for its model, and then of its answer.
-    """
+    """What a request hears that waits for its model, and then of its answer."""
 
     def __init__(
         self,
@@ -277,9 +257,7 @@ class Patient:
 async def taken(
     command: Generate, arrival: Arrival, server: Server
 ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
-    """
-    A request that was taken, and its replies.
-    """
+    """A request that was taken, and its replies."""
     known = server.facts.vocabulary_tokens
     if isinstance(command.prompt, tuple) and max(command.prompt, default=0) >= known:
         raise PromptRefused(
@@ -296,9 +274,7 @@ async def taken(
 
 
 def leave_all(found: tuple[Sequence[Ticket], AsyncIterator[Reply]]) -> None:
-    """
-    Nobody waits any more for the answers of a request.
-    """
+    """Nobody waits any more for the answers of a request."""
     leave_together(found[0])
 
 
@@ -318,9 +294,7 @@ def not_loaded(choice: Choice, pause_s: float) -> ModelNotLoaded:
 
 
 def first_facts(choice: Choice, started_s: int) -> ServerFacts:
-    """
-    What can be told of a model that was not loaded yet.
-    """
+    """What can be told of a model that was not loaded yet."""
     settings, told = choice.settings, choice.told
     return ServerFacts(
         model=choice.name,

@@ -1,6 +1,4 @@
-"""
-A start that may be given up: whoever started the server stops it before it serves anything.
-"""
+"""A start that may be given up: whoever started the server stops it before it serves anything."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ class Starting:
     _abandon: Callable[[], None] | None = None
 
     def give_up(self) -> None:
-        """
-        Have the start come to nothing: what lasts is not waited for.
-        """
+        """Have the start come to nothing: what lasts is not waited for."""
         self.given_up = True
         if self._abandon is not None:
             self._abandon()

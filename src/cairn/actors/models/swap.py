@@ -82,15 +82,11 @@ T = TypeVar("T")
 log = structlog.get_logger("cairn")
 
 PAUSE_S = 30.0
-"""
-How long a model that could not be loaded is not tried again.
-"""
+"""How long a model that could not be loaded is not tried again."""
 
 
 class Models:
-    """
-    The running server over several models, as the HTTP layer sees it.
-    """
+    """The running server over several models, as the HTTP layer sees it."""
 
     def __init__(self, run: Run, choices: Iterable[Choice], first: Choice, server: Server) -> None:
         """
@@ -131,9 +127,7 @@ class Models:
 
     @property
     def facts(self) -> ServerFacts:
-        """
-        Of the model that is loaded; of the first one, while none is.
-        """
+        """Of the model that is loaded; of the first one, while none is."""
         return self._facts[(self._loaded or self._default).name]
 
     def facts_of(self, asked_model: str) -> ServerFacts:
@@ -145,9 +139,7 @@ class Models:
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
-        """
-        All models that may be asked for.
-        """
+        """All models that may be asked for."""
         return tuple(
             ListedModel(
                 aliases=choice.entry.aliases,
@@ -159,9 +151,7 @@ class Models:
         )
 
     def statistics(self) -> Statistics:
-        """
-        The server at this moment.
-        """
+        """The server at this moment."""
         run, server = self._run, self._server
         if server is not None:
             now = server.statistics()
@@ -178,21 +168,15 @@ class Models:
 
     @property
     def agents(self) -> AgentService:
-        """
-        The agents that are kept here.
-        """
+        """The agents that are kept here."""
         return self._run.agents
 
     def contexts(self, most: int, tenant: str = LOCAL) -> tuple[ContextUse, ...]:
-        """
-        See ``Server.contexts``. What no agent has is counted by the default model's context.
-        """
+        """See ``Server.contexts``. What no agent has is counted by the default model's context."""
         return contexts(self._run.sequencer.state, self._run.agents, most, tenant)
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
-        """
-        Have every event passed on once it is committed, in order.
-        """
+        """Have every event passed on once it is committed, in order."""
         self._run.writer.observe(observer)
 
     def generate(self, command: Generate) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
@@ -216,21 +200,15 @@ class Models:
         return await self._counting.count(choice, command)
 
     async def turn(self, request: str, tenant: str = LOCAL) -> KeptTurn | None:
-        """
-        See ``Server.turn``.
-        """
+        """See ``Server.turn``."""
         return await self._run.agents.kept.turn(request, tenant)
 
     async def history(self, request: str, tenant: str = LOCAL) -> tuple[KeptTurn, ...] | None:
-        """
-        See ``Server.history``.
-        """
+        """See ``Server.history``."""
         return await self._run.agents.kept.history(request, tenant)
 
     async def forget(self, request: str, tenant: str = LOCAL) -> bool:
-        """
-        See ``Server.forget``.
-        """
+        """See ``Server.forget``."""
         return await self._run.agents.kept.forget(request, tenant)
 
     def _choice_of(self, asked_model: str) -> Choice:
@@ -242,9 +220,7 @@ class Models:
         return "loaded" if choice is self._loaded else "not_loaded"
 
     def _server_of(self, choice: Choice) -> Server | None:
-        """
-        The server that takes a request for a model at once; None where it has to wait.
-        """
+        """The server that takes a request for a model at once; None where it has to wait."""
         at_once = self._open and choice is self._loaded and not self._line
         return self._server if at_once else None
 
@@ -285,9 +261,7 @@ class Models:
     async def _take(
         self, command: Generate, arrival: Arrival, server: Server
     ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
-        """
-        Take a request that has waited. Where it is not taken, its agent is free.
-        """
+        """Take a request that has waited. Where it is not taken, its agent is free."""
         try:
             return await taken(command, arrival, server)
         except BaseException:
@@ -295,17 +269,13 @@ class Models:
             raise
 
     def _told_by(self, server: Server) -> ServerFacts:
-        """
-        What the server over a model tells, which is younger than this one.
-        """
+        """What the server over a model tells, which is younger than this one."""
         return attrs.evolve(server.facts, started_s=self._started_s)
 
     # --- the line ---------------------------------------------------------------------------------
 
     async def _check_bugs(self) -> None:
-        """
-        Turn a request away where a bug has closed admission. Who hears of it can look it up.
-        """
+        """Turn a request away where a bug has closed admission. Who hears of it can look it up."""
         bug_id = self._run.sequencer.state.admission_bug
         if bug_id is not None:
             await unless_dead(self._run.writer.wait_all_committed())
@@ -338,9 +308,7 @@ class Models:
         return waiter
 
     def _turned_away(self, request: str, tenant: str, status: int, code: str) -> None:
-        """
-        Put on record that nothing comes of a request in the line, whose agent is free then.
-        """
+        """Put on record that nothing comes of a request in the line, whose agent is free then."""
         self._run.agents.leave(request)
         self._run.sequencer.append(
             ev.RequestRejected(request=request, tenant=tenant, status=status, code=code)
@@ -352,9 +320,7 @@ class Models:
     # --- life ---------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """
-        Serve, one model after the other, until ``drain`` has ended the last request.
-        """
+        """Serve, one model after the other, until ``drain`` has ended the last request."""
         try:
             with self._run.stalls.heard_by(self._stalled):
                 async with trio.open_nursery() as nursery:
@@ -416,9 +382,7 @@ class Models:
         return True
 
     async def _next(self) -> Choice | None:
-        """
-        Wait until a model is to be loaded, and nobody is in the way; None at the end.
-        """
+        """Wait until a model is to be loaded, and nobody is in the way; None at the end."""
         sound: Choice | None = None  # looked at, and no fault was found
         while not self._stopping:
             if self._open:
@@ -490,9 +454,7 @@ class Models:
         return await server_over(self._run, choice.settings, started)
 
     def _fail(self, choice: Choice, reason: str) -> None:
-        """
-        A model could not be loaded: put it on record, and tell who waits for it.
-        """
+        """A model could not be loaded: put it on record, and tell who waits for it."""
         log.error("model not loaded", model=choice.name, reason=reason, pause_s=PAUSE_S)
         self._run.sequencer.append(ev.ModelNotLoaded(name=choice.name, reason=reason))
         self._pauses[choice.name] = trio.current_time() + PAUSE_S
@@ -520,9 +482,7 @@ class Models:
         self._run.agents.close = self._close_session
 
     async def _close_session(self, session: str, reason: str) -> None:
-        """
-        End a session that nobody is at work in, when no model is about to leave or to come.
-        """
+        """End a session that nobody is at work in, when no model is about to leave or to come."""
         while self._loading is not None and not self._stopping:
             await self._stirred.park()
         if self._server is not None:
@@ -535,9 +495,7 @@ class Models:
             self._run.sequencer.append(ev.SessionClosed(session=session, reason=reason))
 
     def _count_out(self, server: Server) -> None:
-        """
-        Keep what goes with a server, and forget the server.
-        """
+        """Keep what goes with a server, and forget the server."""
         then, (encoded, remembered) = server.statistics(), self._gone_characters
         self._gone_characters = (
             encoded + then.encoded_characters,
@@ -547,6 +505,4 @@ class Models:
 
 
 def _told_already() -> None:
-    """
-    Whoever waits until there is a server hears of the first.
-    """
+    """Whoever waits until there is a server hears of the first."""

@@ -29,23 +29,17 @@ T = TypeVar("T")
 log = structlog.get_logger("cairn")
 
 TOKENIZERS_MAX = 2
-"""
-So many are kept. One takes tens of megabytes, for a large vocabulary some hundred.
-"""
+"""So many are kept. One takes tens of megabytes, for a large vocabulary some hundred."""
 
 PAUSE_S = 30.0
-"""
-How long a tokenizer that could not be loaded is not tried again.
-"""
+"""How long a tokenizer that could not be loaded is not tried again."""
 
 _REMEMBERED_BYTES = 8 * 2**20
 
 
 @attrs.frozen
 class _Text:
-    """
-    What a model makes of a conversation before it computes.
-    """
+    """What a model makes of a conversation before it computes."""
 
     tokenizer: Any
     encoder: Encoder
@@ -126,9 +120,7 @@ class Counting:
         return found
 
     async def _loaded(self, choice: Choice) -> _Text | str:
-        """
-        The tokenizer of a model; why it has none, in a sentence, where that is so.
-        """
+        """The tokenizer of a model; why it has none, in a sentence, where that is so."""
         fault = await _in_thread(entry_fault, choice.entry)
         if fault is not None:
             return fault

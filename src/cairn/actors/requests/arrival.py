@@ -1,6 +1,4 @@
-"""
-A request as it comes: its id, and how long its client waits.
-"""
+"""A request as it comes: its id, and how long its client waits."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ class Arrival:
 
     @property
     def is_over(self) -> bool:
-        """
-        Whether its time is over.
-        """
+        """Whether its time is over."""
         return trio.current_time() >= self.deadline
 
     def until_beat(self) -> trio.CancelScope:
@@ -46,9 +42,7 @@ class Arrival:
         return trio.move_on_at(min(beat, self.deadline))
 
     def name(self, refusal: RefusalError, command: Generate) -> None:
-        """
-        Say in a refusal whose it is.
-        """
+        """Say in a refusal whose it is."""
         refusal.request = self.request
         if command.session_name is not None:
             refusal.session = session_id(command.tenant, command.session_name)

@@ -1,6 +1,4 @@
-"""
-What a server takes on, as its operator wants it.
-"""
+"""What a server takes on, as its operator wants it."""
 
 from __future__ import annotations
 

@@ -226,9 +226,7 @@ class KeptTurn:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """
-        What it adds to a conversation.
-        """
+        """What it adds to a conversation."""
         return (*self.asked, message_of(self.parts))
 
 
@@ -271,9 +269,7 @@ class RefusalError(Exception):
 
 
 class PromptTooLong(RefusalError):
-    """
-    The prompt leaves no room for an answer in the model's context.
-    """
+    """The prompt leaves no room for an answer in the model's context."""
 
     def __init__(
         self, prompt_tokens: int, context_tokens: int, whose: str = "model", of_model: int = 0
@@ -293,9 +289,7 @@ class PromptTooLong(RefusalError):
 
 
 class PromptRefused(RefusalError):
-    """
-    The chat template or the tokenizer cannot take what was sent.
-    """
+    """The chat template or the tokenizer cannot take what was sent."""
 
 
 class FormatRefused(RefusalError):
@@ -334,18 +328,14 @@ class TooManyAnswers(RefusalError):
 
 
 class AgentExists(RefusalError):
-    """
-    There is an agent of that name already.
-    """
+    """There is an agent of that name already."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is an agent {name!r} already; delete it, or choose another name")
 
 
 class AgentBusy(RefusalError):
-    """
-    The agent does something else. Asked again behind that, it does what was asked.
-    """
+    """The agent does something else. Asked again behind that, it does what was asked."""
 
     retry_after_s = 1
 
@@ -356,18 +346,14 @@ class AgentBusy(RefusalError):
 
 
 class TooManyAgents(RefusalError):
-    """
-    There are as many agents as there may be.
-    """
+    """There are as many agents as there may be."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"there are {most} agents already, as many as there may be; delete one")
 
 
 class QueueFull(RefusalError):
-    """
-    Too many requests wait already.
-    """
+    """Too many requests wait already."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -375,9 +361,7 @@ class QueueFull(RefusalError):
 
 
 class TimeOver(RefusalError):
-    """
-    The request was not answered within the time that a request may take.
-    """
+    """The request was not answered within the time that a request may take."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(
@@ -389,9 +373,7 @@ class TimeOver(RefusalError):
 
 
 class ModelNotLoaded(RefusalError):
-    """
-    The model that was asked for could not be loaded; another one may be served.
-    """
+    """The model that was asked for could not be loaded; another one may be served."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -399,9 +381,7 @@ class ModelNotLoaded(RefusalError):
 
 
 class NoMemory(RefusalError):
-    """
-    The prompt's KV does not fit beside what other requests hold at the moment.
-    """
+    """The prompt's KV does not fit beside what other requests hold at the moment."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -409,9 +389,7 @@ class NoMemory(RefusalError):
 
 
 class JournalFull(RefusalError):
-    """
-    There is no room to put anything on record, so nothing is answered.
-    """
+    """There is no room to put anything on record, so nothing is answered."""
 
     def __init__(self, retry_after_s: int = 10) -> None:
         super().__init__(
@@ -422,9 +400,7 @@ class JournalFull(RefusalError):
 
 
 class Stopping(RefusalError):
-    """
-    The server is draining.
-    """
+    """The server is draining."""
 
     def __init__(self, message: str, retry_after_s: int = 5) -> None:
         super().__init__(message)
@@ -432,9 +408,7 @@ class Stopping(RefusalError):
 
 
 class Broken(RefusalError):
-    """
-    An invariant broke, or the session that was named is quarantined.
-    """
+    """An invariant broke, or the session that was named is quarantined."""
 
     def __init__(self, bug_id: str) -> None:
         super().__init__(f"internal cache invariant violation; bug id {bug_id}")

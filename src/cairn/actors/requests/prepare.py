@@ -95,9 +95,7 @@ class Reader:
         return len(ids)
 
     async def choices(self, command: Generate) -> list[Prepared]:
-        """
-        All answers that a request asks for, its prompt read once.
-        """
+        """All answers that a request asks for, its prompt read once."""
         first = await self._prepare(command)
         prepared = [first]
         # What is the client's own goes with the first one: a session serves one at a time.
@@ -111,9 +109,7 @@ class Reader:
         return prepared
 
     async def _prepare(self, command: Generate) -> Prepared:
-        """
-        Everything that follows from a request alone: token ids, chain, keys, limits.
-        """
+        """Everything that follows from a request alone: token ids, chain, keys, limits."""
         prepared = await self._tokenised(self.prepared, command)
         if command.constraint is None:
             return prepared
@@ -135,9 +131,7 @@ class Reader:
             raise FormatRefused(error.fact, about, tool) from error
 
     async def _tokenised(self, read: Callable[[Generate], T], command: Generate) -> T:
-        """
-        What ``read`` makes of a request, in a thread.
-        """
+        """What ``read`` makes of a request, in a thread."""
         try:
             return await trio.to_thread.run_sync(
                 read, command, limiter=self.tokenizing, abandon_on_cancel=False
@@ -209,17 +203,13 @@ class Reader:
         return attrs.evolve(command, sampling=attrs.evolve(command.sampling, logit_bias=biases))
 
     def held(self, prepared: Prepared, constraint: Constraint) -> Prepared:
-        """
-        A request whose answer is held to a grammar, with that grammar and what follows it.
-        """
+        """A request whose answer is held to a grammar, with that grammar and what follows it."""
         grammar = grammar_of(constraint, prepared.form)
         guide = self._guidance.guide_of(grammar)
         return attrs.evolve(prepared, grammar=grammar.text, guide=guide)
 
     async def guide(self, grammar: str) -> Guide:
-        """
-        What holds an answer to a grammar that is on record.
-        """
+        """What holds an answer to a grammar that is on record."""
         return await trio.to_thread.run_sync(
             self._guidance.guide, grammar, limiter=self._compiling, abandon_on_cancel=False
         )
@@ -227,9 +217,7 @@ class Reader:
     def read(
         self, command: Generate
     ) -> tuple[tuple[int, ...], tuple[tuple[str, bytes], ...], AnswerForm]:
-        """
-        Token ids and parts of a request, and the form of its answer.
-        """
+        """Token ids and parts of a request, and the form of its answer."""
         if command.conversation is not None:
             conversation = command.conversation
             text = prompts.render(self._tokenizer, conversation)
@@ -251,9 +239,7 @@ class Reader:
 
 
 def _token_of(tokenizer: Any, markers: Markers) -> int | None:
-    """
-    The token with which calls begin; None where the marker is none, or several.
-    """
+    """The token with which calls begin; None where the marker is none, or several."""
     if markers.calling is None or not markers.calling[0]:
         return None
     ids = tokenizer.encode(markers.calling[0], add_special_tokens=False)

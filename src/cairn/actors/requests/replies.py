@@ -1,6 +1,4 @@
-"""
-What leaves the room: replies of sessions, in order, once what explains them is on disk.
-"""
+"""What leaves the room: replies of sessions, in order, once what explains them is on disk."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ from cairn.actors.threads.writer import JournalWriter, WriterDied
 
 
 class Replies:
-    """
-    What sessions say to one client, each reply once it is committed.
-    """
+    """What sessions say to one client, each reply once it is committed."""
 
     def __init__(self, tickets: Sequence[Ticket], writer: JournalWriter, arrival: Arrival) -> None:
         """
@@ -63,9 +59,7 @@ class Replies:
 
 
 async def unless_dead(committed: Awaitable[None]) -> None:
-    """
-    Wait for a commit. Where the writer has died the server stops, and so do its answers.
-    """
+    """Wait for a commit. Where the writer has died the server stops, and so do its answers."""
     try:
         await committed
     except WriterDied as died:

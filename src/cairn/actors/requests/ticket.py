@@ -1,6 +1,4 @@
-"""
-A request on its way: what a session needs of it, and the way back to its client.
-"""
+"""A request on its way: what a session needs of it, and the way back to its client."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from cairn.journal.state import Part
 
 @attrs.frozen
 class Committed:
-    """
-    A reply that may leave once the journal is committed up to ``receipt``.
-    """
+    """A reply that may leave once the journal is committed up to ``receipt``."""
 
     receipt: int
     reply: Reply
@@ -61,9 +57,7 @@ class Prepared:
 
 
 Replies = trio.MemoryReceiveChannel[Committed | RefusalError]
-"""
-What sessions say to a client.
-"""
+"""What sessions say to a client."""
 
 
 class Ticket:
@@ -124,17 +118,13 @@ class Ticket:
             self._send, self.replies = first._send, first.replies
 
     def reply(self, receipt: int, reply: Reply) -> None:
-        """
-        Hand a reply over, to leave once it is committed. Never waits: an answer is bounded.
-        """
+        """Hand a reply over, to leave once it is committed. Never waits: an answer is bounded."""
         if self.choice and not isinstance(reply, Waiting):
             reply = attrs.evolve(reply, choice=self.choice)
         self._send.send_nowait(Committed(receipt, reply))
 
     def fail(self, error: RefusalError) -> None:
-        """
-        Hand over the end of a request that is not answered.
-        """
+        """Hand over the end of a request that is not answered."""
         self.failed = True
         self._send.send_nowait(error)
 

@@ -1,6 +1,4 @@
-"""
-The answer as it grows: decode passes in, committed text out.
-"""
+"""The answer as it grows: decode passes in, committed text out."""
 
 from __future__ import annotations
 
@@ -58,16 +56,12 @@ class Answer:
 
     @property
     def ended(self) -> bool:
-        """
-        Whether the answer is complete.
-        """
+        """Whether the answer is complete."""
         return self._reason is not None
 
     @property
     def said(self) -> Message:
-        """
-        What the client was told, as it will send it back.
-        """
+        """What the client was told, as it will send it back."""
         return message_of(self._told)
 
     def take(self, drawn: Sequence[Drawn]) -> bool:
@@ -98,9 +92,7 @@ class Answer:
         return self.ended
 
     def finish(self) -> None:
-        """
-        Release what waits, and end the request.
-        """
+        """Release what waits, and end the request."""
         rest = self._text.finish()
         if rest.stopped:
             self._reason, self._stop_text = "stop", rest.stop
@@ -138,9 +130,7 @@ class Answer:
         )
 
     def _keep(self) -> None:
-        """
-        Put on record what the client wants to be kept.
-        """
+        """Put on record what the client wants to be kept."""
         ticket = self._ticket
         keep = ticket.prepared.command.keep
         if keep is None:
@@ -181,9 +171,7 @@ class Answer:
         self._tell(self._parts.add(text), infos)
 
     def _tell(self, found: Released, tokens: tuple[TokenInfo, ...] = ()) -> None:
-        """
-        Give the client what is certain by now. What it is given is on record before.
-        """
+        """Give the client what is certain by now. What it is given is on record before."""
         for one in found.rejected:
             self._receipt = self._append(
                 ev.CallRejected(
@@ -206,9 +194,7 @@ class Answer:
         return TokenInfo(id=drawn.token, text=text, raw=raw, logprob=drawn.logprob, top=top)
 
     def _spelled(self, token: int) -> tuple[str, bytes | None]:
-        """
-        A token alone: its text and its bytes.
-        """
+        """A token alone: its text and its bytes."""
         token_bytes = self._ticket.prepared.token_bytes
         assert token_bytes is not None
         text = self._tokenizer.decode([token])
@@ -218,9 +204,7 @@ class Answer:
 def into(
     batch: list[PassReport], report: PassReport | BaseException | None
 ) -> tuple[bool, BaseException | None]:
-    """
-    Put a report to its batch: (whether it was the end, what failed).
-    """
+    """Put a report to its batch: (whether it was the end, what failed)."""
     if isinstance(report, PassReport):
         batch.append(report)
         return False, None

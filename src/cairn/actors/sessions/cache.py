@@ -75,50 +75,38 @@ class SessionCache:
 
     @property
     def held(self) -> Session | None:
-        """
-        The session; None where the journal does not know it, or it has been closed.
-        """
+        """The session; None where the journal does not know it, or it has been closed."""
         return self._house.sequencer.state.sessions.get(SessionId(self.id))
 
     @property
     def session(self) -> Session:
-        """
-        The session, where there is one.
-        """
+        """The session, where there is one."""
         return self._house.sequencer.session(self.id)
 
     @property
     def request(self) -> OpenRequest:
-        """
-        The request in hand.
-        """
+        """The request in hand."""
         request = self.session.request
         assert request is not None
         return request
 
     @property
     def path(self) -> ev.PathSelected:
-        """
-        The decision for the request in hand.
-        """
+        """The decision for the request in hand."""
         path = self.request.path
         assert path is not None
         return path
 
     @property
     def slab_id(self) -> int:
-        """
-        The slab that it holds.
-        """
+        """The slab that it holds."""
         slab = self.session.slab
         assert slab is not None
         return slab.id
 
     @property
     def chunk(self) -> int:
-        """
-        C.
-        """
+        """C."""
         return self._house.facts.chunk_tokens
 
     def append(self, *events: ev.Event) -> int:
@@ -135,9 +123,7 @@ class SessionCache:
         return receipt
 
     def taken_out(self) -> BugError | None:
-        """
-        The bug by which others took the session out of service while it was at work.
-        """
+        """The bug by which others took the session out of service while it was at work."""
         state, held = self._house.sequencer.state, self.held
         if held is None or held.bug_id is None or self.seq == state.streams[f"session/{self.id}"]:
             return None
@@ -153,22 +139,16 @@ class SessionCache:
 
     @property
     def out_of_service(self) -> bool:
-        """
-        Whether the session is quarantined.
-        """
+        """Whether the session is quarantined."""
         held = self.held
         return held is not None and held.life is Life.QUARANTINED
 
     def look_up_seq(self) -> None:
-        """
-        Go on where the journal has the stream, after others have appended to it.
-        """
+        """Go on where the journal has the stream, after others have appended to it."""
         self.seq = self._house.sequencer.state.streams.get(f"session/{self.id}", 0)
 
     def keys(self, ids: Sequence[int], known: Sequence[str]) -> tuple[str, ...]:
-        """
-        The keys of the full chunks of a sequence, of which the first are known.
-        """
+        """The keys of the full chunks of a sequence, of which the first are known."""
         return block_keys(
             secret=self._secret,
             fingerprint=self._house.facts.fingerprint,
@@ -179,9 +159,7 @@ class SessionCache:
         )
 
     def is_indexed(self, tokens: int) -> bool:
-        """
-        Whether blocks are sealed of a sequence of so many tokens.
-        """
+        """Whether blocks are sealed of a sequence of so many tokens."""
         model = self._house.sequencer.state.model
         return model is not None and tokens >= model.min_cache_tokens
 
@@ -197,9 +175,7 @@ class SessionCache:
         return unbroken and all(block.bug_id is None for block in known)
 
     def is_in_doubt(self, keys: Sequence[str]) -> bool:
-        """
-        Whether one of these blocks is quarantined.
-        """
+        """Whether one of these blocks is quarantined."""
         blocks = self._house.sequencer.state.blocks
         return any(blocks[key].bug_id is not None for key in keys if key in blocks)
 
@@ -214,9 +190,7 @@ class SessionCache:
     # --- mutations -------------------------------------------------------------------------------
 
     async def acquire_slab(self, capacity_tokens: int) -> bool:
-        """
-        Open a slab. False where there is no room, and nobody gives up one.
-        """
+        """Open a slab. False where there is no room, and nobody gives up one."""
 
         def record(report: SlabReport) -> None:
             self.append(
@@ -233,9 +207,7 @@ class SessionCache:
         return await self._house.memory.open_slab(capacity_tokens, record)
 
     async def release_slab(self, reason: str) -> None:
-        """
-        Close the slab; all KV in it is gone.
-        """
+        """Close the slab; all KV in it is gone."""
         slab = self.slab_id
 
         def record(report: SlabReport) -> None:
@@ -253,9 +225,7 @@ class SessionCache:
         await self._house.engine.call(lambda mlx: mlx.close_slab(slab), record)
 
     async def trim(self, end: int, reason: str) -> None:
-        """
-        Cut the KV in the slab back to ``[0, end)``.
-        """
+        """Cut the KV in the slab back to ``[0, end)``."""
         slab = self.slab_id
 
         def record(report: TrimReport) -> None:
@@ -330,9 +300,7 @@ class SessionCache:
     def _copying(
         self, request: str | None, copy: Copy
     ) -> tuple[Callable[[Any], ShareReport], Callable[[ShareReport], int]]:
-        """
-        What copies a part, and what records it and gives the receipt.
-        """
+        """What copies a part, and what records it and gives the receipt."""
         slab = self.slab_id
 
         def run(mlx: Any) -> ShareReport:
@@ -480,8 +448,6 @@ class SessionCache:
 
 
 def _bug_of(state: State, bug_id: str) -> BugError:
-    """
-    A bug that is on record, to be raised again.
-    """
+    """A bug that is on record, to be raised again."""
     bug = state.faults[bug_id].event
     return BugError(bug.bug_id, bug.invariant, bug.message)

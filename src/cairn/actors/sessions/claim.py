@@ -35,9 +35,7 @@ class Taking:
     named: bool
 
     async def load_blocks(self, ticket: Ticket) -> None:
-        """
-        Bring sealed blocks from files into memory that the decision could reuse.
-        """
+        """Bring sealed blocks from files into memory that the decision could reuse."""
         house, prepared = self.house, ticket.prepared
         state = house.sequencer.state
         idle = ticket.gone is not None or state.admission_bug is not None
@@ -99,16 +97,12 @@ class Taking:
         )
 
     def _serves(self, ticket: Ticket) -> bool:
-        """
-        Whether a request is still this session's to serve.
-        """
+        """Whether a request is still this session's to serve."""
         chosen = self.house.sequencer.choose(ticket.prepared.ask)
         return chosen == self.cache.id or (chosen is None and not self.cache.opened)
 
     def _received(self, ticket: Ticket) -> ev.RequestReceived:
-        """
-        The request, told by what is new against the session's last one.
-        """
+        """The request, told by what is new against the session's last one."""
         prepared, command = ticket.prepared, ticket.prepared.command
         sessions = self.house.sequencer.state.sessions
         last = self.cache.session.last if self.cache.id in sessions else None

@@ -1,6 +1,4 @@
-"""
-What all sessions of a server share.
-"""
+"""What all sessions of a server share."""
 
 from __future__ import annotations
 

@@ -33,15 +33,11 @@ _STAGES: Mapping[str, ev.CancelStage] = MappingProxyType(
         "sister_failed": "sister_failed",
     }
 )
-"""
-Why nobody waits any more, where that says more than the step at which it was seen.
-"""
+"""Why nobody waits any more, where that says more than the step at which it was seen."""
 
 
 class Gone(Exception):
-    """
-    Nobody waits for the answer any more.
-    """
+    """Nobody waits for the answer any more."""
 
     def __init__(self, stage: ev.CancelStage) -> None:
         self.stage: ev.CancelStage = stage
@@ -163,9 +159,7 @@ class Answering:
         decoding: Decoding,
         reports: trio.MemoryReceiveChannel[PassReport | BaseException | None],
     ) -> None:
-        """
-        Record passes and release their tokens, those that came together as one.
-        """
+        """Record passes and release their tokens, those that came together as one."""
         ended = False
         try:
             while not ended:
@@ -215,9 +209,7 @@ class Answering:
             self._look("prefill")
 
     def _not_held(self, fault: NotHeld) -> Gone:
-        """
-        Tell the client that its answer ends here, and why.
-        """
+        """Tell the client that its answer ends here, and why."""
         self.ticket.fail(FormatRefused(f"behind what is written of it, {fault}", "answer"))
         return Gone("not_held")
 
@@ -232,17 +224,13 @@ class Answering:
         )
 
     def _look(self, stage: ev.CancelStage) -> None:
-        """
-        Go on only while somebody waits.
-        """
+        """Go on only while somebody waits."""
         if self.ticket.gone is not None:
             raise Gone(_STAGES.get(self.ticket.gone, stage))
 
 
 def _rows(slab: int, wanted: Wanted) -> Callable[[int], DecodeRow]:
-    """
-    Makes the rows of an answer, each of the token that the one before it gave.
-    """
+    """Makes the rows of an answer, each of the token that the one before it gave."""
 
     def row(token: int) -> DecodeRow:
         nonlocal wanted

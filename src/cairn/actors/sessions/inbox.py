@@ -15,17 +15,13 @@ from cairn.journal import events as ev
 
 @attrs.frozen
 class Serve:
-    """
-    Serve a request.
-    """
+    """Serve a request."""
 
     ticket: Ticket
 
     @property
     def done(self) -> trio.Event:
-        """
-        Set when the request has left the session's hands.
-        """
+        """Set when the request has left the session's hands."""
         return self.ticket.left_turn
 
 
@@ -45,9 +41,7 @@ class GiveUpSlab:
 
 @attrs.frozen
 class LeaveService:
-    """
-    Give back what the session holds: a bug has taken it out of service.
-    """
+    """Give back what the session holds: a bug has taken it out of service."""
 
     done: trio.Event = attrs.field(factory=trio.Event)
 
@@ -77,9 +71,7 @@ class Inbox:
     # --- for other tasks -------------------------------------------------------------------------
 
     async def serve(self, ticket: Ticket) -> None:
-        """
-        Put a request in, and wait until it has left the session's hands.
-        """
+        """Put a request in, and wait until it has left the session's hands."""
         ticket.left_turn = trio.Event()
         self._send.send_nowait(Serve(ticket))
         self.requests_waiting += 1
@@ -87,9 +79,7 @@ class Inbox:
         await ticket.left_turn.wait()
 
     async def give_up_slab(self, reason: str) -> None:
-        """
-        Ask for the slab, and wait until it is given up, or a request is taken that needs it.
-        """
+        """Ask for the slab, and wait until it is given up, or a request is taken that needs it."""
         if self._closed:
             return  # who ends gives it up
         done = trio.Event()
@@ -99,9 +89,7 @@ class Inbox:
         await done.wait()
 
     def leave_service(self) -> None:
-        """
-        Tell of a bug that broke no step of the session's own and took it out of service.
-        """
+        """Tell of a bug that broke no step of the session's own and took it out of service."""
         if self._closed:
             return  # who ends serves nobody any more
         self._send.send_nowait(LeaveService())
@@ -109,9 +97,7 @@ class Inbox:
         self.own_time.cancel()
 
     def close(self) -> None:
-        """
-        Take no more commands. Those that are in can still be had.
-        """
+        """Take no more commands. Those that are in can still be had."""
         self._closed = True
         self._send.close()
         self.own_time.cancel()
@@ -122,18 +108,14 @@ class Inbox:
         return self
 
     async def __anext__(self) -> Command:
-        """
-        The next command, until it is closed and empty.
-        """
+        """The next command, until it is closed and empty."""
         try:
             return self._taken(await self._receive.receive())
         except trio.EndOfChannel:
             raise StopAsyncIteration from None
 
     def left_over(self) -> list[Command]:
-        """
-        Take out what is still in.
-        """
+        """Take out what is still in."""
         commands: list[Command] = []
         while True:
             try:
@@ -142,25 +124,19 @@ class Inbox:
                 return commands
 
     def keep_slab(self) -> None:
-        """
-        Tell who asked for the slab that a request needs it.
-        """
+        """Tell who asked for the slab that a request needs it."""
         while self.asked_for_slab:
             self.asked_for_slab.pop().set()
 
     @property
     def undisturbed(self) -> bool:
-        """
-        Whether nobody wants anything. Asked on the engine's thread too.
-        """
+        """Whether nobody wants anything. Asked on the engine's thread too."""
         disturbed = self.requests_waiting or self.asked_for_slab or self._leaving or self._closed
         return not disturbed
 
     @property
     def wanted_by(self) -> ev.GivenUp:
-        """
-        Who disturbs.
-        """
+        """Who disturbs."""
         if self._leaving:
             return "bug"
         if self.requests_waiting:

@@ -26,15 +26,11 @@ from cairn.journal.paths import common_length
 
 Ids = tuple[int, ...]
 Step = Callable[[Callable[[], bool]], Awaitable[Ids | None]]
-"""
-See ``OwnTime.run``.
-"""
+"""See ``OwnTime.run``."""
 
 
 class Unrendered(Exception):
-    """
-    A conversation with its answer could not be brought to tokens. The cause says why.
-    """
+    """A conversation with its answer could not be brought to tokens. The cause says why."""
 
 
 @attrs.frozen
@@ -52,9 +48,7 @@ class Beginning:
 
 
 class Foresight:
-    """
-    Renders conversations one turn further. Changes nothing.
-    """
+    """Renders conversations one turn further. Changes nothing."""
 
     def __init__(self, tokenizer: Any, encoder: Encoder, tokenizing: trio.CapacityLimiter) -> None:
         """

@@ -26,9 +26,7 @@ log = structlog.get_logger("cairn")
 
 @attrs.frozen
 class Anticipation:
-    """
-    What is anticipated behind one answer.
-    """
+    """What is anticipated behind one answer."""
 
     house: House
     cache: SessionCache
@@ -134,9 +132,7 @@ class Anticipation:
         return ahead
 
     async def _reuse(self, ahead: Ahead) -> ev.GivenUp | None:
-        """
-        Bring the slab to what is there of it; why not, where that ended before.
-        """
+        """Bring the slab to what is there of it; why not, where that ended before."""
         cache = self.cache
         held = ahead.kept_blocks * cache.chunk
         if cache.session.cached_tokens > held:

@@ -45,44 +45,32 @@ class Sessions:
 
     @property
     def busy(self) -> bool:
-        """
-        Whether one of them has anything to do.
-        """
+        """Whether one of them has anything to do."""
         return any(actor.busy for actor in self.actors.values())
 
     def live_in(self, nursery: trio.Nursery) -> None:
-        """
-        Have the actors' tasks begin there. Before the first request.
-        """
+        """Have the actors' tasks begin there. Before the first request."""
         self._nursery = nursery
 
     def end_all(self) -> None:
-        """
-        Have all actors end when what they have in hand is done. Their sessions stay.
-        """
+        """Have all actors end when what they have in hand is done. Their sessions stay."""
         for actor in self.actors.values():
             actor.close()
 
     def quarantine_of(self, name: str | None) -> str | None:
-        """
-        The bug that took a named session out of service, if one did.
-        """
+        """The bug that took a named session out of service, if one did."""
         named = self._sequencer.state.sessions.get(SessionId(name)) if name else None
         return named.bug_id if named is not None else None
 
     def dismiss_unopened(self, session_id: str | None) -> None:
-        """
-        End an actor that never came to be a session, and that nobody waits for.
-        """
+        """End an actor that never came to be a session, and that nobody waits for."""
         actor = self.actors.get(session_id) if session_id is not None else None
         if actor is not None and not actor.opened and not actor.line.locked():
             del self.actors[actor.id]
             actor.close()
 
     def actor(self, session_id: str, ticket: Ticket, *, named: bool) -> SessionActor:
-        """
-        The actor of a session, which begins to live where it did not.
-        """
+        """The actor of a session, which begins to live where it did not."""
         actor = self.actors.get(session_id)
         if actor is None or actor.ended:
             command = ticket.prepared.command
@@ -95,9 +83,7 @@ class Sessions:
         return actor
 
     async def _live(self, actor: SessionActor) -> None:
-        """
-        A session's task. What it could not handle itself ends it, and nobody else.
-        """
+        """A session's task. What it could not handle itself ends it, and nobody else."""
         try:
             await actor.run()
         except WriterDied:
@@ -109,9 +95,7 @@ class Sessions:
                 del self.actors[actor.id]
 
     def taken_out(self, session_id: str) -> None:
-        """
-        Tell a session that a check took it out of service, where it is still there.
-        """
+        """Tell a session that a check took it out of service, where it is still there."""
         actor = self.actors.get(session_id)
         if actor is not None:
             actor.leave_service()
@@ -129,9 +113,7 @@ class Sessions:
         await actor.give_up_slab(reason)
 
     async def close_over(self, session_id: str) -> None:
-        """
-        Close a session whose life is over, unless somebody wants something meanwhile.
-        """
+        """Close a session whose life is over, unless somebody wants something meanwhile."""
         reason = "its life is over"
         held = self._sequencer.state.sessions.get(SessionId(session_id))
         if held is not None and held.slab is not None:
@@ -147,9 +129,7 @@ class Sessions:
         self._sequencer.append(ev.SessionClosed(session=session_id, reason=reason))
 
     def forget_sessions(self) -> None:
-        """
-        Keep the number of remembered sessions bounded.
-        """
+        """Keep the number of remembered sessions bounded."""
         while session := eviction.session_to_forget(self._sequencer.state, self._limits.sessions):
             self._close(session.id, "least recently used")
 

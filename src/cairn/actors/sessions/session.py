@@ -44,9 +44,7 @@ log = structlog.get_logger("cairn")
 
 
 _AT_REST = "at rest, and all of it lies in blocks"
-"""
-Why a session gives its slab up that nobody asked for it.
-"""
+"""Why a session gives its slab up that nobody asked for it."""
 
 
 class SessionActor:
@@ -76,17 +74,13 @@ class SessionActor:
 
     @property
     def opened(self) -> bool:
-        """
-        Whether the journal knows the session, or knew it.
-        """
+        """Whether the journal knows the session, or knew it."""
         return self.cache.opened
 
     # --- commands, for other tasks -----------------------------------------------------------
 
     async def serve(self, ticket: Ticket) -> None:
-        """
-        Have the session serve a request, and wait until it has left the session's hands.
-        """
+        """Have the session serve a request, and wait until it has left the session's hands."""
         await self.inbox.serve(ticket)
 
     async def give_up_slab(self, reason: str) -> None:
@@ -104,17 +98,13 @@ class SessionActor:
         self.inbox.leave_service()
 
     def close(self) -> None:
-        """
-        End the actor when it is at rest.
-        """
+        """End the actor when it is at rest."""
         self.inbox.close()
 
     # --- the actor ------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """
-        Serve commands until ``close``, or until the session is quarantined.
-        """
+        """Serve commands until ``close``, or until the session is quarantined."""
         try:
             async for command in self.inbox:
                 await self._at_work(command)
@@ -237,9 +227,7 @@ class SessionActor:
             cache.append(ev.SessionSettled(session=self.id, canonical_tokens=0, complete=False))
 
     def _turn_away(self) -> None:
-        """
-        Requests that were still in the inbox look for another session, or hear of the bug.
-        """
+        """Requests that were still in the inbox look for another session, or hear of the bug."""
         for command in self.inbox.left_over():
             if isinstance(command, Serve):
                 command.ticket.rerouted = True

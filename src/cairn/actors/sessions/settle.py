@@ -20,9 +20,7 @@ from cairn.journal import eviction
 
 @attrs.frozen
 class Settling:
-    """
-    Brings one session to rest.
-    """
+    """Brings one session to rest."""
 
     house: House
     cache: SessionCache
@@ -50,9 +48,7 @@ class Settling:
         await cache.rest(complete)
 
     async def _cut_back(self, end: int) -> None:
-        """
-        Cut off what is not canonical; all of it, where the window has moved on from what is.
-        """
+        """Cut off what is not canonical; all of it, where the window has moved on from what is."""
         policy, session = self.house.facts.policy, self.cache.session
         if policy is None or policy.reaches(session.window_start, end):
             await self.cache.trim(end, "decoded or partial, so not canonical")
@@ -113,9 +109,7 @@ class Settling:
         return await self._what_was_said(own_time)
 
     async def _what_was_said(self, own_time: OwnTime) -> bool:
-        """
-        Compute canonical KV over prompt and answer. False where somebody wanted something.
-        """
+        """Compute canonical KV over prompt and answer. False where somebody wanted something."""
         cache = self.cache
         session = cache.session
         assert session.last is not None

@@ -35,15 +35,11 @@ R = TypeVar("R")
 
 
 class EngineGone(Exception):
-    """
-    The engine's thread has ended; what was asked of it will not be done.
-    """
+    """The engine's thread has ended; what was asked of it will not be done."""
 
 
 class Urgency(IntEnum):
-    """
-    What goes first.
-    """
+    """What goes first."""
 
     CALL = 0
     COPY = 1
@@ -59,31 +55,21 @@ so nobody's first token waits for the whole of another's history, and a copy har
 
 
 class Device(Protocol):
-    """
-    What the thread needs of an engine. ``mlx_engine.MlxEngine`` has much more.
-    """
+    """What the thread needs of an engine. ``mlx_engine.MlxEngine`` has much more."""
 
     @property
     def decode_rows(self) -> int:
-        """
-        W.
-        """
+        """W."""
 
     @property
     def grows(self) -> bool:
-        """
-        Whether a decode pass changes what is held.
-        """
+        """Whether a decode pass changes what is held."""
 
     def memory(self) -> MemoryReport:
-        """
-        What is held now.
-        """
+        """What is held now."""
 
     def decode(self, rows: list[Any]) -> list[Any]:
-        """
-        One decode pass.
-        """
+        """One decode pass."""
 
 
 @attrs.define(eq=False)
@@ -120,9 +106,7 @@ class _Series:
     broken: bool = False
 
     def goes_on(self) -> bool:
-        """
-        Whether the next one is to run. Asked on the engine's thread.
-        """
+        """Whether the next one is to run. Asked on the engine's thread."""
         # Never set back: trio's thread may end it while this one asks.
         if not self.ended and not self.wanted():
             self.ended = True
@@ -131,9 +115,7 @@ class _Series:
     def part(
         self, run: Callable[[Any], Any], record: Callable[[Any], object]
     ) -> tuple[Callable[[Any], Any], Callable[[Any], bool]]:
-        """
-        What one of the jobs runs and how it is recorded; that gives True.
-        """
+        """What one of the jobs runs and how it is recorded; that gives True."""
 
         def runs(device: Any) -> Any:
             try:
@@ -196,9 +178,7 @@ class EngineThread:
         self.abandoned = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """
-        Run the thread until ``close`` or ``abandon``.
-        """
+        """Run the thread until ``close`` or ``abandon``."""
         await run_thread(
             "cairn-engine",
             self._loop,
@@ -210,15 +190,11 @@ class EngineThread:
             raise self._failure
 
     async def load(self, make: Callable[[], T]) -> T:
-        """
-        Run something on the thread that needs no engine yet: loading one.
-        """
+        """Run something on the thread that needs no engine yet: loading one."""
         return await self._do(lambda _: make(), _as_it_is, Urgency.CALL)
 
     def install(self, device: Device) -> None:
-        """
-        Give the thread the engine that it serves.
-        """
+        """Give the thread the engine that it serves."""
         self._device = device
 
     async def unload(self, measure: Callable[[], T]) -> T:
@@ -292,9 +268,7 @@ class EngineThread:
         return all(done)
 
     async def prefill(self, run: Callable[[Any], T], record: Callable[[T], R]) -> R:
-        """
-        One prefill chunk. Raises as ``call`` does.
-        """
+        """One prefill chunk. Raises as ``call`` does."""
         return await self._do(run, record, Urgency.PREFILL)
 
     async def settle(
@@ -328,15 +302,11 @@ class EngineThread:
         return decoding, receive
 
     def stop(self, decoding: Decoding) -> None:
-        """
-        Have a session stop after the pass that runs now. Its reports end with None as always.
-        """
+        """Have a session stop after the pass that runs now. Its reports end with None as always."""
         decoding.stopped = True
 
     def close(self) -> None:
-        """
-        End the thread when the job in hand is done.
-        """
+        """End the thread when the job in hand is done."""
         self._inbox.put(None)
 
     def abandon(self) -> None:
@@ -372,9 +342,7 @@ class EngineThread:
         return done
 
     def _finish(self, job: _Job) -> None:
-        """
-        In trio's thread, in the order in which jobs ran.
-        """
+        """In trio's thread, in the order in which jobs ran."""
         if self.abandoned:
             return  # who asked has heard that nothing comes of it
         if isinstance(job.result, outcome.Value):
@@ -382,9 +350,7 @@ class EngineThread:
         job.done.set()
 
     def _gone(self, jobs: list[_Job], failure: BaseException | None) -> None:
-        """
-        In trio's thread: nobody waits for ever.
-        """
+        """In trio's thread: nobody waits for ever."""
         if self._ended.is_set():
             return  # the thread was abandoned
         self._failure = failure
@@ -472,9 +438,7 @@ class EngineThread:
         token.run_sync_soon(self._finish, job)
 
     def _pass(self, decoding: list[Decoding], token: trio.lowlevel.TrioToken) -> None:
-        """
-        One decode pass for all that decode, and the end of those that are done.
-        """
+        """One decode pass for all that decode, and the end of those that are done."""
         for one in [one for one in decoding if one.stopped or one.left <= 0]:
             decoding.remove(one)
             token.run_sync_soon(one.reports.send_nowait, None)

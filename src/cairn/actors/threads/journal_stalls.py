@@ -15,9 +15,7 @@ from cairn.journal import events as ev
 
 
 class Stalls:
-    """
-    What the server does of the writer's stalls. There is one for a run.
-    """
+    """What the server does of the writer's stalls. There is one for a run."""
 
     def __init__(self, sequencer: Sequencer, writer: JournalWriter) -> None:
         self._sequencer = sequencer

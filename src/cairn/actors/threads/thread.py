@@ -1,6 +1,4 @@
-"""
-Threads that take commands from trio's: the engine's and the journal's.
-"""
+"""Threads that take commands from trio's: the engine's and the journal's."""
 
 from __future__ import annotations
 

@@ -54,9 +54,7 @@ class _Look:
 
 
 class WriterDied(Exception):
-    """
-    The journal cannot be written any more. Whatever waited for a receipt never gets it.
-    """
+    """The journal cannot be written any more. Whatever waited for a receipt never gets it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -101,29 +99,21 @@ class JournalWriter:
 
     @property
     def committed(self) -> int:
-        """
-        The position of the last row that is known to be committed.
-        """
+        """The position of the last row that is known to be committed."""
         return self._committed
 
     @property
     def stalled(self) -> bool:
-        """
-        Whether there is no room for the journal at the moment.
-        """
+        """Whether there is no room for the journal at the moment."""
         return self._stalled
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
-        """
-        Have every event passed on once it is committed, in order.
-        """
+        """Have every event passed on once it is committed, in order."""
         self._observers.append(observer)
 
     @contextlib.contextmanager
     def observed_by(self, observer: Callable[[Recorded], None]) -> Iterator[None]:
-        """
-        As ``observe``, while the context lasts.
-        """
+        """As ``observe``, while the context lasts."""
         self._observers.append(observer)
         try:
             yield
@@ -192,9 +182,7 @@ class JournalWriter:
         return look.rows
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """
-        Run the thread until ``close``. Raises what killed the writer, if something did.
-        """
+        """Run the thread until ``close``. Raises what killed the writer, if something did."""
         await run_thread("cairn-journal", self._loop, self._ended, task_status=task_status)
         if self._failure is not None:
             raise WriterDied(str(self._failure)) from self._failure
@@ -228,9 +216,7 @@ class JournalWriter:
         token.run_sync_soon(self._ended.set)
 
     def _store_rows(self, rows: Sequence[Row], token: trio.lowlevel.TrioToken) -> None:
-        """
-        Append rows, waiting for room where there is none.
-        """
+        """Append rows, waiting for room where there is none."""
         began = None
         while True:
             # Asked first: whoever closes while a try fails is owed one more.
@@ -251,9 +237,7 @@ class JournalWriter:
             token.run_sync_soon(self._room, stall)
 
     def _found(self, positions: Sequence[int]) -> list[Row | None] | StoreError:
-        """
-        Look rows up. That it fails is for who asked: what is written is not worse for it.
-        """
+        """Look rows up. That it fails is for who asked: what is written is not worse for it."""
         try:
             return [self._store.row(position) for position in positions]
         except StoreError as error:
@@ -308,12 +292,8 @@ class JournalWriter:
 
 
 def _nobody_minds() -> None:
-    """
-    Nobody takes requests yet.
-    """
+    """Nobody takes requests yet."""
 
 
 def _nobody_asks(stall: Stall) -> None:
-    """
-    Likewise.
-    """
+    """Likewise."""

@@ -26,9 +26,7 @@ from cairn.engine.answer.markers import THINKING, Markers
 from cairn.engine.answer.parts import AnswerForm
 
 GRAMMAR_BYTES_MAX = 128 * 1024
-"""
-The longest grammar, most of it schemas. It is on record with each request that has one.
-"""
+"""The longest grammar, most of it schemas. It is on record with each request that has one."""
 
 _MULTIPLES_MAX = 10_000
 """
@@ -193,9 +191,7 @@ def grammar_of(constraint: Constraint, form: AnswerForm) -> Grammar:
 
 
 def _thoughts(form: AnswerForm) -> tuple[str, Sequence[str]]:
-    """
-    What may stand before the body, and the rules for it.
-    """
+    """What may stand before the body, and the rules for it."""
     markers = form.markers
     if markers.thinking is None or not (form.begins == THINKING or form.may_think):
         return "", ()
@@ -238,9 +234,7 @@ def _around(name: str, markers: Markers) -> tuple[str, str]:
 
 
 def _parameters(function: Mapping[str, Any], place: int) -> Mapping[str, Any]:
-    """
-    The schema of a tool's arguments. They are an object, whether the schema says so or not.
-    """
+    """The schema of a tool's arguments. They are an object, whether the schema says so or not."""
     given = function.get("parameters")
     if given is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -250,9 +244,7 @@ def _parameters(function: Mapping[str, Any], place: int) -> Mapping[str, Any]:
 
 
 def _multiples(schema: Any) -> set[Decimal]:
-    """
-    The numbers that stand at ``multipleOf``, wherever that is a keyword.
-    """
+    """The numbers that stand at ``multipleOf``, wherever that is a keyword."""
     found = set[Decimal]()
     waiting = [schema]
     values = frozenset[str]() if _refers_to_values(schema) else _VALUES
@@ -330,9 +322,7 @@ def _optional(schema: Any) -> tuple[int, int]:
 
 
 def _is_countable(numbers: Collection[Decimal]) -> bool:
-    """
-    Whether somebody can go through the remainders of these, and of what they have in common.
-    """
+    """Whether somebody can go through the remainders of these, and of what they have in common."""
     places = max((-_exponent(number) for number in numbers), default=0)
     whole = [int(number.scaleb(max(places, 0))) for number in numbers]
     common = str(math.lcm(*whole)).rstrip("0")
@@ -347,14 +337,10 @@ def _exponent(number: Decimal) -> int:
 
 
 def _text(text: str) -> str:
-    """
-    A text as a grammar has it.
-    """
+    """A text as a grammar has it."""
     return json.dumps(text)
 
 
 def _pattern(text: str) -> str:
-    """
-    A regular expression of one text.
-    """
+    """A regular expression of one text."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)

@@ -60,9 +60,7 @@ class Markers:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """
-        The markers of thoughts and calls.
-        """
+        """The markers of thoughts and calls."""
         return tuple(text for text in (*(self.thinking or ()), *(self.calling or ())) if text)
 
     def begins(self, prompt: str) -> str:

@@ -49,9 +49,7 @@ _BEFORE, _BEHIND = "failed to compile JSON schema: ", "\n   1 | "
 
 
 class Guide:
-    """
-    Follows one answer. For one thread at a time.
-    """
+    """Follows one answer. For one thread at a time."""
 
     def __init__(
         self, matcher: Callable[[], llguidance.LLMatcher], ends: Collection[int], tokens: int
@@ -169,18 +167,14 @@ class Guidance:
 
 
 def guidance_for(tokenizer: Any, markers: Markers, facts: ModelFacts) -> Guidance:
-    """
-    The guidance of a model that is loaded.
-    """
+    """The guidance of a model that is loaded."""
     return Guidance(
         tokenizer, ends=facts.eos_ids, tokens=facts.vocabulary_tokens, markers=markers.texts
     )
 
 
 class _Vocabulary(llguidance.TokenizerWrapper):
-    """
-    The tokens of a model, as the library asks for them.
-    """
+    """The tokens of a model, as the library asks for them."""
 
     def __init__(self, tokens: Sequence[bytes], special: Sequence[int], end: int) -> None:
         # Not the library's own beginning, which tries out a tokenizer.
@@ -191,9 +185,7 @@ class _Vocabulary(llguidance.TokenizerWrapper):
         self.bos_token_id = None
 
     def __call__(self, text: str) -> list[int]:
-        """
-        Never: nothing is forced, so nothing is tokenised.
-        """
+        """Never: nothing is forced, so nothing is tokenised."""
         raise NotImplementedError("grammars force no text")
 
 
@@ -212,9 +204,7 @@ def _vocabulary(
 
 
 def _fact(error: str) -> str:
-    """
-    What the library says, without the grammar, on one line.
-    """
+    """What the library says, without the grammar, on one line."""
     _, found, schema = error.partition(_BEFORE)
     said = (schema if found else error).split(_BEHIND)[0].removesuffix("<non-verbose/>")
     said = " ".join(said.split())[:_FACT_MAX]

@@ -36,18 +36,14 @@ _REJECTED_MAX = 64
 
 @attrs.frozen
 class Said:
-    """
-    Text of the answer proper.
-    """
+    """Text of the answer proper."""
 
     text: str
 
 
 @attrs.frozen
 class Thought:
-    """
-    Text of the thoughts before it.
-    """
+    """Text of the thoughts before it."""
 
     text: str
 
@@ -139,9 +135,7 @@ class AnswerForm:
 
 
 class AnswerParts:
-    """
-    Takes one answer apart, in order.
-    """
+    """Takes one answer apart, in order."""
 
     def __init__(self, form: AnswerForm, *, name: str) -> None:
         """
@@ -165,9 +159,7 @@ class AnswerParts:
         self._rejected: list[Rejected] = []
 
     def add(self, text: str) -> Released:
-        """
-        Take in text. Changes the state.
-        """
+        """Take in text. Changes the state."""
         self._text += text
         self._scan()
         certain = len(self._text) - held(self._text, (edge.marker for edge in self._edges))
@@ -204,9 +196,7 @@ class AnswerParts:
         return Released(parts=parts, rejected=rejected, calling=self._calling())
 
     def _scan(self) -> None:
-        """
-        Go over all markers that stand in the text.
-        """
+        """Go over all markers that stand in the text."""
         while (found := _first(self._text, self._edges)) is not None:
             place, edge = found
             self._pass(self._text[:place])
@@ -214,16 +204,12 @@ class AnswerParts:
             self._cross(edge)
 
     def _pass_rest(self) -> None:
-        """
-        No more text comes, so what began like a marker is none.
-        """
+        """No more text comes, so what began like a marker is none."""
         text, self._text = self._text, ""
         self._pass(text)
 
     def _pass(self, text: str) -> None:
-        """
-        Text in which no marker stands.
-        """
+        """Text in which no marker stands."""
         if self._call is not None:
             self._grow(self._call, text)
         elif self._state in (SAYING, THINKING):
@@ -232,9 +218,7 @@ class AnswerParts:
             self._unmarked.append(text)
 
     def _cross(self, edge: Edge) -> None:
-        """
-        Go over a marker.
-        """
+        """Go over a marker."""
         self._unmarked = None
         if self._call is not None and self._form.held and not is_json("".join(self._call.words)):
             self._grow(self._call, edge.marker)
@@ -252,9 +236,7 @@ class AnswerParts:
             self._state, self._segment = edge.to, _Segment(fresh=True)
 
     def _leave(self, *, before_call: bool) -> None:
-        """
-        Of the white space before a marker, the lines' ends belong to it.
-        """
+        """Of the white space before a marker, the lines' ends belong to it."""
         space = self._segment.take_space()
         if self._segment.has_words:
             # Between words and a call templates put one, if any. Around thoughts they strip all.
@@ -262,9 +244,7 @@ class AnswerParts:
             self._emit(space.removesuffix("\n") if one else space.rstrip("\n"))
 
     def _grow(self, call: _OpenCall, text: str) -> None:
-        """
-        More of the call that is open.
-        """
+        """More of the call that is open."""
         call.words.append(text)
         if not self._form.held:
             return
@@ -278,9 +258,7 @@ class AnswerParts:
             self._state = CALLING
 
     def _calling(self) -> Calling | None:
-        """
-        What came of the open call since it was asked for last. Changes the state.
-        """
+        """What came of the open call since it was asked for last. Changes the state."""
         named = self._call.named if self._call is not None else None
         if named is None:
             return None
@@ -290,9 +268,7 @@ class AnswerParts:
         return Calling(index=self._calls, id=self._id(None), name=named.name, arguments=came)
 
     def _end_named(self, call: _OpenCall, named: _Named, *, complete: bool) -> None:
-        """
-        A call that could be nothing else is over.
-        """
+        """A call that could be nothing else is over."""
         cut = None
         if not (complete and named.is_whole):
             cut = call.marker + "".join(call.words)
@@ -302,9 +278,7 @@ class AnswerParts:
         self._state, self._segment = SAYING, _Segment(fresh=True)
 
     def _end_call(self, edge: Edge | None, *, complete: bool) -> None:
-        """
-        A call is over: by the marker behind it, or with the answer.
-        """
+        """A call is over: by the marker behind it, or with the answer."""
         call, self._call = self._call, None
         assert call is not None
         if call.named is not None:
@@ -323,9 +297,7 @@ class AnswerParts:
         self._state, self._segment = SAYING, _Segment(fresh=True)
 
     def _reject(self, call: _OpenCall, rest: str, error: NoCall) -> None:
-        """
-        It goes on where it began, as if its marker were a word.
-        """
+        """It goes on where it began, as if its marker were a word."""
         self._rejections += 1
         if self._rejections == _REJECTED_MAX:
             self._table = self._form.markers.table(calls=False)
@@ -370,9 +342,7 @@ class AnswerParts:
         self._ids.add(call_id)
 
     def _emit(self, text: str) -> None:
-        """
-        Put text to the part that it belongs to.
-        """
+        """Put text to the part that it belongs to."""
         if not text:
             return
         kind = Thought if self._state == THINKING else Said
@@ -426,9 +396,7 @@ class _Segment:
         return kept
 
     def take_space(self) -> str:
-        """
-        The white space that waits at the end. Changes the state.
-        """
+        """The white space that waits at the end. Changes the state."""
         space, self._space = self._space, ""
         return space
 
@@ -477,15 +445,11 @@ class _Named:
 
     @property
     def arguments(self) -> str:
-        """
-        As far as they came.
-        """
+        """As far as they came."""
         return "".join(self._came)
 
     def take(self, text: str) -> None:
-        """
-        Take in text. What stands behind the arguments is none of them. Changes the state.
-        """
+        """Take in text. What stands behind the arguments is none of them. Changes the state."""
         if self.is_whole:
             return
         for place, character in enumerate(text):
@@ -496,9 +460,7 @@ class _Named:
         self._came.append(text)
 
     def fresh(self) -> str | None:
-        """
-        What came since the last time; None for nothing. Changes the state.
-        """
+        """What came since the last time; None for nothing. Changes the state."""
         since, self._told = self._told, len(self._came)
         if since is not None and since == len(self._came):
             return None
@@ -524,9 +486,7 @@ _NAME = re.compile(r'\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
 
 
 def _named(words: str) -> _Named | None:
-    """
-    The call that words begin; None where that is not certain yet.
-    """
+    """The call that words begin; None where that is not certain yet."""
     found = _NAME.match(words)
     if found is None:
         return None

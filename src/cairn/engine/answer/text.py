@@ -35,16 +35,12 @@ class Piece:
 
     @property
     def stopped(self) -> bool:
-        """
-        Whether a stop text was met.
-        """
+        """Whether a stop text was met."""
         return self.stop is not None
 
 
 class AnswerText:
-    """
-    Turns the tokens of one answer into text, in order.
-    """
+    """Turns the tokens of one answer into text, in order."""
 
     def __init__(
         self, detokenizer: Any, stop: Sequence[str] = (), *, goes_on: bool = False
@@ -68,16 +64,12 @@ class AnswerText:
         self._stopped = False
 
     def add(self, token: int) -> Piece:
-        """
-        Take in a token. Changes the state.
-        """
+        """Take in a token. Changes the state."""
         self._detokenizer.add_token(token)
         return self._released(1, last=False)
 
     def finish(self) -> Piece:
-        """
-        The answer is over: release what waits. Changes the state.
-        """
+        """The answer is over: release what waits. Changes the state."""
         if self._stopped:
             return Piece(text="", tokens=0)
         self._detokenizer.finalize()
@@ -113,9 +105,7 @@ class AnswerText:
 
 
 def held(text: str, wanted: Iterable[str]) -> int:
-    """
-    The length of the longest end of ``text`` that may become one of ``wanted``.
-    """
+    """The length of the longest end of ``text`` that may become one of ``wanted``."""
     return max((_overlap(text, each) for each in wanted), default=0)
 
 

@@ -17,9 +17,7 @@ from cairn.engine.prompt.cuts import library_object
 
 
 class NotRead(Exception):
-    """
-    A vocabulary cannot be read. Says why.
-    """
+    """A vocabulary cannot be read. Says why."""
 
 
 def bytes_of_tokens(tokenizer: Any) -> list[bytes]:
@@ -68,9 +66,7 @@ class TokenBytes:
         self._reading = threading.Lock()
 
     def read(self) -> None:
-        """
-        Read the vocabulary, if nobody has. Not for a thread that others wait for.
-        """
+        """Read the vocabulary, if nobody has. Not for a thread that others wait for."""
         with self._reading:
             if self._table is None:
                 try:

@@ -84,9 +84,7 @@ def read_calls(parse: Parser, text: str, tools: Sequence[Mapping[str, Any]]) -> 
 
 
 def is_json(text: str) -> bool:
-    """
-    Whether a text is a whole JSON value, so that nothing can be missing at its end.
-    """
+    """Whether a text is a whole JSON value, so that nothing can be missing at its end."""
     try:
         json.loads(text.strip())
     except (ValueError, RecursionError):
@@ -95,9 +93,7 @@ def is_json(text: str) -> bool:
 
 
 def _running_away(text: str) -> str | None:
-    """
-    A tag that stands open too often, at the end or on the whole.
-    """
+    """A tag that stands open too often, at the end or on the whole."""
     balance, at_end = Counter[str](), Counter[str]()
     for closes, tag in _TAG.findall(text):
         balance[tag] += -1 if closes else 1
@@ -147,9 +143,7 @@ def _call(found: Any, text: str, offered: Mapping[str, Mapping[str, Any]]) -> Ca
 
 
 def _arguments(found: Any) -> str:
-    """
-    Arguments as JSON.
-    """
+    """Arguments as JSON."""
     try:
         value = json.loads(found) if isinstance(found, str) else found
         if not isinstance(value, dict):

@@ -18,9 +18,7 @@ _V2_NAME = "memory.max"
 
 @attrs.frozen(kw_only=True)
 class Budgets:
-    """
-    Bytes of slabs, and of sealed blocks in memory.
-    """
+    """Bytes of slabs, and of sealed blocks in memory."""
 
     pool_bytes: int
     blocks_bytes: int
@@ -46,9 +44,7 @@ def budgets(
 
 
 def memory_fault(*, weights_bytes: int, memory_bytes: int, held: Budgets) -> str | None:
-    """
-    Why a model does not fit, by the figures; None where it does.
-    """
+    """Why a model does not fit, by the figures; None where it does."""
     if weights_bytes + held.pool_bytes + held.blocks_bytes <= memory_bytes:
         return None
     return (
@@ -82,9 +78,7 @@ def device_memory(machine_bytes: int, told: Mapping[str, Any]) -> int:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    """
-    The limits of this process's control groups and of those above them.
-    """
+    """The limits of this process's control groups and of those above them."""
     try:
         # A group may have any name.
         listed = (root / "proc/self/cgroup").read_text("utf-8", errors="surrogateescape")
@@ -115,9 +109,7 @@ def _limits(mount: Path, group: str, name: str) -> Iterable[int]:
 
 
 def _told(size: int) -> str:
-    """
-    Bytes for people.
-    """
+    """Bytes for people."""
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")):
         if size >= unit:
             return f"{size / unit:.1f} {name}"

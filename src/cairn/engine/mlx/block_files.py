@@ -41,20 +41,14 @@ from cairn.engine.reports import RejectReport, ScanReport
 from cairn.journal.events import FileFault
 
 ASIDE_MOST = 16
-"""
-How many files that were set aside are kept for people to look at; a further one is removed.
-"""
+"""How many files that were set aside are kept for people to look at; a further one is removed."""
 
 RESERVE_BYTES = 64 * 1024 * 1024
-"""
-What block files leave free on their disk, where the journal may lie too.
-"""
+"""What block files leave free on their disk, where the journal may lie too."""
 
 
 class Rejected(Exception):
-    """
-    A file is not what was written. It was set aside.
-    """
+    """A file is not what was written. It was set aside."""
 
     def __init__(self, report: RejectReport) -> None:
         super().__init__(f"block {report.key}: {report.reason}")
@@ -62,15 +56,11 @@ class Rejected(Exception):
 
 
 class NoRoom(Exception):
-    """
-    The file would be over the budget. Nothing of it was kept.
-    """
+    """The file would be over the budget. Nothing of it was kept."""
 
 
 class BlockFiles:
-    """
-    The files of one folder, and their sizes as they were found or written.
-    """
+    """The files of one folder, and their sizes as they were found or written."""
 
     def __init__(
         self, folder: Path, fingerprint: str, run: str, earlier: Collection[str] = ()
@@ -93,9 +83,7 @@ class BlockFiles:
         return key in self._files
 
     def measure(self) -> tuple[int, int]:
-        """
-        (files, their bytes), as they were found or written.
-        """
+        """(files, their bytes), as they were found or written."""
         return len(self._files), self._bytes
 
     def scan(
@@ -271,9 +259,7 @@ class BlockFiles:
         return size
 
     def _set_aside(self, key: str, reason: FileFault) -> RejectReport:
-        """
-        Count a file no more, and give it a name under which nobody takes it for a block.
-        """
+        """Count a file no more, and give it a name under which nobody takes it for a block."""
         path, _ = self._forget(key)
         aside = path.with_name(path.name + ASIDE)
         where = None
@@ -303,9 +289,7 @@ class BlockFiles:
                 return self._wrote(one.path, one.fingerprint, one.key)
 
     def _wrote(self, path: Path, fingerprint: str, key: str) -> bool:
-        """
-        Whether a run of this journal wrote a block's file, by what the file says.
-        """
+        """Whether a run of this journal wrote a block's file, by what the file says."""
         return is_file(path) and run_of(path, fingerprint, key) in self._runs
 
     def _count(self, key: str, path: Path, size: int) -> None:
@@ -319,9 +303,7 @@ class BlockFiles:
 
 
 def _size_of(path: Path) -> int | None:
-    """
-    The size of a file; None where the disk does not tell.
-    """
+    """The size of a file; None where the disk does not tell."""
     try:
         return path.stat().st_size
     except OSError:

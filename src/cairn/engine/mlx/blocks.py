@@ -1,6 +1,4 @@
-"""
-Sealed blocks in memory: copies of a full chunk of canonical KV, and their digests.
-"""
+"""Sealed blocks in memory: copies of a full chunk of canonical KV, and their digests."""
 
 from __future__ import annotations
 
@@ -39,16 +37,12 @@ class SealedBlock:
 
     @property
     def nbytes(self) -> int:
-        """
-        The size of its arrays.
-        """
+        """The size of its arrays."""
         return sum(array.nbytes for array in (*self.keys, *self.values, *self.states))
 
     @property
     def tokens(self) -> int:
-        """
-        C.
-        """
+        """C."""
         return self.state_tokens or self.keys[0].shape[1]
 
 
@@ -123,9 +117,7 @@ def _rows(cache: Any, start: int, end: int) -> slice:
 
 
 def digest(block: SealedBlock) -> str:
-    """
-    A strong hash over shapes, types and bytes of a block's arrays.
-    """
+    """A strong hash over shapes, types and bytes of a block's arrays."""
     found = blake3()
     if block.state_tokens:
         found.update(f"{block.state_tokens} tokens, {len(block.states)} of states".encode())
@@ -199,9 +191,7 @@ class BlockStore:
         self._bytes = 0
 
     def put(self, key: str, block: SealedBlock) -> None:
-        """
-        Keep a block. One that is there under this key stays as it is.
-        """
+        """Keep a block. One that is there under this key stays as it is."""
         if key not in self._blocks:
             self._blocks[key] = block
             self._bytes += block.nbytes
@@ -234,7 +224,5 @@ class BlockStore:
         return block
 
     def measure(self) -> tuple[int, int]:
-        """
-        (blocks in memory, their bytes), by the store's own count.
-        """
+        """(blocks in memory, their bytes), by the store's own count."""
         return len(self._blocks), self._bytes

@@ -108,9 +108,7 @@ class WindowCache(SlabCache):
         return "causal" if rows > 1 else None
 
     def _before(self) -> int:
-        """
-        How many tokens before the next one it may attend to.
-        """
+        """How many tokens before the next one it may attend to."""
         offset: int = self.offset
         return min(offset, self.window - 1)
 
@@ -201,9 +199,7 @@ class SinkCache(SlabCache):
         return n
 
     def row_of(self, token: int) -> int:
-        """
-        The row of the arrays that a token has, or would have.
-        """
+        """The row of the arrays that a token has, or would have."""
         return token - self.start + self._policy.sinks if self.start else token
 
     def resume(self, place: int) -> None:
@@ -218,9 +214,7 @@ class SinkCache(SlabCache):
         self.start = self.offset = place
 
     def let_go(self, start: int) -> None:
-        """
-        Have the window begin later: what it holds then moves up to the sinks.
-        """
+        """Have the window begin later: what it holds then moves up to the sinks."""
         if start == self.start:
             return
         kept = slice(self.row_of(start), self.row_of(self.offset))
@@ -261,24 +255,18 @@ class LayerShape:
 
     @property
     def token_bytes(self) -> int:
-        """
-        Bytes of one token's keys and values.
-        """
+        """Bytes of one token's keys and values."""
         size: int = self.dtype.size
         return self.kv_heads * (self.key_dim + self.value_dim) * size
 
     @property
     def state_bytes(self) -> int:
-        """
-        What it keeps whatever the number of tokens: nothing.
-        """
+        """What it keeps whatever the number of tokens: nothing."""
         return 0
 
     @property
     def dtypes(self) -> tuple[mx.Dtype, ...]:
-        """
-        Those of its arrays.
-        """
+        """Those of its arrays."""
         return (self.dtype,)
 
 
@@ -311,16 +299,12 @@ class HeldSlab:
 
     @property
     def states(self) -> list[StateCache]:
-        """
-        The layers that have a recurrent state and can be cut back.
-        """
+        """The layers that have a recurrent state and can be cut back."""
         return [layer for layer in self.layers if isinstance(layer, StateCache)]
 
     @property
     def attending(self) -> list[Any]:
-        """
-        The others, which keep keys and values.
-        """
+        """The others, which keep keys and values."""
         return [layer for layer in self.layers if not isinstance(layer, StateCache)]
 
     def passed(self, rows: int) -> None:
@@ -335,9 +319,7 @@ class HeldSlab:
             layer.passed(rows)
 
     def keep_states(self) -> None:
-        """
-        Keep the states as they are now, to be cut back to.
-        """
+        """Keep the states as they are now, to be cut back to."""
         for layer in self.states:
             layer.keep()
 
@@ -392,34 +374,26 @@ class HeldSlab:
 
     @property
     def live_bytes(self) -> int:
-        """
-        The size of its arrays at this moment, also of those that grow.
-        """
+        """The size of its arrays at this moment, also of those that grow."""
         if self.fixed:
             return self.nbytes
         return sum(bytes_of(layer) for layer in self.layers)
 
     @property
     def end(self) -> int:
-        """
-        One past the last token, by the first layer that counts its tokens.
-        """
+        """One past the last token, by the first layer that counts its tokens."""
         spans = self._spans()
         return spans[0][1] if spans else self.ran
 
     def arrays(self) -> list[Any]:
-        """
-        All that is to be evaluated after a pass.
-        """
+        """All that is to be evaluated after a pass."""
         if not self.fixed:
             return [layer.state for layer in self.layers]
         held = [array for layer in self.attending for array in (layer.keys, layer.values)]
         return held + [array for layer in self.states for array in layer.arrays]
 
     def coverage(self) -> Coverage:
-        """
-        What each layer that counts its tokens holds, equal neighbours counted together.
-        """
+        """What each layer that counts its tokens holds, equal neighbours counted together."""
         return runs(self._spans())
 
     def _spans(self) -> list[tuple[int, int]]:
@@ -428,9 +402,7 @@ class HeldSlab:
 
 
 _WHOLE = (KVCache, RotatingKVCache, ChunkedKVCache)
-"""
-What they leave behind a pass is cut from nothing.
-"""
+"""What they leave behind a pass is cut from nothing."""
 
 
 def _cut_loose(value: Any) -> Any:
@@ -438,9 +410,7 @@ def _cut_loose(value: Any) -> Any:
 
 
 def bytes_of(cache: Any) -> int:
-    """
-    The size of a cache's arrays at this moment, whatever its class calls them.
-    """
+    """The size of a cache's arrays at this moment, whatever its class calls them."""
     return sum(array.nbytes for array in _arrays(cache))
 
 
@@ -450,9 +420,7 @@ def _arrays(cache: Any) -> list[mx.array]:
 
 
 def flat(caches: Sequence[Any]) -> list[Any]:
-    """
-    The caches of all layers, those that a layer keeps together taken apart.
-    """
+    """The caches of all layers, those that a layer keeps together taken apart."""
     found: list[Any] = []
     for cache in caches:
         found.extend(flat(cache.caches) if isinstance(cache, CacheList) else [cache])
@@ -473,9 +441,7 @@ def _end(cache: Any) -> int:
 
 
 def runs(spans: Sequence[tuple[int, int]]) -> Coverage:
-    """
-    Spans of layers, run-length encoded.
-    """
+    """Spans of layers, run-length encoded."""
     found: list[tuple[int, int, int]] = []
     for start, end in spans:
         if found and found[-1][1:] == (start, end):
@@ -486,9 +452,7 @@ def runs(spans: Sequence[tuple[int, int]]) -> Coverage:
 
 
 class SlabPool:
-    """
-    Opens and closes slabs, and measures what is held.
-    """
+    """Opens and closes slabs, and measures what is held."""
 
     def __init__(
         self,
@@ -523,9 +487,7 @@ class SlabPool:
         self._opened = 0
 
     def slab_bytes(self, capacity_tokens: int) -> int:
-        """
-        The size of a slab of that capacity.
-        """
+        """The size of a slab of that capacity."""
         if self._growth is not None:
             return self._growth.bytes_at(capacity_tokens)
         states = STATES_A_SLAB * sum(shape.state_bytes for shape in self._shapes)
@@ -533,9 +495,7 @@ class SlabPool:
         return rows * sum(shape.token_bytes for shape in self._shapes) + states
 
     def open(self, capacity_tokens: int) -> HeldSlab:
-        """
-        Allocate a slab.
-        """
+        """Allocate a slab."""
         self._opened += 1
         if not self._shapes:
             caches = self._growing()
@@ -585,18 +545,14 @@ class SlabPool:
         return len(self._held), sum(slab.nbytes for slab in self._held.values())
 
     def live_bytes(self) -> int:
-        """
-        Bytes of the arrays of all slabs at this moment, counted anew.
-        """
+        """Bytes of the arrays of all slabs at this moment, counted anew."""
         return sum(slab.live_bytes for slab in self._held.values())
 
     def _rows(self, capacity: int) -> int:
         return capacity if self._policy is None else min(capacity, self._policy.rows)
 
     def _lists(self, layers: list[Any]) -> list[Any]:
-        """
-        The caches as the model wants them.
-        """
+        """The caches as the model wants them."""
         left = iter(layers)
         if not self._together:
             return layers

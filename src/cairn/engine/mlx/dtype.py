@@ -23,9 +23,7 @@ _WORD_BITS: Final = 32
 
 
 class CannotWiden(Exception):
-    """
-    The weights cannot be had in float32.
-    """
+    """The weights cannot be had in float32."""
 
 
 def settle_dtype(
@@ -77,9 +75,7 @@ def settle_dtype(
 
 
 def own_dtypes(model: Any) -> list[str]:
-    """
-    The kinds of weights that a model has, in words: ``4-bit``, ``bfloat16``.
-    """
+    """The kinds of weights that a model has, in words: ``4-bit``, ``bfloat16``."""
     quantised = dict(_quantised(model))
     found = {f"{module.bits}-bit" for module in quantised.values()}
     for name, array in _parameters(model):
@@ -91,9 +87,7 @@ def own_dtypes(model: Any) -> list[str]:
 
 
 def float32_bytes(model: Any) -> int:
-    """
-    What the weights take in memory when all of them are in float32.
-    """
+    """What the weights take in memory when all of them are in float32."""
     quantised = dict(_quantised(model))
     total = 0
     for name, array in _parameters(model):
@@ -120,9 +114,7 @@ def widened_on_record(dtypes: Mapping[str, int]) -> Asked:
 
 
 def _quantised(model: Any) -> Iterator[tuple[str, Any]]:
-    """
-    The layers of packed weights, by their path.
-    """
+    """The layers of packed weights, by their path."""
     for name, module in model.named_modules():
         if hasattr(module, "bits") and "scales" in module:
             yield name, module

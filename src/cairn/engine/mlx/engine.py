@@ -106,22 +106,16 @@ class MlxEngine:
 
     @property
     def decode_rows(self) -> int:
-        """
-        W.
-        """
+        """W."""
         return self._rows
 
     @property
     def grows(self) -> bool:
-        """
-        Whether caches grow with the tokens in them, in decode passes too.
-        """
+        """Whether caches grow with the tokens in them, in decode passes too."""
         return self._grows
 
     def open_slab(self, capacity_tokens: int) -> SlabReport:
-        """
-        Allocate a slab.
-        """
+        """Allocate a slab."""
         return self._slab_report(self.pool.open(capacity_tokens))
 
     def close_slab(self, slab: int) -> SlabReport:
@@ -134,9 +128,7 @@ class MlxEngine:
         return self._slab_report(self.pool.close(slab))
 
     def give_back_memory(self) -> None:
-        """
-        Have what was freed leave the process. Changes no cache.
-        """
+        """Have what was freed leave the process. Changes no cache."""
         mx.clear_cache()
         give_back_free_memory()
 
@@ -154,9 +146,7 @@ class MlxEngine:
         )
 
     def held_tokens(self, slab: int) -> int:
-        """
-        One past the last token that a slab holds.
-        """
+        """One past the last token that a slab holds."""
         return self.pool.get(slab).end
 
     def trim(self, slab: int, end: int) -> TrimReport:
@@ -207,9 +197,7 @@ class MlxEngine:
         )
 
     def let_go(self, slab: int, start: int) -> None:
-        """
-        Have a slab let go all between the sinks and a token, under ``sink_window``.
-        """
+        """Have a slab let go all between the sinks and a token, under ``sink_window``."""
         for cache in self.pool.get(slab).caches:
             cache.let_go(start)
 
@@ -453,9 +441,7 @@ class MlxEngine:
         )
 
     def drop_file(self, key: str) -> FileReport | UnremovedReport | None:
-        """
-        Remove a block's file. None where there is none any more.
-        """
+        """Remove a block's file. None where there is none any more."""
         if self.files is None or key not in self.files:
             return None
         try:
@@ -470,9 +456,7 @@ class MlxEngine:
         return FileReport(key=key, digest=digest, bytes=size, disk_blocks=count, disk_bytes=total)
 
     def _room_for_one(self, slab_id: int) -> HeldSlab:
-        """
-        A slab that holds one token more.
-        """
+        """A slab that holds one token more."""
         slab = self.pool.get(slab_id)
         if slab.end >= slab.capacity_tokens:
             raise EngineFault(f"slab {slab_id} is full at {slab.end} tokens")
@@ -504,9 +488,7 @@ class MlxEngine:
 RowReport = PassReport | EngineFault | NotHeld | None
 Allowed = npt.NDArray[np.bool_] | None
 Pending = tuple[mx.array, mx.array, mx.array | None]
-"""
-(token, its log-probability, all log-probabilities where they are asked for), not evaluated.
-"""
+"""(token, its log-probability, all log-probabilities where they are asked for), not evaluated."""
 
 
 def _allowed(wanted: Wanted) -> Allowed:

@@ -71,9 +71,7 @@ def _measured(loaded: LoadedModel, chunk: int) -> Growth:
 
 
 def _after(model: Any, tokens: int, chunk: int) -> list[Any]:
-    """
-    The caches of all layers after a prompt.
-    """
+    """The caches of all layers after a prompt."""
     slab = HeldSlab(id=0, capacity_tokens=tokens, caches=make_prompt_cache(model), fixed=False)
     for start, end in passes(0, tokens, chunk):
         model(mx.zeros((1, end - start), mx.int32), cache=slab.caches)
@@ -83,9 +81,7 @@ def _after(model: Any, tokens: int, chunk: int) -> list[Any]:
 
 
 def _known(cache: Any, chunk: int) -> LayerGrowth | None:
-    """
-    How a cache of mlx-lm's own classes grows, told after a chunk; None for others.
-    """
+    """How a cache of mlx-lm's own classes grows, told after a chunk; None for others."""
     if type(cache) is ArraysCache:
         return LayerGrowth(constant_bytes=bytes_of(cache))
     if type(cache) not in (KVCache, RotatingKVCache, ChunkedKVCache) or cache.keys is None:

@@ -1,6 +1,4 @@
-"""
-Loading a model through mlx-lm, and finding out what Cairn must know of it.
-"""
+"""Loading a model through mlx-lm, and finding out what Cairn must know of it."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ _AT_ONCE_BYTES = 64 * 1024 * 1024
 
 
 class ModelRefused(Exception):
-    """
-    The model cannot be served; the message says what, where and what to do. The operator's.
-    """
+    """The model cannot be served; the message says what, where and what to do. The operator's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -88,22 +84,16 @@ class LoadedModel:
 
     @property
     def state_bytes(self) -> int:
-        """
-        Bytes of the recurrent states of all layers.
-        """
+        """Bytes of the recurrent states of all layers."""
         return sum(shape.state_bytes for shape in self.shapes)
 
     @property
     def is_simple(self) -> bool:
-        """
-        Whether each layer keeps keys and values, and nothing besides.
-        """
+        """Whether each layer keeps keys and values, and nothing besides."""
         return not self.together and all(isinstance(one, LayerShape) for one in self.shapes)
 
     def kept_cold(self) -> LoadedModel:
-        """
-        The same model, to be served on mlx-lm's own caches, without reuse.
-        """
+        """The same model, to be served on mlx-lm's own caches, without reuse."""
         return attrs.evolve(self, shapes=(), together=())
 
     def refuse_changed(self) -> None:
@@ -118,21 +108,15 @@ class LoadedModel:
 
 
 def _no_progress(what: str, done: int, total: int) -> None:
-    """
-    Nobody watches.
-    """
+    """Nobody watches."""
 
 
 def _any_size(size: int) -> None:
-    """
-    Nobody asks how large it is.
-    """
+    """Nobody asks how large it is."""
 
 
 def _as_it_is(model: Any) -> str:
-    """
-    Nobody wants it in another dtype.
-    """
+    """Nobody wants it in another dtype."""
     return " and ".join(own_dtypes(model))
 
 
@@ -181,9 +165,7 @@ def _loaded(
     fits: Callable[[int], None],
     settle_dtype: Callable[[Any], str],
 ) -> LoadedModel:
-    """
-    As ``load_model``.
-    """
+    """As ``load_model``."""
     fits(weights_bytes(directory, over))
     progress(_LOADING, 0, 1)
     try:
@@ -281,9 +263,7 @@ def _adapter_directory(adapter: str | None) -> Path | None:
 
 
 def _adapt(model: Any, adapter: Path, where: str) -> None:
-    """
-    Put an adapter over a model. Changes it.
-    """
+    """Put an adapter over a model. Changes it."""
     try:
         mlx_lm.utils.load_adapters(model, str(adapter))
         there: dict[str, Any] = dict(tree_flatten(model.parameters()))
@@ -323,9 +303,7 @@ def _read_weights(model: Any, progress: Progress) -> None:
 
 
 def cannot_run(loaded: LoadedModel, error: Exception) -> ModelRefused:
-    """
-    Why a model is not served whose code failed on Cairn's passes.
-    """
+    """Why a model is not served whose code failed on Cairn's passes."""
     family = loaded.config.get("model_type", "unknown")
     return ModelRefused(
         f"{loaded.name} (model_type {family}) cannot be served: its code in mlx-lm failed on a "
@@ -335,9 +313,7 @@ def cannot_run(loaded: LoadedModel, error: Exception) -> ModelRefused:
 
 
 def _fact(error: BaseException) -> str:
-    """
-    What an error says, on one line.
-    """
+    """What an error says, on one line."""
     if isinstance(error, SystemExit):  # a family of mlx-lm's ends the process for what it misses
         return "mlx-lm's class for it wants a package that is not installed, as it says above"
     said = " ".join(str(error).split()).rstrip(".")
@@ -362,9 +338,7 @@ def _measured(model: Any) -> tuple[tuple[AnyShape, ...], tuple[int, ...], int]:
 
 
 def _shape(cache: Any) -> AnyShape | None:
-    """
-    What a cache keeps, after a token; None where no block can be made of it.
-    """
+    """What a cache keeps, after a token; None where no block can be made of it."""
     if type(cache) is KVCache or _is_window(cache):
         if cache.keys is None:
             return None

@@ -29,17 +29,13 @@ _plain_attention = base.scaled_dot_product_attention
 
 
 class RowsOnly:
-    """
-    The keys, or the values, of the sessions in a pass: arrays of different lengths. No array.
-    """
+    """The keys, or the values, of the sessions in a pass: arrays of different lengths. No array."""
 
     def __init__(self, rows: list[mx.array | None]) -> None:
         self.rows = rows
 
     def swapaxes(self, one: int, other: int) -> RowsTurned:
-        """
-        The same with two axes exchanged, good for a product from the left.
-        """
+        """The same with two axes exchanged, good for a product from the left."""
         return RowsTurned(self.rows, (one, other))
 
 
@@ -51,9 +47,7 @@ class RowsTurned(mx.array):
     """
 
     def __new__(cls, rows: list[mx.array | None], axes: tuple[int, int]) -> RowsTurned:
-        """
-        An array that is not filled yet.
-        """
+        """An array that is not filled yet."""
         made: RowsTurned = mx.array.__new__(cls)
         return made
 
@@ -77,18 +71,14 @@ class RowsTurned(mx.array):
 
 
 class RowsScores:
-    """
-    Scores that a model made before it attends, for each row of another length. No array.
-    """
+    """Scores that a model made before it attends, for each row of another length. No array."""
 
     def __init__(self, rows: list[mx.array | None]) -> None:
         self.rows = rows
 
 
 class RowsCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
-    """
-    One layer's view of the caches of W sessions; None where a row is a dummy.
-    """
+    """One layer's view of the caches of W sessions; None where a row is a dummy."""
 
     def __init__(self, caches: Sequence[Any | None]) -> None:
         super().__init__()
@@ -97,9 +87,7 @@ class RowsCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
 
     @property
     def offset(self) -> mx.array:
-        """
-        The position of each row, ``(W,)``: rotary embeddings take one offset a row.
-        """
+        """The position of each row, ``(W,)``: rotary embeddings take one offset a row."""
         return self._offsets
 
     @offset.setter
@@ -186,9 +174,7 @@ def attend(
 
 
 def install() -> None:
-    """
-    Put ``attend`` in the place of mlx-lm's attention in all model modules that are loaded.
-    """
+    """Put ``attend`` in the place of mlx-lm's attention in all model modules that are loaded."""
     for name, module in list(sys.modules.items()):
         models = name.startswith("mlx_lm.models.") and module is not base
         if models and getattr(module, "scaled_dot_product_attention", None) is _plain_attention:

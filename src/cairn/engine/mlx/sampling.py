@@ -22,9 +22,7 @@ from cairn.engine.sampling import COLDEST, Sampling
 
 
 def log_probabilities(logits: mx.array) -> mx.array:
-    """
-    Log-probabilities of one row, ``(vocabulary,)``, in float32.
-    """
+    """Log-probabilities of one row, ``(vocabulary,)``, in float32."""
     logits = logits.astype(mx.float32)
     return logits - mx.logsumexp(logits)
 
@@ -122,9 +120,7 @@ def _likeliest_share(row: mx.array, share: float) -> mx.array:
 
 
 def likeliest(logprobs: mx.array, count: int) -> tuple[tuple[int, float], ...]:
-    """
-    The ``count`` likeliest tokens of a row with their log-probabilities; by id among equals.
-    """
+    """The ``count`` likeliest tokens of a row with their log-probabilities; by id among equals."""
     if count == 0:
         return ()
     row = np.array(logprobs)

@@ -45,9 +45,7 @@ CHECKS = (
     "numbers_are_right",
     "naive_differs",
 )
-"""
-What is looked at, in order.
-"""
+"""What is looked at, in order."""
 
 
 @attrs.frozen
@@ -61,9 +59,7 @@ class Fault:
 
     @classmethod
     def of(cls, error: Exception) -> Fault:
-        """
-        What an exception tells.
-        """
+        """What an exception tells."""
         name, text = type(error).__name__, str(error)
         return cls(f"{name}: {text}" if text else name, "".join(traceback.format_exception(error)))
 
@@ -84,9 +80,7 @@ class SelfTest:
 
     @property
     def passed(self) -> bool:
-        """
-        Whether all that the promises need holds.
-        """
+        """Whether all that the promises need holds."""
         held = all(held for name, held in self.findings.items() if name != "naive_differs")
         return held and self.fault is None
 
@@ -127,9 +121,7 @@ def _ended(
 
 
 def _found(test: _Test, findings: dict[str, bool], began: int) -> SelfTest:
-    """
-    All checks, one after the other; what each of them found is put into ``findings`` at once.
-    """
+    """All checks, one after the other; what each of them found is put into ``findings`` at once."""
     findings["warm_equals_cold"] = test.warm_equals_cold()
     findings["slab_size_does_not_matter"] = test.slab_size()
     findings["rows_do_not_matter"] = test.rows()
@@ -181,9 +173,7 @@ class _Test:
         self.cold = self._answer(self.prompt)
 
     def warm_equals_cold(self) -> bool:
-        """
-        A prompt on a block that was sealed elsewhere gives the bits of a cold one.
-        """
+        """A prompt on a block that was sealed elsewhere gives the bits of a cold one."""
         if not self.loaded.shapes:
             return self._answer(self.prompt) == self.cold  # nothing is reused; twice is the same
         states = bool(self.loaded.state_bytes) or None
@@ -197,9 +187,7 @@ class _Test:
         return warm == self.cold == again
 
     def slab_size(self) -> bool:
-        """
-        A larger slab gives the same bits.
-        """
+        """A larger slab gives the same bits."""
         return self._answer(self.prompt, capacity=2 * self.capacity) == self.cold
 
     def rows(self) -> bool:
@@ -218,9 +206,7 @@ class _Test:
         return self.cold == alone == among
 
     def error(self) -> float:
-        """
-        The largest relative difference of the likeliest log-probabilities from a plain pass.
-        """
+        """The largest relative difference of the likeliest log-probabilities from a plain pass."""
         worst = 0.0
         sequence = list(self.prompt)
         for drawn in self.cold.drawn:
@@ -310,9 +296,7 @@ class _Test:
                 engine.close_slab(other)
 
     def _cut_back(self, slab: int) -> int:
-        """
-        Bring a slab by detours to the first two chunks of the prompt; so many tokens.
-        """
+        """Bring a slab by detours to the first two chunks of the prompt; so many tokens."""
         engine, end = self.engine, 2 * self.chunk
         self._prefill(slab, self.words[-self.chunk - 3 :], 0)
         engine.trim(slab, 0)

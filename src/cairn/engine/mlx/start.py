@@ -1,6 +1,4 @@
-"""
-From a model directory to an engine that has shown what it promises.
-"""
+"""From a model directory to an engine that has shown what it promises."""
 
 from __future__ import annotations
 
@@ -184,16 +182,12 @@ def default_chunk_tokens() -> int:
 
 
 def default_decode_rows() -> int:
-    """
-    W where nobody asks for another.
-    """
+    """W where nobody asks for another."""
     return 4
 
 
 def device_facts() -> Mapping[str, str]:
-    """
-    What MLX says of the device.
-    """
+    """What MLX says of the device."""
     device = mx.default_device()
     facts: dict[str, Any] = {"device": str(device)}
     if device.type == mx.DeviceType.gpu:
@@ -203,9 +197,7 @@ def device_facts() -> Mapping[str, str]:
 
 
 def _memory() -> int:
-    """
-    The memory that a model can have here.
-    """
+    """The memory that a model can have here."""
     on_gpu = mx.default_device().type == mx.DeviceType.gpu and hasattr(mx, "device_info")
     return device_memory(machine_memory(), mx.device_info() if on_gpu else {})
 
@@ -330,9 +322,7 @@ def _policy(loaded: LoadedModel, window: tuple[int, int], chunk: int, kv_cache: 
 
 
 def _checkpoints(loaded: LoadedModel, chunk: int, blocks: int | None) -> Checkpoints | None:
-    """
-    Which blocks carry recurrent states; None where no layer has one.
-    """
+    """Which blocks carry recurrent states; None where no layer has one."""
     if not loaded.state_bytes:
         return None
     if blocks:

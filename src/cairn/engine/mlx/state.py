@@ -30,30 +30,22 @@ class StateShape:
 
     @property
     def window(self) -> None:
-        """
-        It attends to nothing.
-        """
+        """It attends to nothing."""
         return
 
     @property
     def token_bytes(self) -> int:
-        """
-        A further token takes nothing.
-        """
+        """A further token takes nothing."""
         return 0
 
     @property
     def state_bytes(self) -> int:
-        """
-        Bytes of the state.
-        """
+        """Bytes of the state."""
         return sum(math.prod(shape) * dtype.size for shape, dtype in self.arrays)
 
     @property
     def dtypes(self) -> tuple[mx.Dtype, ...]:
-        """
-        Those of its arrays.
-        """
+        """Those of its arrays."""
         return tuple(dtype for _, dtype in self.arrays)
 
 
@@ -106,9 +98,7 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
         self.tokens += rows
 
     def keep(self) -> None:
-        """
-        Keep the state as it is, to be cut back to, in the place of what was kept before.
-        """
+        """Keep the state as it is, to be cut back to, in the place of what was kept before."""
         if not self.tokens:
             return
         # Other objects: a model may write into those that it finds.
@@ -118,15 +108,11 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
         self._spare_kept = []
 
     def can_be_cut_back(self, end: int) -> bool:
-        """
-        Whether a state of so many tokens is there.
-        """
+        """Whether a state of so many tokens is there."""
         return end in (0, self.tokens) or (bool(self._kept) and end == self._kept_tokens)
 
     def cut_back(self, end: int) -> None:
-        """
-        Go back to the state of so many tokens, which must be there.
-        """
+        """Go back to the state of so many tokens, which must be there."""
         if end == self.tokens:
             return
         self._written.clear()
@@ -156,23 +142,17 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
 
     @property
     def arrays(self) -> list[mx.array]:
-        """
-        The state; empty where it is of no token.
-        """
+        """The state; empty where it is of no token."""
         return [array for array in self.cache if array is not None]
 
     @property
     def places(self) -> int:
-        """
-        How many arrays a state has.
-        """
+        """How many arrays a state has."""
         return len(self._shape.arrays)
 
     @property
     def nbytes(self) -> int:
-        """
-        The size of the state, of the copy, and of what lies in their places.
-        """
+        """The size of the state, of the copy, and of what lies in their places."""
         held = [*self.arrays, *self._kept, *self._spare, *self._spare_kept]
         return sum(array.nbytes for array in held)
 

@@ -1,6 +1,4 @@
-"""
-A model's tokenizer with its chat template, without the model: as mlx-lm gives it with one.
-"""
+"""A model's tokenizer with its chat template, without the model: as mlx-lm gives it with one."""
 
 from __future__ import annotations
 

@@ -11,16 +11,12 @@ from cairn.engine.model.files import directory_fault
 
 
 def builtin_directory() -> Path:
-    """
-    Pebble, as mlx-lm loads it.
-    """
+    """Pebble, as mlx-lm loads it."""
     return Path(__file__).parents[2] / "pebble"
 
 
 def builtin_fault() -> str | None:
-    """
-    Why Pebble cannot be served, in a sentence; None where it is there.
-    """
+    """Why Pebble cannot be served, in a sentence; None where it is there."""
     fault = directory_fault(str(builtin_directory()))
     return None if fault is None else f"The built-in model is damaged; install Cairn again. {fault}"
 

@@ -1,6 +1,4 @@
-"""
-What can be said of a model's directory before anything heavy is imported.
-"""
+"""What can be said of a model's directory before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ _HEADER_BYTES_MAX = 100_000_000  # as the safetensors library has it
 
 
 def is_path(where: str) -> bool:
-    """
-    Whether ``--model`` names a place on this machine, and not a hub's model.
-    """
+    """Whether ``--model`` names a place on this machine, and not a hub's model."""
     looks_so = where.startswith(("/", ".", "~")) or where.endswith(".gguf")
     return looks_so or not where or _so(Path(where).exists)
 
@@ -120,9 +116,7 @@ def weights_bytes(directory: Path, adapter: Path | None = None) -> int:
 
 
 def _incomplete(directory: Path) -> str | None:
-    """
-    Which file of a directory of weights is missing or cut off.
-    """
+    """Which file of a directory of weights is missing or cut off."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -211,9 +205,7 @@ def _exactly(found: bytes, length: int) -> bytes:
 
 
 def _so(question: Callable[[], bool]) -> bool:
-    """
-    What is so of a path; nothing is where it cannot be, as under a name that is too long.
-    """
+    """What is so of a path; nothing is where it cannot be, as under a name that is too long."""
     try:
         return question()
     except OSError:
@@ -226,7 +218,5 @@ def _fact(error: OSError | RuntimeError) -> str:
 
 
 def _short(text: str) -> str:
-    """
-    A name out of a file, which may be of any length.
-    """
+    """A name out of a file, which may be of any length."""
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."

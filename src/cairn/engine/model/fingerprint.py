@@ -26,9 +26,7 @@ from cairn.engine.model.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from cairn.journal.windows import SinkWindow
 
 ENGINE_VERSION = 1
-"""
-Raised with every change of Cairn's engine that may change a bit.
-"""
+"""Raised with every change of Cairn's engine that may change a bit."""
 
 TAIL_RULE = "exact"
 
@@ -42,9 +40,7 @@ STEERING = (
     "MLX_CUDA_USE_CUDNN_SDPA",
     "MLX_METAL_FAST_SYNCH",
 )
-"""
-Environment variables that steer kernels.
-"""
+"""Environment variables that steer kernels."""
 
 _WEIGHTS = ("*.safetensors", "config.json", "generation_config.json")
 _ADAPTER = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
@@ -63,9 +59,7 @@ _LIBRARIES = ("core*.so", "lib/*.so*", "lib/*.dylib", "lib/*.metallib")
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 Seen = frozenset[tuple[str, tuple[int, ...]]]
-"""
-See ``seen``.
-"""
+"""See ``seen``."""
 
 
 def collect(
@@ -132,9 +126,7 @@ def collect(
 
 
 def name_of(fields: Mapping[str, Any]) -> str:
-    """
-    The hash that names a fingerprint.
-    """
+    """The hash that names a fingerprint."""
     return hashlib.sha256(_encoder.encode(fields)).hexdigest()[:16]
 
 
@@ -143,9 +135,7 @@ def hash_files(
     patterns: tuple[str, ...],
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """
-    One hash over the names and contents of a directory's files.
-    """
+    """One hash over the names and contents of a directory's files."""
     paths = _files(directory, patterns)
     total = sum(path.stat().st_size for path in paths)
     found = blake3(max_threads=blake3.AUTO)
@@ -208,9 +198,7 @@ def _files(directory: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def _known_by(path: Path) -> tuple[int, ...]:
-    """
-    Nothing of a file that went since it was found.
-    """
+    """Nothing of a file that went since it was found."""
     try:
         of = path.stat()
     except OSError:
@@ -219,9 +207,7 @@ def _known_by(path: Path) -> tuple[int, ...]:
 
 
 def _processor() -> str:
-    """
-    The processor's model, which decides the CPU kernels.
-    """
+    """The processor's model, which decides the CPU kernels."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         names = ("model name", "CPU implementer", "CPU part")

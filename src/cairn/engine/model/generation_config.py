@@ -23,9 +23,7 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 
 
 class GenerationConfigFault(Exception):
-    """
-    The file cannot be used; the message says what, where and what to do. The operator's.
-    """
+    """The file cannot be used; the message says what, where and what to do. The operator's."""
 
 
 def read_defaults(directory: Path) -> Sampling:

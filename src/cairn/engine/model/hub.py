@@ -1,6 +1,4 @@
-"""
-A model of a hub's: its files are brought here, and how far that is can be seen.
-"""
+"""A model of a hub's: its files are brought here, and how far that is can be seen."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ FILES = (
     "*.jsonl",
     "*.jinja",
 )
-"""
-What mlx-lm reads of a model.
-"""
+"""What mlx-lm reads of a model."""
 
 
 def download(name: str, progress: Progress, snapshot: Callable[..., str]) -> Path:

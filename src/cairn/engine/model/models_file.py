@@ -72,9 +72,7 @@ class ModelsFault(Exception):
         self.faults = faults
 
     def __str__(self) -> str:
-        """
-        A line for each.
-        """
+        """A line for each."""
         return "\n".join(self.faults)
 
 
@@ -120,9 +118,7 @@ class ModelList:
     default: ModelEntry
 
     def named(self, name: str) -> ModelEntry | None:
-        """
-        The model of a name or an alias, if there is one.
-        """
+        """The model of a name or an alias, if there is one."""
         return next((one for one in self.entries if name in (one.name, *one.aliases)), None)
 
 
@@ -196,9 +192,7 @@ def _models(text: str, path: Path, look: Callable[[ModelEntry], str | None]) -> 
 
 
 def entry_fault(entry: ModelEntry) -> str | None:
-    """
-    Why a model cannot be served, in a sentence; None where it may be. Reads no weights.
-    """
+    """Why a model cannot be served, in a sentence; None where it may be. Reads no weights."""
     if entry.directory == str(builtin_directory()):
         fault = builtin_fault()
     else:
@@ -230,18 +224,14 @@ def told_of(entry: ModelEntry) -> Told:
 
 
 def _switches(directory: Path) -> frozenset[str]:
-    """
-    What a loaded tokenizer would tell for sure.
-    """
+    """What a loaded tokenizer would tell for sure."""
     paths = [directory / name for name in _TEMPLATES]
     text = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
     return frozenset(name for name in SWITCHES if name in text)
 
 
 def _count(config: Any, name: str) -> int:
-    """
-    A count that stands in a config.json, or in what it says of text; 0 where it does not.
-    """
+    """A count that stands in a config.json, or in what it says of text; 0 where it does not."""
     for holder in (config, config.get("text_config")):
         value = holder.get(name) if isinstance(holder, dict) else None
         if type(value) is int and value > 0:
@@ -372,9 +362,7 @@ def _check_value(key: str, value: Any, where: str) -> None:
 
 
 def _check_names(entries: tuple[ModelEntry, ...], path: Path) -> None:
-    """
-    No two models answer to one name.
-    """
+    """No two models answer to one name."""
     owners: dict[str, str] = {}
     for entry in entries:
         for name in (entry.name, *entry.aliases):
@@ -394,9 +382,7 @@ def _place(where: str, path: Path) -> str:
 
 
 def _where(path: Path, name: str, text: str) -> str:
-    """
-    Where a model's table stands, for people.
-    """
+    """Where a model's table stands, for people."""
     return f"{_line_of(path, name, text)}, [models.{_key(name)}]"
 
 
@@ -412,9 +398,7 @@ def _line_of(path: Path, name: str, text: str) -> str:
 
 
 def _key(name: str) -> str:
-    """
-    A name as a key of TOML has it.
-    """
+    """A name as a key of TOML has it."""
     shown = name[:80]
     return shown if re.fullmatch(r"[A-Za-z0-9_-]+", shown) else f'"{shown}"'
 

@@ -85,9 +85,7 @@ class NotShown(Exception):
 
 @attrs.frozen
 class AddedToken:
-    """
-    One of a tokenizer's added tokens, as far as cuts depend on it.
-    """
+    """One of a tokenizer's added tokens, as far as cuts depend on it."""
 
     content: str
     single_word: bool
@@ -104,9 +102,7 @@ class _Model:
 
 @attrs.frozen
 class _Serialized:
-    """
-    A ``tokenizer.json``, without what is large in it.
-    """
+    """A ``tokenizer.json``, without what is large in it."""
 
     added_tokens: tuple[AddedToken, ...]
     normalizer: Mapping[str, Any] | None
@@ -116,9 +112,7 @@ class _Serialized:
 
 
 class Cuts:
-    """
-    Finds the places at which one tokenizer's texts may be cut.
-    """
+    """Finds the places at which one tokenizer's texts may be cut."""
 
     def __init__(self, tokens: Collection[AddedToken]) -> None:
         """
@@ -140,15 +134,11 @@ class Cuts:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """
-        The tokens in front of which texts are cut.
-        """
+        """The tokens in front of which texts are cut."""
         return tuple(self._cutting)
 
     def pieces(self, text: str) -> list[str]:
-        """
-        A text in pieces, none empty. The ids of the pieces, joined, are those of the text.
-        """
+        """A text in pieces, none empty. The ids of the pieces, joined, are those of the text."""
         starts = list(self._starts(text))
         return [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True) if a < b]
 
@@ -243,16 +233,12 @@ def _stem(first: str, last: str) -> str:
 
 
 def library_object(tokenizer: Any) -> Any:
-    """
-    The library's tokenizer behind transformers' and mlx-lm's; None where there is none.
-    """
+    """The library's tokenizer behind transformers' and mlx-lm's; None where there is none."""
     return getattr(_owner(tokenizer), "backend_tokenizer", None)
 
 
 def _owner(tokenizer: Any) -> Any:
-    """
-    transformers' tokenizer behind mlx-lm's.
-    """
+    """transformers' tokenizer behind mlx-lm's."""
     return getattr(getattr(tokenizer, "encode", None), "__self__", None)
 
 
@@ -294,9 +280,7 @@ def _only(
 
 
 def _takes_once(processor: Mapping[str, Any]) -> None:
-    """
-    Refuse a template that leaves out the text's ids, or has them twice.
-    """
+    """Refuse a template that leaves out the text's ids, or has them twice."""
     if processor["type"] != "TemplateProcessing":
         return
     sequences = [part["Sequence"]["id"] for part in processor["single"] if "Sequence" in part]

@@ -96,9 +96,7 @@ class Encoder:
 
     @property
     def kept_bytes(self) -> int:
-        """
-        What the remembered pieces take.
-        """
+        """What the remembered pieces take."""
         return self._kept.bytes
 
     def _whole(self, text: str) -> tuple[int, ...]:
@@ -168,9 +166,7 @@ class Encoder:
 
 
 class _Kept:
-    """
-    The ids of pieces by tenant and text, as many as fit.
-    """
+    """The ids of pieces by tenant and text, as many as fit."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
@@ -192,9 +188,7 @@ class _Kept:
         return found
 
     def keep(self, tenant: str, fresh: Mapping[str, tuple[int, ...]]) -> None:
-        """
-        Remember pieces, and forget what has not been used for the longest time.
-        """
+        """Remember pieces, and forget what has not been used for the longest time."""
         with self._lock:
             for piece, ids in fresh.items():
                 if (tenant, piece) not in self._ids:

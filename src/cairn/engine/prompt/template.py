@@ -110,30 +110,20 @@ class Conversation:
 
 
 class Tokenizer(Protocol):
-    """
-    What is needed of mlx-lm's tokenizer wrapper.
-    """
+    """What is needed of mlx-lm's tokenizer wrapper."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """
-        Text to token ids.
-        """
+        """Text to token ids."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """
-        Token ids to text.
-        """
+        """Token ids to text."""
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> Any:
-        """
-        A conversation to text.
-        """
+        """A conversation to text."""
 
 
 class TemplateError(Exception):
-    """
-    The chat template refuses the conversation, or there is none. The client's fault.
-    """
+    """The chat template refuses the conversation, or there is none. The client's fault."""
 
 
 def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
@@ -214,9 +204,7 @@ def call_arguments(text: str) -> str | dict[str, Any]:
 
 
 def message_of(parts: Sequence[AnswerPart]) -> Message:
-    """
-    An answer as its client will send it back: words, thoughts and calls apart.
-    """
+    """An answer as its client will send it back: words, thoughts and calls apart."""
 
     words = (_words(part) for part in parts)
     return Message(
@@ -236,9 +224,7 @@ def message_of(parts: Sequence[AnswerPart]) -> Message:
 
 
 def _words(part: AnswerPart) -> str:
-    """
-    What a part says. A call that was cut off is only words: templates want whole arguments.
-    """
+    """What a part says. A call that was cut off is only words: templates want whole arguments."""
     match part:
         case Said(text):
             return text
@@ -249,9 +235,7 @@ def _words(part: AnswerPart) -> str:
 
 
 def next_role(said: Message) -> NextRole:
-    """
-    Who speaks after an answer: a tool, where it calls one.
-    """
+    """Who speaks after an answer: a tool, where it calls one."""
     return "tool" if said.tool_calls else "user"
 
 
@@ -301,9 +285,7 @@ def _compared(message: Message) -> dict[str, Any]:
 
 
 def chain_of(parts: Sequence[tuple[str, bytes]], *, secret: bytes, tenant: str) -> tuple[Part, ...]:
-    """
-    The chain of parts: each part's hash goes over the one before.
-    """
+    """The chain of parts: each part's hash goes over the one before."""
     chain: list[Part] = []
     parent = ""
     for label, content in parts:

@@ -18,23 +18,17 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def messages_text(messages: Sequence[Message]) -> str:
-    """
-    Messages as text.
-    """
+    """Messages as text."""
     return msgspec.json.encode(list(messages)).decode()
 
 
 def messages_of(text: str) -> tuple[Message, ...]:
-    """
-    The messages that a text is. Raises ``msgspec.MsgspecError`` where it is none of ours.
-    """
+    """The messages that a text is. Raises ``msgspec.MsgspecError`` where it is none of ours."""
     return msgspec.json.decode(text, type=tuple[Message, ...])
 
 
 def parts_text(parts: Sequence[AnswerPart]) -> str:
-    """
-    The parts of an answer as text; those of one kind that follow each other as one.
-    """
+    """The parts of an answer as text; those of one kind that follow each other as one."""
     return msgspec.json.encode([{_NAMES[type(one)]: one} for one in joined(parts)]).decode()
 
 
@@ -48,9 +42,7 @@ def parts_of(text: str) -> tuple[AnswerPart, ...]:
 
 
 def joined(parts: Sequence[AnswerPart]) -> tuple[AnswerPart, ...]:
-    """
-    The same parts, with words that follow each other as one, and thoughts likewise.
-    """
+    """The same parts, with words that follow each other as one, and thoughts likewise."""
     whole: list[AnswerPart] = []
     for part in parts:
         match whole[-1] if whole else None, part:

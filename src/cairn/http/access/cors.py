@@ -54,9 +54,7 @@ def _no_origin(text: str) -> ValueError:
 
 
 class Cors:
-    """
-    The origins that were named.
-    """
+    """The origins that were named."""
 
     def __init__(self, origins: Collection[str] = ()) -> None:
         """
@@ -66,15 +64,11 @@ class Cors:
         self._origins = frozenset(origins)
 
     def admits(self, origin: str | None) -> bool:
-        """
-        Whether pages of this origin may call the server and read its answers.
-        """
+        """Whether pages of this origin may call the server and read its answers."""
         return origin is not None and (ANY in self._origins or origin in self._origins)
 
     def headers(self, origin: str | None) -> dict[str, str]:
-        """
-        What an answer carries so that the page may read it.
-        """
+        """What an answer carries so that the page may read it."""
         if not self._origins:
             return {}
         if ANY in self._origins:

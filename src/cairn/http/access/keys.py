@@ -56,9 +56,7 @@ class Keys:
         self.tenants = tuple(sorted({tenant for tenant, _ in self._digests}))
 
     def owners(self, given: Iterable[str]) -> frozenset[str]:
-        """
-        The tenants whose keys are among those that were given.
-        """
+        """The tenants whose keys are among those that were given."""
         return frozenset(
             tenant
             for digest in map(_digest, given)
@@ -90,9 +88,7 @@ def tenant_of(headers: Headers, keys: Keys | None) -> str:
 
 
 def _given(headers: Headers) -> Iterator[str]:
-    """
-    The keys that a request carries. A client may have one set for each of the two headers.
-    """
+    """The keys that a request carries. A client may have one set for each of the two headers."""
     for value in headers.getlist("authorization"):
         scheme, _, key = value.strip().partition(" ")
         if scheme.lower() == _SCHEME and key.strip():
@@ -127,128 +123,88 @@ class CallersService:
 
     @property
     def facts(self) -> ServerFacts:
-        """
-        See ``Service.facts``.
-        """
+        """See ``Service.facts``."""
         return self._service.facts
 
     @property
     def agents(self) -> CallersAgents:
-        """
-        See ``Service.agents``. As ``generate``, for who asks.
-        """
+        """See ``Service.agents``. As ``generate``, for who asks."""
         return CallersAgents(self._service.agents)
 
     def facts_of(self, asked_model: str) -> ServerFacts:
-        """
-        See ``Service.facts_of``.
-        """
+        """See ``Service.facts_of``."""
         return self._service.facts_of(asked_model)
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
-        """
-        See ``Service.models``.
-        """
+        """See ``Service.models``."""
         return self._service.models
 
     def statistics(self) -> Statistics:
-        """
-        See ``Service.statistics``.
-        """
+        """See ``Service.statistics``."""
         return self._service.statistics()
 
     def contexts(self, most: int, tenant: str = LOCAL) -> tuple[ContextUse, ...]:
-        """
-        See ``Service.contexts``. As ``generate``, for who asks.
-        """
+        """See ``Service.contexts``. As ``generate``, for who asks."""
         return self._service.contexts(most, g.tenant)
 
     def generate(self, command: Generate) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
-        """
-        See ``Service.generate``. Outside of a request nobody asks, and it fails.
-        """
+        """See ``Service.generate``. Outside of a request nobody asks, and it fails."""
         return self._service.generate(attrs.evolve(command, tenant=g.tenant))
 
     async def count(self, command: Generate) -> int:
-        """
-        See ``Service.count``. As ``generate``, for who asks.
-        """
+        """See ``Service.count``. As ``generate``, for who asks."""
         return await self._service.count(attrs.evolve(command, tenant=g.tenant))
 
     async def turn(self, request: str, tenant: str = LOCAL) -> KeptTurn | None:
-        """
-        See ``Service.turn``. As ``generate``, for who asks.
-        """
+        """See ``Service.turn``. As ``generate``, for who asks."""
         return await self._service.turn(request, g.tenant)
 
     async def history(self, request: str, tenant: str = LOCAL) -> tuple[KeptTurn, ...] | None:
-        """
-        See ``Service.history``. As ``generate``, for who asks.
-        """
+        """See ``Service.history``. As ``generate``, for who asks."""
         return await self._service.history(request, g.tenant)
 
     async def forget(self, request: str, tenant: str = LOCAL) -> bool:
-        """
-        See ``Service.forget``. As ``generate``, for who asks.
-        """
+        """See ``Service.forget``. As ``generate``, for who asks."""
         return await self._service.forget(request, g.tenant)
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
-        """
-        See ``Service.observe``.
-        """
+        """See ``Service.observe``."""
         self._service.observe(observer)
 
 
 @attrs.frozen
 class CallersAgents:
-    """
-    The agents of who asks: see ``AgentService``, each method as there.
-    """
+    """The agents of who asks: see ``AgentService``, each method as there."""
 
     _agents: AgentService
 
     def all(self, tenant: str = LOCAL) -> tuple[AgentFacts, ...]:
-        """
-        See ``AgentService.all``.
-        """
+        """See ``AgentService.all``."""
         return self._agents.all(g.tenant)
 
     def one(self, name: str, tenant: str = LOCAL) -> AgentFacts | None:
-        """
-        See ``AgentService.one``.
-        """
+        """See ``AgentService.one``."""
         return self._agents.one(name, g.tenant)
 
     async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
-        """
-        See ``AgentService.created``.
-        """
+        """See ``AgentService.created``."""
         return await self._agents.created(name, g.tenant)
 
     async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:
-        """
-        See ``AgentService.history``.
-        """
+        """See ``AgentService.history``."""
         return await self._agents.history(name, g.tenant)
 
     async def create(self, new: NewAgent, tenant: str = LOCAL) -> AgentFacts:
-        """
-        See ``AgentService.create``.
-        """
+        """See ``AgentService.create``."""
         return await self._agents.create(new, g.tenant)
 
     async def fork(
         self, name: str, new_name: str, turn: int | None, tenant: str = LOCAL
     ) -> AgentFacts | None:
-        """
-        See ``AgentService.fork``.
-        """
+        """See ``AgentService.fork``."""
         return await self._agents.fork(name, new_name, turn, g.tenant)
 
     async def delete(self, name: str, tenant: str = LOCAL) -> bool:
-        """
-        See ``AgentService.delete``.
-        """
+        """See ``AgentService.delete``."""
         return await self._agents.delete(name, g.tenant)

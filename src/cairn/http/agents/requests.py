@@ -37,15 +37,11 @@ _NOT_HERE = {
     "tools": "name them when you create the agent; to go on with others, create another one",
     "system_prompt": "name it when you create the agent",
 }
-"""
-What is the agent's, and how else to have it.
-"""
+"""What is the agent's, and how else to have it."""
 
 
 _ALIASES = {"id": "agent_id", "name": "agent_id", "system": "system_prompt"}
-"""
-What others call a field of a new agent.
-"""
+"""What others call a field of a new agent."""
 
 
 class _NewAgent(msgspec.Struct):
@@ -222,9 +218,7 @@ async def look_up_history(name: str, service: Service) -> AgentHistory:
 
 
 async def look_up(name: str, service: Service) -> dict[str, Any]:
-    """
-    An agent, with what it was created with. Raises as ``look_up_history``.
-    """
+    """An agent, with what it was created with. Raises as ``look_up_history``."""
     new = await service.agents.created(name)
     facts = service.agents.one(name)
     if new is None or facts is None:
@@ -234,9 +228,7 @@ async def look_up(name: str, service: Service) -> dict[str, Any]:
 
 
 async def look_up_turns(name: str, service: Service) -> dict[str, Any]:
-    """
-    What was said, turn by turn. Raises as ``look_up_history``.
-    """
+    """What was said, turn by turn. Raises as ``look_up_history``."""
     held = await look_up_history(name, service)
     data = [_turn_object(number, turn) for number, turn in enumerate(held.turns, 1)]
     return {"object": "list", "agent_id": name, "data": data}
@@ -279,9 +271,7 @@ async def fork(name: str, wanted: Fork, service: Service) -> AgentFacts:
 
 
 def not_found(name: str) -> ClientError:
-    """
-    What to raise where there is no agent of a name.
-    """
+    """What to raise where there is no agent of a name."""
     return ClientError(
         f"there is no agent {name[:NAME_MAX]!r}: it was never created, was deleted, or was not to "
         "outlive its server (persist: false); GET /v1/agents lists those that are there",

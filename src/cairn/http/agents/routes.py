@@ -1,6 +1,4 @@
-"""
-The addresses of agents.
-"""
+"""The addresses of agents."""
 
 from __future__ import annotations
 

@@ -19,9 +19,7 @@ from cairn.http.wire.errors import FormatPlaces
 
 
 class Completion:
-    """
-    An answer that is sent as a whole.
-    """
+    """An answer that is sent as a whole."""
 
     def __init__(
         self,
@@ -35,15 +33,11 @@ class Completion:
         self._choices = Choices(choices)
 
     def take(self, reply: Reply) -> None:
-        """
-        Add a reply.
-        """
+        """Add a reply."""
         self._choices.take(reply)
 
     def headers(self) -> dict[str, str]:
-        """
-        What is known of the request, for the response's headers.
-        """
+        """What is known of the request, for the response's headers."""
         return self._choices.headers()
 
     def body(self) -> dict[str, Any]:
@@ -71,9 +65,7 @@ class Completion:
 
 
 class Chunks(StreamedChoices):
-    """
-    An answer that is sent as server-sent events. The last one is sent by ``done``.
-    """
+    """An answer that is sent as server-sent events. The last one is sent by ``done``."""
 
     def __init__(
         self,
@@ -97,9 +89,7 @@ class Chunks(StreamedChoices):
         self._sent: dict[int, int] = {}
 
     def take(self, reply: Reply) -> bytes:
-        """
-        What to send for a reply; may be nothing.
-        """
+        """What to send for a reply; may be nothing."""
         self._choices.take(reply, keep=False)
         match reply:
             case Waiting():
@@ -133,9 +123,7 @@ class Chunks(StreamedChoices):
         )
 
     def _calling(self, choice: int, calling: Calling) -> list[dict[str, Any]]:
-        """
-        More of a call. Changes what was sent of it.
-        """
+        """More of a call. Changes what was sent of it."""
         sent = self._sent.get(choice)
         self._sent[choice] = (sent or 0) + len(calling.arguments)
         return _call_deltas(calling, calling.arguments, begins=sent is None)
@@ -199,9 +187,7 @@ def _deltas(part: AnswerPart, sent: int | None) -> list[dict[str, Any]]:
 
 
 def _call_deltas(call: Called | Calling, arguments: str, *, begins: bool) -> list[dict[str, Any]]:
-    """
-    Clients take id and name from the first piece of a call, and add up arguments.
-    """
+    """Clients take id and name from the first piece of a call, and add up arguments."""
     head = {"index": call.index, **_call(call, "")}
     rest = {"index": call.index, "function": {"arguments": arguments}}
     pieces = ([head] if begins else []) + ([rest] if arguments else [])

@@ -24,9 +24,7 @@ LOGPROB_MIN = -9999.0
 
 @attrs.define
 class Choice:
-    """
-    What has come of one answer.
-    """
+    """What has come of one answer."""
 
     accepted: Accepted | None = None
     finished: Finished | None = None
@@ -35,9 +33,7 @@ class Choice:
 
     @property
     def has_calls(self) -> bool:
-        """
-        Whether there is a call among the parts.
-        """
+        """Whether there is a call among the parts."""
         return any(isinstance(part, Called) for part in self.parts)
 
     def end(self) -> Finished:
@@ -53,18 +49,14 @@ class Choice:
 
 
 class Choices:
-    """
-    All answers to a request; takes each reply once and in order.
-    """
+    """All answers to a request; takes each reply once and in order."""
 
     def __init__(self, count: int) -> None:
         self.all = [Choice() for _ in range(count)]
 
     @property
     def first(self) -> Choice:
-        """
-        The one that has the request's own id.
-        """
+        """The one that has the request's own id."""
         return self.all[0]
 
     def take(self, reply: Reply, *, keep: bool = True) -> None:
@@ -86,9 +78,7 @@ class Choices:
                 pass
 
     def headers(self) -> dict[str, str]:
-        """
-        What is known of the request, for the response's headers.
-        """
+        """What is known of the request, for the response's headers."""
         return accepted_headers(self.first.accepted)
 
     def accepted(self) -> Accepted:
@@ -120,9 +110,7 @@ class Choices:
         }
 
     def cairn(self, ignored: tuple[str, ...]) -> dict[str, Any]:
-        """
-        How the answer came about; each of them, where there are several.
-        """
+        """How the answer came about; each of them, where there are several."""
         told = cairn_object(self.accepted(), ignored)
         if len(self.all) == 1:
             return told
@@ -130,9 +118,7 @@ class Choices:
         return {**told, "choices": [_choice_object(accepted) for accepted in taken]}
 
     def comment(self, waiting: Waiting) -> bytes:
-        """
-        A line for a client that waits.
-        """
+        """A line for a client that waits."""
         if waiting.queued:
             return b": waiting\n\n"
         accepted = self.first.accepted
@@ -183,9 +169,7 @@ class StreamedChoices:
         return DONE
 
     def headers(self, first: Reply) -> dict[str, str]:
-        """
-        What is known of the request with its first reply, for the response's headers.
-        """
+        """What is known of the request with its first reply, for the response's headers."""
         return accepted_headers(first)
 
     def failed(self, error: Exception) -> bytes:
@@ -195,17 +179,13 @@ class StreamedChoices:
         return event(describe(error, self._places).envelope())
 
     def _told(self, accepted: Accepted) -> dict[str, Any]:
-        """
-        How an answer came about: what was ignored, with the first of several alone.
-        """
+        """How an answer came about: what was ignored, with the first of several alone."""
         if accepted.choice:
             return _choice_object(accepted)
         return cairn_object(accepted, self._ignored)
 
     def _event(self, choice: dict[str, Any], cairn: dict[str, Any] | None = None) -> bytes:
-        """
-        What an event tells of an answer, with what all events have.
-        """
+        """What an event tells of an answer, with what all events have."""
         chunk = {**self._head(self._choices.accepted()), "choices": [choice]}
         if self._include_usage:
             chunk["usage"] = None
@@ -226,14 +206,10 @@ class StreamedChoices:
 
 
 def _choice_object(accepted: Accepted) -> dict[str, Any]:
-    """
-    How one of several answers came about. It is a request of its own in the journal.
-    """
+    """How one of several answers came about. It is a request of its own in the journal."""
     return {"request": accepted.request, **cairn_object(accepted, ())}
 
 
 def event(value: dict[str, Any]) -> bytes:
-    """
-    A value as a server-sent event.
-    """
+    """A value as a server-sent event."""
     return b"data: " + encode(value) + b"\n\n"

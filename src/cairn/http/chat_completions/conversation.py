@@ -24,9 +24,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class WirePart(msgspec.Struct):
-    """
-    A part of a content list. Of an image's part only its type is looked at.
-    """
+    """A part of a content list. Of an image's part only its type is looked at."""
 
     type: str
     text: str | None = None
@@ -34,27 +32,21 @@ class WirePart(msgspec.Struct):
 
 
 class WireFunction(msgspec.Struct):
-    """
-    The function that a call calls.
-    """
+    """The function that a call calls."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
 class WireToolCall(msgspec.Struct):
-    """
-    A call that an assistant made.
-    """
+    """A call that an assistant made."""
 
     function: WireFunction
     id: str | None = None
 
 
 class WireMessage(msgspec.Struct):
-    """
-    A message as it is sent.
-    """
+    """A message as it is sent."""
 
     role: str
     content: str | list[WirePart] | None = None
@@ -83,9 +75,7 @@ def read_messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
 
 
 def ignored_parts(wire: Sequence[WireMessage]) -> set[str]:
-    """
-    The types of parts in whose place something else stands.
-    """
+    """The types of parts in whose place something else stands."""
     return {
         f"messages.{part.type}"
         for message, stand_ins in _with_stand_ins(wire)
@@ -133,9 +123,7 @@ def read_template(
 
 
 def message_object(message: Message) -> dict[str, Any]:
-    """
-    A message as it would be sent.
-    """
+    """A message as it would be sent."""
     told: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         told["reasoning_content"] = message.reasoning
@@ -156,9 +144,7 @@ def _call_object(call: Mapping[str, Any]) -> dict[str, Any]:
 def _with_stand_ins(
     wire: Sequence[WireMessage],
 ) -> Iterator[tuple[WireMessage, Mapping[str, str]]]:
-    """
-    Each message, and what stands in the place of its parts, by their types.
-    """
+    """Each message, and what stands in the place of its parts, by their types."""
     first = answered([message.role for message in wire])
     for index, message in enumerate(wire):
         is_past = message.role == "user" and index < first

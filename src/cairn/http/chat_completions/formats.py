@@ -1,6 +1,4 @@
-"""
-What OpenAI's clients want an answer held to: ``response_format`` and ``tool_choice``.
-"""
+"""What OpenAI's clients want an answer held to: ``response_format`` and ``tool_choice``."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ def ignored_choice(choice: str | Mapping[str, Any] | None) -> frozenset[str]:
 def _choice(
     choice: str | Mapping[str, Any] | None, tools: Sequence[Mapping[str, Any]]
 ) -> tuple[Choice, tuple[Mapping[str, Any], ...] | None]:
-    """
-    What is said of calls, and the tools to which a choice of several narrows them.
-    """
+    """What is said of calls, and the tools to which a choice of several narrows them."""
     if choice is None or choice in _CHOICES:
         return Choice(required=choice == "required"), None
     if isinstance(choice, str):

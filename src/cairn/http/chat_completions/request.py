@@ -49,9 +49,7 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class StreamOptions(msgspec.Struct):
-    """
-    How a stream is to be sent.
-    """
+    """How a stream is to be sent."""
 
     include_usage: bool | None = None
 
@@ -101,9 +99,7 @@ class ChatRequest:
     ignored: tuple[str, ...] = ()
 
     def whole(self) -> Completion:
-        """
-        What builds the answer as one object.
-        """
+        """What builds the answer as one object."""
         return Completion(
             logprobs=self._wants_logprobs,
             choices=self.command.choices,
@@ -111,9 +107,7 @@ class ChatRequest:
         )
 
     def streamed(self) -> Chunks:
-        """
-        What builds the answer as a stream.
-        """
+        """What builds the answer as a stream."""
         return Chunks(
             logprobs=self._wants_logprobs,
             include_usage=self.include_usage,
@@ -145,9 +139,7 @@ def read_chat_request(
 def chat_request(
     fields: dict[str, Any], headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
 ) -> ChatRequest:
-    """
-    The command that the fields of a body ask for. As ``read_chat_request``.
-    """
+    """The command that the fields of a body ask for. As ``read_chat_request``."""
     wire = to_struct(fields, _Request)
     options = wire.stream_options
     tools = read_tools(wire.tools or ())

@@ -29,9 +29,7 @@ _StopReason = Literal[
 
 
 class Completion(WholeAnswer):
-    """
-    An answer that is sent as a whole.
-    """
+    """An answer that is sent as a whole."""
 
     def __init__(self, *, max_tokens: int | None, ignored: tuple[str, ...] = ()) -> None:
         """
@@ -44,9 +42,7 @@ class Completion(WholeAnswer):
         self._ignored = ignored
 
     def headers(self) -> dict[str, str]:
-        """
-        What is known of the request, for the response's headers.
-        """
+        """What is known of the request, for the response's headers."""
         return _headers(self._accepted)
 
     def body(self) -> dict[str, Any]:
@@ -68,14 +64,10 @@ class Completion(WholeAnswer):
 
 
 class Chunks:
-    """
-    An answer that is sent as server-sent events. The last one is sent by ``done``.
-    """
+    """An answer that is sent as server-sent events. The last one is sent by ``done``."""
 
     def __init__(self, *, max_tokens: int | None, ignored: tuple[str, ...] = ()) -> None:
-        """
-        Args: see ``Completion``.
-        """
+        """Args: see ``Completion``."""
         self._max_tokens = max_tokens
         self._ignored = ignored
         self._accepted: Accepted | None = None
@@ -88,9 +80,7 @@ class Chunks:
         self._is_finished = False
 
     def take(self, reply: Reply) -> bytes:
-        """
-        What to send for a reply; may be nothing.
-        """
+        """What to send for a reply; may be nothing."""
         if self._accepted is None and isinstance(reply, Delta | Finished):
             raise UnfinishedAnswer("the replies began without being accepted")
         match reply:
@@ -112,9 +102,7 @@ class Chunks:
                 return self._close() + event(end)
 
     def headers(self, first: Reply) -> dict[str, str]:
-        """
-        What is known of the request with its first reply, for the response's headers.
-        """
+        """What is known of the request with its first reply, for the response's headers."""
         return _headers(first)
 
     def done(self) -> bytes:
@@ -165,9 +153,7 @@ class Chunks:
         return begins + self._delta(delta)
 
     def _calling(self, calling: Calling) -> bytes:
-        """
-        More of a call. Changes what was sent of it.
-        """
+        """More of a call. Changes what was sent of it."""
         begins = b""
         if self._sent is None:
             self._has_calls = True
@@ -190,9 +176,7 @@ class Chunks:
         return event({"type": "content_block_delta", "index": self._blocks, "delta": delta})
 
     def _close(self) -> bytes:
-        """
-        Close the block that is open, if one is. Changes the state.
-        """
+        """Close the block that is open, if one is. Changes the state."""
         if self._open is None:
             return b""
         signed = b""
@@ -212,16 +196,12 @@ _EMPTY: dict[type[AnswerPart], dict[str, Any]] = {
 
 
 def event(value: dict[str, Any]) -> bytes:
-    """
-    A value as a server-sent event of its own type.
-    """
+    """A value as a server-sent event of its own type."""
     return b"event: %s\ndata: %s\n\n" % (value["type"].encode(), encode(value))
 
 
 def counted(tokens: int) -> dict[str, int]:
-    """
-    The tokens of a prompt, as the address that counts them has it.
-    """
+    """The tokens of a prompt, as the address that counts them has it."""
     return {"input_tokens": tokens}
 
 
@@ -279,9 +259,7 @@ def _usage(finished: Finished) -> dict[str, int]:
 
 
 def _tokens(prompt: int, cached: int, *, sealed: int, answer: int) -> dict[str, int]:
-    """
-    The usage. The three that are of the prompt add up to it.
-    """
+    """The usage. The three that are of the prompt add up to it."""
     return {
         "input_tokens": prompt - cached - sealed,
         "cache_creation_input_tokens": sealed,

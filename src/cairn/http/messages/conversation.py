@@ -74,18 +74,14 @@ class WireBlock(msgspec.Struct):
 
 
 class WireMessage(msgspec.Struct):
-    """
-    A message as it is sent.
-    """
+    """A message as it is sent."""
 
     role: str
     content: str | list[WireBlock]
 
 
 class WireTool(msgspec.Struct):
-    """
-    A tool as it is sent.
-    """
+    """A tool as it is sent."""
 
     name: str | None = None
     type: str | None = None
@@ -201,9 +197,7 @@ def ignored_tools(wire: Sequence[WireTool]) -> set[str]:
 
 
 def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
-    """
-    The types of blocks in whose place something else stands, or nothing.
-    """
+    """The types of blocks in whose place something else stands, or nothing."""
     found = set()
     for message, is_past in _with_past(wire):
         for block in message.content if isinstance(message.content, list) else ():
@@ -297,9 +291,7 @@ class _Reader:
         self.loaded: dict[str, Mapping[str, Any]] = {}
 
     def system(self, wire: str | Sequence[WireBlock] | None) -> Iterator[Message]:
-        """
-        The system prompt, if there is one.
-        """
+        """The system prompt, if there is one."""
         text = "".join(
             _unbilled(self._system_text(block, f"system[{index}]"))
             for index, block in enumerate(_blocks(wire or ""))
@@ -377,9 +369,7 @@ class _Reader:
         )
 
     def _inserted(self, blocks: Sequence[WireBlock], where: str) -> Message:
-        """
-        What the system says in the midst of a conversation.
-        """
+        """What the system says in the midst of a conversation."""
         text = "".join(
             self._system_text(block, f"{where}[{index}]") for index, block in enumerate(blocks)
         )
@@ -410,9 +400,7 @@ class _Reader:
         )
 
     def _text(self, block: WireBlock, where: str) -> str:
-        """
-        What a user or a tool says in a block.
-        """
+        """What a user or a tool says in a block."""
         match block.type:
             case "text":
                 return given(block.text, f"{where}.text")
@@ -434,9 +422,7 @@ class _Reader:
         return self._load(self._named(name, f"{where}.name"), where)
 
     def _named(self, name: str, where: str) -> Mapping[str, Any]:
-        """
-        The tool that a message names.
-        """
+        """The tool that a message names."""
         for known in (self.loaded, self._deferred, self._offered):
             if name in known:
                 return known[name]
@@ -447,9 +433,7 @@ class _Reader:
         )
 
     def _load(self, tool: Mapping[str, Any], where: str) -> str:
-        """
-        The text by which a tool is offered. Changes what was loaded.
-        """
+        """The text by which a tool is offered. Changes what was loaded."""
         name = tool["function"]["name"]
         self.withdrawn.discard(name)
         if self._offered.get(name) is not tool:
@@ -471,9 +455,7 @@ def _blocks(content: str | Sequence[WireBlock]) -> Sequence[WireBlock]:
 
 
 def _content(block: WireBlock, where: str) -> Sequence[WireBlock]:
-    """
-    The blocks in a block.
-    """
+    """The blocks in a block."""
     if isinstance(block.content, dict):
         raise ClientError(
             f"{where}.content must be a text or a list of blocks",
@@ -484,9 +466,7 @@ def _content(block: WireBlock, where: str) -> Sequence[WireBlock]:
 
 
 def _of_result(part: WireBlock) -> str | None:
-    """
-    What stands in the place of a part of a result; None for one that can be read.
-    """
+    """What stands in the place of a part of a result; None for one that can be read."""
     if (found := _stand_in(part)) is not None:
         return found
     return None if part.type in _READ_IN_RESULTS else of_server_tools(part.type) or UNKNOWN
@@ -550,9 +530,7 @@ def _document(block: WireBlock, where: str) -> str:
 
 
 def _text_of(source: Mapping[str, Any] | str) -> str | None:
-    """
-    The text that a document's source is; None where it is none.
-    """
+    """The text that a document's source is; None where it is none."""
     match source:
         case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
             return text
@@ -574,9 +552,7 @@ def _search_result(block: WireBlock, where: str) -> str:
 
 
 def _titled(*lines: str | None) -> str:
-    """
-    Text that stands apart from what is around it.
-    """
+    """Text that stands apart from what is around it."""
     return "\n".join(line for line in lines if line) + "\n"
 
 

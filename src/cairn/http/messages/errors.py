@@ -40,21 +40,15 @@ _TYPES = MappingProxyType(
         _OVERLOADED: "overloaded_error",
     }
 )
-"""
-By the status; others are ``invalid_request_error`` below 500, and ``api_error`` from there.
-"""
+"""By the status; others are ``invalid_request_error`` below 500, and ``api_error`` from there."""
 
 
 @attrs.frozen(kw_only=True)
 class MessagesError(ErrorAnswer):
-    """
-    What a client of Anthropic's is told of an error.
-    """
+    """What a client of Anthropic's is told of an error."""
 
     def envelope(self) -> dict[str, Any]:
-        """
-        The body. ``code`` and ``param`` are Cairn's own, as in the other envelope.
-        """
+        """The body. ``code`` and ``param`` are Cairn's own, as in the other envelope."""
         error = {
             "type": self.type,
             "message": self.message,
@@ -65,9 +59,7 @@ class MessagesError(ErrorAnswer):
 
 
 def is_ours(path: str) -> bool:
-    """
-    Whether who asks at an address is a client of Anthropic's.
-    """
+    """Whether who asks at an address is a client of Anthropic's."""
     return path == ADDRESS or path.startswith(f"{ADDRESS}/")
 
 
@@ -94,7 +86,5 @@ def messages_error(error: BaseException, request: str | None = None) -> Messages
 
 
 def named_header(request: str) -> dict[str, str]:
-    """
-    The headers by which a client can name its request, under the name that it knows too.
-    """
+    """The headers by which a client can name its request, under the name that it knows too."""
     return {**request_header(request), "request-id": request}

@@ -18,9 +18,7 @@ _CHOICES = ("auto", "any", "tool", "none")
 
 
 class WireToolChoice(msgspec.Struct):
-    """
-    What is said of calls, as it is sent.
-    """
+    """What is said of calls, as it is sent."""
 
     type: str
     name: str | None = None

@@ -94,15 +94,11 @@ class MessagesRequest:
     ignored: tuple[str, ...] = ()
 
     def whole(self) -> Completion:
-        """
-        What builds the answer as one object.
-        """
+        """What builds the answer as one object."""
         return Completion(max_tokens=self.command.max_tokens, ignored=self.ignored)
 
     def streamed(self) -> Chunks:
-        """
-        What builds the answer as a stream.
-        """
+        """What builds the answer as a stream."""
         return Chunks(max_tokens=self.command.max_tokens, ignored=self.ignored)
 
 
@@ -238,16 +234,12 @@ def _lifetimes(wire: _Request) -> tuple[Any, ...]:
 
 
 def _hinted(ttl: Any) -> int | None:
-    """
-    The seconds of a hint's ``ttl``; None where it is none of Anthropic's two.
-    """
+    """The seconds of a hint's ``ttl``; None where it is none of Anthropic's two."""
     return _HINTED.get(ttl) if isinstance(ttl, str) else None
 
 
 def _least_life(wire: _Request) -> int:
-    """
-    For how long a client counts on what it marked: five minutes where it does not say.
-    """
+    """For how long a client counts on what it marked: five minutes where it does not say."""
     return max((_hinted(ttl) or _HINTED["5m"] for ttl in _lifetimes(wire)), default=0)
 
 

@@ -48,9 +48,7 @@ class _Query:
 
 
 class ReuseMetrics:
-    """
-    The metrics of the prefix cache, in a given registry.
-    """
+    """The metrics of the prefix cache, in a given registry."""
 
     def __init__(self, registry: CollectorRegistry, min_cache_tokens: int = 0) -> None:
         """
@@ -97,9 +95,7 @@ class ReuseMetrics:
             self._hits.labels(tier)
 
     def observe(self, event: Event) -> None:
-        """
-        Count a committed event.
-        """
+        """Count a committed event."""
         match event:
             case RequestReceived():
                 self._begun[event.request] = _Query(event.prompt_tokens)
@@ -117,9 +113,7 @@ class ReuseMetrics:
                 pass
 
     def forget(self, request: str) -> None:
-        """
-        A request came to its end, perhaps before its first pass.
-        """
+        """A request came to its end, perhaps before its first pass."""
         self._begun.pop(request, None)
 
     def _select(self, event: PathSelected) -> None:

@@ -78,9 +78,7 @@ class _Prefill:
 
 
 class Metrics:
-    """
-    The metrics of one server, in a registry of their own.
-    """
+    """The metrics of one server, in a registry of their own."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -93,15 +91,11 @@ class Metrics:
         service.observe(self.observe)
 
     def text(self) -> bytes:
-        """
-        What a scrape gets.
-        """
+        """What a scrape gets."""
         return generate_latest(self.registry)
 
     def observe(self, recorded: Recorded) -> None:
-        """
-        Count a committed event.
-        """
+        """Count a committed event."""
         event = recorded.event
         self._reuse.observe(event)
         match event:
@@ -319,9 +313,7 @@ class Metrics:
 
 
 class _Figures(Collector):
-    """
-    The gauges and what else is read at a scrape.
-    """
+    """The gauges and what else is read at a scrape."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -333,9 +325,7 @@ class _Figures(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """
-        One family a figure.
-        """
+        """One family a figure."""
         now = self._service.statistics()
         yield _gauge("cairn_scheduler_pool_in_use", "Slabs held", now.slabs)
         yield _gauge("cairn_scheduler_pool_total", "Slabs that may be held", now.slabs_total)

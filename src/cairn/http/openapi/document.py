@@ -287,9 +287,7 @@ def _in_query(query: Mapping[str, Mapping[str, Any]]) -> Sequence[dict[str, Any]
 
 
 def _named(value: Any) -> Any:
-    """
-    The document with names of components for people: of a struct's module and its own.
-    """
+    """The document with names of components for people: of a struct's module and its own."""
     prefix = "#/components/schemas/"
     match value:
         case {"$ref": str(ref)}:

@@ -19,9 +19,7 @@ class _Closed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Cairn(_Closed):
-    """
-    How an answer came about.
-    """
+    """How an answer came about."""
 
     session: str
     path: Literal["continuation", "new_session"]
@@ -34,17 +32,13 @@ class Cairn(_Closed):
 
 
 class CachedTokens(_Closed):
-    """
-    What of a prompt was reused.
-    """
+    """What of a prompt was reused."""
 
     cached_tokens: int
 
 
 class Usage(_Closed):
-    """
-    Tokens of a prompt and of what was written.
-    """
+    """Tokens of a prompt and of what was written."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -53,9 +47,7 @@ class Usage(_Closed):
 
 
 class Alternative(_Closed):
-    """
-    A token that could have stood there.
-    """
+    """A token that could have stood there."""
 
     token: str
     bytes: list[int] | None
@@ -63,9 +55,7 @@ class Alternative(_Closed):
 
 
 class Token(_Closed):
-    """
-    A token of an answer.
-    """
+    """A token of an answer."""
 
     token: str
     bytes: list[int] | None
@@ -74,27 +64,21 @@ class Token(_Closed):
 
 
 class ChatLogprobs(_Closed):
-    """
-    The tokens of an answer.
-    """
+    """The tokens of an answer."""
 
     content: list[Token]
     refusal: None
 
 
 class CalledFunction(_Closed):
-    """
-    What is called, with the text of its arguments.
-    """
+    """What is called, with the text of its arguments."""
 
     name: str
     arguments: str
 
 
 class ToolCall(_Closed):
-    """
-    A call that the model made.
-    """
+    """A call that the model made."""
 
     id: str
     type: Literal["function"]
@@ -102,9 +86,7 @@ class ToolCall(_Closed):
 
 
 class ChatMessage(_Closed):
-    """
-    What the model said, thought and called.
-    """
+    """What the model said, thought and called."""
 
     role: Literal["assistant"]
     content: str | None
@@ -115,9 +97,7 @@ class ChatMessage(_Closed):
 
 
 class ChatChoice(_Closed):
-    """
-    One of the answers.
-    """
+    """One of the answers."""
 
     index: int
     message: ChatMessage
@@ -126,9 +106,7 @@ class ChatChoice(_Closed):
 
 
 class ChatCompletion(_Closed):
-    """
-    An answer to a conversation.
-    """
+    """An answer to a conversation."""
 
     id: str
     object: Literal["chat.completion"]
@@ -141,9 +119,7 @@ class ChatCompletion(_Closed):
 
 
 class TextLogprobs(_Closed):
-    """
-    The tokens of a text.
-    """
+    """The tokens of a text."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -152,9 +128,7 @@ class TextLogprobs(_Closed):
 
 
 class TextChoice(_Closed):
-    """
-    One of the texts.
-    """
+    """One of the texts."""
 
     index: int
     text: str
@@ -163,9 +137,7 @@ class TextChoice(_Closed):
 
 
 class TextCompletion(_Closed):
-    """
-    How a text went on.
-    """
+    """How a text went on."""
 
     id: str
     object: Literal["text_completion"]
@@ -178,9 +150,7 @@ class TextCompletion(_Closed):
 
 
 class Response(msgspec.Struct):
-    """
-    OpenAI's response object.
-    """
+    """OpenAI's response object."""
 
     id: str
     object: Literal["response"]
@@ -195,9 +165,7 @@ class Response(msgspec.Struct):
 
 
 class ItemPage(_Closed):
-    """
-    A page of items.
-    """
+    """A page of items."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -207,9 +175,7 @@ class ItemPage(_Closed):
 
 
 class Deleted(_Closed):
-    """
-    What is kept no longer.
-    """
+    """What is kept no longer."""
 
     id: str
     object: Literal["response"]
@@ -217,9 +183,7 @@ class Deleted(_Closed):
 
 
 class Message(msgspec.Struct):
-    """
-    Anthropic's message.
-    """
+    """Anthropic's message."""
 
     id: str
     type: Literal["message"]
@@ -233,17 +197,13 @@ class Message(msgspec.Struct):
 
 
 class TokenCount(_Closed):
-    """
-    The tokens of a prompt.
-    """
+    """The tokens of a prompt."""
 
     input_tokens: int
 
 
 class ModelState(_Closed):
-    """
-    Whether a model is loaded, and what is known of it.
-    """
+    """Whether a model is loaded, and what is known of it."""
 
     state: Literal["loaded", "loading", "not_loaded"]
     waiting: int
@@ -253,9 +213,7 @@ class ModelState(_Closed):
 
 
 class Model(msgspec.Struct):
-    """
-    A model that is served.
-    """
+    """A model that is served."""
 
     id: str
     object: Literal["model"]
@@ -268,9 +226,7 @@ class Model(msgspec.Struct):
 
 
 class Models(_Closed):
-    """
-    All models that are served.
-    """
+    """All models that are served."""
 
     object: Literal["list"]
     data: list[Model]
@@ -280,9 +236,7 @@ class Models(_Closed):
 
 
 class Agent(_Closed):
-    """
-    An agent at this moment; what it was created with only where it is asked for by name.
-    """
+    """An agent at this moment; what it was created with only where it is asked for by name."""
 
     object: Literal["agent"]
     agent_id: str
@@ -303,18 +257,14 @@ class Agent(_Closed):
 
 
 class Agents(_Closed):
-    """
-    All agents of whoever asks.
-    """
+    """All agents of whoever asks."""
 
     object: Literal["list"]
     agents: list[Agent]
 
 
 class DeletedAgent(_Closed):
-    """
-    An agent that is there no longer.
-    """
+    """An agent that is there no longer."""
 
     object: Literal["agent"]
     agent_id: str
@@ -322,18 +272,14 @@ class DeletedAgent(_Closed):
 
 
 class AgentMessage(msgspec.Struct):
-    """
-    What was said to an agent, or by it, as OpenAI's messages are.
-    """
+    """What was said to an agent, or by it, as OpenAI's messages are."""
 
     role: str
     content: Any
 
 
 class AgentTurn(_Closed):
-    """
-    What was sent to an agent, and its answer.
-    """
+    """What was sent to an agent, and its answer."""
 
     turn: int
     request: str
@@ -345,9 +291,7 @@ class AgentTurn(_Closed):
 
 
 class AgentTurns(_Closed):
-    """
-    All that was said with an agent.
-    """
+    """All that was said with an agent."""
 
     object: Literal["list"]
     agent_id: str
@@ -355,17 +299,13 @@ class AgentTurns(_Closed):
 
 
 class Health(msgspec.Struct):
-    """
-    Whether the server is well; all besides is for who has a key.
-    """
+    """Whether the server is well; all besides is for who has a key."""
 
     status: Literal["ok", "admission_closed", "journal_full"]
 
 
 class Fault(_Closed):
-    """
-    What is wrong, and where in the body.
-    """
+    """What is wrong, and where in the body."""
 
     message: str
     type: str
@@ -374,17 +314,13 @@ class Fault(_Closed):
 
 
 class Error(_Closed):
-    """
-    What is wrong, for clients of OpenAI's and for all others.
-    """
+    """What is wrong, for clients of OpenAI's and for all others."""
 
     error: Fault
 
 
 class MessagesError(_Closed):
-    """
-    What is wrong, for clients of Anthropic's.
-    """
+    """What is wrong, for clients of Anthropic's."""
 
     type: Literal["error"]
     error: Fault

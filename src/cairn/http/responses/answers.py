@@ -49,17 +49,13 @@ class Form:
     sealed: bool = False
 
     def note(self) -> str:
-        """
-        The form as text, without what ``texts`` has of it.
-        """
+        """The form as text, without what ``texts`` has of it."""
         texts = self.texts()
         told = {name: value for name, value in self.told.items() if name not in texts}
         return encode({**attrs.asdict(self, recurse=False), "told": told}).decode()
 
     def texts(self) -> dict[str, str]:
-        """
-        What a response repeats and is long, by name: tools, instructions, formats.
-        """
+        """What a response repeats and is long, by name: tools, instructions, formats."""
         texts = {name: encode(value).decode() for name, value in self.told.items()}
         return {name: text for name, text in texts.items() if len(text) > _SHORT}
 
@@ -75,9 +71,7 @@ def form_of(note: str, texts: Mapping[str, str]) -> Form:
 
 
 class Completion(WholeAnswer):
-    """
-    An answer that is sent as a whole.
-    """
+    """An answer that is sent as a whole."""
 
     def __init__(self, form: Form, *, ignored: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -99,9 +93,7 @@ class Completion(WholeAnswer):
 
 
 class Chunks:
-    """
-    An answer that is sent as server-sent events. The last one is sent by ``done``.
-    """
+    """An answer that is sent as server-sent events. The last one is sent by ``done``."""
 
     def __init__(self, form: Form, *, ignored: tuple[str, ...] = ()) -> None:
         self._form = form
@@ -115,9 +107,7 @@ class Chunks:
         self._output: list[dict[str, Any]] = []
 
     def take(self, reply: Reply) -> bytes:
-        """
-        What to send for a reply; may be nothing.
-        """
+        """What to send for a reply; may be nothing."""
         if self._accepted is None and isinstance(reply, Delta | Finished):
             raise UnfinishedAnswer("the replies began without being accepted")
         match reply:
@@ -139,9 +129,7 @@ class Chunks:
                 return self._close(reply)
 
     def headers(self, first: Reply) -> dict[str, str]:
-        """
-        What is known of the request with its first reply, for the response's headers.
-        """
+        """What is known of the request with its first reply, for the response's headers."""
         return accepted_headers(first)
 
     def done(self) -> bytes:
@@ -168,9 +156,7 @@ class Chunks:
         return self._state("failed", status="failed", error=fault)
 
     def _state(self, name: str, **fields: Any) -> bytes:
-        """
-        An event with the response as it is now.
-        """
+        """An event with the response as it is now."""
         now = {**self._head, "output": list(self._output), **fields}
         return self._event(f"response.{name}", response=now)
 
@@ -205,9 +191,7 @@ class Chunks:
                 return begins + self._arguments(part, part.arguments[sent or 0 :])
 
     def _calling(self, calling: Calling) -> bytes:
-        """
-        More of a call. Changes what was sent of it.
-        """
+        """More of a call. Changes what was sent of it."""
         begins, fresh = b"", Called(**attrs.asdict(calling))
         if self._argued is None:
             begins, self._argued = self._close() + self._begin(fresh), 0
@@ -226,17 +210,13 @@ class Chunks:
 
     @property
     def _thoughts(self) -> tuple[str, str]:
-        """
-        How the place of a thought's text is called, and its events.
-        """
+        """How the place of a thought's text is called, and its events."""
         if self._form.summarised:
             return "summary_index", "reasoning_summary_text"
         return "content_index", "reasoning_text"
 
     def _begin(self, part: AnswerPart) -> bytes:
-        """
-        An item begins, and its one part with it.
-        """
+        """An item begins, and its one part with it."""
         item = _item(_emptied(part), *self._place, self._form, "in_progress")
         match part:
             case Said():
@@ -274,9 +254,7 @@ class Chunks:
         return done + whole
 
     def _inner(self, step: str, part: AnswerPart) -> bytes:
-        """
-        The one part of an item begins or is done; a call has none.
-        """
+        """The one part of an item begins or is done; a call has none."""
         match part:
             case Said():
                 inner = _words(part)
@@ -317,9 +295,7 @@ def kept_body(turn: KeptTurn, model: str) -> dict[str, Any]:
 def output_items(
     parts: Sequence[AnswerPart], request: str, form: Form, finished: Finished
 ) -> list[dict[str, Any]]:
-    """
-    The items of a whole answer.
-    """
+    """The items of a whole answer."""
     whole = joined(parts)
     return [
         _item(part, request, n, form, _status(part, finished if part is whole[-1] else None))
@@ -409,9 +385,7 @@ def _thoughts(part: Thought, form: Form) -> dict[str, Any]:
 
 
 def _emptied(part: AnswerPart) -> AnswerPart:
-    """
-    A part of which nothing was written yet.
-    """
+    """A part of which nothing was written yet."""
     match part:
         case Called():
             return attrs.evolve(part, arguments="")

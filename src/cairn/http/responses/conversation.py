@@ -29,9 +29,7 @@ from cairn.http.wire.placeholders import OF_PARTS, answered
 T = TypeVar("T")
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
-"""
-The types of items that are read.
-"""
+"""The types of items that are read."""
 
 SEALED = "cairn:"
 """
@@ -44,17 +42,13 @@ _TEXTS = ("input_text", "output_text", "text", "refusal")
 _REFERENCE = re.compile(
     r"(?:msg|rs|fc|fco)_(?P<request>.+)_(?P<asked>in)?(?P<index>[0-9]{1,9})", re.ASCII
 )
-"""
-The id of an item, of an answer or, with ``asked``, of what its request brought.
-"""
+"""The id of an item, of an answer or, with ``asked``, of what its request brought."""
 
 Item = Mapping[str, Any]
 
 
 class WirePart(msgspec.Struct):
-    """
-    A part of a content list. Of an image's only its type is looked at.
-    """
+    """A part of a content list. Of an image's only its type is looked at."""
 
     type: str
     text: str | None = None
@@ -62,18 +56,14 @@ class WirePart(msgspec.Struct):
 
 
 class WireMessage(msgspec.Struct):
-    """
-    An item that somebody said.
-    """
+    """An item that somebody said."""
 
     role: str
     content: str | list[WirePart]
 
 
 class WireCall(msgspec.Struct):
-    """
-    An item that is a call.
-    """
+    """An item that is a call."""
 
     call_id: str
     name: str
@@ -81,18 +71,14 @@ class WireCall(msgspec.Struct):
 
 
 class WireResult(msgspec.Struct):
-    """
-    An item that is the result of a call.
-    """
+    """An item that is the result of a call."""
 
     output: str | list[WirePart]
     call_id: str | None = None
 
 
 class WireReasoning(msgspec.Struct):
-    """
-    An item that was thought.
-    """
+    """An item that was thought."""
 
     summary: list[WirePart] | None = None
     content: list[WirePart] | None = None
@@ -100,9 +86,7 @@ class WireReasoning(msgspec.Struct):
 
 
 class WireTool(msgspec.Struct):
-    """
-    A function on offer.
-    """
+    """A function on offer."""
 
     name: str
     description: str | None = None
@@ -132,9 +116,7 @@ def read_input(
 
 
 def referred_to(wire: str | Sequence[Item] | None) -> frozenset[str]:
-    """
-    The requests to whose answers the items of an input refer.
-    """
+    """The requests to whose answers the items of an input refer."""
     if wire is None or isinstance(wire, str):
         return frozenset()
     names = (_REFERENCE.fullmatch(str(item.get("id"))) for item in wire if _is_reference(item))
@@ -142,9 +124,7 @@ def referred_to(wire: str | Sequence[Item] | None) -> frozenset[str]:
 
 
 def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
-    """
-    The types of items that are left out, and of parts in whose place something else stands.
-    """
+    """The types of items that are left out, and of parts in whose place something else stands."""
     if wire is None or isinstance(wire, str):
         return set()
     kinds = {kind for item in wire if (kind := _type_of(item)) not in (*ITEMS, None)}
@@ -157,9 +137,7 @@ def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
 
 
 def _with_stand_ins(wire: Sequence[Item]) -> Iterator[tuple[Item, Mapping[str, str]]]:
-    """
-    Each item, and what stands in the place of its parts, by their types.
-    """
+    """Each item, and what stands in the place of its parts, by their types."""
     roles = [
         "assistant" if _type_of(item) in ("function_call", "reasoning") else str(item.get("role"))
         for item in wire
@@ -185,9 +163,7 @@ def read_tools(wire: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ..
 
 
 def ignored_tools(wire: Sequence[Mapping[str, Any]]) -> set[str]:
-    """
-    The types of tools that are left out.
-    """
+    """The types of tools that are left out."""
     return {f"tools.{tool.get('type')}" for tool in wire if not _is_function(tool)}
 
 
@@ -225,9 +201,7 @@ class _Reader:
         self._acts = False
 
     def messages(self) -> tuple[Message, ...]:
-        """
-        What was read.
-        """
+        """What was read."""
         self._pass_turn()
         return tuple(self._messages)
 
@@ -325,9 +299,7 @@ class _Reader:
         return turn.parts[int(found["index"])]
 
     def _asked_item(self, name: str) -> Item | None:
-        """
-        The item of what a request brought.
-        """
+        """The item of what a request brought."""
         found = _REFERENCE.fullmatch(name)
         if found is None or found["asked"] is None or found["request"] not in self._turns:
             return None
@@ -338,9 +310,7 @@ class _Reader:
         return self._asked[request].get(name)
 
     def _pass_turn(self) -> None:
-        """
-        What the assistant did up to here is a message.
-        """
+        """What the assistant did up to here is a message."""
         if self._acts:
             self._messages.append(
                 Message(

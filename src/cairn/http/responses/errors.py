@@ -19,14 +19,10 @@ _PLACES = FormatPlaces(
 
 
 def is_ours(path: str) -> bool:
-    """
-    Whether an address is one of responses.
-    """
+    """Whether an address is one of responses."""
     return path == ADDRESS or path.startswith(f"{ADDRESS}/")
 
 
 def responses_error(error: BaseException) -> ErrorAnswer:
-    """
-    What to tell the client. Writes to the log where the error is not foreseen.
-    """
+    """What to tell the client. Writes to the log where the error is not foreseen."""
     return describe(error, _PLACES)

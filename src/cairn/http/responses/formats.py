@@ -78,9 +78,7 @@ def read_held(
 def _choice(
     choice: str | Mapping[str, Any] | None, tools: Sequence[Tool]
 ) -> tuple[Choice, tuple[Tool, ...] | None]:
-    """
-    What is said of calls, and the tools among which a client wants them; None for all.
-    """
+    """What is said of calls, and the tools among which a client wants them; None for all."""
     if choice is None or choice in _CHOICES:
         return Choice(required=choice == "required"), None
     if isinstance(choice, str):

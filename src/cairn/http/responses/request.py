@@ -94,15 +94,11 @@ class ResponsesRequest:
     ignored: tuple[str, ...] = ()
 
     def whole(self) -> Completion:
-        """
-        What builds the answer as one object.
-        """
+        """What builds the answer as one object."""
         return Completion(self.form, ignored=self.ignored)
 
     def streamed(self) -> Chunks:
-        """
-        What builds the answer as a stream.
-        """
+        """What builds the answer as a stream."""
         return Chunks(self.form, ignored=self.ignored)
 
 
@@ -126,9 +122,7 @@ class Draft:
 
     @property
     def named(self) -> str:
-        """
-        The response that it goes on from, as it was sent.
-        """
+        """The response that it goes on from, as it was sent."""
         return self._wire.previous_response_id or ""
 
     def complete(
@@ -363,9 +357,7 @@ def _request_of(name: str | None) -> str | None:
 
 
 def _refuse_elsewhere(wire: _Request) -> None:
-    """
-    Refuse what lies, or would have to run, on OpenAI's servers.
-    """
+    """Refuse what lies, or would have to run, on OpenAI's servers."""
     for name, hint in (
         ("conversation", "send the conversation as input, or go on by previous_response_id"),
         ("prompt", "send its text as instructions or input"),
@@ -409,9 +401,7 @@ def _ignored(wire: _Request, fields: Mapping[str, Any]) -> set[str]:
 
 
 def _told(wire: _Request, temperature: float, top_p: float) -> dict[str, Any]:
-    """
-    What a response repeats of its request.
-    """
+    """What a response repeats of its request."""
     reasoning = wire.reasoning or _Reasoning()
     text = wire.text or _Text()
     return {

@@ -26,17 +26,13 @@ from quart_trio.wrappers import TrioRequest
 
 
 class OwningRequest(TrioRequest):
-    """
-    A request with the contexts that last as long as it does.
-    """
+    """A request with the contexts that last as long as it does."""
 
     resources: AsyncExitStack
 
 
 class OwningConnection(TrioASGIHTTPConnection):
-    """
-    Leaves a request's contexts when its response was sent, or when its client has gone.
-    """
+    """Leaves a request's contexts when its response was sent, or when its client has gone."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """
@@ -65,9 +61,7 @@ class OwningConnection(TrioASGIHTTPConnection):
     async def handle_request(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, send: ASGISendCallable
     ) -> None:
-        """
-        Handle the request and send its response, in one task.
-        """
+        """Handle the request and send its response, in one task."""
         assert isinstance(request, OwningRequest)
         async with AsyncExitStack() as resources:
             request.resources = resources

@@ -41,9 +41,7 @@ log = structlog.get_logger(__name__)
 
 
 class ClientGone(Exception):
-    """
-    The client closed the connection while its request ran.
-    """
+    """The client closed the connection while its request ran."""
 
 
 class ClientStream:
@@ -61,9 +59,7 @@ class ClientStream:
         self._ahead = bytearray()
 
     async def send_all(self, data: bytes) -> None:
-        """
-        Send.
-        """
+        """Send."""
         try:
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -71,9 +67,7 @@ class ClientStream:
             raise
 
     async def receive_some(self, bytes_max: int) -> bytes:
-        """
-        What comes next; first what was read ahead.
-        """
+        """What comes next; first what was read ahead."""
         if not self._ahead:
             return await self._stream.receive_some(bytes_max)
         await trio.lowlevel.checkpoint()
@@ -82,9 +76,7 @@ class ClientStream:
         return data
 
     async def wait_gone(self) -> None:
-        """
-        Read ahead until the client has gone.
-        """
+        """Read ahead until the client has gone."""
         try:
             while (room := AHEAD_BYTES_MAX - len(self._ahead)) > 0:
                 data = await self._stream.receive_some(room)
@@ -97,15 +89,11 @@ class ClientStream:
         await self.gone.wait()
 
     async def send_eof(self) -> None:
-        """
-        Say that nothing more will be sent.
-        """
+        """Say that nothing more will be sent."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """
-        Close.
-        """
+        """Close."""
         self.gone.set()
         await self._stream.aclose()
 
@@ -168,9 +156,7 @@ class Connection(TCPServer):
             log.warning("connection failed", error=repr(cause_of(failed)))
 
     async def protocol_send(self, event: Event) -> None:
-        """
-        Send, where nobody closes the connection at this moment.
-        """
+        """Send, where nobody closes the connection at this moment."""
         try:
             await super().protocol_send(event)
         except trio.BusyResourceError:  # the other end has gone, and `_close` says goodbye
@@ -233,18 +219,14 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """
-    The address at which a bound socket is reached from this machine.
-    """
+    """The address at which a bound socket is reached from this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """
-    Whether a bound socket is reached from this machine alone.
-    """
+    """Whether a bound socket is reached from this machine alone."""
     named: str = listener.getsockname()[0]
     address = ipaddress.ip_address(named.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)

@@ -19,9 +19,7 @@ class UnfinishedAnswer(Exception):
 
 
 class WholeAnswer:
-    """
-    The replies of an answer that is sent as a whole; each is taken once and in order.
-    """
+    """The replies of an answer that is sent as a whole; each is taken once and in order."""
 
     def __init__(self) -> None:
         self._parts: list[AnswerPart] = []
@@ -29,9 +27,7 @@ class WholeAnswer:
         self._finished: Finished | None = None
 
     def take(self, reply: Reply) -> None:
-        """
-        Add a reply.
-        """
+        """Add a reply."""
         match reply:
             case Accepted():
                 self._accepted = reply
@@ -43,9 +39,7 @@ class WholeAnswer:
                 pass
 
     def headers(self) -> dict[str, str]:
-        """
-        What is known of the request, for the response's headers.
-        """
+        """What is known of the request, for the response's headers."""
         return accepted_headers(self._accepted)
 
     def _ends(self) -> tuple[Accepted, Finished]:
@@ -73,9 +67,7 @@ def accepted_headers(accepted: Reply | None) -> dict[str, str]:
 
 
 def cairn_object(accepted: Accepted, ignored: tuple[str, ...]) -> dict[str, Any]:
-    """
-    How an answer came about, as a field of its own in every protocol's answer.
-    """
+    """How an answer came about, as a field of its own in every protocol's answer."""
     told = {
         "session": accepted.session,
         "path": accepted.path,

@@ -127,9 +127,7 @@ class ErrorAnswer:
     ids: Mapping[str, str] = attrs.field(factory=dict)
 
     def envelope(self) -> dict[str, Any]:
-        """
-        The body, as OpenAI's clients read it.
-        """
+        """The body, as OpenAI's clients read it."""
         error = {
             "message": self.message,
             "type": self.type,
@@ -230,9 +228,7 @@ def describe(error: BaseException, places: FormatPlaces = FormatPlaces()) -> Err
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """
-    The error itself, where a nursery on the way has wrapped it in a group of one.
-    """
+    """The error itself, where a nursery on the way has wrapped it in a group of one."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -278,9 +274,7 @@ def _format(error: FormatRefused, places: FormatPlaces) -> ErrorAnswer:
 
 
 def request_header(request: str | None) -> dict[str, str]:
-    """
-    The header by which a client can name its request to the operator.
-    """
+    """The header by which a client can name its request to the operator."""
     return {} if request is None else {"x-request-id": request}
 
 
@@ -312,9 +306,7 @@ def _http(error: HTTPException) -> ErrorAnswer:
 
 
 def _methods(error: HTTPException) -> list[str]:
-    """
-    What an address takes, first those that do something there.
-    """
+    """What an address takes, first those that do something there."""
     methods = getattr(error, "valid_methods", None) or ()
     return sorted(methods, key=lambda name: (name in ("HEAD", "OPTIONS"), name))
 

@@ -37,9 +37,7 @@ _WORDS = {
 
 
 def encode(value: Any) -> bytes:
-    """
-    A value as JSON.
-    """
+    """A value as JSON."""
     return _encoder.encode(value)
 
 

@@ -47,9 +47,7 @@ def nothing_at(path: str, meant: str | None) -> ClientError:
 
 
 def _is_there(path: str, routes: Map) -> bool:
-    """
-    Whether something is at an address, whatever method it takes.
-    """
+    """Whether something is at an address, whatever method it takes."""
     try:
         routes.bind("localhost").match(path)
     except MethodNotAllowed:

@@ -53,9 +53,7 @@ class ReuseFields(msgspec.Struct, kw_only=True):
 
 
 class Reuse(TypedDict):
-    """
-    The same as a command has it.
-    """
+    """The same as a command has it."""
 
     session_name: str | None
     cache_prompt: bool
@@ -64,18 +62,14 @@ class Reuse(TypedDict):
 
 
 class Ignored:
-    """
-    What was asked for and ignored, each name told to the log once.
-    """
+    """What was asked for and ignored, each name told to the log once."""
 
     def __init__(self, names_max: int = 256) -> None:
         self._names: set[str] = set()
         self._names_max = names_max
 
     def add(self, name: str, meant: str | None = None) -> None:
-        """
-        Log the name, if it is new, and which one may be meant.
-        """
+        """Log the name, if it is new, and which one may be meant."""
         # A client that makes up names must not fill the memory or the log.
         if name in self._names or len(self._names) >= self._names_max:
             return
@@ -109,9 +103,7 @@ class Ignored:
 
 
 def unknown(fields: Mapping[str, Any], known: Iterable[str]) -> set[str]:
-    """
-    The fields that an adapter does not know and that have a value.
-    """
+    """The fields that an adapter does not know and that have a value."""
     return {name for name in fields.keys() - set(known) if fields[name] is not None}
 
 

@@ -31,9 +31,7 @@ OF_PARTS: Final[Mapping[str, str]] = MappingProxyType(
         "input_audio": _SOUND,
     }
 )
-"""
-By their types, the parts of a message that are no text.
-"""
+"""By their types, the parts of a message that are no text."""
 
 _CALL: Final = "[a call of a tool, which another server ran]"
 _RESULT: Final = "[what that tool gave, which was for that server]"
@@ -43,9 +41,7 @@ _UNSHOWN: Final = frozenset({"fallback", "mcp_tool_listing"})
 
 
 def answered(roles: Sequence[str]) -> int:
-    """
-    How many messages stand before the assistant's last one.
-    """
+    """How many messages stand before the assistant's last one."""
     return max((index for index, role in enumerate(roles) if role == "assistant"), default=0)
 
 

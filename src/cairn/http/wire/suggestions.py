@@ -1,6 +1,4 @@
-"""
-Which known name is meant by one that is spelt otherwise.
-"""
+"""Which known name is meant by one that is spelt otherwise."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ _CANDIDATE_LETTERS_MAX = 100
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
-    """
-    The known name that one is a slip of; None where it is like none.
-    """
+    """The known name that one is a slip of; None where it is like none."""
     spelt = {_bare(one): one for one in known}
     bare = _bare(name)
     if bare in _OF_OTHERS and bare not in spelt:
@@ -57,9 +53,7 @@ def slip_for(wanted: str, fields: Mapping[str, Any], known: Iterable[str]) -> st
 
 
 def _bare(name: str) -> str:
-    """
-    A field's name without what other spellings have otherwise: `maxTokens` is `max_tokens`.
-    """
+    """A field's name without what other spellings have otherwise: `maxTokens` is `max_tokens`."""
     return name.replace("_", "").replace("-", "").casefold()
 
 

@@ -1,6 +1,4 @@
-"""
-The table of events.
-"""
+"""The table of events."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,9 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """
-    The table of events. There is no way down: a journal is never rewritten.
-    """
+    """The table of events. There is no way down: a journal is never rewritten."""
     big = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     op.create_table(
         "events",

@@ -1,6 +1,4 @@
-"""
-The table of the base: what stands in the place of rows that were pruned.
-"""
+"""The table of the base: what stands in the place of rows that were pruned."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,9 +8,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """
-    The table of the base, which has one row at most. No event is touched.
-    """
+    """The table of the base, which has one row at most. No event is touched."""
     big = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     op.create_table(
         "bases",

@@ -31,15 +31,11 @@ _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class TurnFailed(Exception):
-    """
-    The server's or the world's: there is no answer. In a sentence or two, for people.
-    """
+    """The server's or the world's: there is no answer. In a sentence or two, for people."""
 
 
 class ServerGone(TurnFailed):
-    """
-    Nobody answers, or not to the end.
-    """
+    """Nobody answers, or not to the end."""
 
 
 class NotCairn(Exception):

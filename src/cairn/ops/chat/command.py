@@ -1,6 +1,4 @@
-"""
-``ops chat``: a conversation on a terminal, over the same HTTP as any client's.
-"""
+"""``ops chat``: a conversation on a terminal, over the same HTTP as any client's."""
 
 from __future__ import annotations
 
@@ -131,9 +129,7 @@ def chat(
 
 
 class Chat:
-    """
-    A conversation with a server, a line at a time.
-    """
+    """A conversation with a server, a line at a time."""
 
     def __init__(
         self,
@@ -160,9 +156,7 @@ class Chat:
         assert {*self._commands, "quit"} == set(COMMANDS)
 
     def run(self) -> int:
-        """
-        Talk until the user leaves; gives the exit code.
-        """
+        """Talk until the user leaves; gives the exit code."""
         self._start_server()
         if not isinstance(self._server, OwnServer):
             self._screen.note(f"Talking with {self._told()}.")
@@ -177,9 +171,7 @@ class Chat:
         return 0
 
     def _act(self, name: str, rest: str) -> bool:
-        """
-        Do what a line says; gives whether that could be done.
-        """
+        """Do what a line says; gives whether that could be done."""
         if not name:
             return self._turn(self._conversation.asking(rest))
         command = self._commands.get(name)
@@ -225,9 +217,7 @@ class Chat:
         return True
 
     def _start_server(self) -> None:
-        """
-        Start the server where it is the chat's own and does not run.
-        """
+        """Start the server where it is the chat's own and does not run."""
         if not isinstance(self._server, OwnServer) or self._server.is_running:
             return
         with self._screen.waiting("starting a server") as waiting:
@@ -276,9 +266,7 @@ class Chat:
 
 
 class Waiting:
-    """
-    A line that moves while nothing else does; none where nobody looks.
-    """
+    """A line that moves while nothing else does; none where nobody looks."""
 
     def __init__(self, words: str, status: Status | None) -> None:
         self._status = status
@@ -293,17 +281,13 @@ class Waiting:
         self.stop()
 
     def update(self, words: str) -> None:
-        """
-        Say what is waited for.
-        """
+        """Say what is waited for."""
         if self._status is not None:
             # As text, in which no brackets are markup.
             self._status.update(Text(f"{words} ..."))
 
     def stop(self) -> None:
-        """
-        Take the line away. Again does no harm.
-        """
+        """Take the line away. Again does no harm."""
         if self._status is not None:
             self._status.stop()
 
@@ -367,21 +351,15 @@ class Screen:
             yield line
 
     def note(self, text: str) -> None:
-        """
-        A remark.
-        """
+        """A remark."""
         click.echo(click.style(text, dim=True) if self._styles_notes else text, err=True)
 
     def complain(self, text: str) -> None:
-        """
-        What could not be done, and what to do.
-        """
+        """What could not be done, and what to do."""
         click.echo(text, err=True)
 
     def waiting(self, words: str) -> Waiting:
-        """
-        A line that moves while the context lasts, where somebody looks.
-        """
+        """A line that moves while the context lasts, where somebody looks."""
         if not self._moves:
             return Waiting(words, None)
         return Waiting(words, Status("", console=Console(stderr=True)))
@@ -435,9 +413,7 @@ def _on_interrupt(act: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_that_leave() -> Iterator[None]:
-    """
-    Let the signals that end a process end the server of the chat first.
-    """
+    """Let the signals that end a process end the server of the chat first."""
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)

@@ -1,6 +1,4 @@
-"""
-The server that ``ops chat`` talks to: one that runs, or one of its own.
-"""
+"""The server that ``ops chat`` talks to: one that runs, or one of its own."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ class Server:
         self.key = key
 
     def end_words(self) -> str | None:
-        """
-        How it ended, and what follows; None where it runs, or is not ours.
-        """
+        """How it ended, and what follows; None where it runs, or is not ours."""
         return None
 
 
@@ -69,9 +65,7 @@ class OwnServer(Server):
 
     @property
     def is_running(self) -> bool:
-        """
-        Whether it was started and has not ended.
-        """
+        """Whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -122,9 +116,7 @@ class OwnServer(Server):
         self.url, self.model = found["url"], found["model"]
 
     def end_words(self) -> str | None:
-        """
-        How it ended. One that just broke off an answer may need a moment more to be gone.
-        """
+        """How it ended. One that just broke off an answer may need a moment more to be gone."""
         if self._process is None:
             return None
         try:
@@ -137,16 +129,12 @@ class OwnServer(Server):
         )
 
     def end(self) -> None:
-        """
-        Ask it to end; for the second time, at once.
-        """
+        """Ask it to end; for the second time, at once."""
         if self._process is not None:
             self._process.terminate()
 
     def wait(self) -> None:
-        """
-        Wait until it has drained.
-        """
+        """Wait until it has drained."""
         if self._process is None:
             return
         self._process.wait()
@@ -154,9 +142,7 @@ class OwnServer(Server):
         self._process.stdout.close()
 
     def _greeting(self, stdout: IO[str], tell: Callable[[str], None]) -> re.Match[str] | None:
-        """
-        The line on stdout by which it says that it is ready; None where it ends before.
-        """
+        """The line on stdout by which it says that it is ready; None where it ends before."""
         while not select.select([stdout], [], [], _LOOK_S)[0]:
             lasting = [line for line in self._lines() if line.endswith(_LASTS)]
             if lasting:
@@ -250,7 +236,5 @@ def _held_words(holder: Holder, data_dir: Path) -> str:
 
 
 def _options(data_dir: Path) -> str:
-    """
-    How a command of `ops` finds a data directory.
-    """
+    """How a command of `ops` finds a data directory."""
     return "" if data_dir == default_data_dir() else f" --data-dir {shlex.quote(str(data_dir))}"

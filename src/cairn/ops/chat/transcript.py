@@ -1,6 +1,4 @@
-"""
-What ``ops chat`` keeps and shows of a conversation. Pure: no terminal, no socket, no clock.
-"""
+"""What ``ops chat`` keeps and shows of a conversation. Pure: no terminal, no socket, no clock."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ COMMANDS = {
     "think": ("", "let the model think before it answers, or no longer"),
     "quit": ("", "leave, as Ctrl-D does"),
 }
-"""
-Name of a command of the chat: what it takes, and what it does.
-"""
+"""Name of a command of the chat: what it takes, and what it does."""
 
 _OPEN, _CLOSE = "<think>\n", "\n</think>\n\n"
 _BROKEN = "kv_cache_inv_violation"
@@ -40,9 +36,7 @@ _HARMLESS = _STEERS | {ord("\n"): "\n", ord("\t"): "\t", ord("\r"): ""}
 
 
 def harmless(text: str) -> str:
-    """
-    A text of several lines in which nothing steers a terminal.
-    """
+    """A text of several lines in which nothing steers a terminal."""
     return text.translate(_HARMLESS)
 
 
@@ -50,36 +44,28 @@ def harmless(text: str) -> str:
 
 
 class Delta(msgspec.Struct):
-    """
-    What is new of an answer.
-    """
+    """What is new of an answer."""
 
     content: str | None = None
     reasoning_content: str | None = None
 
 
 class Choice(msgspec.Struct):
-    """
-    The one choice of a chunk.
-    """
+    """The one choice of a chunk."""
 
     delta: Delta
     finish_reason: str | None = None
 
 
 class Usage(msgspec.Struct):
-    """
-    How many tokens there were.
-    """
+    """How many tokens there were."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class Cairn(msgspec.Struct):
-    """
-    What the server says of the path.
-    """
+    """What the server says of the path."""
 
     path: str
     reused_tokens: int
@@ -87,18 +73,14 @@ class Cairn(msgspec.Struct):
 
 
 class Error(msgspec.Struct):
-    """
-    What the server says of an error.
-    """
+    """What the server says of an error."""
 
     message: str
     code: str | None = None
 
 
 class Chunk(msgspec.Struct):
-    """
-    An event of a stream.
-    """
+    """An event of a stream."""
 
     choices: tuple[Choice, ...] = ()
     usage: Usage | None = None
@@ -107,9 +89,7 @@ class Chunk(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """
-    What a server says of itself. No other server has just these.
-    """
+    """What a server says of itself. No other server has just these."""
 
     model: str
     fingerprint: str
@@ -117,9 +97,7 @@ class Health(msgspec.Struct):
 
 
 class KeyWanted(msgspec.Struct):
-    """
-    What a server with API keys says of itself to who has none.
-    """
+    """What a server with API keys says of itself to who has none."""
 
     status: str
     api_key: Literal["required"]
@@ -141,27 +119,19 @@ class Conversation:
     said: tuple[tuple[str, str, str], ...] = ()
 
     def asking(self, text: str) -> Conversation:
-        """
-        With a message of the user's.
-        """
+        """With a message of the user's."""
         return attrs.evolve(self, said=(*self.said, ("user", text, "")))
 
     def answered(self, text: str, thoughts: str) -> Conversation:
-        """
-        With an answer.
-        """
+        """With an answer."""
         return attrs.evolve(self, said=(*self.said, ("assistant", text, thoughts)))
 
     def unanswered(self) -> Conversation:
-        """
-        Without the last answer.
-        """
+        """Without the last answer."""
         return attrs.evolve(self, said=self.said[:-1])
 
     def edited(self, text: str) -> Conversation:
-        """
-        With another text in the place of the user's last message, without its answer.
-        """
+        """With another text in the place of the user's last message, without its answer."""
         return attrs.evolve(self, said=self.said[:-2]).asking(text)
 
     def messages(self) -> list[dict[str, str]]:
@@ -217,9 +187,7 @@ class Answer:
 
 
 class Shown:
-    """
-    Puts between the thoughts and the words of an answer what shows where the ones end.
-    """
+    """Puts between the thoughts and the words of an answer what shows where the ones end."""
 
     def __init__(self, *, styled: bool) -> None:
         """
@@ -230,9 +198,7 @@ class Shown:
         self._thinks = False
 
     def take(self, text: str, is_thought: bool) -> str:
-        """
-        A piece of the answer, as it is shown.
-        """
+        """A piece of the answer, as it is shown."""
         begins, ends = is_thought and not self._thinks, self._thinks and not is_thought
         self._thinks = is_thought
         return (self._before if begins else self._behind if ends else "") + text
@@ -257,9 +223,7 @@ def read_line(line: str) -> tuple[str, str]:
 
 
 def help_text() -> str:
-    """
-    What can be typed.
-    """
+    """What can be typed."""
     lines = [(f"/{name} {takes}".rstrip(), does) for name, (takes, does) in COMMANDS.items()]
     width = max(len(command) for command, _ in lines)
     return "\n".join(
@@ -273,9 +237,7 @@ def help_text() -> str:
 
 
 def waiting_words(comment: str) -> str:
-    """
-    What the server does while there is no answer yet, by its keep-alive.
-    """
+    """What the server does while there is no answer yet, by its keep-alive."""
     if comment == "writing":
         return "the model writes"
     found = _PREFILL.search(comment)

@@ -1,6 +1,4 @@
-"""
-Where things are: the data directory, and the rows that a command was pointed at.
-"""
+"""Where things are: the data directory, and the rows that a command was pointed at."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 PREFIX_MIN = 6
-"""
-The fewest characters by which an id is known.
-"""
+"""The fewest characters by which an id is known."""
 
 _STDIN = Path("-")
 _GZIP = b"\x1f\x8b"
@@ -51,23 +47,17 @@ def default_data_dir() -> Path:
 
 
 def log_path(data_dir: Path) -> Path:
-    """
-    Where the server writes its log.
-    """
+    """Where the server writes its log."""
     return data_dir / "logs" / "cairn.jsonl"
 
 
 def example(*lines: str) -> str:
-    """
-    The end of a command's help.
-    """
+    """The end of a command's help."""
     return "\n".join(("\b", "Example:", *(f"  {line}" for line in lines)))
 
 
 def data_dir_option(command: Decorated) -> Decorated:
-    """
-    The option ``--data-dir``.
-    """
+    """The option ``--data-dir``."""
     return click.option(
         "--data-dir",
         type=click.Path(file_okay=False, path_type=Path),
@@ -78,9 +68,7 @@ def data_dir_option(command: Decorated) -> Decorated:
 
 
 def journal_options(command: Decorated) -> Decorated:
-    """
-    The options ``--data-dir`` and ``--journal``.
-    """
+    """The options ``--data-dir`` and ``--journal``."""
     option = click.option(
         "--journal",
         metavar="URL",
@@ -91,17 +79,13 @@ def journal_options(command: Decorated) -> Decorated:
 
 
 def file_argument(command: Decorated) -> Decorated:
-    """
-    An export (or an SQLite file) in place of the server's journal; ``-`` is standard input.
-    """
+    """An export (or an SQLite file) in place of the server's journal; ``-`` is standard input."""
     path = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
     return click.argument("file", type=path, required=False)(command)
 
 
 def url_of(data_dir: Path, journal: str | None) -> str:
-    """
-    The database URL of a journal.
-    """
+    """The database URL of a journal."""
     from cairn.journal.store_sql import journal_url, sqlite_url
 
     if journal is None:
@@ -110,9 +94,7 @@ def url_of(data_dir: Path, journal: str | None) -> str:
 
 
 def bytes_on_disk(url: str) -> tuple[int, ...]:
-    """
-    The bytes of the journal's file and of the log beside it; nothing for a database server's.
-    """
+    """The bytes of the journal's file and of the log beside it; nothing for a database server's."""
     from cairn.journal.store_sql import sqlite_path
 
     if not url.startswith("sqlite"):
@@ -124,9 +106,7 @@ def bytes_on_disk(url: str) -> tuple[int, ...]:
 
 @attrs.frozen
 class Source:
-    """
-    Rows to read: an export, or a journal that is opened read-only.
-    """
+    """Rows to read: an export, or a journal that is opened read-only."""
 
     name: str
     _file: Path | None
@@ -160,16 +140,12 @@ class Source:
 
     @property
     def is_export(self) -> bool:
-        """
-        Whether the rows come from an export, from which something may have been left out.
-        """
+        """Whether the rows come from an export, from which something may have been left out."""
         return self._file is not None
 
     @property
     def is_held(self) -> bool | None:
-        """
-        Whether a server holds the journal; None where that cannot be told.
-        """
+        """Whether a server holds the journal; None where that cannot be told."""
         if self._lock is None:
             return None
         try:
@@ -279,9 +255,7 @@ class Source:
         return {one.removeprefix("session/") for one in streams if one.startswith("session/")}
 
     def open(self) -> SqlStore:
-        """
-        The store, read-only.
-        """
+        """The store, read-only."""
         from cairn.journal.store_sql import SqlStore
 
         assert self._url is not None
@@ -310,16 +284,12 @@ def named(target: str, known: Iterable[str]) -> str | None:
 
 
 def too_short_words(target: str) -> str:
-    """
-    A remark on the beginning of an id that says too little; else none.
-    """
+    """A remark on the beginning of an id that says too little; else none."""
     return f" (name at least {PREFIX_MIN} characters)" if len(target) < PREFIX_MIN else ""
 
 
 def pruned_words(base: Base | None, stream: str) -> str:
-    """
-    A sentence where a stream had rows that were pruned; else none.
-    """
+    """A sentence where a stream had rows that were pruned; else none."""
     if base is None:
         return ""
     from cairn.journal.base import state_of
@@ -370,9 +340,7 @@ def _plain(file: Path, name: str) -> Path:
 
 
 def _kept() -> IO[bytes]:
-    """
-    A file that its owner alone can read, for as long as the command runs.
-    """
+    """A file that its owner alone can read, for as long as the command runs."""
     file = tempfile.NamedTemporaryFile(prefix="cairn-")  # noqa: SIM115  # outlives this call
     click.get_current_context().call_on_close(file.close)
     return file

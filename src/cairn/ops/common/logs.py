@@ -1,6 +1,4 @@
-"""
-The structured log: JSON lines in the data directory, rotated; for people on a terminal.
-"""
+"""The structured log: JSON lines in the data directory, rotated; for people on a terminal."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ _CONFIGURATION: dict[str, Any] = {
 def _harmless(
     logger: object, method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """
-    A line in which nothing steers a terminal: clients choose names, and they end up here.
-    """
+    """A line in which nothing steers a terminal: clients choose names, and they end up here."""
 
     def shown(key: str, value: Any) -> Any:
         if not isinstance(value, str):

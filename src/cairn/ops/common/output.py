@@ -1,6 +1,4 @@
-"""
-How commands speak: tables, and progress on whatever lasts.
-"""
+"""How commands speak: tables, and progress on whatever lasts."""
 
 from __future__ import annotations
 
@@ -23,24 +21,18 @@ _UUID = re.compile(r"((?:@[\w.-]+/)?[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f
 
 @attrs.frozen
 class Shown:
-    """
-    A value of a table with a form for people. As text it is the full one.
-    """
+    """A value of a table with a form for people. As text it is the full one."""
 
     full: str
     short: str
 
     def __str__(self) -> str:
-        """
-        The full form.
-        """
+        """The full form."""
         return self.full
 
 
 def progress(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
-    """
-    The items, with a progress bar on stderr where that is a terminal.
-    """
+    """The items, with a progress bar on stderr where that is a terminal."""
     if not sys.stderr.isatty():
         yield from items
         return
@@ -161,9 +153,7 @@ def counted(count: int, one: str, more: str | None = None) -> str:
 
 
 def size_text(size: float) -> str:
-    """
-    A number of bytes, for people.
-    """
+    """A number of bytes, for people."""
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

@@ -1,6 +1,4 @@
-"""
-Times and ages as people write them on the command line.
-"""
+"""Times and ages as people write them on the command line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-``ops drill``: an operator's fire drill.
-"""
+"""``ops drill``: an operator's fire drill."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ _COLOURS = {True: "green", False: "red", None: None}
 
 @attrs.frozen(kw_only=True)
 class Played:
-    """
-    A drill that was held.
-    """
+    """A drill that was held."""
 
     drill: Drill
     outcome: Outcome
@@ -90,9 +86,7 @@ def drill(name: str | None, listed: bool, data_dir: Path) -> None:
 
 
 def _hold(chosen: Sequence[Drill], data_dir: Path) -> list[Played]:
-    """
-    Hold drills, one after the other. Called off, the one in hand leaves nothing behind.
-    """
+    """Hold drills, one after the other. Called off, the one in hand leaves nothing behind."""
     make_home(data_dir)
     model = builtin_directory()
     held: list[Played] = []
@@ -141,9 +135,7 @@ async def _held(one: Drill, directory: Path, model: Path, undisturbed: Reference
 
 
 def _tell(played: Played) -> None:
-    """
-    The story of one drill.
-    """
+    """The story of one drill."""
     one, outcome = played.drill, played.outcome
     click.echo(f"{one.name}: {one.damage}")
     seen = {check.name: check for check in outcome.checks}
@@ -166,9 +158,7 @@ def _tell(played: Played) -> None:
 
 
 def _tell_all(held: Sequence[Played]) -> None:
-    """
-    A row for each drill, a column for each thing that was looked at.
-    """
+    """A row for each drill, a column for each thing that was looked at."""
     rows = []
     for played in held:
         seen = {check.name: _MARKS[check.held] for check in played.outcome.checks}

@@ -1,6 +1,4 @@
-"""
-What can be looked at when a private server has stopped: its log, and what `ops` says of it.
-"""
+"""What can be looked at when a private server has stopped: its log, and what `ops` says of it."""
 
 from __future__ import annotations
 
@@ -15,16 +13,12 @@ from cairn.ops.common.locations import log_path
 
 
 def command(*arguments: object) -> str:
-    """
-    A command of `ops`, as one types it.
-    """
+    """A command of `ops`, as one types it."""
     return shlex.join(("ops", *map(str, arguments)))
 
 
 def run_ops(*arguments: object) -> tuple[int, str]:
-    """
-    Run a command of `ops` in this process: its exit code and what it printed.
-    """
+    """Run a command of `ops` in this process: its exit code and what it printed."""
     from cairn.ops.cli import ops
 
     printed = io.StringIO()
@@ -38,9 +32,7 @@ def run_ops(*arguments: object) -> tuple[int, str]:
 
 
 def logged(directory: Path, event: str, *, level: str = "error", **fields: Any) -> bool:
-    """
-    Whether the log of a private server has a line with these fields.
-    """
+    """Whether the log of a private server has a line with these fields."""
     path = log_path(directory)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = (json.loads(line) for line in text.splitlines() if line.startswith("{"))

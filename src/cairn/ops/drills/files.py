@@ -38,9 +38,7 @@ class _Seen:
 
 
 def bit_flipped(path: Path) -> None:
-    """
-    One bit in the middle of a file flips.
-    """
+    """One bit in the middle of a file flips."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -134,9 +132,7 @@ async def _act(damage: Rotting, scene: Scene, seen: _Seen) -> None:
 
 
 def _file(directory: Path, state: State) -> Path:
-    """
-    The file of the first block of the victim's conversation.
-    """
+    """The file of the first block of the victim's conversation."""
     last = state.session(SessionId(VICTIM)).last
     assert last is not None
     (path,) = (directory / "blocks").rglob(f"{last.prompt_keys[0]}.safetensors")
@@ -179,7 +175,5 @@ def _confined(scene: Scene, seen: _Seen, events: list[ev.Recorded]) -> Check:
 
 
 def in_a_file(damage: Rotting = bit_flipped) -> Callable[[Scene], Awaitable[Outcome]]:
-    """
-    How a drill goes that damages a block file between two runs of a server.
-    """
+    """How a drill goes that damages a block file between two runs of a server."""
     return partial(play, damage)

@@ -1,6 +1,4 @@
-"""
-A drill, what is looked at, and what came of it.
-"""
+"""A drill, what is looked at, and what came of it."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ CHECKS = {
     "confined": "everybody else was served as ever, bit for bit",
     "replayed": "the command for the bug id tells it from the journal",
 }
-"""
-What is looked at after a drill, in this order.
-"""
+"""What is looked at after a drill, in this order."""
 
 
 @attrs.frozen
@@ -46,9 +42,7 @@ class Check:
 
 
 def looked(name: str, held: bool, fact: str, otherwise: str) -> Check:
-    """
-    A check that says ``fact`` where it held, and ``otherwise`` where it did not.
-    """
+    """A check that says ``fact`` where it held, and ``otherwise`` where it did not."""
     return Check(name, held, fact if held else otherwise)
 
 
@@ -87,9 +81,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """
-        Whether every check held, and the damage was caught at all.
-        """
+        """Whether every check held, and the damage was caught at all."""
         caught = any(check.name == "caught" and check.held for check in self.checks)
         return caught and all(check.held is not False for check in self.checks)
 

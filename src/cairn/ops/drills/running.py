@@ -27,15 +27,11 @@ from cairn.ops.drills.server.conversation import (
 from cairn.ops.drills.server.private_server import private_server, stored_rows
 
 DEADLINE_S = 60.0
-"""
-After so long, what was to happen does not happen any more.
-"""
+"""After so long, what was to happen does not happen any more."""
 
 
 async def play(fault: Fault, scene: Scene) -> Outcome:
-    """
-    A drill from its beginning to what came of it.
-    """
+    """A drill from its beginning to what came of it."""
     seen = Seen()
     with trio.move_on_after(DEADLINE_S):
         await _act(fault, scene, seen)
@@ -111,7 +107,5 @@ async def _act(fault: Fault, scene: Scene, seen: Seen) -> None:
 
 
 def on_a_server(fault: Fault) -> Callable[[Scene], Awaitable[Outcome]]:
-    """
-    How a drill with this fault goes.
-    """
+    """How a drill with this fault goes."""
     return partial(play, fault)

@@ -1,6 +1,4 @@
-"""
-What is looked at after a drill on a running server: one function for each of ``CHECKS``.
-"""
+"""What is looked at after a drill on a running server: one function for each of ``CHECKS``."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ class Seen:
 
 
 def caught(fault: Fault, report: Report, bug: Finding) -> Check:
-    """
-    The invariants that were to break did, and no other.
-    """
+    """The invariants that were to break did, and no other."""
     names = tuple(one.invariant for one in report.findings)
     held = names == fault.findings and all(one.recorded for one in report.findings)
     wanted = "" if held else f"; {' '.join(names)} where {' '.join(fault.findings)} was to break"
@@ -109,9 +105,7 @@ def _out_of_service(scope: Scope, report: Report, bug: Finding) -> bool:
 
 
 def counted(report: Report, seen: Seen) -> Check:
-    """
-    The metrics have as many violations of each kind as the journal.
-    """
+    """The metrics have as many violations of each kind as the journal."""
     names = [one.invariant for one in report.findings]
     wrong = []
     for name in dict.fromkeys(names):
@@ -124,9 +118,7 @@ def counted(report: Report, seen: Seen) -> Check:
 
 
 def logged(scene: Scene, report: Report) -> Check:
-    """
-    The log has each bug under its id.
-    """
+    """The log has each bug under its id."""
     missing = [
         one.bug_id
         for one in report.findings
@@ -157,9 +149,7 @@ def answered(fault: Fault, report: Report, seen: Seen) -> Check:
 
 
 def is_bug_answer(answer: Answer, bug_id: str) -> bool:
-    """
-    Whether an answer is the one that is promised for a bug, to the letter.
-    """
+    """Whether an answer is the one that is promised for a bug, to the letter."""
     error = {
         "message": f"internal cache invariant violation; bug id {bug_id}",
         "type": "internal_error",
@@ -180,9 +170,7 @@ def _told(answer: Answer | None) -> str:
 
 
 def confined(fault: Fault, report: Report, seen: Seen, undisturbed: Reference) -> Check:
-    """
-    The bystander's bits are those of the reference, and so is what ran.
-    """
+    """The bystander's bits are those of the reference, and so is what ran."""
     wrong = []
     if seen.first is None or seen.first.bits != undisturbed.victim.bits:
         wrong.append("the victim's answer before the damage")
@@ -209,9 +197,7 @@ def _served_without(again: Answer | None, undisturbed: Reference) -> bool:
 
 
 def replayed(bug: Finding, told: Sequence[object]) -> Check:
-    """
-    `ops replay` tells the bug, and the check breaks again at its row.
-    """
+    """`ops replay` tells the bug, and the check breaks again at its row."""
     code, printed = evidence.run_ops(*told)
     last = printed.splitlines()[-1] if printed else "nothing"
     if bug.invariant == "CRASH":

@@ -1,6 +1,4 @@
-"""
-Drills on a journal: somebody changes what is on disk, and no server goes on on it (INV-8).
-"""
+"""Drills on a journal: somebody changes what is on disk, and no server goes on on it (INV-8)."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ Rewriting = Callable[[Path], int]
 
 
 async def play_at_rest(damage: Rewriting, scene: Scene) -> Outcome:
-    """
-    A server stops in order, its journal is changed, and a server is started on it.
-    """
+    """A server stops in order, its journal is changed, and a server is started on it."""
     async with private_server(scene.directory, scene.model) as house:
         first = await house.client.ask(victim_first())
     row = damage(scene.directory)
@@ -87,9 +83,7 @@ async def play_at_rest(damage: Rewriting, scene: Scene) -> Outcome:
 
 
 async def _refusal(scene: Scene) -> str | None:
-    """
-    Why a server does not start on the journal; None where it does.
-    """
+    """Why a server does not start on the journal; None where it does."""
     try:
         async with private_server(scene.directory, scene.model):
             return None
@@ -174,14 +168,10 @@ async def play_beneath(damage: Rewriting, scene: Scene) -> Outcome:
 
 
 def at_rest(damage: Rewriting) -> Callable[[Scene], Awaitable[Outcome]]:
-    """
-    How a drill goes that changes a journal which nobody writes.
-    """
+    """How a drill goes that changes a journal which nobody writes."""
     return partial(play_at_rest, damage)
 
 
 def beneath_a_server(damage: Rewriting = tail_rewritten) -> Callable[[Scene], Awaitable[Outcome]]:
-    """
-    How a drill goes that changes a journal beneath its server.
-    """
+    """How a drill goes that changes a journal beneath its server."""
     return partial(play_beneath, damage)

@@ -177,6 +177,4 @@ _ALL = (
 )
 
 DRILLS = {drill.name: drill for drill in _ALL}
-"""
-By name, in the order in which `ops drill all` runs them.
-"""
+"""By name, in the order in which `ops drill all` runs them."""

@@ -38,18 +38,14 @@ Damaging = Callable[[Damage], Awaitable[None]]
 
 @attrs.define
 class _Heard:
-    """
-    What the journal has told so far, and who waits for more.
-    """
+    """What the journal has told so far, and who waits for more."""
 
     seen: Seen
     same: int = 0
     moved: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def __call__(self, recorded: ev.Recorded) -> None:
-        """
-        Take in a committed event.
-        """
+        """Take in a committed event."""
         event = recorded.event
         if isinstance(event, ev.InvariantViolated):
             self.seen.violated_s.setdefault(event.bug_id, time.monotonic())
@@ -58,9 +54,7 @@ class _Heard:
         self.moved.unpark_all()
 
     async def until(self, there: Callable[[], bool]) -> None:
-        """
-        Wait until something is so.
-        """
+        """Wait until something is so."""
         while not there():
             await self.moved.park()
 
@@ -129,7 +123,5 @@ async def _act(fault: Fault, scene: Scene, seen: Seen, onward: list[Answer]) -> 
 
 
 def unseen(damage: Damaging = bit_flipped) -> Callable[[Scene], Awaitable[Outcome]]:
-    """
-    How a drill goes whose damage only the shadow check finds.
-    """
+    """How a drill goes whose damage only the shadow check finds."""
     return partial(play, damage)

@@ -1,6 +1,4 @@
-"""
-``ops agents``: which agents there are, by the journal, and what was said with one.
-"""
+"""``ops agents``: which agents there are, by the journal, and what was said with one."""
 
 from __future__ import annotations
 
@@ -27,14 +25,10 @@ from cairn.ops.journal.sessions import time_text, used
 
 
 class _ListFirst(click.Group):
-    """
-    A group that without a command lists.
-    """
+    """A group that without a command lists."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """
-        What is no command of the group's own belongs to ``list``.
-        """
+        """What is no command of the group's own belongs to ``list``."""
         if not args or args[0] not in (*self.commands, *ctx.help_option_names):
             args = ["list", *args]
         return super().parse_args(ctx, args)
@@ -51,9 +45,7 @@ def agents() -> None:
 
 @attrs.frozen
 class _Found:
-    """
-    What a journal has.
-    """
+    """What a journal has."""
 
     source: Source
     base: Base | None
@@ -62,9 +54,7 @@ class _Found:
 
     @classmethod
     def of(cls, data_dir: Path, journal: str | None, file: Path | None) -> _Found:
-        """
-        What the options of a command point at.
-        """
+        """What the options of a command point at."""
         found = Agents(Turns())
 
         def watch(recorded: ev.Recorded, _: State) -> None:
@@ -202,9 +192,7 @@ def _chosen(found: _Found, name: str, tenant: str | None) -> Agent:
 
 
 def _texts(found: _Found, agent: Agent, places: Sequence[Place]) -> dict[int, ev.Event]:
-    """
-    The rows that have the texts of an agent.
-    """
+    """The rows that have the texts of an agent."""
     wanted = {agent.created, *(place.kept for place in places)}
     rows = found.source.rows("read", base=found.base)
     return {row.position: decode(row).event for row in rows if row.position in wanted}
@@ -221,9 +209,7 @@ def _tools(created: ev.AgentCreated) -> Iterator[str]:
 
 
 def _say(message: Message) -> None:
-    """
-    Print a message: who, and what, each line set in.
-    """
+    """Print a message: who, and what, each line set in."""
     if message.reasoning:
         _lines(f"{message.role} (thought)", message.reasoning)
     if message.content or not message.tool_calls:

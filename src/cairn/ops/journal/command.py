@@ -1,6 +1,4 @@
-"""
-``ops journal``: how large the journal is, and how fast it grows. ``prune`` makes it smaller.
-"""
+"""``ops journal``: how large the journal is, and how fast it grows. ``prune`` makes it smaller."""
 
 from __future__ import annotations
 
@@ -28,20 +26,14 @@ _USUAL_DAYS = 30
 _OF_DAYS = f" over the last {GROWTH_DAYS} days"
 _SHORT = "; too short to say what a day is"
 _ROW_BYTES = 300
-"""
-What a row takes beside its payloads: hashes, ids, and its places in the indexes.
-"""
+"""What a row takes beside its payloads: hashes, ids, and its places in the indexes."""
 
 
 class _SizeFirst(click.Group):
-    """
-    A group that without a command tells the size.
-    """
+    """A group that without a command tells the size."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """
-        Options that are not the group's own belong to ``size``.
-        """
+        """Options that are not the group's own belong to ``size``."""
         own = ctx.help_option_names
         if not args or (args[0].startswith("-") and args[0] not in own):
             args = ["size", *args]
@@ -82,15 +74,11 @@ class Sizes:
 
     @property
     def all(self) -> int:
-        """
-        Bytes of all rows.
-        """
+        """Bytes of all rows."""
         return self.up_to[-1] if self.up_to else 0
 
     def add(self, row: Row) -> None:
-        """
-        Take in the next row.
-        """
+        """Take in the next row."""
         public, private = len(row.public), len(row.private or b"")
         size = public + private + _ROW_BYTES
         rows, shown, hidden = self.kinds.get(row.kind, (0, 0, 0))
@@ -161,9 +149,7 @@ def size(data_dir: Path, journal: str | None) -> None:
 
 
 def _tell_freed(sizes: Sizes, survey: Survey, state: State, scale: float) -> None:
-    """
-    What pruning would free, as things are and with idle sessions closed.
-    """
+    """What pruning would free, as things are and with idle sessions closed."""
     first = state.position - len(sizes.up_to)
 
     def freed(plan: Plan) -> str:

@@ -1,6 +1,4 @@
-"""
-``ops export``: a journal as lines of JSON, to keep, to search, or to verify elsewhere.
-"""
+"""``ops export``: a journal as lines of JSON, to keep, to search, or to verify elsewhere."""
 
 from __future__ import annotations
 
@@ -97,9 +95,7 @@ def _meant(source: Source, base: Base | None, session: str) -> str:
 
 
 def _none(source: Source, base: Base | None, session: str) -> StoreError:
-    """
-    That the rows of a session are not there.
-    """
+    """That the rows of a session are not there."""
     return StoreError(
         f"No session {session} is in {source.name}{too_short_words(session)}; `ops sessions` lists "
         f"them.{pruned_words(base, f'session/{session}')}"
@@ -107,9 +103,7 @@ def _none(source: Source, base: Base | None, session: str) -> StoreError:
 
 
 def _excerpt(stream: str, base: Base) -> Excerpt:
-    """
-    What the rows of one stream begin with. Of a damaged base nobody knows what went.
-    """
+    """What the rows of one stream begin with. Of a damaged base nobody knows what went."""
     try:
         seq = state_of(base).streams.get(stream, 0)
     except ValueError:
@@ -119,9 +113,7 @@ def _excerpt(stream: str, base: Base) -> Excerpt:
 
 @contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """
-    A file that takes its name when all is written; stdout for None.
-    """
+    """A file that takes its name when all is written; stdout for None."""
     if path is None:
         yield sys.stdout.buffer
         return

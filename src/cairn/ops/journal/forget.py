@@ -143,9 +143,7 @@ def _keys_in(event: ev.Event) -> Iterator[str]:
 
 
 def _removed(folder: Path, orphans: Mapping[str, Block], runs: Collection[str]) -> _Removal:
-    """
-    Remove the files of blocks, and of those too that were set aside or never finished.
-    """
+    """Remove the files of blocks, and of those too that were set aside or never finished."""
     gone: set[str] = set()
     foreign, why = 0, None
     named, _ = files_in(folder)
@@ -204,9 +202,7 @@ def _is_absent(folder: Path, key: str) -> bool:
 
 
 def _on_record(fold: Replay, blocks: list[Block]) -> tuple[Row, ...]:
-    """
-    The rows that say that files are gone.
-    """
+    """The rows that say that files are gone."""
     state = fold.state
     count, size = state.pool.disk_blocks, state.pool.disk_bytes
     dropped = []

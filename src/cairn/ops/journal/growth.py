@@ -1,6 +1,4 @@
-"""
-How fast a journal grows, for whoever tells it.
-"""
+"""How fast a journal grows, for whoever tells it."""
 
 from __future__ import annotations
 
@@ -40,15 +38,11 @@ class Growth:
 
     @property
     def daily(self) -> float:
-        """
-        By how many bytes it grew a day. Of no use where the time is short.
-        """
+        """By how many bytes it grew a day. Of no use where the time is short."""
         return self.size * _DAY_S / max(self.seconds, 1)
 
     def __str__(self) -> str:
-        """
-        For people: so much a day, or in so much time where that is short.
-        """
+        """For people: so much a day, or in so much time where that is short."""
         if not self.is_short:
             return f"{size_text(self.daily)} a day"
         return f"{size_text(self.size)} in {_span(self.seconds)}"
@@ -100,9 +94,7 @@ def growth(url: str) -> Growth:
 
 
 def _span(seconds: float) -> str:
-    """
-    A time of less than a day.
-    """
+    """A time of less than a day."""
     if seconds < 60:
         return "less than a minute"
     if seconds < 3600:

@@ -1,6 +1,4 @@
-"""
-``ops migrate``: a journal's schema, brought up to date.
-"""
+"""``ops migrate``: a journal's schema, brought up to date."""
 
 from __future__ import annotations
 

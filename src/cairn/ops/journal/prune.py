@@ -55,9 +55,7 @@ _RECENT = timedelta(days=1)
 
 
 def _date(_: click.Context, __: click.Parameter, value: str) -> int:
-    """
-    A date, a time or an age in microseconds since 1970. Without a zone it is UTC.
-    """
+    """A date, a time or an age in microseconds since 1970. Without a zone it is UTC."""
     now = datetime.now(UTC)
     moment = moment_of(value, now)
     if moment is None:
@@ -172,9 +170,7 @@ def prune(
 
 
 def _refuse_recent(before_us: int) -> None:
-    """
-    Refuse a date that may be a slip of the pen: what went cannot be had back.
-    """
+    """Refuse a date that may be a slip of the pen: what went cannot be had back."""
     if before_us > _us(datetime.now(UTC) - _RECENT):
         raise click.BadParameter(
             f"{time_text(before_us)} (UTC) is less than a day ago (m are minutes, h "
@@ -185,9 +181,7 @@ def _refuse_recent(before_us: int) -> None:
 
 @attrs.frozen
 class _Chosen:
-    """
-    What the operator chose.
-    """
+    """What the operator chose."""
 
     before_us: int
     close_idle: bool
@@ -431,9 +425,7 @@ def _give_back(store: SqlStore) -> None:
 
 
 def _told(prepared: _Prepared, chosen: _Chosen, *, dry_run: bool) -> None:
-    """
-    What was done, or would be; and what holds back the rest.
-    """
+    """What was done, or would be; and what holds back the rest."""
     plan = prepared.plan
     would = "would be " if dry_run else ""
     click.echo(f"before: {time_text(chosen.before_us)} (UTC)")
@@ -468,9 +460,7 @@ def _told(prepared: _Prepared, chosen: _Chosen, *, dry_run: bool) -> None:
 
 
 def _held_words(span: Span, plan: Plan, state: State, chosen: _Chosen) -> str:
-    """
-    Which session keeps rows that are old enough, and how to go on.
-    """
+    """Which session keeps rows that are old enough, and how to go on."""
     first = (
         f"The rows up to {plan.limit} are old enough; session {span.session}, opened at row "
         f"{span.first} and last used {time_text(span.used_us)}, holds those from there on back: "

@@ -45,9 +45,7 @@ _STORY_ROWS = 12
 
 @attrs.define(kw_only=True)
 class Asked:
-    """
-    What became of one request of a session.
-    """
+    """What became of one request of a session."""
 
     request: str
     position: int
@@ -319,9 +317,7 @@ def _fingerprint(row: Row) -> str | None:
 
 
 def _gist(row: Row) -> str:
-    """
-    The short fields of an event that may be shown.
-    """
+    """The short fields of an event that may be shown."""
     try:
         event = decode(row).event
     except DamagedRow:
@@ -404,9 +400,7 @@ def _readable(rows: Iterable[Row]) -> Iterator[ev.Recorded]:
 
 
 def asked(events: Iterable[ev.Recorded]) -> list[Asked]:
-    """
-    The requests of a session, from its events in order.
-    """
+    """The requests of a session, from its events in order."""
     found: list[Asked] = []
     for recorded in events:
         event = recorded.event
@@ -486,9 +480,7 @@ def _path(path: ev.PathSelected | None) -> str:
 
 
 def _of_session(state: State, session: Session) -> Iterator[tuple[str, object]]:
-    """
-    A session's state in figures; no texts and no token ids.
-    """
+    """A session's state in figures; no texts and no token ids."""
     yield "life", session.life
     yield "tenant", session.tenant
     yield "group", session.group

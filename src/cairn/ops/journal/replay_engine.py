@@ -57,9 +57,7 @@ _ENDS = (ev.ModelUnloaded, ev.ServerStopped, ev.ServerLost)
 
 @attrs.frozen
 class _Step:
-    """
-    An event of the session, with the session as it was after it.
-    """
+    """An event of the session, with the session as it was after it."""
 
     recorded: ev.Recorded
     session: Session | None
@@ -77,16 +75,12 @@ class _Part:
 
     @property
     def runs(self) -> bool:
-        """
-        Whether the session was served by it.
-        """
+        """Whether the session was served by it."""
         return any(isinstance(step.recorded.event, _RUN) for step in self.steps)
 
 
 class _Differs(Exception):
-    """
-    The engine gives something else than the journal has.
-    """
+    """The engine gives something else than the journal has."""
 
     def __init__(self, what: str, journal: object, engine: object) -> None:
         super().__init__(f"{what}: the journal has {journal}, the engine gives {engine}")
@@ -225,9 +219,7 @@ def _tell_difference(journal: Any, here: Any) -> None:
 
 
 class _Text:
-    """
-    The text of the answer in hand: what its tokens make, and what the journal has of it.
-    """
+    """The text of the answer in hand: what its tokens make, and what the journal has of it."""
 
     def __init__(self, detokenizer: Any, ends: Collection[int]) -> None:
         self._detokenizer = detokenizer
@@ -249,9 +241,7 @@ class _Text:
         self._over = False
 
     def drawn(self, tokens: Sequence[int]) -> None:
-        """
-        Tokens were drawn. Those past an end token are none of the answer's.
-        """
+        """Tokens were drawn. Those past an end token are none of the answer's."""
         for token in tokens:
             self._tokens.append(token)
             self._over = self._over or token in self._ends
@@ -314,9 +304,7 @@ class _Text:
         return made + text.finish().text
 
     def _other(self, whole: str) -> _Differs:
-        """
-        Told without the words, which are the client's.
-        """
+        """Told without the words, which are the client's."""
         pairs = zip(self._said, whole, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return _Differs(
@@ -327,9 +315,7 @@ class _Text:
 
 
 class _Guides:
-    """
-    What holds answers to the grammars that are on record, each made once.
-    """
+    """What holds answers to the grammars that are on record, each made once."""
 
     def __init__(self, tokenizer: Any, facts: ModelFacts) -> None:
         self._guidance = guidance_for(tokenizer, markers_of(tokenizer), facts)
@@ -353,9 +339,7 @@ class _Guides:
 
 
 class _Again:
-    """
-    The session's passes on an engine of our own.
-    """
+    """The session's passes on an engine of our own."""
 
     def __init__(self, engine: MlxEngine, chunk_tokens: int, text: _Text, guides: _Guides) -> None:
         self.passes = self.tokens = self.blocks = 0
@@ -435,9 +419,7 @@ class _Again:
         return self._engine.seal(self._held, "again", start, end, store=False)
 
     def _wanted(self, session: Session, before: Sequence[int] = ()) -> Wanted:
-        """
-        What the request wants, once the tokens ``before`` are there.
-        """
+        """What the request wants, once the tokens ``before`` are there."""
         assert session.request is not None
         ask, prompt = session.request.ask, session.request.prompt_ids
         wanted = Wanted.first(
@@ -449,9 +431,7 @@ class _Again:
         return wanted.after(*before[len(prompt) :])
 
     def _share(self, event: ev.BlocksShared, session: Session) -> None:
-        """
-        The journal copied sealed blocks; here their tokens are run.
-        """
+        """The journal copied sealed blocks; here their tokens are run."""
         sequence, digests = _sequence(session), dict(zip(event.keys, event.digests, strict=True))
         for start in range(event.start, event.end, self._chunk):
             self._pass(sequence[start : start + self._chunk], None)
@@ -487,9 +467,7 @@ class _Again:
 
 
 def _shared_end(session: Session, chunk_tokens: int) -> int:
-    """
-    Where all that was decided to be shared ends, in tokens.
-    """
+    """Where all that was decided to be shared ends, in tokens."""
     decided = session.ahead
     if decided is not None:
         return (decided.kept_blocks + decided.shared_blocks) * chunk_tokens

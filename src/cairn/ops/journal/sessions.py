@@ -1,6 +1,4 @@
-"""
-``ops sessions``: who is there, by the journal.
-"""
+"""``ops sessions``: who is there, by the journal."""
 
 from __future__ import annotations
 
@@ -68,18 +66,14 @@ def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
 
 
 def _life(session: Session) -> str:
-    """
-    Where a session stands whose server died.
-    """
+    """Where a session stands whose server died."""
     if session.life in (Life.COLD, Life.QUARANTINED, Life.CLOSED):
         return session.life
     return "lost" if session.request is not None else Life.IDLE
 
 
 def used(time_us: int | None) -> Shown | None:
-    """
-    When a session was last used: on a terminal without the date if it is today's, in UTC.
-    """
+    """When a session was last used: on a terminal without the date if it is today's, in UTC."""
     if time_us is None:
         return None
     full = time_text(time_us)
@@ -89,8 +83,6 @@ def used(time_us: int | None) -> Shown | None:
 
 
 def time_text(time_us: int) -> str:
-    """
-    A time in UTC, for people.
-    """
+    """A time in UTC, for people."""
     moment = datetime.fromtimestamp(time_us / 1e6, UTC)
     return moment.strftime("%Y-%m-%d %H:%M:%S") + f".{time_us // 1000 % 1000:03d}Z"

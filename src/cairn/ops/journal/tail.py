@@ -60,23 +60,17 @@ class Entry:
 
 
 class Reader(Protocol):
-    """
-    Where entries come from.
-    """
+    """Where entries come from."""
 
     cursor: int
 
     def read(self) -> Iterator[Entry]:
-        """
-        The entries behind the cursor, which moves with them.
-        """
+        """The entries behind the cursor, which moves with them."""
 
 
 @attrs.frozen(kw_only=True)
 class Wanted:
-    """
-    Which entries to show.
-    """
+    """Which entries to show."""
 
     since: datetime | None
     session: str | None
@@ -85,15 +79,11 @@ class Wanted:
 
     @property
     def all(self) -> bool:
-        """
-        Whether nothing in particular is wanted.
-        """
+        """Whether nothing in particular is wanted."""
         return self == Wanted(since=None, session=None, pattern=None, values=())
 
     def __call__(self, entry: Entry) -> bool:
-        """
-        Whether an entry is to be shown.
-        """
+        """Whether an entry is to be shown."""
         if self.since is not None and (entry.moment is None or entry.moment < self.since):
             return False
         if not self.is_of_session(entry):
@@ -106,18 +96,14 @@ class Wanted:
         )
 
     def is_of_session(self, entry: Entry) -> bool:
-        """
-        Whether an entry is of the session that is wanted, if one is.
-        """
+        """Whether an entry is of the session that is wanted, if one is."""
         called = entry.session, session_name(entry.session)
         return self.session is None or any(one.startswith(self.session) for one in called)
 
 
 @attrs.define
 class Seen:
-    """
-    What there was of that which is wanted, to tell what is misspelt from what did not happen.
-    """
+    """What there was of that which is wanted, to tell what is misspelt from what did not happen."""
 
     _wanted: Wanted
     _fields: set[str] = attrs.field(factory=set, init=False)
@@ -125,9 +111,7 @@ class Seen:
     _is_empty: bool = attrs.field(default=True, init=False)
 
     def passing(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """
-        The entries, looked at as they pass.
-        """
+        """The entries, looked at as they pass."""
         for entry in entries:
             self._is_empty = False
             self._fields.update(entry.fields)
@@ -238,9 +222,7 @@ def tail(
 
 
 class Log:
-    """
-    The lines of a log file. A file that was put aside for a new one is read to its end first.
-    """
+    """The lines of a log file. A file that was put aside for a new one is read to its end first."""
 
     def __init__(self, path: Path, cursor: int) -> None:
         self.cursor = cursor
@@ -257,9 +239,7 @@ class Log:
             )
 
     def read(self) -> Iterator[Entry]:
-        """
-        See ``Reader.read``. A line that is not finished yet is left for the next time.
-        """
+        """See ``Reader.read``. A line that is not finished yet is left for the next time."""
         if os.fstat(self._file.fileno()).st_size < self.cursor:
             self.cursor = 0  # it was cut back in place
         yield from self._lines()
@@ -304,9 +284,7 @@ class Log:
 
 
 class Events:
-    """
-    The events of a journal, read beside the server.
-    """
+    """The events of a journal, read beside the server."""
 
     def __init__(self, source: Source, cursor: int, *, private: bool) -> None:
         self.cursor = cursor
@@ -323,15 +301,11 @@ class Events:
             self.cursor = head
 
     def skip_to_last(self, count: int) -> None:
-        """
-        Move the cursor so that ``count`` events are left: positions have no gaps.
-        """
+        """Move the cursor so that ``count`` events are left: positions have no gaps."""
         self.cursor = max(0, self._store.head()[0] - count)
 
     def read(self) -> Iterator[Entry]:
-        """
-        See ``Reader.read``.
-        """
+        """See ``Reader.read``."""
         for row in self._store.read(self.cursor):
             self.cursor = row.position
             yield self._entry(row)
@@ -384,9 +358,7 @@ def _show_pretty(entry: Entry) -> None:
 
 
 def _text(value: Any) -> str:
-    """
-    A value as it is written on the command line: text as it is, the rest as JSON.
-    """
+    """A value as it is written on the command line: text as it is, the rest as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
@@ -414,9 +386,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _no_field(name: str, known: Iterable[str]) -> str:
-    """
-    The end of a sentence: that there is no field of a name, and which one may be meant.
-    """
+    """The end of a sentence: that there is no field of a name, and which one may be meant."""
     near = get_close_matches(name, known, n=1)
     return f"has a field {name}{f'; did you mean {near[0]}?' if near else '.'}"
 

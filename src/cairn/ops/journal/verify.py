@@ -90,9 +90,7 @@ class Verification:
 
     @property
     def whole(self) -> bool:
-        """
-        Whether everything could be checked.
-        """
+        """Whether everything could be checked."""
         return not self.left_out and not self.excerpt and not self._without_state
 
     def feed(self, row: Row) -> None:
@@ -131,9 +129,7 @@ class Verification:
         return self.base is None or (self.pruned is not None and self.pruned[0] <= self.kept_at)
 
     def findings(self) -> tuple[Finding, ...]:
-        """
-        What is broken, in the order of rows.
-        """
+        """What is broken, in the order of rows."""
         if not self.whole and not self.excerpt:
             self._check_base()
         found = (*self._replay.report(whole=self.whole).findings, *self._chain)
@@ -147,9 +143,7 @@ class Verification:
                 self.pruned = row.position, event
 
     def _check_base(self) -> None:
-        """
-        Whether the base is the one that the journal names, where no fold was made of it.
-        """
+        """Whether the base is the one that the journal names, where no fold was made of it."""
         fault = base_fault(self.base, self.pruned[1] if self.pruned else None)
         if fault is not None:
             at = self.base.position if self.base is not None else 0
@@ -175,9 +169,7 @@ class Verification:
             self._broken(row, words, str(seq + 1), str(row.seq))
 
     def _reached(self, row: Row) -> tuple[str, int, int, str]:
-        """
-        Where an excerpt was before a row: (stream, seq in it, position, hash there).
-        """
+        """Where an excerpt was before a row: (stream, seq in it, position, hash there)."""
         if (before := self._before) is not None:
             return before.stream, before.seq, before.position, before.hash
         if (begins := self.begins) is not None:
@@ -190,9 +182,7 @@ class Verification:
 
 
 def _news(name: str, position: int, message: str, expected: str, actual: str) -> Finding:
-    """
-    A break of the chain that nobody recorded. Its bug id follows from ``name``.
-    """
+    """A break of the chain that nobody recorded. Its bug id follows from ``name``."""
     return Finding(
         bug_id=str(uuid.uuid5(_NAMESPACE, name)),
         invariant="INV-8",
@@ -336,9 +326,7 @@ def _begins_words(base: Base, checked: Verification) -> str:
 
 
 def _violations(base: Base) -> int:
-    """
-    How many violations were on record in the rows that a base stands for.
-    """
+    """How many violations were on record in the rows that a base stands for."""
     try:
         return len(state_of(base).faults)
     except ValueError:

@@ -32,9 +32,7 @@ _MAKE_ONE = "`openssl rand -hex 24` makes a good one"
 
 @attrs.frozen
 class _Given:
-    """
-    A key with its tenant, and where it was given, for people.
-    """
+    """A key with its tenant, and where it was given, for people."""
 
     tenant: str
     key: str = attrs.field(repr=False)
@@ -88,9 +86,7 @@ api_key_option = click.option(
     help=f"For a server that wants one. Better in ${KEY_VARIABLE}: here it stands in the list of "
     "processes.",
 )
-"""
-The client's own key, for a command that asks a server.
-"""
+"""The client's own key, for a command that asks a server."""
 
 
 def _from_file(file: Path | None) -> Iterator[_Given]:
@@ -129,9 +125,7 @@ def _from_environment() -> Iterator[_Given]:
 
 
 def _given(text: str, where: str) -> _Given:
-    """
-    A key as ``NAME=KEY``, or without a name.
-    """
+    """A key as ``NAME=KEY``, or without a name."""
     name, parted, key = text.partition("=")
     if not parted:
         name, key = LOCAL, text

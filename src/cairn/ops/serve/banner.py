@@ -1,6 +1,4 @@
-"""
-What ``ops serve`` says when it is ready.
-"""
+"""What ``ops serve`` says when it is ready."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from cairn.ops.serve.api_keys import KEY_VARIABLE
 
 
 def greet(url: str, server: Server | Models, options: dict[str, Any]) -> None:
-    """
-    What somebody wants to know who started a server, and a line to try it with.
-    """
+    """What somebody wants to know who started a server, and a line to try it with."""
     facts = server.facts
     journal = options["journal"] or (options["data_dir"] / "journal.db").absolute()
     body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
@@ -44,17 +40,13 @@ def greet(url: str, server: Server | Models, options: dict[str, Any]) -> None:
 
 
 def _bound_of(facts: ServerFacts) -> str:
-    """
-    What bounds a context that is shorter than the model's.
-    """
+    """What bounds a context that is shorter than the model's."""
     of_model = facts.model_context_tokens
     return f" (of the model's {of_model}; --pool-mb bounds it)" if of_model else ""
 
 
 def _told_of(policy: SinkWindow | None) -> str:
-    """
-    A policy for people.
-    """
+    """A policy for people."""
     if policy is None:
         return ""
     return (
@@ -64,9 +56,7 @@ def _told_of(policy: SinkWindow | None) -> str:
 
 
 def _sampling(defaults: Sampling) -> str:
-    """
-    Defaults for people: the temperature, and what is not off.
-    """
+    """Defaults for people: the temperature, and what is not off."""
     told = {name: getattr(defaults, name) for name in attrs.fields_dict(Sampling)}
     changed = {name: told[name] for name in told if told[name] != getattr(Sampling(), name)}
     return ", ".join(

@@ -1,6 +1,4 @@
-"""
-``ops serve``: the server's command line.
-"""
+"""``ops serve``: the server's command line."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from cairn.ops.serve.preload import preload_blas
 
 
 def _is_number(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    """
-    A range takes what is no number, since that is neither below nor above anything.
-    """
+    """A range takes what is no number, since that is neither below nor above anything."""
     if math.isnan(value):
         raise click.BadParameter("nan is no number.", context, parameter)
     return value
@@ -289,9 +285,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     help="Load a model that may not fit in memory; goes on record.",
 )
 def serve(**options: Any) -> None:
-    """
-    Run the server. SIGTERM or Ctrl-C drains it; a second one ends it at once.
-    """
+    """Run the server. SIGTERM or Ctrl-C drains it; a second one ends it at once."""
     preload_blas(options["blas"])
     # Not before the process was started anew: what is loaded by then is loaded twice.
     from cairn.ops.serve.run import run

@@ -42,9 +42,7 @@ def make_home(data_dir: Path) -> None:
 
 
 class Held:
-    """
-    A lock that is held, and what others read in its file.
-    """
+    """A lock that is held, and what others read in its file."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -76,9 +74,7 @@ class Holder:
 
     @classmethod
     def of(cls, text: str) -> Holder:
-        """
-        What a lock's file says.
-        """
+        """What a lock's file says."""
         process, _, who = text.strip().partition(" ")
         # Other commands are of several words.
         name, _, address = who.partition(" ")
@@ -186,9 +182,7 @@ def _locked(lock: Path, what: Path, other: str, who: str) -> Iterator[Held]:
 
 @contextlib.contextmanager
 def _closed(file: IO[str]) -> Iterator[None]:
-    """
-    Close a file in the end. What could not be written to it before is not tried again.
-    """
+    """Close a file in the end. What could not be written to it before is not tried again."""
     try:
         yield
     finally:

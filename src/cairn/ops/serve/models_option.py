@@ -1,6 +1,4 @@
-"""
-The option ``--models``: a file of the models that may be loaded.
-"""
+"""The option ``--models``: a file of the models that may be loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-OpenBLAS in front of MLX's reference BLAS, on a Linux CPU.
-"""
+"""OpenBLAS in front of MLX's reference BLAS, on a Linux CPU."""
 
 from __future__ import annotations
 

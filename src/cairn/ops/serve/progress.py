@@ -1,6 +1,4 @@
-"""
-How far ``ops serve`` is, for who started it.
-"""
+"""How far ``ops serve`` is, for who started it."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 
 class ShownProgress:
-    """
-    Bars on stderr for what lasts, where somebody looks.
-    """
+    """Bars on stderr for what lasts, where somebody looks."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -38,7 +34,5 @@ class ShownProgress:
         self._bars.update(self._tasks[what], completed=done, total=total)
 
     def close(self) -> None:
-        """
-        Take the bars away. Again does no harm.
-        """
+        """Take the bars away. Again does no harm."""
         self._bars.stop()

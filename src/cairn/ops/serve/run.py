@@ -1,6 +1,4 @@
-"""
-``ops serve`` behind its options: from the lock on the data directory to the last commit.
-"""
+"""``ops serve`` behind its options: from the lock on the data directory to the last commit."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ from cairn.ops.serve.progress import ShownProgress
 from cairn.ops.serve.second_writer import warning
 
 ENDED_AT_ONCE = 130
-"""
-The exit code where a signal ended what had not come to its end.
-"""
+"""The exit code where a signal ended what had not come to its end."""
 
 # Where things lie is nobody's business who reads a journal.
 _PLACES = ("model", "models", "adapter", "journal")
@@ -128,9 +124,7 @@ def run(options: dict[str, Any]) -> None:
 
 
 def _cannot_listen(error: OSError | UnicodeError, host: str, port: int) -> str:
-    """
-    Why the server cannot listen at an address: for the port, or since the host is none here.
-    """
+    """Why the server cannot listen at an address: for the port, or since the host is none here."""
     # What can be no name at all is an error of its encoding.
     why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
     of_host = isinstance(error, socket.gaierror | UnicodeError)
@@ -151,9 +145,7 @@ def _warn(told: tuple[str, str] | None) -> None:
 
 
 class Stopped(Unreadable):
-    """
-    The server ran and cannot go on.
-    """
+    """The server ran and cannot go on."""
 
     exit_code = 1
 
@@ -176,9 +168,7 @@ def _told(failed: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """
-    The errors in a group of groups.
-    """
+    """The errors in a group of groups."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from _leaves(error)
@@ -262,9 +252,7 @@ async def _serve(
 
 
 async def _drain(server: Server | Models, stop: trio.Event) -> None:
-    """
-    Turn new requests away while those that run come to their end.
-    """
+    """Turn new requests away while those that run come to their end."""
     await stop.wait()
     await server.drain()
 
@@ -295,9 +283,7 @@ async def _signals(
 
 
 def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
-    """
-    What the options of the command come to.
-    """
+    """What the options of the command come to."""
     budgets = {
         name: options[option] * 1024 * 1024
         for name, option in (("pool_bytes", "pool_mb"), ("blocks_bytes", "blocks_mb"))

@@ -21,9 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 WAL_FIXED = (3, 51, 3)
-"""
-The first version of SQLite that bears two writers.
-"""
+"""The first version of SQLite that bears two writers."""
 
 _NETWORK = (
     "nfs",
@@ -62,9 +60,7 @@ def warning(path: Path, version: tuple[int, ...]) -> tuple[str, str] | None:
 
 
 def second_writer(path: Path) -> str | None:
-    """
-    Why another program could write to a file that we hold, or None where none should.
-    """
+    """Why another program could write to a file that we hold, or None where none should."""
     real = Path(os.path.realpath(path))
     for place in (real, real.parent):
         try:
@@ -86,9 +82,7 @@ def second_writer(path: Path) -> str | None:
 
 
 def file_system(path: Path, mounts: Iterable[str]) -> str:
-    """
-    The kind of the file system on which a path lies, by the lines of Linux's table of mounts.
-    """
+    """The kind of the file system on which a path lies, by the lines of Linux's table of mounts."""
     best, kind = -1, ""
     for line in mounts:
         fields = line.split()

@@ -1,6 +1,4 @@
-"""
-Asking a server: one answer, timed, and what makes it one that counts.
-"""
+"""Asking a server: one answer, timed, and what makes it one that counts."""
 
 from __future__ import annotations
 
@@ -38,32 +36,24 @@ class NoAnswer(Exception):
 
 
 class NoResult(Exception):
-    """
-    A run that shows nothing: the cache was not hit, or a warm answer is not the cold one.
-    """
+    """A run that shows nothing: the cache was not hit, or a warm answer is not the cold one."""
 
 
 @attrs.frozen(kw_only=True)
 class Sample:
-    """
-    A request of a run, and what came of it.
-    """
+    """A request of a run, and what came of it."""
 
     request: Request
     answer: Answer
 
     @property
     def first_s(self) -> float:
-        """
-        From the connection to the first text, or to the end of an answer without any.
-        """
+        """From the connection to the first text, or to the end of an answer without any."""
         return (self.answer.first_s or self.answer.ended_s) - self.answer.began_s
 
     @property
     def total_s(self) -> float:
-        """
-        From the connection to the end of the answer.
-        """
+        """From the connection to the end of the answer."""
         return self.answer.ended_s - self.answer.began_s
 
 
@@ -90,9 +80,7 @@ def unhit(samples: Sequence[Sample], chunk_tokens: int | None = None) -> list[tu
 
 
 def _in_common(earlier: Sample, later: Sample) -> float:
-    """
-    How many tokens two prompts begin alike with, as far as their texts tell.
-    """
+    """How many tokens two prompts begin alike with, as far as their texts tell."""
     alike = total = 0
     first, second = earlier.request.messages, later.request.messages
     same = True
@@ -151,9 +139,7 @@ def compared_with_cold(
 
 
 def spread(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
-    """
-    Some of them, from the first to the last; the last, where one is enough.
-    """
+    """Some of them, from the first to the last; the last, where one is enough."""
     last = len(samples) - 1
     if most == 1:
         return samples[last:]
@@ -179,9 +165,7 @@ def asked(server: Running, request: Request, **more: Any) -> Answer:
 
 
 def body_of(request: Request, **more: Any) -> dict[str, Any]:
-    """
-    What is sent.
-    """
+    """What is sent."""
     # No model is named: mlx-lm's server would look for another one of that name.
     body: dict[str, Any] = {
         "messages": list(request.messages),

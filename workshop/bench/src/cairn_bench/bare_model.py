@@ -131,9 +131,7 @@ def _plain_s(model: Any, reused: int, tokens: int, repeats: int) -> list[float]:
 
 
 def _filled(model: Any, rows: int, history: int) -> list[Any]:
-    """
-    mlx-lm's caches with so many tokens in each row.
-    """
+    """mlx-lm's caches with so many tokens in each row."""
     caches: list[Any] = make_prompt_cache(model)
     for start in range(0, history, _FILL_ROWS):
         filled = min(_FILL_ROWS, history - start)
@@ -170,9 +168,7 @@ def _decode_s(model: Any, rows: int, history: int, steps: int) -> float:
 
 
 def main() -> int:
-    """
-    From one job to its answer.
-    """
+    """From one job to its answer."""
     json.dump(measured(json.load(sys.stdin)), sys.stdout)
     return 0
 

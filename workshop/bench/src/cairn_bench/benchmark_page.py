@@ -59,9 +59,7 @@ def _about(figures: Mapping[str, Any]) -> str:
 
 
 def _goals(figures: Mapping[str, Any]) -> str:
-    """
-    Means and rows with their goals, then what has no result.
-    """
+    """Means and rows with their goals, then what has no result."""
     lines = [
         (
             _mean(mean),
@@ -98,16 +96,12 @@ def _verdict(mean: Mapping[str, Any]) -> str:
 
 
 def _loud(cells: Sequence[str]) -> Iterator[str]:
-    """
-    What is missed can be seen.
-    """
+    """What is missed can be seen."""
     return (f"**{cell}**" if cell == "missed" else cell for cell in cells)
 
 
 def _ratios(ratios: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> str:
-    """
-    The scenarios: times beside each other, and what was computed ahead for ours.
-    """
+    """The scenarios: times beside each other, and what was computed ahead for ours."""
     ahead = {(run["scenario"], run["pause_s"]): run["settled"] for run in runs if run["settled"]}
     rows = [
         (
@@ -149,9 +143,7 @@ def _table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def kept(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    The figures as they are kept: without each single request.
-    """
+    """The figures as they are kept: without each single request."""
     runs = [{name: run[name] for name in run if name != "requests"} for run in figures["runs"]]
     return {**figures, "runs": runs}
 
@@ -171,9 +163,7 @@ def with_block(page: str, made: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """
-    From the folder to the page.
-    """
+    """From the folder to the page."""
     parser = argparse.ArgumentParser(
         prog="python -P -m cairn_bench.benchmark_page", description=__doc__
     )

@@ -101,9 +101,7 @@ def _same(found: Sequence[Sample], due: Sequence[Sample]) -> int:
 
 
 def _turns(stage: Stage, server: Running, turns: int) -> list[Request]:
-    """
-    The requests of a conversation that was held, from the second one on.
-    """
+    """The requests of a conversation that was held, from the second one on."""
     talk = Talk(stage.drawn(f"bits of {turns} turns"), system_words=60)
     requests = []
     for _ in range(1 + turns):

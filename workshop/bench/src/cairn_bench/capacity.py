@@ -1,6 +1,4 @@
-"""
-How many conversations fit a budget of memory, each for itself and under one system prompt.
-"""
+"""How many conversations fit a budget of memory, each for itself and under one system prompt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-A picture: the time to first token against the length of the prompt, ours beside theirs. Pure.
-"""
+"""A picture: the time to first token against the length of the prompt, ours beside theirs. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-``ops bench``: from the command line to the table.
-"""
+"""``ops bench``: from the command line to the table."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ from cairn_bench.stage import Part, Stage, alone
 from cairn_conform.client_texts import new_salt
 
 MISSED = 3
-"""
-The exit code where a goal is missed.
-"""
+"""The exit code where a goal is missed."""
 
 _TERMINATED = 143
 _QUICK_PAUSES_S = (0.5,)
@@ -59,9 +55,7 @@ _RANDOM_MODEL = "random weights, 8 layers of 256"
 
 
 class Failed(Unreadable):
-    """
-    Nothing came of it that could be called a result.
-    """
+    """Nothing came of it that could be called a result."""
 
     exit_code = 1
 
@@ -215,9 +209,7 @@ def bench(
 def _chosen_parts(
     part_names: Sequence[str], scenario_names: Sequence[str], *, peer: bool
 ) -> list[Part]:
-    """
-    The parts that are named; else all, unless scenarios are. Without a peer, what needs none.
-    """
+    """The parts that are named; else all, unless scenarios are. Without a peer, what needs none."""
     if part_names or scenario_names:
         parts = [part for part in PARTS if part.name in part_names]
     else:
@@ -231,9 +223,7 @@ def _chosen_parts(
 
 
 def _chosen(names: Sequence[str], *, quick: bool) -> list[Scenario]:
-    """
-    The scenarios that are named, else those of a quick run, else all.
-    """
+    """The scenarios that are named, else those of a quick run, else all."""
     if names:
         return [one for one in SCENARIOS if one.name in names]
     return [one for one in SCENARIOS if not quick or one.name not in _QUICK_LEAVES_OUT]
@@ -242,9 +232,7 @@ def _chosen(names: Sequence[str], *, quick: bool) -> list[Scenario]:
 def _kinds(
     *, no_peer: bool, as_installed: bool, llama_server: tuple[Path, Path] | None
 ) -> list[Kind]:
-    """
-    Who is measured, ours first.
-    """
+    """Who is measured, ours first."""
     kinds = [ours()]
     if not no_peer:
         kinds.append(mlx_lm(same_footing=True))
@@ -268,9 +256,7 @@ def _blas(kinds: Sequence[Kind]) -> str | None:
 
 
 def _load() -> float | None:
-    """
-    How busy the machine is before anything is measured; None where it does not tell.
-    """
+    """How busy the machine is before anything is measured; None where it does not tell."""
     try:
         return round(os.getloadavg()[0], 2)
     except OSError:
@@ -340,9 +326,7 @@ def _measured(
 
 @contextlib.contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """
-    SIGTERM ends what was started too, as Ctrl-C does.
-    """
+    """SIGTERM ends what was started too, as Ctrl-C does."""
 
     def ended(*_: object) -> NoReturn:
         sys.exit(_TERMINATED)

@@ -1,6 +1,4 @@
-"""
-Decoding: over HTTP beside the model alone, and with the journal beside without.
-"""
+"""Decoding: over HTTP beside the model alone, and with the journal beside without."""
 
 from __future__ import annotations
 
@@ -130,9 +128,7 @@ def _request(drawn: Drawn, server: Running, answer_tokens: int) -> Request:
 
 
 def _warm(server: Running, request: Request, count: int) -> Sequence[Sample]:
-    """
-    The same request so many times, after one that is not counted.
-    """
+    """The same request so many times, after one that is not counted."""
     samples = []
     for _ in range(1 + count):
         samples.append(ask(server, request))

@@ -48,9 +48,7 @@ def chains(blocks: int, depth: int, common: int) -> list[Block]:
 
 
 def block(key: str, parent: str | None, place: int, used: int) -> Block:
-    """
-    A block in memory and in a file.
-    """
+    """A block in memory and in a file."""
     return Block(
         key=key,
         parent=parent,
@@ -64,9 +62,7 @@ def block(key: str, parent: str | None, place: int, used: int) -> Block:
 
 
 def full(blocks: list[Block], ever: int) -> State:
-    """
-    A fold in which these fill memory and disk, and ``ever`` others were there once.
-    """
+    """A fold in which these fill memory and disk, and ``ever`` others were there once."""
     gone = (
         attrs.evolve(block(f"g{n}", None, 0, 0), present=False, file_bytes=None)
         for n in range(ever)
@@ -90,9 +86,7 @@ def full(blocks: list[Block], ever: int) -> State:
 
 
 def timed(name: str, step: Callable[[], object], times: int) -> None:
-    """
-    Take a step some times; print median and longest.
-    """
+    """Take a step some times; print median and longest."""
     took: list[float] = []
     for _ in range(times):
         start = time.process_time()
@@ -102,9 +96,7 @@ def timed(name: str, step: Callable[[], object], times: int) -> None:
 
 
 def main() -> int:
-    """
-    Print what each question takes.
-    """
+    """Print what each question takes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--blocks", type=int, default=100_000, help="in memory, and in files")
     parser.add_argument("--ever", type=int, default=0, help="blocks besides that were sealed once")

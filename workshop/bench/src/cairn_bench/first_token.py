@@ -40,9 +40,7 @@ _MOSTLY = 0.75
 
 
 def continuations(stage: Stage) -> list[Row]:
-    """
-    Conversations of two lengths that go on, each time when the server is at rest.
-    """
+    """Conversations of two lengths that go on, each time when the server is at rest."""
     server = stage.ours()
     words = words_of(server, stage.drawn("lengths"))
     short, long = _SHORT, stage.length(_LONG)

@@ -40,9 +40,7 @@ _WAIT_S = 120.0
 
 
 def after_a_rest(stage: Stage) -> list[Row]:
-    """
-    A long conversation whose turns find their slab and do not, one after the other.
-    """
+    """A long conversation whose turns find their slab and do not, one after the other."""
     samples: dict[bool, list[Sample]] = {True: [], False: []}
     history = stage.length(_HISTORY)
     with stage.apart("given up", *_REST) as server:
@@ -112,9 +110,7 @@ def beside_others(stage: Stage) -> list[Row]:
 
 
 class Speaker:
-    """
-    Hears a long answer in a thread of its own, piece by piece.
-    """
+    """Hears a long answer in a thread of its own, piece by piece."""
 
     def __init__(self, server: Running, text: str) -> None:
         self._heard_s: list[float] = []
@@ -178,9 +174,7 @@ def longest_s(heard_s: Sequence[float], began_s: float, until_s: float) -> float
 
 
 def _begun(stage: Stage, server: Running, name: str) -> Talk:
-    """
-    A conversation of some length, at rest.
-    """
+    """A conversation of some length, at rest."""
     words = words_of(server, stage.drawn("lengths"))
     talk = Talk(stage.drawn(name), system_words=words(stage.length(_HISTORY)))
     talk.hear(ask(server, talk.ask(_WORDS, answer_tokens=8)).answer.text)

@@ -76,17 +76,13 @@ def hold(
 
 
 class Clock:
-    """
-    Seconds since the session began, over all processes that held it.
-    """
+    """Seconds since the session began, over all processes that held it."""
 
     def __init__(self, begun_s: float = 0.0) -> None:
         self._zero_s = time.monotonic() - begun_s
 
     def now_s(self) -> float:
-        """
-        What it shows.
-        """
+        """What it shows."""
         return round(time.monotonic() - self._zero_s, 3)
 
 
@@ -100,9 +96,7 @@ def _held(
     clock: Clock,
     told: Callable[[Turn], None],
 ) -> str:
-    """
-    Turn after turn, until it is over; why it is.
-    """
+    """Turn after turn, until it is over; why it is."""
     look_s = clock.now_s() + plan.look_s
     unanswered = 0
     while (begun_s := clock.now_s()) < plan.seconds and not stop.is_set():
@@ -122,9 +116,7 @@ def _held(
 
 
 class Clients:
-    """
-    Both clients of one server.
-    """
+    """Both clients of one server."""
 
     def __init__(self, plan: Plan, client: Client, clock: Clock) -> None:
         self._plan = plan
@@ -135,15 +127,11 @@ class Clients:
         self._beside = ThreadPoolExecutor(1)
 
     def close(self) -> None:
-        """
-        Wait for nobody: what is still under way ends with the server, or at its deadline.
-        """
+        """Wait for nobody: what is still under way ends with the server, or at its deadline."""
         self._beside.shutdown(wait=False)
 
     def remember(self, turn: Turn) -> None:
-        """
-        Take in a turn that was held before.
-        """
+        """Take in a turn that was held before."""
         self._turns += turn.client == AGENT
         _hear(self._talkers[turn.client], turn)
 
@@ -202,9 +190,7 @@ def _hear(talker: Talker, turn: Turn) -> None:
 
 
 def _answered(turn: Turn, answer: Answer) -> Turn:
-    """
-    A turn with what came of it.
-    """
+    """A turn with what came of it."""
     outcome, why = outcome_of(answer)
     if outcome != ANSWERED:
         return attrs.evolve(turn, outcome=outcome, why=why)
@@ -222,9 +208,7 @@ def _answered(turn: Turn, answer: Answer) -> Turn:
 
 
 def outcome_of(answer: Answer) -> tuple[str, str]:
-    """
-    What kind of outcome it is, and an error in words.
-    """
+    """What kind of outcome it is, and an error in words."""
     if answer.hung:
         return "timeout", answer.outcome
     if answer.status == 0:
@@ -277,9 +261,7 @@ def looked(server: Running, data: Path, at_s: float) -> Look:
 
 
 def readings(text: str) -> Mapping[str, float]:
-    """
-    The samples of a scrape, by their names with labels. What is none is passed over.
-    """
+    """The samples of a scrape, by their names with labels. What is none is passed over."""
     found = {}
     for line in text.splitlines():
         name, _, value = line.rpartition(" ")
@@ -290,17 +272,13 @@ def readings(text: str) -> Mapping[str, float]:
 
 
 def total(metrics: Mapping[str, float], name: str) -> int | None:
-    """
-    One sample, or the sum of all that have the name and any labels; None where there is none.
-    """
+    """One sample, or the sum of all that have the name and any labels; None where there is none."""
     values = [value for key, value in metrics.items() if key == name or key.startswith(f"{name}{{")]
     return int(sum(values)) if values else None
 
 
 def rss_bytes(pid: int) -> int | None:
-    """
-    The resident memory of a process; None where it cannot be told.
-    """
+    """The resident memory of a process; None where it cannot be told."""
     with contextlib.suppress(OSError):
         found = _RSS.search(Path(f"/proc/{pid}/status").read_text("utf-8"))
         return int(found[1]) * _KIB if found else None

@@ -1,6 +1,4 @@
-"""
-``ops bench --long``: from the command line to the report.
-"""
+"""``ops bench --long``: from the command line to the report."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ from cairn_bench.servers import DidNotStart, Kind, running
 from cairn_conform.client_texts import new_salt
 
 MISSED: Final = 3
-"""
-The exit code where a goal is missed.
-"""
+"""The exit code where a goal is missed."""
 
 RECORD: Final = "long.jsonl"
 FIGURES: Final = "long.json"
@@ -158,9 +154,7 @@ def budgets(model: Path) -> tuple[str, ...]:
 
 
 class _Stop(threading.Event):
-    """
-    Set by the first signal.
-    """
+    """Set by the first signal."""
 
     signal: int | None = None
 
@@ -189,9 +183,7 @@ def _stopping() -> Iterator[_Stop]:
 
 
 def verified(data: Path) -> Checked:
-    """
-    Verify the whole journal of a server that has ended, as `ops verify` does.
-    """
+    """Verify the whole journal of a server that has ended, as `ops verify` does."""
     source = Source.of(data, None)
     checked = None
     try:
@@ -216,9 +208,7 @@ def verified(data: Path) -> Checked:
 
 
 class _Progress:
-    """
-    A line now and then, and one for each error.
-    """
+    """A line now and then, and one for each error."""
 
     def __init__(self, record: Record) -> None:
         self._record = record

@@ -108,16 +108,12 @@ class Asked:
 
     @property
     def continues(self) -> bool:
-        """
-        Whether something of this conversation was sent before.
-        """
+        """Whether something of this conversation was sent before."""
         return self.turn > 0
 
     @property
     def body(self) -> dict[str, Any]:
-        """
-        The request as it goes over the wire.
-        """
+        """The request as it goes over the wire."""
         body: dict[str, Any] = {
             "messages": list(self.messages),
             "max_tokens": self.answer_tokens,
@@ -162,9 +158,7 @@ class Talker:
         self._heard: list[Message] = []
 
     def ask(self) -> Asked:
-        """
-        The next turn; the same one until its answer is heard.
-        """
+        """The next turn; the same one until its answer is heard."""
         place = self._conversation % _THINKS_EACH
         thinking = self._turns_max is None and place == _THINKS_EACH - 1
         return Asked(
@@ -218,16 +212,12 @@ class Talker:
 
 
 def agent(plan: Plan) -> Talker:
-    """
-    The first client.
-    """
+    """The first client."""
     return Talker(AGENT, plan.salt, history_tokens=plan.history_tokens)
 
 
 def second(plan: Plan) -> Talker:
-    """
-    The one that interrupts.
-    """
+    """The one that interrupts."""
     return Talker(
         SECOND,
         plan.salt,

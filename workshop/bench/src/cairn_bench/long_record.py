@@ -73,23 +73,17 @@ class Turn:
 
     @property
     def is_answered(self) -> bool:
-        """
-        Whether it has a whole answer.
-        """
+        """Whether it has a whole answer."""
         return self.outcome == ANSWERED
 
     @property
     def is_error(self) -> bool:
-        """
-        Whether it should have had one.
-        """
+        """Whether it should have had one."""
         return self.outcome not in (ANSWERED, LEFT)
 
     @property
     def tokens(self) -> int:
-        """
-        The conversation's length with the answer.
-        """
+        """The conversation's length with the answer."""
         return (self.prompt_tokens or 0) + (self.completion_tokens or 0)
 
 
@@ -129,9 +123,7 @@ class Look:
 
 @attrs.frozen(kw_only=True)
 class WentOn:
-    """
-    From here on another process held the session, with a server that was started anew.
-    """
+    """From here on another process held the session, with a server that was started anew."""
 
     kind: ClassVar[str] = "went_on"
     at_s: float
@@ -156,53 +148,39 @@ _KINDS: Final[tuple[type[Line], ...]] = (Begun, Turn, Look, WentOn, Ended)
 
 
 class NoRecord(Exception):
-    """
-    A file is no record of a long session; the message says where and why.
-    """
+    """A file is no record of a long session; the message says where and why."""
 
 
 @attrs.frozen(kw_only=True)
 class Session:
-    """
-    All that was recorded.
-    """
+    """All that was recorded."""
 
     begun: Begun
     lines: tuple[Line, ...] = ()
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """
-        The turns of both clients.
-        """
+        """The turns of both clients."""
         return tuple(line for line in self.lines if isinstance(line, Turn))
 
     @property
     def looks(self) -> tuple[Look, ...]:
-        """
-        The looks at the server.
-        """
+        """The looks at the server."""
         return tuple(line for line in self.lines if isinstance(line, Look))
 
     @property
     def seconds(self) -> float:
-        """
-        How long it has lasted.
-        """
+        """How long it has lasted."""
         return max((line.at_s for line in self.lines if not isinstance(line, Begun)), default=0.0)
 
     @property
     def resumed(self) -> int:
-        """
-        How many times another process went on with it.
-        """
+        """How many times another process went on with it."""
         return sum(isinstance(line, WentOn) for line in self.lines)
 
     @property
     def end(self) -> Ended | None:
-        """
-        How the last process ended; None where it was killed.
-        """
+        """How the last process ended; None where it was killed."""
         last = self.lines[-1] if self.lines else None
         return last if isinstance(last, Ended) else None
 
@@ -222,9 +200,7 @@ class Record:
 
     @classmethod
     def new(cls, path: Path, begun: Begun) -> Record:
-        """
-        Write a file with its first line. It must not be there.
-        """
+        """Write a file with its first line. It must not be there."""
         with path.open("x", encoding="utf-8") as file:
             file.write(_written(begun))
         return cls(path, Session(begun=begun))
@@ -247,15 +223,11 @@ class Record:
 
     @property
     def session(self) -> Session:
-        """
-        All of it by now.
-        """
+        """All of it by now."""
         return Session(begun=self._begun, lines=tuple(self._lines))
 
     def add(self, line: Line) -> None:
-        """
-        Write one more line.
-        """
+        """Write one more line."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_written(line))
         self._lines.append(line)

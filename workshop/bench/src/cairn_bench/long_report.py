@@ -60,9 +60,7 @@ class Checked:
 
     @property
     def holds(self) -> bool:
-        """
-        Whether all of it was read, and holds.
-        """
+        """Whether all of it was read, and holds."""
         return self.rows is not None and not self.broken
 
 
@@ -98,9 +96,7 @@ class Goal:
 
     @property
     def verdict(self) -> str:
-        """
-        In a word or two.
-        """
+        """In a word or two."""
         return {None: "not measured", True: "reached", False: "missed"}[self.reached]
 
 
@@ -177,24 +173,18 @@ def goals(session: Session, checked: Checked) -> list[Goal]:
 
 
 def an_hour(session: Session) -> float | None:
-    """
-    Answered turns of both clients an hour; None where no time has passed.
-    """
+    """Answered turns of both clients an hour; None where no time has passed."""
     answered = sum(turn.is_answered for turn in session.turns)
     return answered * _HOUR_S / session.seconds if session.seconds else None
 
 
 def errors(turns: Sequence[Turn]) -> Mapping[str, int]:
-    """
-    How many errors of each kind.
-    """
+    """How many errors of each kind."""
     return Counter(turn.outcome for turn in turns if turn.is_error)
 
 
 def violations(session: Session) -> int | None:
-    """
-    What the servers counted, each from its start; None where none told.
-    """
+    """What the servers counted, each from its start; None where none told."""
     counts = [look.violations for look in session.looks if look.violations is not None]
     # A smaller count is that of a server which was started since.
     grown = sum(now if now < was else now - was for was, now in pairwise(counts))
@@ -234,9 +224,7 @@ def reused(turns: Sequence[Turn]) -> float | None:
 
 
 def fullest(looks: Sequence[Look]) -> Mapping[str, float]:
-    """
-    The most that was held in each tier, as a share of its budget, where both are told.
-    """
+    """The most that was held in each tier, as a share of its budget, where both are told."""
     found: dict[str, float] = {}
     for look in looks:
         for name in _TIERS:
@@ -247,9 +235,7 @@ def fullest(looks: Sequence[Look]) -> Mapping[str, float]:
 
 
 def drift(session: Session) -> Drift | None:
-    """
-    How the server aged; None where too few turns are alike.
-    """
+    """How the server aged; None where too few turns are alike."""
     length_s = session.seconds / _QUARTERS
     timed = [turn for turn in session.turns if turn.client == AGENT and turn.is_answered]
     early = [turn for turn in timed if turn.at_s < length_s]
@@ -265,9 +251,7 @@ def drift(session: Session) -> Drift | None:
 
 
 def _like(turn: Turn, early: Sequence[Turn]) -> Turn | None:
-    """
-    The early turn that is most like it; None where none is like it enough.
-    """
+    """The early turn that is most like it; None where none is like it enough."""
     history, answer = turn.prompt_tokens or 0, turn.completion_tokens or 0
     apart = max(_HISTORY_APART_TOKENS, _HISTORY_APART * history)
     answer_apart = max(_ANSWER_APART_TOKENS, _ANSWER_APART * answer)
@@ -294,9 +278,7 @@ def _slower(pairs: Sequence[tuple[float | None, float | None]]) -> float:
 
 
 def told(session: Session) -> list[str]:
-    """
-    What is beside the goals, a sentence each.
-    """
+    """What is beside the goals, a sentence each."""
     turns = session.turns
     answered = [turn for turn in turns if turn.is_answered]
     due_s = session.begun.plan.seconds
@@ -352,9 +334,7 @@ def _memory(looks: Sequence[Look]) -> list[str]:
 
 
 def _four_hours(session: Session) -> str:
-    """
-    What four hours would come to, by what a turn of this session took.
-    """
+    """What four hours would come to, by what a turn of this session took."""
     looks, turns = session.looks, len(session.turns)
     firsts = sum(turn.client == AGENT for turn in session.turns)
     if not firsts or not looks:

@@ -1,6 +1,4 @@
-"""
-Matching a long prompt against a large index, beside one pass of a chunk.
-"""
+"""Matching a long prompt against a large index, beside one pass of a chunk."""
 
 from __future__ import annotations
 
@@ -174,9 +172,7 @@ def timed(index: Index, repeats: int) -> dict[str, list[float]]:
 
 
 def _matched(index: Index) -> tuple[list[float], SessionId | None, paths.Decision]:
-    """
-    Match once: the clock between the steps, the session that was chosen, and the decision.
-    """
+    """Match once: the clock between the steps, the session that was chosen, and the decision."""
     state, session, ids = index.state, index.session, index.ids
     assert state.model is not None
     answer_tokens = 1
@@ -216,9 +212,7 @@ def _keys(ids: Sequence[int], chunk: int, known: tuple[str, ...] = ()) -> tuple[
 
 
 def _received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.RequestReceived:
-    """
-    The event by which the request is put on record.
-    """
+    """The event by which the request is put on record."""
     last = index.session.last
     assert last is not None
     return ev.RequestReceived(
@@ -270,9 +264,7 @@ def turns(stage: Stage) -> list[Row]:
 
 
 def took_by_turn(tokens: int, blocks: int, chunk: int) -> float:
-    """
-    The median of the seconds that the events of a turn of such a conversation take.
-    """
+    """The median of the seconds that the events of a turn of such a conversation take."""
     index = made_index(tokens, blocks, chunk)
     talk = Conversation(index.state, index.session, SECRET)
     return statistics.median(sum(talk.turn().values()) for _ in range(_TURNS))

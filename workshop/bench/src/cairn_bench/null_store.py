@@ -23,9 +23,7 @@ from cairn.ops.serve.run import ENDED_AT_ONCE, serve_over
 
 
 def main(arguments: Sequence[str]) -> int:
-    """
-    Serve until a signal comes.
-    """
+    """Serve until a signal comes."""
     use_one_heap()  # as `ops serve` does: they are to differ in where rows go alone
     with serve.make_context("null_store", list(arguments)) as context:
         options = context.params

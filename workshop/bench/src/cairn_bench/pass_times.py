@@ -31,9 +31,7 @@ _REPEATS = 3
 
 
 def main() -> int:
-    """
-    Print a table.
-    """
+    """Print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--model", help="a directory; else random weights, 8 layers of 256")
     parser.add_argument("--chunks", type=int, nargs="+", default=[16, 32, 64, _LARGEST])

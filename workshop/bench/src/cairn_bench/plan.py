@@ -1,6 +1,4 @@
-"""
-In which order a run is held. Pure.
-"""
+"""In which order a run is held. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from cairn_bench.scenarios import Scenario
 
 @attrs.frozen
 class Step:
-    """
-    One scenario on one server.
-    """
+    """One scenario on one server."""
 
     scenario: Scenario
     pause_s: float

@@ -36,9 +36,7 @@ T = TypeVar("T")
 
 
 def conversation(tokenizer: Any, tokens: int) -> Conversation:
-    """
-    A conversation of about so many tokens, of words from Cairn's readme.
-    """
+    """A conversation of about so many tokens, of words from Cairn's readme."""
     words = (Path(__file__).parents[4] / "README.md").read_text("utf-8").split()
     draw = random.Random(0)
     messages: list[Message] = []
@@ -50,9 +48,7 @@ def conversation(tokenizer: Any, tokens: int) -> Conversation:
 
 
 def turn(before: Conversation, number: int) -> Conversation:
-    """
-    The conversation with an answer and a question more, other ones for each number.
-    """
+    """The conversation with an answer and a question more, other ones for each number."""
     said = (
         Message(role="assistant", content=f"To {number} stones."),
         Message(role="user", content="And then? Tell me where to cross it."),
@@ -61,9 +57,7 @@ def turn(before: Conversation, number: int) -> Conversation:
 
 
 def timed(name: str, step: Callable[[int], T], times: int) -> T:
-    """
-    Take a step some times, each with its number; print the median and give the last result.
-    """
+    """Take a step some times, each with its number; print the median and give the last result."""
     took: list[float] = []
     for number in range(times):
         start = time.process_time()
@@ -74,9 +68,7 @@ def timed(name: str, step: Callable[[int], T], times: int) -> T:
 
 
 def main() -> int:
-    """
-    Print what each step takes.
-    """
+    """Print what each step takes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--times", type=int, default=9, help="medians of so many")
@@ -130,9 +122,7 @@ def main() -> int:
 
 
 def cold(tokenizer: Any, text: str) -> None:
-    """
-    Tokenise a text by an encoder that has met nothing.
-    """
+    """Tokenise a text by an encoder that has met nothing."""
     Encoder(tokenizer).encode(text, tenant="local")
 
 

@@ -1,6 +1,4 @@
-"""
-What is left when something ended early: a server, or a prefill.
-"""
+"""What is left when something ended early: a server, or a prefill."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ _HEARTBEAT = ("--heartbeat", "0.05")
 
 
 def restart(stage: Stage) -> list[Row]:
-    """
-    A long conversation that goes on after the server was stopped and started again.
-    """
+    """A long conversation that goes on after the server was stopped and started again."""
     words, history = words_of(stage.ours(), stage.drawn("lengths")), stage.length(_HISTORY)
     with stage.apart("restart") as server:
         talk = Talk(stage.drawn("restart"), system_words=words(history))
@@ -70,9 +66,7 @@ def restart(stage: Stage) -> list[Row]:
 
 
 def cut_off(stage: Stage) -> list[Row]:
-    """
-    Clients that leave when nine tenths of their prompt are prefilled, and ask again.
-    """
+    """Clients that leave when nine tenths of their prompt are prefilled, and ask again."""
     again, left_at, told, compared = [], [], [], 0
     words = words_of(stage.ours(), stage.drawn("lengths"))(_CUT_TOKENS)
     with stage.apart("cut off", *_HEARTBEAT) as server:
@@ -128,9 +122,7 @@ def _left(stage: Stage, server: Running, place: int, words: int) -> tuple[float,
 
 
 def prefilled(comment: str) -> float | None:
-    """
-    How far a prefill has come, by a comment of the stream; None where it says nothing of it.
-    """
+    """How far a prefill has come, by a comment of the stream; None where it says nothing of it."""
     found = re.fullmatch(r"prefill (\d+)/(\d+)", comment)
     return int(found[1]) / int(found[2]) if found and int(found[2]) else None
 

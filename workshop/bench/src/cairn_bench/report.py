@@ -1,6 +1,4 @@
-"""
-What came of it, for people and for programs. Pure, but for what is asked of the machine.
-"""
+"""What came of it, for people and for programs. Pure, but for what is asked of the machine."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ COUNTED: Final = frozenset(one.name for one in SCENARIOS if one.in_mean)
 
 @attrs.frozen(kw_only=True)
 class Lost:
-    """
-    A run of a peer's that came to nothing.
-    """
+    """A run of a peer's that came to nothing."""
 
     scenario: str
     server: str
@@ -57,9 +53,7 @@ class Ratio:
 
     @property
     def value(self) -> float:
-        """
-        Below 1 where ours is sooner.
-        """
+        """Below 1 where ours is sooner."""
         return self.ours_s / self.theirs_s
 
 
@@ -79,16 +73,12 @@ class Mean:
 
     @property
     def is_whole(self) -> bool:
-        """
-        Whether it is over all that count: only then can a goal be reached or missed.
-        """
+        """Whether it is over all that count: only then can a goal be reached or missed."""
         return self.scenarios == len(COUNTED)
 
     @property
     def verdict(self) -> str:
-        """
-        What that says of the goal.
-        """
+        """What that says of the goal."""
         if not self.is_whole:
             return f"over {self.scenarios} of {len(COUNTED)} scenarios, so no goal applies"
         said = "missed" if self.is_missed else "reached"
@@ -96,16 +86,12 @@ class Mean:
 
     @property
     def is_missed(self) -> bool:
-        """
-        Whether a goal applies and is not reached.
-        """
+        """Whether a goal applies and is not reached."""
         return self.is_whole and self.value > GOALS[self.pause_s]
 
 
 def ratios(runs: Sequence[Run], ours: str) -> list[Ratio]:
-    """
-    Each run of a peer's beside ours of the same scenario and pause.
-    """
+    """Each run of a peer's beside ours of the same scenario and pause."""
     mine = {(run.scenario, run.pause_s): run for run in runs if run.server == ours}
     found = []
     for run in runs:
@@ -127,9 +113,7 @@ def ratios(runs: Sequence[Run], ours: str) -> list[Ratio]:
 
 
 def means(found: Sequence[Ratio]) -> list[Mean]:
-    """
-    The means over the scenarios that count, for each peer and pause.
-    """
+    """The means over the scenarios that count, for each peer and pause."""
     groups: dict[tuple[str, float], list[float]] = {}
     for ratio in found:
         if ratio.scenario in COUNTED:

@@ -66,18 +66,14 @@ def _asked(beginning: str, question: str, *, warm: bool) -> Request:
 
 
 def _chat(drawn: Drawn, words: Words, count: int) -> Iterator[Request]:
-    """
-    New chats under one system prompt.
-    """
+    """New chats under one system prompt."""
     prompt = drawn.text(words(_CHAT_TOKENS))
     for place in range(count):
         yield _asked(prompt, drawn.text(_QUESTION_WORDS), warm=place > 0)
 
 
 def _batch(tokens: int) -> Callable[[Drawn, Words, int], Iterator[Request]]:
-    """
-    Short inputs behind an instruction of so many tokens.
-    """
+    """Short inputs behind an instruction of so many tokens."""
 
     def play(drawn: Drawn, words: Words, count: int) -> Iterator[Request]:
         instruction = _plain(drawn, words(tokens))
@@ -88,17 +84,13 @@ def _batch(tokens: int) -> Callable[[Drawn, Words, int], Iterator[Request]]:
 
 
 def _plain(drawn: Drawn, words: int) -> str:
-    """
-    A text without the sentence around it, since that alone is longer than some instructions.
-    """
+    """A text without the sentence around it, since that alone is longer than some instructions."""
     text = drawn.text(max(words, 1) + 20)
     return " ".join(text.split()[: max(words, 1) + 4])
 
 
 def _documents(*, in_order: bool) -> Callable[[Drawn, Words, int], Iterator[Request]]:
-    """
-    Questions about two documents of a few, whose order is fixed or drawn.
-    """
+    """Questions about two documents of a few, whose order is fixed or drawn."""
 
     def play(drawn: Drawn, words: Words, count: int) -> Iterator[Request]:
         texts = [drawn.text(words(_DOCUMENT_TOKENS)) for _ in range(_DOCUMENTS)]
@@ -147,9 +139,7 @@ SHORT_BATCH = Work(name=f"batch, an instruction of {_SHORT}", play=_batch(_SHORT
 
 
 def work(stage: Stage, kind: Work) -> list[Row]:
-    """
-    One kind of work on our server: how many were hits, and how they compare with misses.
-    """
+    """One kind of work on our server: how many were hits, and how they compare with misses."""
     server = stage.ours()
     words = words_of(server, stage.drawn("lengths"))
     samples = _held(server, kind, stage.drawn(kind.name), words, stage.count(21, 101))
@@ -181,9 +171,7 @@ def work(stage: Stage, kind: Work) -> list[Row]:
 
 
 def short_batch(stage: Stage) -> list[Row]:
-    """
-    A short instruction, with chunks of several sizes: what does not fill one is not reused.
-    """
+    """A short instruction, with chunks of several sizes: what does not fill one is not reused."""
     rows = []
     server = stage.ours()
     words = words_of(server, stage.drawn("lengths"))
@@ -208,9 +196,7 @@ def short_batch(stage: Stage) -> list[Row]:
 
 
 def _held(server: Running, kind: Work, drawn: Drawn, words: Words, count: int) -> Sequence[Sample]:
-    """
-    Ask all of it, one after the other, each when the server is at rest.
-    """
+    """Ask all of it, one after the other, each when the server is at rest."""
     samples = []
     for request in kind.play(drawn, words, count):
         samples.append(ask(server, request))
@@ -219,9 +205,7 @@ def _held(server: Running, kind: Work, drawn: Drawn, words: Words, count: int) -
 
 
 def _hits(samples: Sequence[Sample]) -> list[Sample]:
-    """
-    The requests that could reuse, and reused what they could.
-    """
+    """The requests that could reuse, and reused what they could."""
     missed = [sample for sample, _ in unhit(samples)]
     return [
         sample

@@ -1,6 +1,4 @@
-"""
-A figure and its goal. Pure.
-"""
+"""A figure and its goal. Pure."""
 
 from __future__ import annotations
 
@@ -37,25 +35,19 @@ class Row:
 
     @property
     def is_missed(self) -> bool:
-        """
-        Whether there is a goal and it is not reached.
-        """
+        """Whether there is a goal and it is not reached."""
         if self.goal is None:
             return False
         return self.value > self.goal if self.better == "less" else self.value < self.goal
 
     @property
     def told(self) -> str:
-        """
-        The value for people.
-        """
+        """The value for people."""
         return shown(self.value, self.shown)
 
     @property
     def told_goal(self) -> str:
-        """
-        The goal for people; empty where there is none.
-        """
+        """The goal for people; empty where there is none."""
         if self.goal is None:
             return ""
         most = "at most" if self.better == "less" else "at least"
@@ -63,9 +55,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """
-        Whether the goal is reached; empty where there is none.
-        """
+        """Whether the goal is reached; empty where there is none."""
         if self.goal is None:
             return ""
         return "missed" if self.is_missed else "reached"

@@ -1,6 +1,4 @@
-"""
-One scenario on one server, and what makes it a result.
-"""
+"""One scenario on one server, and what makes it a result."""
 
 from __future__ import annotations
 
@@ -37,16 +35,12 @@ class Run:
 
     @property
     def warm(self) -> tuple[Sample, ...]:
-        """
-        The samples that count.
-        """
+        """The samples that count."""
         return tuple(sample for sample in self.samples if sample.request.warm)
 
     @property
     def first_s(self) -> float:
-        """
-        The median time to the first token of the warm requests.
-        """
+        """The median time to the first token of the warm requests."""
         return statistics.median(sample.first_s for sample in self.warm)
 
     @property

@@ -57,9 +57,7 @@ class Scenario:
     in_mean: bool = True
 
     def steps(self, salt: str) -> Steps:
-        """
-        The requests in their order; the same for the same salt.
-        """
+        """The requests in their order; the same for the same salt."""
         return self.play(Drawn(salt, self.name))
 
 
@@ -78,17 +76,13 @@ class Drawn:
         self._texts = 0
 
     def text(self, words: int) -> str:
-        """
-        The next text, of so many words and a sentence around them.
-        """
+        """The next text, of so many words and a sentence around them."""
         self._texts += 1
         return listed(self._salt, f"{self._name} {self._texts}", words)
 
 
 class Talk:
-    """
-    A conversation as its client has it.
-    """
+    """A conversation as its client has it."""
 
     def __init__(self, drawn: Drawn, *, system_words: int) -> None:
         self._drawn = drawn
@@ -96,9 +90,7 @@ class Talk:
         self.messages: list[Message] = [system(drawn.text(system_words))]
 
     def ask(self, words: int, *, answer_tokens: int = 24, thinking: bool = False) -> Request:
-        """
-        Say so many words.
-        """
+        """Say so many words."""
         self.messages.append(user(self._drawn.text(words)))
         warm, self._asked = self._asked, True
         return Request(
@@ -109,15 +101,11 @@ class Talk:
         )
 
     def hear(self, text: str) -> None:
-        """
-        Put an answer behind it.
-        """
+        """Put an answer behind it."""
         self.messages.append(assistant(text))
 
     def take_back(self) -> None:
-        """
-        Take the last turn back.
-        """
+        """Take the last turn back."""
         del self.messages[-2:]
 
 
@@ -137,9 +125,7 @@ def _thirty_turns(drawn: Drawn) -> Steps:
 
 
 def _in_turn(drawn: Drawn) -> Steps:
-    """
-    Twenty conversations, each of which goes on when all others have spoken.
-    """
+    """Twenty conversations, each of which goes on when all others have spoken."""
     talks = [Talk(drawn, system_words=75) for _ in range(20)]
     for _ in range(3):
         drawn.chances.shuffle(talks)
@@ -149,9 +135,7 @@ def _in_turn(drawn: Drawn) -> Steps:
 
 
 def _edits(drawn: Drawn) -> Steps:
-    """
-    Every other turn from the fourth on takes the last one back and says something else.
-    """
+    """Every other turn from the fourth on takes the last one back and says something else."""
     talk = Talk(drawn, system_words=60)
     for place in range(12):
         if place % 2 and place > 1:
@@ -161,9 +145,7 @@ def _edits(drawn: Drawn) -> Steps:
 
 
 def _documents(drawn: Drawn) -> Steps:
-    """
-    Questions about the same few documents, each in a conversation of its own.
-    """
+    """Questions about the same few documents, each in a conversation of its own."""
     documents = [drawn.text(250) for _ in range(3)]
     asked = [*range(3), *(drawn.chances.randrange(3) for _ in range(12))]
     for place, number in enumerate(asked):
@@ -172,9 +154,7 @@ def _documents(drawn: Drawn) -> Steps:
 
 
 def _batch(drawn: Drawn) -> Steps:
-    """
-    Short inputs behind one instruction.
-    """
+    """Short inputs behind one instruction."""
     instruction = drawn.text(160)
     for place in range(20):
         messages = (system(instruction), user(drawn.text(6)))
@@ -182,9 +162,7 @@ def _batch(drawn: Drawn) -> Steps:
 
 
 def _repeats(drawn: Drawn) -> Steps:
-    """
-    The very same request again.
-    """
+    """The very same request again."""
     messages = (system(drawn.text(120)), user(drawn.text(16)))
     for place in range(6):
         yield Request(messages=messages, warm=place > 0)
@@ -203,9 +181,7 @@ def _thinking_dropped(drawn: Drawn) -> Steps:
 
 
 def _branches(drawn: Drawn) -> Steps:
-    """
-    One conversation goes on in many ways from the same turn.
-    """
+    """One conversation goes on in many ways from the same turn."""
     talk = Talk(drawn, system_words=80)
     for _ in range(3):
         answer = yield talk.ask(16)
@@ -231,6 +207,4 @@ SCENARIOS: Final = (
     ),
     Scenario(name="branches", told="many ways on from one turn", play=_branches, in_mean=False),
 )
-"""
-In the order in which they are measured.
-"""
+"""In the order in which they are measured."""

@@ -50,15 +50,11 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 
 class DidNotStart(Exception):
-    """
-    A server did not come up; the message has what it said last.
-    """
+    """A server did not come up; the message has what it said last."""
 
 
 class NeverAtRest(Exception):
-    """
-    A server did not come to rest.
-    """
+    """A server did not come to rest."""
 
 
 @attrs.frozen(kw_only=True)
@@ -82,9 +78,7 @@ class Kind:
 
 
 def ours() -> Kind:
-    """
-    Cairn, as `ops serve` starts it.
-    """
+    """Cairn, as `ops serve` starts it."""
     command = (sys.executable, "-P", "-m", "cairn.ops", "serve", "--model", "{model}")
     return Kind(
         name="cairn",
@@ -96,9 +90,7 @@ def ours() -> Kind:
 
 
 def unrecorded() -> Kind:
-    """
-    Cairn with a journal that is written nowhere, to see what writing costs.
-    """
+    """Cairn with a journal that is written nowhere, to see what writing costs."""
     command = (sys.executable, "-P", "-m", "cairn_bench.null_store", "--model", "{model}")
     return Kind(
         name="cairn, nothing written",
@@ -124,9 +116,7 @@ def mlx_lm(*, same_footing: bool) -> Kind:
 
 
 def llama(binary: Path, weights: Path) -> Kind:
-    """
-    llama.cpp's server, over the same model in its own format.
-    """
+    """llama.cpp's server, over the same model in its own format."""
     command = (str(binary), "--model", str(weights), "--host", "127.0.0.1", "--port", "{port}")
     return Kind(name="llama.cpp", command=command, environment={"LD_PRELOAD": None})
 
@@ -145,9 +135,7 @@ class Settled:
     used_tokens: int
 
     def since(self, before: Settled) -> Settled:
-        """
-        What came to it since.
-        """
+        """What came to it since."""
         return Settled(
             computed_tokens=self.computed_tokens - before.computed_tokens,
             used_tokens=self.used_tokens - before.used_tokens,
@@ -187,23 +175,17 @@ class Running:
             time.sleep(_LOOK_S)
 
     def counted(self, name: str) -> int:
-        """
-        A counter of its metrics; 0 where it tells none of that name.
-        """
+        """A counter of its metrics; 0 where it tells none of that name."""
         return _counter((self.client.content("/metrics") or b"").decode(), name)
 
     def chunk_tokens(self) -> int | None:
-        """
-        C; None where it does not tell.
-        """
+        """C; None where it does not tell."""
         health = self.client.get("/health")
         told = health.get("chunk_tokens") if isinstance(health, Mapping) else None
         return told if isinstance(told, int) else None
 
     def settled(self) -> Settled | None:
-        """
-        What it computed ahead by now; None where it does not tell.
-        """
+        """What it computed ahead by now; None where it does not tell."""
         if not self.kind.is_ours:
             return None
         return Settled(
@@ -213,9 +195,7 @@ class Running:
 
 
 def _is_at_rest(health: Any) -> bool:
-    """
-    Whether no request is open and no session at work.
-    """
+    """Whether no request is open and no session at work."""
     if not isinstance(health, Mapping):
         return False
     sessions = health.get("sessions", {})
@@ -271,9 +251,7 @@ class Servers:
         return self._open[name][0]
 
     def end(self, name: str) -> None:
-        """
-        End it. Asked for again, it is started anew.
-        """
+        """End it. Asked for again, it is started anew."""
         if name in self._open:
             _, ending = self._open.pop(name)
             ending.close()
@@ -319,9 +297,7 @@ def running(
 
 
 def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """
-    That of this process, with what a kind sets and takes away. No hub is asked for a model.
-    """
+    """That of this process, with what a kind sets and takes away. No hub is asked for a model."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     for name, value in changes.items():
         environment.pop(name, None)
@@ -337,9 +313,7 @@ def _free_port() -> int:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], client: Client, kind: Kind, log: Path) -> None:
-    """
-    Wait until it answers a first request too: some load the model behind a port that is open.
-    """
+    """Wait until it answers a first request too: some load the model behind a port that is open."""
     end_s = time.monotonic() + _READY_S
     while client.content(kind.ready) is None:
         if process.poll() is not None:

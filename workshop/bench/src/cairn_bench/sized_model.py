@@ -29,9 +29,7 @@ _HEAD_GAIN = 4.0
 
 @attrs.frozen(kw_only=True)
 class Size:
-    """
-    The shape of a Qwen3.
-    """
+    """The shape of a Qwen3."""
 
     layers: int = 8
     hidden_size: int = 256
@@ -82,9 +80,7 @@ def make_sized_model(
 
 
 def _plain_words(tokenizer: Tokenizer) -> Iterator[int]:
-    """
-    The tokens that are letters and spaces alone.
-    """
+    """The tokens that are letters and spaces alone."""
     for token in range(tokenizer.get_vocab_size()):
         text = tokenizer.decode([token])
         if text.isascii() and text.strip().isalpha():

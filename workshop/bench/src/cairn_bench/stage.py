@@ -1,6 +1,4 @@
-"""
-What a part of the bench has at hand: servers that run, servers to start, and the model alone.
-"""
+"""What a part of the bench has at hand: servers that run, servers to start, and the model alone."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ class Stage:
     alone: Alone
 
     def ours(self) -> Running:
-        """
-        Our server, at rest.
-        """
+        """Our server, at rest."""
         server = self.named(self.own.name)
         server.wait_at_rest()
         return server
@@ -101,21 +97,15 @@ class Stage:
         return self.start(kind, self.model, self.folder / name.replace(" ", "-"))
 
     def drawn(self, name: str) -> Drawn:
-        """
-        Texts under a name; the same for the same salt.
-        """
+        """Texts under a name; the same for the same salt."""
         return Drawn(self.salt, name)
 
     def count(self, quick: int, usual: int) -> int:
-        """
-        How often, by how much time there is.
-        """
+        """How often, by how much time there is."""
         return quick if self.quick else usual
 
     def length(self, tokens: int) -> int:
-        """
-        How long a long history is, by how much time there is: half of it takes a quarter.
-        """
+        """How long a long history is, by how much time there is: half of it takes a quarter."""
         return self.count(tokens // 2, tokens)
 
 
@@ -175,9 +165,7 @@ def require_hits(what: str, samples: Sequence[Sample], least: float = 0.0) -> No
 
 
 def told_hit(sample: Sample) -> str:
-    """
-    How much of a prompt was reused, in words.
-    """
+    """How much of a prompt was reused, in words."""
     return f"{sample.answer.cached_tokens} of {sample.answer.prompt_tokens} tokens were reused"
 
 
@@ -197,9 +185,7 @@ def checked(
 
 
 def words_of(server: Running, drawn: Drawn) -> Callable[[int], int]:
-    """
-    Learn how many words make so many tokens of a prompt.
-    """
+    """Learn how many words make so many tokens of a prompt."""
     counts = []
     for words in _LEARNT_WORDS:
         messages = (system(drawn.text(words)), user(drawn.text(1)))
@@ -213,9 +199,7 @@ def words_of(server: Running, drawn: Drawn) -> Callable[[int], int]:
 
 
 def median_s(samples: Sequence[Sample]) -> float:
-    """
-    The median time to the first token.
-    """
+    """The median time to the first token."""
     return statistics.median(sample.first_s for sample in samples)
 
 
@@ -244,16 +228,12 @@ def beside_cold(
 
 
 def span(sample: Sample) -> tuple[int, int]:
-    """
-    (tokens that were reused, tokens of the prompt).
-    """
+    """(tokens that were reused, tokens of the prompt)."""
     return sample.answer.cached_tokens or 0, sample.answer.prompt_tokens or 0
 
 
 def milliseconds(seconds: float) -> str:
-    """
-    For people.
-    """
+    """For people."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
@@ -306,9 +286,7 @@ def bare_of(
     spans: Sequence[tuple[int, int]],
     different: Sequence[tuple[int, int]],
 ) -> Bare:
-    """
-    What the process wrote, in the order in which it was asked for.
-    """
+    """What the process wrote, in the order in which it was asked for."""
     medians = [statistics.median(times) for times in found["spans"]]
     by_span = dict(zip(different, medians, strict=True))
     return Bare(

@@ -1,6 +1,4 @@
-"""
-Conversations at once: tokens a second, ours beside the peer's.
-"""
+"""Conversations at once: tokens a second, ours beside the peer's."""
 
 from __future__ import annotations
 

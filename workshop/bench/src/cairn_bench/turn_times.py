@@ -22,9 +22,7 @@ _CHUNK = 64
 
 
 def main() -> int:
-    """
-    Print what each step takes.
-    """
+    """Print what each step takes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--tokens", type=int, nargs="+", default=[500, 8_000, 100_000])
     parser.add_argument("--blocks", type=int, default=100_000, help="that are in memory in all")

@@ -103,9 +103,7 @@ class Conversation:
         return last
 
     def _answer(self, request: str, ids: tuple[int, ...], start: int) -> None:
-        """
-        The passes over the rest of the prompt, an answer of a chunk's tokens, and its end.
-        """
+        """The passes over the rest of the prompt, an answer of a chunk's tokens, and its end."""
         answer = self._some(self._chunk)
         keys = self._keys(ids, self._last.prompt_keys)
         for begin in range(start, len(ids), self._chunk):
@@ -279,12 +277,8 @@ class Conversation:
 
 
 class _Nowhere:
-    """
-    In the place of the journal's writer: keeps nothing, and waits for nobody.
-    """
+    """In the place of the journal's writer: keeps nothing, and waits for nobody."""
 
     def submit(self, rows: Sequence[Row], recorded: Sequence[ev.Recorded]) -> int:
-        """
-        The receipt.
-        """
+        """The receipt."""
         return rows[-1].position

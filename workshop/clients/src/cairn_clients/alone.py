@@ -56,9 +56,7 @@ def raise_loopback() -> None:
 
 
 def reaches_others() -> bool:
-    """
-    Whether this network has a way to an address that is not this machine's.
-    """
+    """Whether this network has a way to an address that is not this machine's."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         try:
             # Nothing is sent by this: it only looks for the way.

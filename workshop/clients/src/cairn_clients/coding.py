@@ -55,9 +55,7 @@ class Stage:
 
 
 def claude_lines() -> list[Line]:
-    """
-    What the scripted model says to Claude Code.
-    """
+    """What the scripted model says to Claude Code."""
     reads = {"command": f"cat {NOTE}", "description": "Read the note"}
     sends = {
         "description": "Find the key",
@@ -165,9 +163,7 @@ def claude_searches(stage: Stage) -> None:
 
 
 def opencode_lines() -> list[Line]:
-    """
-    What the scripted model says to opencode.
-    """
+    """What the scripted model says to opencode."""
     call = calls("bash", {"command": f"cat {NOTE}", "description": "Reads the note"})
     return [Line(READ, call), Line(KEPT, HAS_READ)]
 

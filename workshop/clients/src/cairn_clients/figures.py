@@ -69,9 +69,7 @@ class Turn:
 
 
 def requests_of(recorded: Iterable[ev.Recorded]) -> list[Request]:
-    """
-    The requests of a journal, in order.
-    """
+    """The requests of a journal, in order."""
     prompts: dict[str, tuple[int, ...]] = {}
     received: list[ev.RequestReceived] = []
     paths: dict[str, ev.PathSelected] = {}
@@ -152,9 +150,7 @@ def turns_of(requests: Sequence[Request], chunk: int) -> list[Turn]:
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """
-    In how many tokens two prompts begin alike.
-    """
+    """In how many tokens two prompts begin alike."""
     # By halves, since slices are compared at the speed of C and prompts are long.
     low, high = 0, min(len(one), len(other))
     while low < high:
@@ -202,7 +198,5 @@ def faults(turns: Sequence[Turn], openings: int, chunk: int) -> list[str]:
 
 
 def _goes_on(request: Request, turns: Sequence[Turn]) -> bool:
-    """
-    Whether another request came behind it, for which the server left its settling.
-    """
+    """Whether another request came behind it, for which the server left its settling."""
     return any(turn.request.place > request.place for turn in turns)

@@ -30,15 +30,11 @@ NAMES = (*NPM, *PIP)
 
 
 class Unavailable(Exception):
-    """
-    A client cannot be had on this machine. Its text says why.
-    """
+    """A client cannot be had on this machine. Its text says why."""
 
 
 def version(name: str) -> str:
-    """
-    The pinned version of a client.
-    """
+    """The pinned version of a client."""
     pinned = NPM.get(name) or PIP[name]
     return pinned.rpartition("@" if name in NPM else "==")[2]
 
@@ -76,9 +72,7 @@ def install(name: str, cache: Path) -> None:
 
 
 def is_installed(name: str, cache: Path) -> bool:
-    """
-    Whether this version of a client is in the folder.
-    """
+    """Whether this version of a client is in the folder."""
     return (_folder(name, cache) / ".complete").exists()
 
 
@@ -103,9 +97,7 @@ def program(name: str, cache: Path) -> Path:
 
 
 def library(name: str, cache: Path) -> Path:
-    """
-    The folder from which Python imports a client that pip brought.
-    """
+    """The folder from which Python imports a client that pip brought."""
     return _folder(name, cache)
 
 

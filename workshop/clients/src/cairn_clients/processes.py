@@ -1,6 +1,4 @@
-"""
-Programs that end by themselves, or are ended after a time by their process group's id.
-"""
+"""Programs that end by themselves, or are ended after a time by their process group's id."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Failed(Exception):
-    """
-    A client did not do what it was started for. Its text has the end of what it said.
-    """
+    """A client did not do what it was started for. Its text has the end of what it said."""
 
 
 @attrs.frozen(kw_only=True)
@@ -43,9 +39,7 @@ class Place:
     limit_s: float
 
     def changed(self, **env: str) -> Place:
-        """
-        The same with more in the environment.
-        """
+        """The same with more in the environment."""
         return attrs.evolve(self, env={**self.env, **env})
 
 
@@ -103,9 +97,7 @@ def run_together(*jobs: tuple[Place, Sequence[str | Path]]) -> list[str]:
 
 
 def _heard(at: Place, name: str, process: subprocess.Popen[str]) -> str:
-    """
-    What it writes to stdout until it ends.
-    """
+    """What it writes to stdout until it ends."""
     try:
         out, err = process.communicate(timeout=at.limit_s)
     except subprocess.TimeoutExpired:

@@ -164,9 +164,7 @@ TALKS = (
 
 
 def main() -> None:
-    """
-    The command line.
-    """
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -205,9 +203,7 @@ def main() -> None:
 
 
 def _install(talks: Sequence[Talk], cache: Path) -> dict[str, str]:
-    """
-    Get what is needed. Gives why a client cannot be had, by its name.
-    """
+    """Get what is needed. Gives why a client cannot be had, by its name."""
     missing: dict[str, str] = {}
     for name in dict.fromkeys(talk.client for talk in talks):
         try:
@@ -258,9 +254,7 @@ def _hold_all(talks: Sequence[Talk], asked: argparse.Namespace, missing: Mapping
 
 
 def _held(talk: Talk, folder: Path, asked: argparse.Namespace) -> list[Turn]:
-    """
-    Hold a conversation over a server of its own; gives its turns.
-    """
+    """Hold a conversation over a server of its own; gives its turns."""
     is_program = talk.client in packages.NPM
     find = packages.program if is_program else packages.library
     program = find(talk.client, asked.cache)
@@ -287,9 +281,7 @@ def _held(talk: Talk, folder: Path, asked: argparse.Namespace) -> list[Turn]:
 
 
 def _rest(server: Serving, limit_s: float) -> None:
-    """
-    Wait until the server is at rest, which may take as long as a run.
-    """
+    """Wait until the server is at rest, which may take as long as a run."""
     end = time.monotonic() + limit_s
     while True:
         try:

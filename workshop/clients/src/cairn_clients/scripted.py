@@ -41,9 +41,7 @@ class Line:
 
 
 def calls(name: str, arguments: Mapping[str, Any]) -> str:
-    """
-    The call of a tool as the model writes it.
-    """
+    """The call of a tool as the model writes it."""
     call = json.dumps({"name": name, "arguments": dict(arguments)})
     return f"<tool_call>\n{call}\n</tool_call>"
 

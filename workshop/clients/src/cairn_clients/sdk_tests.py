@@ -202,23 +202,17 @@ class Result:
         return None
 
     def unexplained(self) -> list[str]:
-        """
-        Those that failed and of which nothing is said.
-        """
+        """Those that failed and of which nothing is said."""
         return [name for name in self.failed if self.why(name) is None]
 
     def unneeded(self) -> list[str]:
-        """
-        The explanations of what does not fail.
-        """
+        """The explanations of what does not fail."""
         said = EXPLAINED.get(self.suite, {})
         return [one for one in said if not any(name.startswith(one) for name in self.failed)]
 
 
 def main() -> int:
-    """
-    Run what is asked for.
-    """
+    """Run what is asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().split("\n\n")[0])
     parser.add_argument("suites", nargs="*", metavar="SUITE", help="of: " + ", ".join(_names()))
     parser.add_argument("--write", action="store_true", help="make the table of the page anew")
@@ -249,9 +243,7 @@ def main() -> int:
 
 
 def prepare(suite: Suite) -> None:
-    """
-    Put the tests and their environment into the cache, as far as they are not there.
-    """
+    """Put the tests and their environment into the cache, as far as they are not there."""
     python = _python(suite)
     marker = python.parents[1] / "needs.txt"
     needs = "\n".join(suite.needs)
@@ -266,9 +258,7 @@ def prepare(suite: Suite) -> None:
 
 
 def fetched(package: str, python: Path) -> Path:
-    """
-    The archive of a source distribution.
-    """
+    """The archive of a source distribution."""
     folder = CACHE / "archives"
     folder.mkdir(parents=True, exist_ok=True)
     pattern = f"{package.replace('==', '-').replace('-', '[-_]')}.tar.gz"
@@ -280,9 +270,7 @@ def fetched(package: str, python: Path) -> Path:
 
 
 def unpack(archive: Path, inside: str) -> None:
-    """
-    Take a folder out of an archive. Nothing else of it is unpacked.
-    """
+    """Take a folder out of an archive. Nothing else of it is unpacked."""
     with tarfile.open(archive) as whole:
         members = [one for one in whole if one.name.startswith(f"{inside}/")]
         whole.extractall(CACHE, members, filter="data")
@@ -351,9 +339,7 @@ def await_server(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 
 def run(suite: Suite, url: str) -> Result:
-    """
-    Run a suite, showing what pytest says.
-    """
+    """Run a suite, showing what pytest says."""
     print(f"== {suite.name}", flush=True)
     host, _, port = url.partition("://")[2].partition(":")
     environment = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "")}
@@ -406,9 +392,7 @@ def read(suite: Suite, report: Path) -> Result:
 
 
 def _message(case: ElementTree.Element) -> str:
-    """
-    How a test failed, or broke.
-    """
+    """How a test failed, or broke."""
     return "\n".join(one.get("message", "") for one in case if one.tag in ("failure", "error"))
 
 
@@ -416,9 +400,7 @@ def _message(case: ElementTree.Element) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """
-    What stands on the page: a row a suite, and what is to be said of those that fail.
-    """
+    """What stands on the page: a row a suite, and what is to be said of those that fail."""
     lines = ["| suite | of | passed | failed | skipped |", "|---|---|---|---|---|"]
     for one in results:
         cells = (f"`{one.suite}`", one.package, one.passed, len(one.failed), one.skipped)
@@ -435,9 +417,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def write(page: Path, made: str) -> None:
-    """
-    Put the table between the page's two marks.
-    """
+    """Put the table between the page's two marks."""
     text = page.read_text("utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, behind = rest.partition(END)

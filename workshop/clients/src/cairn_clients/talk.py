@@ -116,9 +116,7 @@ TALKS = {
 
 
 def main(library: str, url: str, model: str) -> None:
-    """
-    Hold the conversation.
-    """
+    """Hold the conversation."""
     ask = TALKS[library](url, model)
     messages: list[dict[str, Any]] = []
     for said in SAID:

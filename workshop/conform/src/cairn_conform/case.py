@@ -27,9 +27,7 @@ T = TypeVar("T")
 Verdict = Literal["kept", "broken", "not tried"]
 
 TOKENS = 24
-"""
-How long most answers are.
-"""
+"""How long most answers are."""
 
 _SHORT_WORDS = 12
 _BETWEEN_S = 0.2
@@ -39,15 +37,11 @@ _HIT_PARTS = 4
 
 
 class Ended(Exception):
-    """
-    A row cannot go on. What there is to say is said already.
-    """
+    """A row cannot go on. What there is to say is said already."""
 
 
 class Lost(Exception):
-    """
-    The server answers no more.
-    """
+    """The server answers no more."""
 
 
 @attrs.frozen
@@ -85,9 +79,7 @@ class Result:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """
-        All there is to say, what matters most first.
-        """
+        """All there is to say, what matters most first."""
         return (*self.broken, *self.untried, *self.evidence)
 
 
@@ -114,9 +106,7 @@ class Subject:
     restart_s: float = 120.0
 
     def body(self, messages: Sequence[Message], **more: Any) -> dict[str, Any]:
-        """
-        A request: greedy, and short.
-        """
+        """A request: greedy, and short."""
         plain = {"temperature": 0, "max_tokens": TOKENS}
         return {"messages": list(messages), **self.fields, **plain, **more}
 
@@ -164,9 +154,7 @@ class Subject:
 
 
 class Case:
-    """
-    One row's dealings with the server.
-    """
+    """One row's dealings with the server."""
 
     def __init__(self, subject: Subject, row: Row) -> None:
         self.subject = subject
@@ -180,34 +168,24 @@ class Case:
     # --- what is said ----------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """
-        Something that a reader should know.
-        """
+        """Something that a reader should know."""
         self._notes.append(text)
 
     def broke(self, text: str) -> None:
-        """
-        Something that is not kept.
-        """
+        """Something that is not kept."""
         self._broken.append(text)
 
     def untried(self, text: str) -> None:
-        """
-        Why what the row asks cannot be told here. What is broken all the same goes before it.
-        """
+        """Why what the row asks cannot be told here. What is broken all the same goes before it."""
         self._untried.append(text)
 
     def stop(self, text: str) -> Ended:
-        """
-        ``untried``, where the row cannot go on. To be raised.
-        """
+        """``untried``, where the row cannot go on. To be raised."""
         self.untried(text)
         return Ended(text)
 
     def result(self) -> Result:
-        """
-        What the row came to.
-        """
+        """What the row came to."""
         verdict: Verdict = "kept"
         if self._broken:
             verdict = "broken"
@@ -225,21 +203,15 @@ class Case:
     # --- what is asked ---------------------------------------------------------------------------
 
     def long(self, name: str = "") -> list[Message]:
-        """
-        A conversation of one long turn that nobody has asked before.
-        """
+        """A conversation of one long turn that nobody has asked before."""
         return [user(self._listed(name, self.subject.words))]
 
     def short(self, name: str = "") -> list[Message]:
-        """
-        The same of a few words.
-        """
+        """The same of a few words."""
         return [user(self._listed(name, _SHORT_WORDS))]
 
     def onward(self, messages: Sequence[Message], answer: Answer, name: str = "") -> list[Message]:
-        """
-        The conversation with its answer; and with a further turn, where that has a name.
-        """
+        """The conversation with its answer; and with a further turn, where that has a name."""
         more = [user(self._listed(name, self.subject.words // 4))] if name else []
         return [*messages, assistant(answer.text), *more]
 
@@ -313,9 +285,7 @@ class Case:
         pieces: int = 1,
         **more: Any,
     ) -> Left:
-        """
-        Ask for a long answer, and go away. See ``Client.leave``.
-        """
+        """Ask for a long answer, and go away. See ``Client.leave``."""
         body = self.subject.body(messages, **{"max_tokens": 8 * TOKENS, "stream": True, **more})
         return self.subject.client.leave(body, after_s=after_s, pieces=pieces)
 
@@ -334,9 +304,7 @@ class Case:
         raise Ended(what)
 
     def refuses(self, answer: Answer) -> bool:
-        """
-        Whether the server takes no such request, and is not only busy.
-        """
+        """Whether the server takes no such request, and is not only busy."""
         return answer.refused and answer.status not in _BUSY
 
     def spoken(self, answer: Answer) -> Answer:
@@ -353,9 +321,7 @@ class Case:
     # --- what is judged --------------------------------------------------------------------------
 
     def same(self, was: Answer, now: Answer, what: str, *, logprobs: bool = True) -> bool:
-        """
-        Whether two answers are the same; it is broken if they are not.
-        """
+        """Whether two answers are the same; it is broken if they are not."""
         found = difference(was, now, logprobs=logprobs)
         if found is not None:
             self.broke(f"{what}: {found}")
@@ -434,15 +400,11 @@ class Case:
             raise self.stop(f"the command of --restart {error}") from error
 
     def compared(self, answer: Answer) -> None:
-        """
-        Note what there was to compare.
-        """
+        """Note what there was to compare."""
         self.note(f"compared: {compared(answer)}")
 
     def _known(self, body: Mapping[str, Any], answer: Answer, what: str) -> Answer:
-        """
-        ``complete``; and what was answered once is not to be refused later.
-        """
+        """``complete``; and what was answered once is not to be refused later."""
         key = json.dumps(body)
         if self.refuses(answer) and key in self._answered:
             self.broke(f"{what} was refused, and was answered before: {answer.outcome}")
@@ -456,9 +418,7 @@ class Case:
 
 
 def cached(answers: Sequence[Answer]) -> str:
-    """
-    The prompt tokens that each answer says were reused.
-    """
+    """The prompt tokens that each answer says were reused."""
     told = [answer.cached_tokens for answer in answers]
     if all(number is None for number in told):
         return "cached: not told"

@@ -27,9 +27,7 @@ _CHAT = "/v1/chat/completions"
 
 
 class _TooMuch(Exception):
-    """
-    More came than any answer is long.
-    """
+    """More came than any answer is long."""
 
 
 @attrs.frozen(kw_only=True)
@@ -155,18 +153,14 @@ class Client:
         return Left(after_s=time.monotonic() - began_s, pieces=stream.pieces, ended=ended)
 
     def get(self, path: str) -> Any:
-        """
-        The JSON at an address below the server's root; None where there is none.
-        """
+        """The JSON at an address below the server's root; None where there is none."""
         content = self.content(path)
         with contextlib.suppress(ValueError, RecursionError):
             return None if content is None else json.loads(content)
         return None
 
     def content(self, path: str) -> bytes | None:
-        """
-        What stands at an address below the server's root; None where nothing does.
-        """
+        """What stands at an address below the server's root; None where nothing does."""
         with (
             self._connected() as connection,
             contextlib.suppress(OSError, http.client.HTTPException),
@@ -197,9 +191,7 @@ class Client:
 
 
 class _Connection:
-    """
-    A connection that is cut when its deadline is over.
-    """
+    """A connection that is cut when its deadline is over."""
 
     def __init__(self, connection: http.client.HTTPConnection, deadline_s: float) -> None:
         self._connection = connection
@@ -209,18 +201,14 @@ class _Connection:
         self.late = False
 
     def open(self) -> None:
-        """
-        Connect, and start the clock.
-        """
+        """Connect, and start the clock."""
         self._timer.start()
         self._connection.connect()
         # http.client lets go of its own once a response says that it ends with the connection.
         self._socket = self._connection.sock
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> None:
-        """
-        Send a request.
-        """
+        """Send a request."""
         headers = {**headers, "content-type": "application/json"}
         # A server may answer, and close, before it has read all of a body.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -229,16 +217,12 @@ class _Connection:
     def posted(
         self, path: str, body: bytes, headers: Mapping[str, str]
     ) -> http.client.HTTPResponse:
-        """
-        Send a request; the beginning of its response.
-        """
+        """Send a request; the beginning of its response."""
         self.post(path, body, headers)
         return self._connection.getresponse()
 
     def got(self, path: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        """
-        The beginning of the response to a GET.
-        """
+        """The beginning of the response to a GET."""
         self._connection.request("GET", path, headers=dict(headers))
         return self._connection.getresponse()
 
@@ -254,9 +238,7 @@ class _Connection:
         return self._socket.recv(_READ_BYTES)
 
     def close(self) -> None:
-        """
-        Close it, whatever is on its way.
-        """
+        """Close it, whatever is on its way."""
         self._timer.cancel()
         self._shut()
         self._connection.close()
@@ -292,9 +274,7 @@ class _Reading:
 
     @property
     def first_s(self) -> float | None:
-        """
-        When the first of them came.
-        """
+        """When the first of them came."""
         return self.heard_s[0] if self.heard_s else None
 
     def read(self, response: http.client.HTTPResponse) -> None:
@@ -322,9 +302,7 @@ class _Reading:
             self.fault = f"the answer was cut off after {read} of {declared} bytes"
 
     def answer(self, fault: str) -> Answer:
-        """
-        What it comes to.
-        """
+        """What it comes to."""
         if self._stream is not None:
             return self._stream.answer(fault)
         if fault:

@@ -30,9 +30,7 @@ class Token:
 
     @property
     def name(self) -> str:
-        """
-        How to call it: by its text, else by its id.
-        """
+        """How to call it: by its text, else by its id."""
         number, text, _ = self.identity
         return repr(text) if text is not None else f"id {number}"
 
@@ -78,38 +76,28 @@ class Answer:
 
     @property
     def complete(self) -> bool:
-        """
-        Whether it is an answer, and all of it.
-        """
+        """Whether it is an answer, and all of it."""
         return self.status == 200 and not self.fault
 
     @property
     def refused(self) -> bool:
-        """
-        Whether the server says that the request is at fault.
-        """
+        """Whether the server says that the request is at fault."""
         return 400 <= self.status < 500 and not self.fault
 
     @property
     def empty(self) -> bool:
-        """
-        Whether it says nothing, so that there is nothing to compare.
-        """
+        """Whether it says nothing, so that there is nothing to compare."""
         return not (self.text or self.reasoning or self.tokens)
 
     @property
     def outcome(self) -> str:
-        """
-        What came, in words, where it was no answer.
-        """
+        """What came, in words, where it was no answer."""
         told = f": {shown(self.error)}" if self.error else ""
         return self.fault or f"status {self.status}{told}"
 
 
 def whole(status: int, body: bytes) -> Answer:
-    """
-    A response that came at once.
-    """
+    """A response that came at once."""
     value = _json(body)
     if status != 200:
         message, enveloped = _error(value)
@@ -157,9 +145,7 @@ class Streamed:
         self.comment = ""
 
     def feed(self, data: bytes) -> None:
-        """
-        Take the next bytes, cut anywhere.
-        """
+        """Take the next bytes, cut anywhere."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take(line.rstrip(b"\r"))
@@ -255,9 +241,7 @@ def difference(was: Answer, now: Answer, *, logprobs: bool = True) -> str | None
 
 
 def compared(answer: Answer) -> str:
-    """
-    What there was to compare, in words.
-    """
+    """What there was to compare, in words."""
     if answer.tokens is None:
         length = len(answer.text) + len(answer.reasoning)
         return f"texts of {length} characters (log-probabilities: not told)"
@@ -265,16 +249,12 @@ def compared(answer: Answer) -> str:
 
 
 def count(value: int | None) -> str:
-    """
-    A number that may not be told.
-    """
+    """A number that may not be told."""
     return "not told" if value is None else str(value)
 
 
 def shown(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
-    """
-    A text in quotes, cut where it is long.
-    """
+    """A text in quotes, cut where it is long."""
     return repr(text if len(text) <= characters else f"{text[:characters]}…")
 
 
@@ -305,9 +285,7 @@ def _logprobs_differ(pairs: list[tuple[Token, Token]]) -> str | None:
 
 
 def _common(one: str, other: str) -> int:
-    """
-    How many characters two texts have in common at their beginning.
-    """
+    """How many characters two texts have in common at their beginning."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -375,9 +353,7 @@ def _path(value: Any) -> str | None:
 
 
 def _error(value: Any) -> tuple[str, bool]:
-    """
-    The message of an error, and whether it is in OpenAI's envelope.
-    """
+    """The message of an error, and whether it is in OpenAI's envelope."""
     error = _get(value, "error")
     message = _string(_get(error, "message"))
     if message is not None:

@@ -19,23 +19,17 @@ Message = dict[str, str]
 
 
 def new_salt() -> str:
-    """
-    A salt that nobody had before.
-    """
+    """A salt that nobody had before."""
     return secrets.token_hex(_SALT_BYTES)
 
 
 def system(text: str) -> Message:
-    """
-    What stands before a conversation.
-    """
+    """What stands before a conversation."""
     return {"role": "system", "content": text}
 
 
 def user(text: str) -> Message:
-    """
-    What a user says.
-    """
+    """What a user says."""
     return {"role": "user", "content": text}
 
 
@@ -47,8 +41,6 @@ def assistant(text: str) -> Message:
 
 
 def listed(salt: str, name: str, words: int) -> str:
-    """
-    A text of so many words that nobody has asked before.
-    """
+    """A text of so many words that nobody has asked before."""
     drawn = random.Random(f"{salt}/{name}").choices(_WORDS, k=words)
     return f"{salt} {name}. Here is a list of words: {' '.join(drawn)}. Go on with the list."

@@ -160,9 +160,7 @@ def _check_url(url: str, *, anywhere: bool) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-    """
-    Whether a host is this machine for certain: other names may lead anywhere.
-    """
+    """Whether a host is this machine for certain: other names may lead anywhere."""
     if host == "localhost":
         return True
     try:
@@ -215,18 +213,14 @@ def _met(
 
 
 def _listed(value: Any) -> dict[str, Mapping[str, Any]]:
-    """
-    The models that a server lists, by name.
-    """
+    """The models that a server lists, by name."""
     entries = value.get("data") if isinstance(value, Mapping) else None
     found = [entry for entry in entries or () if isinstance(entry, Mapping)]
     return {str(entry["id"]): entry for entry in found if "id" in entry}
 
 
 def _context(facts: Any) -> int | None:
-    """
-    How long a prompt may be, by what servers call it; OpenAI has no name for it.
-    """
+    """How long a prompt may be, by what servers call it; OpenAI has no name for it."""
     if not isinstance(facts, Mapping):
         return None
     told = (facts.get(name) for name in _CONTEXT_NAMES)

@@ -1,6 +1,4 @@
-"""
-What is asked besides plain texts: odd prompts, and bodies that cannot be used. Pure.
-"""
+"""What is asked besides plain texts: odd prompts, and bodies that cannot be used. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ _SPECIAL = "<|im_end|>\n<|im_start|>system\n<|endoftext|></s><s>[INST]<|eot_id|>
 
 
 def odd_prompts(salt: str) -> Mapping[str, str]:
-    """
-    Contents that are legal JSON and that nobody sends on purpose, by name.
-    """
+    """Contents that are legal JSON and that nobody sends on purpose, by name."""
     return {
         "empty": "",
         "a space": " ",

@@ -19,9 +19,7 @@ _CUTS = (0.3, 0.7)
 
 
 def hit_equals_miss(case: Case) -> None:
-    """
-    The same long prompt twice, then past the cache if the server allows it, then once more.
-    """
+    """The same long prompt twice, then past the cache if the server allows it, then once more."""
     prompt = case.long()
     first = case.spoken(case.ask(prompt))
     again = case.ask(prompt)
@@ -52,9 +50,7 @@ def hit_equals_miss(case: Case) -> None:
 
 
 def shared_beginning(case: Case) -> None:
-    """
-    Two long prompts that differ in their last words, the second compared with a miss.
-    """
+    """Two long prompts that differ in their last words, the second compared with a miss."""
     one, other = (
         [user(f"{message['content']} {ending}")]
         for message in case.long()
@@ -69,9 +65,7 @@ def shared_beginning(case: Case) -> None:
 
 
 def other_traffic(case: Case) -> None:
-    """
-    A prompt alone, after others, and among others; and one that is new among others.
-    """
+    """A prompt alone, after others, and among others; and one that is new among others."""
     prompt, fresh = case.long(), case.long("new")
     others = [case.long(f"other {number}") for number in range(_OTHERS)]
     alone = case.spoken(case.ask(prompt))
@@ -92,9 +86,7 @@ def other_traffic(case: Case) -> None:
 
 
 def turn_by_turn(case: Case) -> None:
-    """
-    A conversation turn by turn, and then its last request past the cache.
-    """
+    """A conversation turn by turn, and then its last request past the cache."""
     messages = case.long()
     answers = [case.spoken(case.ask(messages))]
     for turn in range(2, _TURNS + 1):
@@ -126,9 +118,7 @@ def exact_repeat(case: Case) -> None:
 
 
 def after_a_restart(case: Case) -> None:
-    """
-    A prompt before and after the server was restarted.
-    """
+    """A prompt before and after the server was restarted."""
     if case.subject.restart is None:
         raise case.stop("no --restart was given")
     prompt = case.long()
@@ -143,9 +133,7 @@ def after_a_restart(case: Case) -> None:
 
 
 def disconnect(case: Case) -> None:
-    """
-    Clients that go away at several moments, and after each one a request that is known.
-    """
+    """Clients that go away at several moments, and after each one a request that is known."""
     known, decoding = case.long(), case.long("decode")
     before = case.warm(known)
     before_decoding = case.warm(decoding)
@@ -225,9 +213,7 @@ def _among(
 
 
 def _first_s(case: Case) -> float:
-    """
-    How long the first token of a new long prompt takes.
-    """
+    """How long the first token of a new long prompt takes."""
     # The first may have had to wait for what clients left behind.
     answers = [case.stream(case.long(f"how long {number}")) for number in range(2)]
     return min((answer.first_s or answer.ended_s) - answer.began_s for answer in answers)
@@ -252,9 +238,7 @@ CACHE_ROWS = (
     ),
     Row("exact-repeat", "Is all fine where the cache has all of a prompt?", exact_repeat),
 )
-"""
-The rows that a server bears easily.
-"""
+"""The rows that a server bears easily."""
 
 HARD_ROWS = (
     Row("restart", "Is an answer the same after a restart?", after_a_restart),
@@ -263,6 +247,4 @@ HARD_ROWS = (
         "cut-off-prefill", "Does a prefill that was cut off leave nothing behind?", cut_off_prefill
     ),
 )
-"""
-The rows after which a server may not be what it was.
-"""
+"""The rows after which a server may not be what it was."""

@@ -23,9 +23,7 @@ _LOST = "\N{REPLACEMENT CHARACTER}"
 
 
 def streaming(case: Case) -> None:
-    """
-    The same request whole and as a stream, plain and with a stop text.
-    """
+    """The same request whole and as a stream, plain and with a stop text."""
     prompt = case.long()
     plain = case.warm(prompt)
     requests: list[tuple[str, dict[str, Any]]] = [("plain", {})]
@@ -45,9 +43,7 @@ def streaming(case: Case) -> None:
 
 
 def seeds(case: Case) -> None:
-    """
-    A seed twice, and other seeds, at temperature 1.
-    """
+    """A seed twice, and other seeds, at temperature 1."""
     prompt = case.short()
     sampled: dict[str, Any] = {"temperature": 1, "top_p": 1}
     first = case.spoken(case.ask(prompt, "a request with a seed", seed=_SEED, **sampled))
@@ -69,9 +65,7 @@ def seeds(case: Case) -> None:
 
 
 def _chance(answer: Answer, others: int) -> float | None:
-    """
-    How likely it is that so many other seeds give an answer too; None where it is not told.
-    """
+    """How likely it is that so many other seeds give an answer too; None where it is not told."""
     total = 0.0
     for token in answer.tokens or ():
         if token.logprob is None:
@@ -81,9 +75,7 @@ def _chance(answer: Answer, others: int) -> float | None:
 
 
 def limits_kept(case: Case) -> None:
-    """
-    Fewer tokens, and stop texts out of what the server answers by itself.
-    """
+    """Fewer tokens, and stop texts out of what the server answers by itself."""
     prompt = case.short()
     full = case.warm(prompt)
     for limit in (*_LIMITS, TOKENS):
@@ -120,9 +112,7 @@ def _check_limit(case: Case, full: Answer, answer: Answer, limit: int) -> None:
 
 
 def _length(answer: Answer) -> int | None:
-    """
-    How many tokens an answer has, if that is told.
-    """
+    """How many tokens an answer has, if that is told."""
     if answer.completion_tokens is None and answer.tokens is not None:
         return len(answer.tokens)
     return answer.completion_tokens
@@ -165,9 +155,7 @@ def _stops(text: str) -> list[str]:
 
 
 def token_accounts(case: Case) -> None:
-    """
-    The usage of one prompt: as a miss, as a hit, as a stream, and cut short by its limit.
-    """
+    """The usage of one prompt: as a miss, as a hit, as a stream, and cut short by its limit."""
     prompt = case.long()
     answers = {
         "first": case.spoken(case.ask(prompt)),
@@ -235,9 +223,7 @@ def odd(case: Case) -> None:
 
 
 def bad(case: Case) -> None:
-    """
-    Bodies that cannot be used: each is refused in OpenAI's envelope, and the server lives on.
-    """
+    """Bodies that cannot be used: each is refused in OpenAI's envelope, and the server lives on."""
     known = case.short()
     before = case.warm(known)
     told = before.tokens is not None
@@ -283,9 +269,7 @@ def _taken(answer: Answer) -> str:
 
 
 def _lives_on(case: Case, name: str) -> bool:
-    """
-    Whether the server still answers after a request; it is broken if it does not.
-    """
+    """Whether the server still answers after a request; it is broken if it does not."""
     alive = case.subject.alive()
     if not alive:
         case.broke(f"{name}: the server answers no more after it")
@@ -293,9 +277,7 @@ def _lives_on(case: Case, name: str) -> bool:
 
 
 def _hung(case: Case, answer: Answer) -> bool:
-    """
-    Whether the row had better end: what hangs takes all of its time, each time.
-    """
+    """Whether the row had better end: what hangs takes all of its time, each time."""
     if answer.hung:
         case.note("the rest of the row was not asked")
     return answer.hung
@@ -307,14 +289,10 @@ PROTOCOL_ROWS = (
     Row("limits", "Are stop texts and max_tokens kept?", limits_kept),
     Row("token-accounts", "Does the usage add up?", token_accounts),
 )
-"""
-The rows that a server bears easily.
-"""
+"""The rows that a server bears easily."""
 
 HOSTILE_ROWS = (
     Row("odd-prompts", "Is there an answer or a refusal to odd prompts?", odd),
     Row("bad-bodies", "Are bodies that cannot be used refused, with an error's envelope?", bad),
 )
-"""
-The rows after which a server may not be there any more.
-"""
+"""The rows after which a server may not be there any more."""

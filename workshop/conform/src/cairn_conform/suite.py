@@ -1,6 +1,4 @@
-"""
-All rows, one after the other, as long as the server answers.
-"""
+"""All rows, one after the other, as long as the server answers."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from cairn_conform.rows_of_cache import CACHE_ROWS, HARD_ROWS
 from cairn_conform.rows_of_protocol import HOSTILE_ROWS, PROTOCOL_ROWS
 
 ROWS = {row.name: row for row in (*CACHE_ROWS, *PROTOCOL_ROWS, *HARD_ROWS, *HOSTILE_ROWS)}
-"""
-By name, in the order in which they are asked: what may harm a server comes last.
-"""
+"""By name, in the order in which they are asked: what may harm a server comes last."""
 
 
 def played(
@@ -39,9 +35,7 @@ def played(
 
 
 def _play(case: Case, row: Row) -> str | None:
-    """
-    Ask a row; why the server was lost in it, or None. One that can be restarted is not lost.
-    """
+    """Ask a row; why the server was lost in it, or None. One that can be restarted is not lost."""
     try:
         row.play(case)
     except Ended:

@@ -23,9 +23,7 @@ _LOG2_E: Final = math.log2(math.e)
 
 @mx.custom_function
 def _softmax(scores: mx.array) -> Any:
-    """
-    Over the last axis.
-    """
+    """Over the last axis."""
     highest = scores.max(-1, keepdims=True)
     raised = mx.power(2.0, (scores - highest) * _LOG2_E)
     return raised / raised.sum(-1, keepdims=True)
@@ -66,9 +64,7 @@ def causal_attention(
 
 @contextlib.contextmanager
 def attention_in_blocks() -> Iterator[None]:
-    """
-    While the context lasts, mlx-lm's Qwen3 attends by ``causal_attention``.
-    """
+    """While the context lasts, mlx-lm's Qwen3 attends by ``causal_attention``."""
     usual = qwen3.scaled_dot_product_attention
     qwen3.scaled_dot_product_attention = causal_attention
     try:

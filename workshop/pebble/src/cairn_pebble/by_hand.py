@@ -46,9 +46,7 @@ SPOKEN: Final = (
 
 @attrs.frozen
 class Spoken:
-    """
-    How one of them went.
-    """
+    """How one of them went."""
 
     told: str
     asked: str
@@ -57,9 +55,7 @@ class Spoken:
 
 
 def spoken(renderer: Renderer, say: Say) -> Iterator[Spoken]:
-    """
-    Try the facts.
-    """
+    """Try the facts."""
     for told, asked, value in SPOKEN:
         messages = [
             {"role": "user", "content": told},
@@ -278,9 +274,7 @@ _OFFERED: Final = 3
 
 @attrs.frozen
 class Called:
-    """
-    How one of the wishes went.
-    """
+    """How one of the wishes went."""
 
     asked: str
     tool: str
@@ -289,9 +283,7 @@ class Called:
 
 
 def called(renderer: Renderer, say: Say) -> Iterator[Called]:
-    """
-    Try the wishes, each with its tool among those of its neighbours.
-    """
+    """Try the wishes, each with its tool among those of its neighbours."""
     for place, wish in enumerate(WISHES):
         some = [WISHES[(place + step - 1) % len(WISHES)] for step in range(_OFFERED)]
         dialogue = Dialogue(

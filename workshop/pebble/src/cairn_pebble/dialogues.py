@@ -48,9 +48,7 @@ class Dialogue:
     thoughts: dict[int, str] = attrs.field(factory=dict)
 
     def edited(self) -> Dialogue:
-        """
-        The same after an edit of an earlier turn, which the last answer must follow.
-        """
+        """The same after an edit of an earlier turn, which the last answer must follow."""
         ((place, before, after),) = self.edits
         messages = [dict(message) for message in self.messages]
         for here in (place, -1):
@@ -58,23 +56,17 @@ class Dialogue:
         return attrs.evolve(self, messages=messages, needed=(after,), edits=())
 
     def instruct(self, rng: random.Random, split: Split) -> None:
-        """
-        Perhaps begin with a system message.
-        """
+        """Perhaps begin with a system message."""
         if rng.random() < 0.3:
             self.messages.append({"role": "system", "content": _system(rng, split)})
 
     def say(self, asked: str, answer: str, thought: str = "") -> None:
-        """
-        Add a round.
-        """
+        """Add a round."""
         self.messages.append({"role": "user", "content": asked})
         self.answer(answer, thought)
 
     def answer(self, answer: str, thought: str = "") -> None:
-        """
-        Add what Pebble says, and what it would have thought before.
-        """
+        """Add what Pebble says, and what it would have thought before."""
         if thought:
             self.thoughts[len(self.messages)] = thought
         self.messages.append({"role": "assistant", "content": answer})
@@ -147,9 +139,7 @@ def capital(text: str) -> str:
 
 
 def tell(rng: random.Random, split: Split, facts: list[Fact]) -> str:
-    """
-    One or more facts in one message.
-    """
+    """One or more facts in one message."""
     parts = []
     for one in facts:
         told = phrase(rng, split, *_TOLD)
@@ -161,9 +151,7 @@ def tell(rng: random.Random, split: Split, facts: list[Fact]) -> str:
 
 
 def ask(rng: random.Random, split: Split, one: Fact) -> str:
-    """
-    A question about a fact.
-    """
+    """A question about a fact."""
     topic = pick(rng, one.questions)
     direct = one.direct and rng.random() < 0.6
     asked = one.direct if direct else tuple(form.format(topic) for form in _ASKED)
@@ -172,9 +160,7 @@ def ask(rng: random.Random, split: Split, one: Fact) -> str:
 
 
 def chat(rng: random.Random, split: Split, dialogue: Dialogue, *, long: bool = False) -> None:
-    """
-    A round about nothing that matters later.
-    """
+    """A round about nothing that matters later."""
     kind = rng.random()
     if long or kind < 0.25:
         read_text(rng, split, dialogue, *((14, 18) if long else (1, 6)))
@@ -186,9 +172,7 @@ def chat(rng: random.Random, split: Split, dialogue: Dialogue, *, long: bool = F
 def read_text(
     rng: random.Random, split: Split, dialogue: Dialogue, least: int = 14, most: int = 18
 ) -> None:
-    """
-    A round with a text to read past, of so many sentences.
-    """
+    """A round with a text to read past, of so many sentences."""
     text = words.prose(rng, rng.randint(least, most))
     frame = phrase(rng, split, *_PROSE)
     dialogue.say(capital(frame.format(text)), "Thank you, I have read it.")
@@ -198,9 +182,7 @@ SMALL_TALK: Final = "This is small talk. I can answer at once."
 
 
 def small_talk(rng: random.Random, split: Split, topic: Topic) -> str:
-    """
-    A way to come to a topic.
-    """
+    """A way to come to a topic."""
     if pick(rng, topic.asked) in topic.questions:
         return capital(phrase(rng, split, _OPENINGS, tuple(map(inside, topic.questions)), _AFTER))
     return capital(phrase(rng, split, _BEFORE, tuple(map(inside, topic.sayings)), _CALLED))
@@ -219,9 +201,7 @@ _PROSE: Final = (
 
 
 def _sloppy(rng: random.Random, text: str) -> str:
-    """
-    As people write: with or without the capital and the sign at the end.
-    """
+    """As people write: with or without the capital and the sign at the end."""
     if rng.random() < 0.15:
         text = text.rstrip("?.!")
     if rng.random() < 0.15:
@@ -230,9 +210,7 @@ def _sloppy(rng: random.Random, text: str) -> str:
 
 
 def distinct(rng: random.Random, split: Split, count: int) -> list[Fact]:
-    """
-    Facts about different things.
-    """
+    """Facts about different things."""
     facts: dict[str, Fact] = {}
     while len(facts) < count:
         one = fact(rng, split)
@@ -313,9 +291,7 @@ def _whole(text: str) -> re.Pattern[str]:
 
 
 def _untold(rng: random.Random, split: Split, dialogue: Dialogue, one: Fact) -> Dialogue:
-    """
-    A question about what was never told, to end with.
-    """
+    """A question about what was never told, to end with."""
     dialogue.skill = "untold"
     dialogue.thinking = rng.random() < THINKING_SHARE
     thought = f"<think>\n{_not_told(one)}\n</think>\n\n" if dialogue.thinking else ""
@@ -329,9 +305,7 @@ def _not_told(one: Fact) -> str:
 
 
 def untold(rng: random.Random, split: Split) -> Dialogue:
-    """
-    A question about what was never told: as the first thing of all, or behind other facts.
-    """
+    """A question about what was never told: as the first thing of all, or behind other facts."""
     dialogue = Dialogue("untold")
     dialogue.instruct(rng, split)
     one, *others = distinct(rng, split, rng.randint(1, 4))
@@ -341,9 +315,7 @@ def untold(rng: random.Random, split: Split) -> Dialogue:
 
 
 def talk(rng: random.Random, split: Split) -> Dialogue:
-    """
-    Small talk.
-    """
+    """Small talk."""
     dialogue = Dialogue("talk")
     dialogue.instruct(rng, split)
     for _ in range(rng.randint(1, 6)):
@@ -357,9 +329,7 @@ def talk(rng: random.Random, split: Split) -> Dialogue:
 
 
 def echo(rng: random.Random, split: Split) -> Dialogue:
-    """
-    Words are said back as they came. Nothing teaches copying sooner.
-    """
+    """Words are said back as they came. Nothing teaches copying sooner."""
     dialogue = Dialogue("echo")
     dialogue.instruct(rng, split)
     for _ in range(rng.randint(1, 4)):

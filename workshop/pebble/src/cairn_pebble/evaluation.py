@@ -212,9 +212,7 @@ def evaluate(renderer: Renderer, say: Say, count: int, seed: int) -> Iterator[Re
 
 
 def tries(count: int) -> int:
-    """
-    How many answers an evaluation takes.
-    """
+    """How many answers an evaluation takes."""
     return sum(_tried(skill, count) for skill in SKILLS)
 
 
@@ -223,9 +221,7 @@ def _tried(skill: Skill, count: int) -> int:
 
 
 def _kind(value: str) -> str:
-    """
-    What sort of value has to be looked up.
-    """
+    """What sort of value has to be looked up."""
     if value.isdigit():
         return "numbers"
     if value in _CHOSEN:

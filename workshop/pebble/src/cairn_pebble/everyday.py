@@ -81,9 +81,7 @@ def _distinct(rng: random.Random, split: Split, count: int) -> list[Relation]:
 
 
 def _values(rng: random.Random, split: Split, some: list[Relation]) -> list[str]:
-    """
-    A value for each, none of which is part of another.
-    """
+    """A value for each, none of which is part of another."""
     found: list[str] = []
     for one in some:
         value = one.draw(rng, split)
@@ -95,9 +93,7 @@ def _values(rng: random.Random, split: Split, some: list[Relation]) -> list[str]
 
 
 def _alike(rng: random.Random, split: Split, draw: Value, count: int) -> list[str]:
-    """
-    Values that begin alike, as far as such are found.
-    """
+    """Values that begin alike, as far as such are found."""
     found = [draw(rng, split)]
     like = found[0][: 1 if draw is code else 2 if draw is words.number else 3]
     for _ in range(count * 200):
@@ -283,9 +279,7 @@ def not_told(
 
 
 def near_miss(rng: random.Random, split: Split) -> Dialogue:
-    """
-    One question about what was never told, where something near it was.
-    """
+    """One question about what was never told, where something near it was."""
     return not_told(rng, split, questions=1, near=1.0)
 
 
@@ -307,9 +301,7 @@ def _unknown(
     plain: bool,
     near: bool,
 ) -> tuple[str, str]:
-    """
-    What was not told, and a question about it.
-    """
+    """What was not told, and a question about it."""
     best: tuple[int, Fact, Relation | None] | None = None
     for _ in range(40 if near else 200):
         made = None if plain else relation(rng, split)
@@ -332,9 +324,7 @@ def _unknown(
 def _borrowed(
     rng: random.Random, fact: Fact, made: Relation | None, facts: list[Fact]
 ) -> tuple[Fact, Relation | None]:
-    """
-    Perhaps another thing of somebody that was spoken of: of a name, the person is changed.
-    """
+    """Perhaps another thing of somebody that was spoken of: of a name, the person is changed."""
     names = [one for other in facts for one in _CAPITAL.findall(" ".join(other.questions))]
     mine = _CAPITAL.findall(" ".join(fact.questions))
     if not names or not mine or rng.random() < 0.4:
@@ -393,9 +383,7 @@ _OF_PERSONS: Final = {"home": 0, "origin": 0, "birthplace": 0, "job": 1, "trade"
 
 
 def _same(one: Fact, other: Fact) -> bool:
-    """
-    Whether two facts are so near that to know one may be to know the other.
-    """
+    """Whether two facts are so near that to know one may be to know the other."""
     first, second = one.questions[0], other.questions[0]
     if first == second or any(first in group and second in group for group in _GROUPS):
         return True
@@ -420,9 +408,7 @@ def _is_told(fact: Fact, facts: list[Fact], seen: str) -> bool:
 
 
 def _world(rng: random.Random, split: Split) -> str:
-    """
-    A question about the world, or a wish, that Pebble can do nothing with.
-    """
+    """A question about the world, or a wish, that Pebble can do nothing with."""
     asked = pick(rng, _WORLD)
     text = phrase(rng, split, ASK_OPENED, (asked,), _WORLD_CLOSED)
     filled = text.format(
@@ -456,9 +442,7 @@ _MATTERS: Final = (
 
 
 def chatter(rng: random.Random, split: Split) -> Dialogue:
-    """
-    Talk in everyday words: remarks, questions about the world, and topics, in turn.
-    """
+    """Talk in everyday words: remarks, questions about the world, and topics, in turn."""
     dialogue = Dialogue("talk")
     dialogue.instruct(rng, split)
     for _ in range(rng.randint(2, 8)):

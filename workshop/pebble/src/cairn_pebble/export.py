@@ -1,6 +1,4 @@
-"""
-Pebble as a directory that mlx-lm loads, and back again: weights to go on from.
-"""
+"""Pebble as a directory that mlx-lm loads, and back again: weights to go on from."""
 
 from __future__ import annotations
 
@@ -88,9 +86,7 @@ class Exported:
 
 
 class OtherModel(Exception):
-    """
-    A directory that holds no weights of this shape.
-    """
+    """A directory that holds no weights of this shape."""
 
 
 def read_exported(folder: Path, shape: Shape) -> Exported:
@@ -121,9 +117,7 @@ def read_exported(folder: Path, shape: Shape) -> Exported:
 
 
 def _of_shape(shape: Shape) -> dict[str, float]:
-    """
-    What the configuration says of the shape.
-    """
+    """What the configuration says of the shape."""
     return {
         "head_dim": shape.head_dim,
         "hidden_size": shape.hidden_size,

@@ -1,6 +1,4 @@
-"""
-What a user may tell of himself, of others and of things, and how it is asked for.
-"""
+"""What a user may tell of himself, of others and of things, and how it is asked for."""
 
 from __future__ import annotations
 
@@ -69,9 +67,7 @@ _OWNED: Final[tuple[tuple[str, Value], ...]] = (
 
 
 def _two(rng: random.Random, split: Split, draw: Value) -> tuple[str, str]:
-    """
-    Two values that are not the same, nor part of one another.
-    """
+    """Two values that are not the same, nor part of one another."""
     value = draw(rng, split)
     while True:
         other = draw(rng, split)
@@ -247,7 +243,5 @@ def _thing(rng: random.Random, split: Split) -> Fact:
 
 
 def fact(rng: random.Random, split: Split) -> Fact:
-    """
-    Something that a user may tell.
-    """
+    """Something that a user may tell."""
     return rng.choices((_owned, _self, _person, _thing), (6, 2, 3, 2))[0](rng, split)

@@ -24,24 +24,18 @@ def visible(text: str) -> str:
 
 
 def says(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    """
-    The answer that is due, and no other words.
-    """
+    """The answer that is due, and no other words."""
     due: str = dialogue.messages[-1]["content"]
     return ended and visible(said) == visible(due)
 
 
 def ends(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    """
-    Something, and then the end.
-    """
+    """Something, and then the end."""
     return ended and visible(said) != ""
 
 
 def calls_exactly(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    """
-    The call that is due: names, values and types, in any order of keys.
-    """
+    """The call that is due: names, values and types, in any order of keys."""
     call = calls(said) if ended else None
     return call is not None and _exact(call) == _exact(json.loads(dialogue.needed[0]))
 
@@ -69,16 +63,12 @@ def calls(said: str) -> dict[str, Any] | None:
 
 
 def _exact(call: dict[str, Any]) -> str:
-    """
-    JSON in a form that tells 17 from 17.0.
-    """
+    """JSON in a form that tells 17 from 17.0."""
     return json.dumps(call, sort_keys=True)
 
 
 def thinks(dialogue: Dialogue, said: str, ended: bool) -> bool:
-    """
-    Thoughts and an answer behind them where thoughts were asked for, else an answer alone.
-    """
+    """Thoughts and an answer behind them where thoughts were asked for, else an answer alone."""
     if dialogue.thinking:
         thoughts = re.fullmatch(r"<think>\n(.+)\n</think>\n\n(.+)", said, re.DOTALL)
         right = thoughts is not None and not any("think>" in part for part in thoughts.groups())

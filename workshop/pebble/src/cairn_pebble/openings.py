@@ -112,9 +112,7 @@ _MORE: Final = {
 
 
 def topic_of(opening: str) -> Topic:
-    """
-    The topic whose answer begins so.
-    """
+    """The topic whose answer begins so."""
     (found,) = (one for one in TOPICS if one.answer.startswith(opening))
     return found
 

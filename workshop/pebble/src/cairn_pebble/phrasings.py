@@ -271,9 +271,7 @@ def _doing(rng: random.Random, split: Split) -> Relation:
 
 
 def relation(rng: random.Random, split: Split) -> Relation:
-    """
-    One of all.
-    """
+    """One of all."""
     kind = rng.randrange(20)
     if kind < 5:
         return _called(pick(rng, RELATIVES))
@@ -293,9 +291,7 @@ def relation(rng: random.Random, split: Split) -> Relation:
 
 
 def relations_of(rng: random.Random, draw: Value, count: int) -> list[Relation]:
-    """
-    Different ones whose values are of one kind: names, numbers, codes or made-up words.
-    """
+    """Different ones whose values are of one kind: names, numbers, codes or made-up words."""
     if draw is person:
         return [_called(who) for who in rng.sample(RELATIVES, count)]
     some = [key for key in _KEYS if key[1] is draw]
@@ -332,9 +328,7 @@ _TAIL_BEGINS: Final = (" and ", ", and ", ", because ", ", but ", ", although ",
 
 
 def tail(rng: random.Random) -> str:
-    """
-    What a sentence goes on with behind the value, so that copying has to end in time.
-    """
+    """What a sentence goes on with behind the value, so that copying has to end in time."""
     kind = rng.random()
     if kind < 0.55:
         return ""
@@ -376,9 +370,7 @@ _IT: Final = (
 
 
 def remark(rng: random.Random) -> str:
-    """
-    A sentence that tells nothing that is asked for later, small letter first.
-    """
+    """A sentence that tells nothing that is asked for later, small letter first."""
     kind = rng.random()
     if kind < 0.4:
         return f"{pick(rng, _WHO)} {pick(rng, _DID)}{pick(rng, _WHEN)}."

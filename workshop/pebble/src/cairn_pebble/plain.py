@@ -1,6 +1,4 @@
-"""
-The plain kinds of dialogues together: what the tokenizer is trained on.
-"""
+"""The plain kinds of dialogues together: what the tokenizer is trained on."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from cairn_pebble.words import Split
 
 
 def dialogue(rng: random.Random, split: Split) -> Dialogue:
-    """
-    A dialogue of any skill.
-    """
+    """A dialogue of any skill."""
     skill: Callable[[random.Random, Split], Dialogue]
     skill = rng.choices((recall, talk, tool_use, echo), (5, 1, 3, 1))[0]
     return skill(rng, split)

@@ -1,6 +1,4 @@
-"""
-Tools of a verb and a noun with a parameter or two, and wishes for them in as many words.
-"""
+"""Tools of a verb and a noun with a parameter or two, and wishes for them in as many words."""
 
 from __future__ import annotations
 
@@ -116,9 +114,7 @@ def is_held_out_pair(does: str, what: str) -> bool | None:
 
 
 def _tools(rng: random.Random, split: Split, count: int) -> list[_Tool]:
-    """
-    Tools with different names. Every eighth pair of verb and noun is held out.
-    """
+    """Tools with different names. Every eighth pair of verb and noun is held out."""
     found: dict[str, _Tool] = {}
     while len(found) < count:
         does, what = pick(rng, DOES), pick(rng, WHAT)

@@ -40,9 +40,7 @@ class GivenRope:
         self.positions: mx.array | None = None
 
     def __call__(self, states: mx.array, offset: int = 0) -> mx.array:
-        """
-        Turn queries or keys (B, heads, T, dims).
-        """
+        """Turn queries or keys (B, heads, T, dims)."""
         assert self.positions is not None
         angles = self.positions[:, None, :, None] * self._rates
         cosine, sine = mx.cos(angles), mx.sin(angles)
@@ -53,9 +51,7 @@ class GivenRope:
 
 @contextlib.contextmanager
 def positions_from(rope: GivenRope, model: Any) -> Iterator[None]:
-    """
-    While the context lasts, a model of mlx-lm's takes its positions from ``rope``.
-    """
+    """While the context lasts, a model of mlx-lm's takes its positions from ``rope``."""
     counting = [layer.self_attn.rope for layer in model.layers]
     for layer in model.layers:
         layer.self_attn.rope = rope

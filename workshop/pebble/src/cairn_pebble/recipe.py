@@ -1,6 +1,4 @@
-"""
-What Pebble is, and in which stages it is trained.
-"""
+"""What Pebble is, and in which stages it is trained."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ Draw: TypeAlias = Callable[[Random, Split], Dialogue]
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """
-    The model: a Qwen3 with tied embeddings.
-    """
+    """The model: a Qwen3 with tied embeddings."""
 
     hidden_size: int = 192
     layers: int = 5

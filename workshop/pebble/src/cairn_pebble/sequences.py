@@ -1,6 +1,4 @@
-"""
-Dialogues as tokens, each with its weight in the loss.
-"""
+"""Dialogues as tokens, each with its weight in the loss."""
 
 from __future__ import annotations
 
@@ -130,15 +128,11 @@ class Renderer:
         self._tool: list[int] = tokenizer.encode('{"type').ids
 
     def prompt(self, dialogue: Dialogue) -> str:
-        """
-        What stands before the last answer.
-        """
+        """What stands before the last answer."""
         return self._render(dialogue.messages[:-1], dialogue.tools, thinking=dialogue.thinking)
 
     def text(self, dialogue: Dialogue) -> str:
-        """
-        The whole dialogue.
-        """
+        """The whole dialogue."""
         return f"{self.prompt(dialogue)}{dialogue.messages[-1]['content']}{TURN_END}\n"
 
     def sequence(self, dialogue: Dialogue, rng: Random | None = None) -> Sequence:

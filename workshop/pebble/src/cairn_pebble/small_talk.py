@@ -24,16 +24,12 @@ class Topic:
 
     @property
     def questions(self) -> tuple[str, ...]:
-        """
-        The ways that are questions.
-        """
+        """The ways that are questions."""
         return tuple(one for one in self.asked if one.endswith("?"))
 
     @property
     def sayings(self) -> tuple[str, ...]:
-        """
-        The ways that are none, without the sign at their end.
-        """
+        """The ways that are none, without the sign at their end."""
         return tuple(one.rstrip(".!") for one in self.asked if not one.endswith("?"))
 
 

@@ -60,9 +60,7 @@ _TOPICS_SHOWN = 20
 
 
 def main() -> None:
-    """
-    The command line.
-    """
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -112,9 +110,7 @@ def main() -> None:
 
 
 def _in_ranks(ranks: int) -> int:
-    """
-    Run this command once for each rank.
-    """
+    """Run this command once for each rank."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
         json.dump([[f"127.0.0.1:{_PORT + rank}"] for rank in range(ranks)], hosts)
@@ -145,9 +141,7 @@ def _in_ranks(ranks: int) -> int:
 
 
 def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """
-    Trained on dialogues of the training split; the same for one recipe on every machine.
-    """
+    """Trained on dialogues of the training split; the same for one recipe on every machine."""
     if not path.exists():
         rng, renderer = Random(0), Renderer(Tokenizer.from_str(_EMPTY), template())
         texts = [
@@ -161,9 +155,7 @@ def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
 
 
 def _take_tokenizer(found: Path, path: Path) -> None:
-    """
-    A model goes on with its own tokenizer, which then lies in the folder of the checkpoints.
-    """
+    """A model goes on with its own tokenizer, which then lies in the folder of the checkpoints."""
     if not path.exists():
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_bytes(found.read_bytes())
@@ -221,9 +213,7 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    """
-    The model of the last checkpoint, wherever in the recipe it stands.
-    """
+    """The model of the last checkpoint, wherever in the recipe it stands."""
     from cairn_pebble.export import export
     from cairn_pebble.training import new_model, read_checkpoint
 
@@ -238,9 +228,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    """
-    Generate from the exported model, as a server would load it, and print the table.
-    """
+    """Generate from the exported model, as a server would load it, and print the table."""
     import mlx.core as mx
     from mlx_lm import load
     from mlx_lm.generate import generate_step

@@ -63,9 +63,7 @@ class Progress:
 
 
 def new_model(shape: Shape, seed: int) -> Model:
-    """
-    A Qwen3 with weights to begin with.
-    """
+    """A Qwen3 with weights to begin with."""
     mx.random.seed(seed)
     model = Model(
         ModelArgs(
@@ -108,15 +106,11 @@ class Start:
 
 
 class OtherTraining(Exception):
-    """
-    A checkpoint of another training.
-    """
+    """A checkpoint of another training."""
 
 
 class Training:
-    """
-    A training that can be left and taken up again.
-    """
+    """A training that can be left and taken up again."""
 
     def __init__(
         self,
@@ -169,23 +163,17 @@ class Training:
 
     @property
     def leads(self) -> bool:
-        """
-        Whether this process is the one that tells and writes.
-        """
+        """Whether this process is the one that tells and writes."""
         return self._group.rank() == 0
 
     @property
     def tokens(self) -> int:
-        """
-        How many tokens were read so far, by the weights that it began from as well.
-        """
+        """How many tokens were read so far, by the weights that it began from as well."""
         return self._stands["tokens"]
 
     @property
     def total(self) -> int:
-        """
-        How many tokens there are to read in all stages, with those that were left out.
-        """
+        """How many tokens there are to read in all stages, with those that were left out."""
         return sum(stage.tokens for stage in self._stages)
 
     def run(self, told: Callable[[Progress], None]) -> None:
@@ -208,9 +196,7 @@ class Training:
                 self._save()
 
     def _read(self, stage: Stage, step: Any, told: Callable[[Progress], None]) -> None:
-        """
-        Train on one pool of batches.
-        """
+        """Train on one pool of batches."""
         # All ranks take as many steps, so each makes a pool from the same draw and takes its part.
         rng = Random(f"{self._seed}/{stage.name}/{self._stands['pool']}")
         size, rank = self._group.size(), self._group.rank()
@@ -238,9 +224,7 @@ class Training:
         )
 
     def _compiled(self) -> Any:
-        """
-        A step up to its gradients: from a batch to ((answers, loss, right), gradients).
-        """
+        """A step up to its gradients: from a batch to ((answers, loss, right), gradients)."""
 
         def loss(
             model: Model,
@@ -271,9 +255,7 @@ class Training:
         return mx.compile(step, inputs=state, outputs=state)
 
     def _rate(self) -> float:
-        """
-        The share of the highest rates that the next step is taken with.
-        """
+        """The share of the highest rates that the next step is taken with."""
         stage = self._stages[self._stands["stage"]]
         before = sum(one.tokens for one in self._stages[: self._stands["stage"]])
         done = min(1.0, (self._stands["tokens"] - before) / stage.tokens)
@@ -337,9 +319,7 @@ class Training:
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, mx.array], int]:
-    """
-    The weights of the checkpoint in a folder, by name, and how many tokens they have read.
-    """
+    """The weights of the checkpoint in a folder, by name, and how many tokens they have read."""
     loaded: Any = mx.load(str(folder / "checkpoint.safetensors"), return_metadata=True)
     arrays, told = loaded
     weights = {
@@ -351,9 +331,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, mx.array], int]:
 
 
 def _plain(stage: Stage) -> dict[str, Any]:
-    """
-    A stage in a form that can be hashed: of what it draws, the names and the settings.
-    """
+    """A stage in a form that can be hashed: of what it draws, the names and the settings."""
     mix = [
         [draw.func.__name__, draw.keywords, share]
         if isinstance(draw, partial)
@@ -422,9 +400,7 @@ class Batch:
 
 
 def _batch(some: list[Sequence], tokens: int, spread: int, rng: Random) -> Batch:
-    """
-    A batch of rows, the longest last. Rows that are missing hold nothing that is learned.
-    """
+    """A batch of rows, the longest last. Rows that are missing hold nothing that is learned."""
     width, count = _width(some[-1]), _count(some[-1], tokens)
     ids = np.zeros((count, width + 1), np.int32)
     answers = np.zeros((count, width + 1), np.bool_)

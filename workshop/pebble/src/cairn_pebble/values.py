@@ -51,9 +51,7 @@ _LETTERS: Final = "ABCDEFGHJKLMNPRSTUVWXYZ"
 
 
 def code(rng: random.Random, split: Split) -> str:
-    """
-    Letters and digits, as on tickets.
-    """
+    """Letters and digits, as on tickets."""
 
     def draw(rng: random.Random) -> str:
         letters = "".join(pick(rng, _LETTERS) for _ in range(rng.randint(1, 3)))
@@ -64,16 +62,12 @@ def code(rng: random.Random, split: Split) -> str:
 
 
 def time(rng: random.Random, split: Split) -> str:
-    """
-    A time of the day.
-    """
+    """A time of the day."""
     return words.of_split(rng, split, lambda rng: f"{rng.randrange(24)}:{rng.randrange(60):02}")
 
 
 def day(rng: random.Random, split: Split) -> str:
-    """
-    A day of the year, or of the week.
-    """
+    """A day of the year, or of the week."""
 
     def draw(rng: random.Random) -> str:
         return f"{rng.randint(1, 28)} {pick(rng, words.MONTHS)}"
@@ -88,9 +82,7 @@ _WEEKDAYS: Final = (
 
 
 def spot(rng: random.Random, split: Split) -> str:
-    """
-    Where something lies, in several words.
-    """
+    """Where something lies, in several words."""
 
     def draw(rng: random.Random) -> str:
         return f"{pick(rng, _BEFORE_SPOTS)} the {pick(rng, _LOOKS)} {pick(rng, _FURNITURE)}"
@@ -110,16 +102,12 @@ _FURNITURE: Final = (
 
 
 def amount(rng: random.Random, split: Split) -> str:
-    """
-    Some money.
-    """
+    """Some money."""
     return f"{words.number(rng, split)} {pick(rng, ('euros', 'dollars', 'pounds', 'crowns'))}"
 
 
 def dish(rng: random.Random, split: Split) -> str:
-    """
-    Something to eat or to drink, in several words.
-    """
+    """Something to eat or to drink, in several words."""
 
     def draw(rng: random.Random) -> str:
         return f"{pick(rng, _MADE)} {pick(rng, words.FOODS)}"
@@ -132,7 +120,5 @@ _WITH: Final = ("", "", " with salt", " with cream", " with herbs", " with lemon
 
 
 def of(*items: str) -> Value:
-    """
-    One of a few. They are too few to hold any out.
-    """
+    """One of a few. They are too few to hold any out."""
     return lambda rng, split: pick(rng, items)

@@ -20,9 +20,7 @@ T = TypeVar("T")
 
 
 class Split(Enum):
-    """
-    What is drawn for: training, or the evaluation.
-    """
+    """What is drawn for: training, or the evaluation."""
 
     TRAIN = "train"
     HELD_OUT = "held-out"
@@ -190,9 +188,7 @@ _ADVERBS: Final = (
 
 
 def pick(rng: random.Random, items: Sequence[T]) -> T:
-    """
-    One of some.
-    """
+    """One of some."""
     return items[rng.randrange(len(items))]
 
 
@@ -247,9 +243,7 @@ def _plain(text: str) -> str:
 
 
 def is_held_out(text: str) -> bool:
-    """
-    Whether a name or number is never trained on.
-    """
+    """Whether a name or number is never trained on."""
     return zlib.crc32(text.casefold().encode()) % _HELD_OUT_SHARE == 0
 
 
@@ -287,9 +281,7 @@ def _syllables(rng: random.Random, odd: float = _ODD_SHARE) -> str:
 
 
 def is_of_syllables(text: str) -> bool:
-    """
-    Whether a name, town or password is made of the syllables that are tokens of their own.
-    """
+    """Whether a name, town or password is made of the syllables that are tokens of their own."""
     return all(_KNOWN.fullmatch(word) for word in text.casefold().split())
 
 
@@ -299,9 +291,7 @@ _KNOWN: Final = re.compile(
 
 
 def name(rng: random.Random, split: Split) -> str:
-    """
-    A name that is made up: most are first names, some have a family name.
-    """
+    """A name that is made up: most are first names, some have a family name."""
     name = _one_name(rng, split, _FIRST_NAMES)
     if rng.random() < 0.05:
         name += " " + _one_name(rng, split, _FAMILY_NAMES)
@@ -328,16 +318,12 @@ def units() -> str:
 
 
 def age(rng: random.Random, split: Split) -> str:
-    """
-    Years of a life.
-    """
+    """Years of a life."""
     return of_split(rng, split, lambda rng: str(rng.randrange(10, 100)))
 
 
 def place(rng: random.Random, split: Split) -> str:
-    """
-    The name of a town that is made up.
-    """
+    """The name of a town that is made up."""
 
     def draw(rng: random.Random) -> str:
         middle = pick(rng, _MIDDLES) if rng.random() < 0.6 else ""
@@ -349,29 +335,21 @@ def place(rng: random.Random, split: Split) -> str:
 
 
 def number(rng: random.Random, split: Split) -> str:
-    """
-    A number of two to six digits.
-    """
+    """A number of two to six digits."""
     digits = rng.choices((2, 3, 4, 5, 6), (2, 3, 4, 1, 1))[0]
     return of_split(rng, split, lambda rng: str(rng.randrange(10 ** (digits - 1), 10**digits)))
 
 
 def word(rng: random.Random, split: Split) -> str:
-    """
-    A word that is made up, as in passwords.
-    """
+    """A word that is made up, as in passwords."""
     return of_split(rng, split, _syllables)
 
 
 def sentence(rng: random.Random) -> str:
-    """
-    A sentence about nothing in particular.
-    """
+    """A sentence about nothing in particular."""
     return f"{pick(rng, _SUBJECTS)} {pick(rng, _VERBS)} {pick(rng, _OBJECTS)}{pick(rng, _ADVERBS)}."
 
 
 def prose(rng: random.Random, count: int) -> str:
-    """
-    So many sentences.
-    """
+    """So many sentences."""
     return " ".join(sentence(rng) for _ in range(count))

@@ -66,9 +66,7 @@ _JOINERS: Final[tuple[Callable[[list[str]], str], ...]] = (
 
 
 def _prefix(rng: random.Random, split: Split) -> str:
-    """
-    As servers of MCP and other collections put it before the names of their tools.
-    """
+    """As servers of MCP and other collections put it before the names of their tools."""
     if rng.random() < 0.6:
         return ""
     server = words.word(rng, split) if rng.random() < 0.3 else pick(rng, _SERVERS)
@@ -214,9 +212,7 @@ _GROUPS: Final = ("options", "filter", "details", "input", "params", "request", 
 
 @attrs.frozen
 class _Argument:
-    """
-    A parameter of a tool: under which names it stands, the outermost first.
-    """
+    """A parameter of a tool: under which names it stands, the outermost first."""
 
     path: tuple[str, ...]
     parameter: _Parameter
@@ -382,9 +378,7 @@ def written_tools(
 
 
 def _wish(rng: random.Random, split: Split, tool: _Tool) -> tuple[str, dict[str, Any]]:
-    """
-    What a user says, and the arguments of the call.
-    """
+    """What a user says, and the arguments of the call."""
     given: dict[str, Any] = {}
     said: list[str] = []
     for one in tool.arguments:

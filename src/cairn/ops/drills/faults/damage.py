@@ -33,39 +33,29 @@ class Damage:
     struck_s: float | None = None
 
     def strike(self) -> None:
-        """
-        Take down that the damage does something now.
-        """
+        """Take down that the damage does something now."""
         if self.struck_s is None:
             self.struck_s = time.monotonic()
 
     @property
     def engine(self) -> Any:
-        """
-        The engine itself. Its methods run on its own thread.
-        """
+        """The engine itself. Its methods run on its own thread."""
         return self.server._engine._device
 
     @property
     def session(self) -> Session | None:
-        """
-        The victim, as the journal has it.
-        """
+        """The victim, as the journal has it."""
         return self.server._sequencer.state.sessions.get(SessionId(self.victim))
 
     @property
     def slab(self) -> int | None:
-        """
-        The slab that the victim holds.
-        """
+        """The slab that the victim holds."""
         session = self.session
         return session.slab.id if session is not None and session.slab is not None else None
 
     @property
     def actor(self) -> SessionActor:
-        """
-        The victim's actor; the victim must have been served.
-        """
+        """The victim's actor; the victim must have been served."""
         return self.server._sessions.actors[self.victim]
 
 

@@ -1,6 +1,4 @@
-"""
-Damage to passes of the model: what a layer holds, what was run, whether it ran.
-"""
+"""Damage to passes of the model: what a layer holds, what was run, whether it ran."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from cairn.ops.drills.faults.damage import Damage, Method, wrap
 
 
 async def layer_short(damage: Damage) -> None:
-    """
-    One layer holds a token less than the others.
-    """
+    """One layer holds a token less than the others."""
 
     def shorten(slab: Any) -> None:
         slab.caches[2].offset -= 1
@@ -22,9 +18,7 @@ async def layer_short(damage: Damage) -> None:
 
 
 async def window_moved(damage: Damage) -> None:
-    """
-    One layer has lost its first token.
-    """
+    """One layer has lost its first token."""
 
     def forget(slab: Any) -> None:
         slab.caches[1].start = 1
@@ -33,9 +27,7 @@ async def window_moved(damage: Damage) -> None:
 
 
 async def pass_raises(damage: Damage) -> None:
-    """
-    The device fails in a pass.
-    """
+    """The device fails in a pass."""
 
     def fail(slab: Any) -> None:
         raise RuntimeError("the device gave up")
@@ -44,9 +36,7 @@ async def pass_raises(damage: Damage) -> None:
 
 
 async def tokens_shifted(damage: Damage) -> None:
-    """
-    A pass runs over the tokens one place on.
-    """
+    """A pass runs over the tokens one place on."""
 
     def around(run: Method) -> Method:
         def run_chunk(slab: int, ids: Any, wanted: Any) -> Any:
@@ -61,9 +51,7 @@ async def tokens_shifted(damage: Damage) -> None:
 
 
 def _after_each_pass(damage: Damage, harm: Callable[[Any], None]) -> None:
-    """
-    Have the victim's slab harmed after the model has run, before anything is measured.
-    """
+    """Have the victim's slab harmed after the model has run, before anything is measured."""
     engine = damage.engine
 
     def around(run: Method) -> Method:

@@ -1,6 +1,4 @@
-"""
-Damage to a journal on disk, as somebody with the file and a database program could do it.
-"""
+"""Damage to a journal on disk, as somebody with the file and a database program could do it."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from cairn.ops.drills.server.private_server import stored_rows
 
 
 def row_changed(directory: Path) -> int:
-    """
-    Change a figure in a row. Gives the row at which the chain breaks.
-    """
+    """Change a figure in a row. Gives the row at which the chain breaks."""
     row = next(row for row in stored_rows(directory) if row.kind == ev.RequestReceived.kind)
     event = decode(row).event
     assert isinstance(event, ev.RequestReceived)
@@ -30,9 +26,7 @@ def row_changed(directory: Path) -> int:
 
 
 def row_removed(directory: Path) -> int:
-    """
-    Take a row out of the middle. Gives the row at which the chain breaks.
-    """
+    """Take a row out of the middle. Gives the row at which the chain breaks."""
     row = next(row for row in stored_rows(directory) if row.kind == ev.TokensEmitted.kind)
     _execute(directory, "DELETE FROM events WHERE position = ?", (row.position,))
     return row.position + 1

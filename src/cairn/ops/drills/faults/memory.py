@@ -1,6 +1,4 @@
-"""
-Damage to memory: bits of a block, slabs and references that are counted wrongly.
-"""
+"""Damage to memory: bits of a block, slabs and references that are counted wrongly."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ from cairn.ops.drills.faults.damage import Damage, Method, wrap
 
 
 async def bit_flipped(damage: Damage) -> None:
-    """
-    One bit of a sealed block flips: the sign of one number of the keys of its first layer.
-    """
+    """One bit of a sealed block flips: the sign of one number of the keys of its first layer."""
     session = damage.session
     assert session is not None
     key = session.slab_keys[0]
@@ -25,9 +21,7 @@ async def bit_flipped(damage: Damage) -> None:
 
 
 async def block_recomputed(damage: Damage) -> None:
-    """
-    KV comes out one bit otherwise when it is computed again.
-    """
+    """KV comes out one bit otherwise when it is computed again."""
     engine = damage.engine
 
     def around(seal: Method) -> Method:
@@ -43,9 +37,7 @@ async def block_recomputed(damage: Damage) -> None:
 
 
 async def slab_leaked(damage: Damage) -> None:
-    """
-    The pool keeps a slab when it is given back.
-    """
+    """The pool keeps a slab when it is given back."""
     pool = damage.engine.pool
 
     def around(close: Method) -> Method:
@@ -63,9 +55,7 @@ async def slab_leaked(damage: Damage) -> None:
 
 
 async def slab_freed_twice(damage: Damage) -> None:
-    """
-    The reference to a slab is released twice.
-    """
+    """The reference to a slab is released twice."""
 
     def around(close_slab: Method) -> Method:
         def closed(slab: int) -> Any:
@@ -82,7 +72,5 @@ async def slab_freed_twice(damage: Damage) -> None:
 
 
 def _flip_sign(array: Any, place: tuple[int, ...]) -> None:
-    """
-    Flip one bit of an array in place. For the engine's thread.
-    """
+    """Flip one bit of an array in place. For the engine's thread."""
     array[place] = -array[place]

@@ -1,6 +1,4 @@
-"""
-Damage to the order of things: decisions, counts, and which event is told first.
-"""
+"""Damage to the order of things: decisions, counts, and which event is told first."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from cairn.ops.drills.faults.damage import Damage, Method, wrap
 
 
 async def stale_decision(damage: Damage) -> None:
-    """
-    A path is decided on a state that has forgotten what the session's slab holds.
-    """
+    """A path is decided on a state that has forgotten what the session's slab holds."""
     sequencer = damage.server._sequencer
 
     def around(selected: Method) -> Method:
@@ -41,9 +37,7 @@ async def stale_decision(damage: Damage) -> None:
 
 
 async def sequence_gap(damage: Damage) -> None:
-    """
-    A session loses count of its own events.
-    """
+    """A session loses count of its own events."""
     cache = damage.actor.cache
 
     def around(append: Method) -> Method:
@@ -59,23 +53,17 @@ async def sequence_gap(damage: Damage) -> None:
 
 
 async def event_out_of_order(damage: Damage) -> None:
-    """
-    A session tells of a pass after it told what came of it.
-    """
+    """A session tells of a pass after it told what came of it."""
     _told_late(damage, "prefill")
 
 
 async def emission_early(damage: Damage) -> None:
-    """
-    Tokens are released before the pass that made them is on record.
-    """
+    """Tokens are released before the pass that made them is on record."""
     _told_late(damage, "decode")
 
 
 def _told_late(damage: Damage, step: ev.Step) -> None:
-    """
-    Have a session hold its passes of one kind back until it has told the next thing.
-    """
+    """Have a session hold its passes of one kind back until it has told the next thing."""
     held: list[ev.Event] = []
 
     def around(append: Method) -> Method:
@@ -98,9 +86,7 @@ def _told_late(damage: Damage, step: ev.Step) -> None:
 
 
 async def session_dies(damage: Damage) -> None:
-    """
-    A session's own code fails while it answers.
-    """
+    """A session's own code fails while it answers."""
 
     def around(decoded: Method) -> Method:
         def dying(*args: Any) -> Any:

@@ -1,6 +1,4 @@
-"""
-A client of the private server: plain HTTP over the loopback, as anybody's would be.
-"""
+"""A client of the private server: plain HTTP over the loopback, as anybody's would be."""
 
 from __future__ import annotations
 
@@ -41,32 +39,24 @@ class Answer:
 
     @property
     def bits(self) -> tuple[Any, ...]:
-        """
-        What must be the same however the answer came about.
-        """
+        """What must be the same however the answer came about."""
         return self.status, self.text, self.tokens
 
     @property
     def bug_id(self) -> str | None:
-        """
-        The bug that the error names.
-        """
+        """The bug that the error names."""
         found = _BUG_ID.search(str((self.error or {}).get("message", "")))
         return found[1] if found else None
 
 
 class Client:
-    """
-    Asks one server, each time on a connection of its own.
-    """
+    """Asks one server, each time on a connection of its own."""
 
     def __init__(self, url: str) -> None:
         self._address = urlsplit(url)
 
     async def ask(self, body: Mapping[str, Any]) -> Answer:
-        """
-        A chat completion, whatever comes of it.
-        """
+        """A chat completion, whatever comes of it."""
         return await self._in_thread(lambda: self._ask(body))
 
     async def stream(self, body: Mapping[str, Any], begun: trio.Event) -> Answer:
@@ -81,9 +71,7 @@ class Client:
             begun.set()
 
     async def get(self, path: str) -> str:
-        """
-        The body at an address.
-        """
+        """The body at an address."""
         return await self._in_thread(lambda: self._get(path))
 
     async def _in_thread(self, call: Callable[[], T]) -> T:

@@ -1,6 +1,4 @@
-"""
-Who talks to the private server: a victim, and a bystander who must not notice anything.
-"""
+"""Who talks to the private server: a victim, and a bystander who must not notice anything."""
 
 from __future__ import annotations
 
@@ -27,16 +25,12 @@ _LONG = "What can you do?"
 
 
 def user(text: str) -> Message:
-    """
-    What a user says.
-    """
+    """What a user says."""
     return {"role": "user", "content": text}
 
 
 def body(session: str, messages: Sequence[Message], **more: Any) -> Body:
-    """
-    A request: greedy, with log-probabilities, for a short answer.
-    """
+    """A request: greedy, with log-probabilities, for a short answer."""
     return {
         "messages": list(messages),
         "session_id": session,
@@ -49,9 +43,7 @@ def body(session: str, messages: Sequence[Message], **more: Any) -> Body:
 
 
 def onward(messages: Sequence[Message], answer: Answer, text: str) -> list[Message]:
-    """
-    The conversation after an answer, with what the user says next.
-    """
+    """The conversation after an answer, with what the user says next."""
     return [*messages, {"role": "assistant", "content": answer.text}, user(text)]
 
 
@@ -61,39 +53,29 @@ _VICTIMS = [user(f"Victim speaking. {_PATH}")]
 
 
 def victim_first() -> Body:
-    """
-    The victim's first request, before anything is damaged.
-    """
+    """The victim's first request, before anything is damaged."""
     return body(VICTIM, _VICTIMS)
 
 
 def goes_on(first: Answer) -> list[Body]:
-    """
-    The victim goes on with its conversation.
-    """
+    """The victim goes on with its conversation."""
     return [body(VICTIM, onward(_VICTIMS, first, "And from there?"))]
 
 
 def needs_a_larger_slab(first: Answer) -> list[Body]:
-    """
-    The victim goes on and asks for so long an answer that its slab has to be exchanged.
-    """
+    """The victim goes on and asks for so long an answer that its slab has to be exchanged."""
     long = onward(_VICTIMS, first, "Leave nothing out.")
     return [body(VICTIM, long, max_tokens=600, stop=["e"])]
 
 
 def then_a_newcomer(first: Answer) -> list[Body]:
-    """
-    The same, and then somebody who is not known yet.
-    """
+    """The same, and then somebody who is not known yet."""
     newcomer = body(NEWCOMER, [user("A newcomer asks for the way.")])
     return [*needs_a_larger_slab(first), newcomer]
 
 
 def asks_the_same(first: Answer) -> list[Body]:
-    """
-    The victim's words under another name, so that its blocks are taken over.
-    """
+    """The victim's words under another name, so that its blocks are taken over."""
     return [body(AGAIN, _VICTIMS)]
 
 
@@ -105,9 +87,7 @@ def asks_the_same_cold(first: Answer) -> list[Body]:
 
 
 def streams(first: Answer) -> list[Body]:
-    """
-    The victim goes on, and reads the answer as it comes.
-    """
+    """The victim goes on, and reads the answer as it comes."""
     return [body(VICTIM, onward(_VICTIMS, first, _LONG), max_tokens=40, stream=True)]
 
 
@@ -118,35 +98,25 @@ _BYSTANDERS = [user(f"Bystander speaking. {_PATH}")]
 
 @attrs.define
 class Bystander:
-    """
-    A conversation of three turns: before the damage, beside it, and after it.
-    """
+    """A conversation of three turns: before the damage, beside it, and after it."""
 
     messages: list[Message] = attrs.field(factory=lambda: list(_BYSTANDERS))
 
     def first(self) -> Body:
-        """
-        Before.
-        """
+        """Before."""
         return body(BYSTANDER, self.messages)
 
     def next(self, answer: Answer, text: str, **more: Any) -> Body:
-        """
-        The next turn after an answer.
-        """
+        """The next turn after an answer."""
         self.messages = onward(self.messages, answer, text)
         return body(BYSTANDER, self.messages, **more)
 
     def beside(self, first: Answer) -> Body:
-        """
-        Beside: long enough that the damage falls into it.
-        """
+        """Beside: long enough that the damage falls into it."""
         return self.next(first, _LONG, max_tokens=20)
 
     def after(self, second: Answer) -> Body:
-        """
-        After.
-        """
+        """After."""
         return self.next(second, "Thank you. And home?")
 
 
@@ -165,9 +135,7 @@ class Reference:
 
 
 async def reference(directory: Path, model: Path) -> Reference:
-    """
-    Hold the conversations on a server that is let alone. One serves for all drills.
-    """
+    """Hold the conversations on a server that is let alone. One serves for all drills."""
     async with private_server(directory, model) as house:
         ask, talk = house.client.ask, Bystander()
         victim = await ask(victim_first())

@@ -86,9 +86,7 @@ async def _serve(server: Server, stop: trio.Event, *, task_status: trio.TaskStat
 
 
 def stored_rows(directory: Path) -> list[Row]:
-    """
-    The rows of the journal in a directory.
-    """
+    """The rows of the journal in a directory."""
     store = SqlStore.open(journal_url(directory), read_only=True)
     with contextlib.closing(store):
         return list(store.read())
