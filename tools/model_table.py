@@ -92,7 +92,7 @@ def measured(family: str, source: Path) -> Row:
             started = start_engine(
                 str(directory),
                 name=family,
-                chunk_tokens=64,
+                block_tokens=64,
                 decode_rows=4,
                 kv_cache="slab",
                 pool_bytes=_MEMORY_BYTES,

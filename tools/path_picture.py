@@ -172,7 +172,7 @@ def told(rows: Iterable[Row]) -> tuple[list[Told], int]:
         event = recorded.event
         match event:
             case ev.ModelLoaded():
-                chunk = event.chunk_tokens
+                chunk = event.block_tokens
             case ev.PathSelected():
                 request = state.session(event.session).request
                 assert request is not None
@@ -183,8 +183,8 @@ def told(rows: Iterable[Row]) -> tuple[list[Told], int]:
                     reason=event.reason,
                     part=event.diverged_part,
                     prompt=len(request.prompt_ids),
-                    kept=event.kept_blocks * chunk,
-                    shared=event.shared_blocks * chunk,
+                    kept=event.blocks_from_slab * chunk,
+                    shared=event.blocks_from_pool * chunk,
                     same=common_length(last.sequence, request.prompt_ids) if last else None,
                 )
             case ev.CacheExtended(step="prefill") if event.request:

@@ -34,7 +34,7 @@ from cairn.journal import events as ev
 from cairn.journal.base import Base, base_of, loaded_of, state_of
 from cairn.journal.codec import GENESIS, Row, decode, encode
 from cairn.journal.export import base_to_line, read_export, to_line
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.journal.store_sql import SqlStore, journal_url, migrate
 from cairn.ops.drills import DRILLS, Reference, reference
@@ -51,7 +51,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parent))
 
 from cairn_pebble.sequences import TURN_END
-from tests.support.held_engine import hold_ahead
+from tests.support.held_engine import hold_prewarm
 from tests.support.random_model import make_random_model
 
 HISTORIES = Path("tests/histories")
@@ -96,7 +96,7 @@ class Talk:
 
     async def rest(self) -> None:
         """Wait until no session is at work, and all of it is committed."""
-        at_rest = {str(life) for life in (Life.IDLE, Life.QUARANTINED)}
+        at_rest = {str(life) for life in (SessionState.IDLE, SessionState.QUARANTINED)}
         server = self.house.server
         while not set(server.statistics().sessions) <= at_rest:  # noqa: ASYNC110
             await trio.sleep(0.01)  # nobody sets an event when all of them are at rest
@@ -252,7 +252,7 @@ async def anticipated(directory: Path, model: Path) -> None:
     """
     async with talking(directory, model) as talk:
         second = onward(WAY, await talk.ask(WAY, max_tokens=24), "And then?")
-        gate = hold_ahead(talk.house.server)
+        gate = hold_prewarm(talk.house.server)
         client, greedily = talk.house.client, {"temperature": 0, "seed": 1}
         # Two chunks and more are to be computed behind it, so it does not end by itself.
         endless = {"max_tokens": 40, "logit_bias": {str(token_of(model, TURN_END)): -100}}

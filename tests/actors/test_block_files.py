@@ -33,7 +33,7 @@ pytestmark = pytest.mark.trio
 
 
 @attrs.define
-class House:
+class Setup:
     """A journal and a folder of block files."""
 
     model: Path
@@ -59,10 +59,10 @@ class House:
         return replay(self.store.read()).findings == ()
 
 
-@pytest.fixture(name="house")
-def house_(model_directory: Path, tmp_path: Path) -> House:
+@pytest.fixture(name="setup")
+def house_(model_directory: Path, tmp_path: Path) -> Setup:
     """One that nobody has lived in."""
-    return House(model=model_directory, folder=tmp_path / "blocks")
+    return Setup(model=model_directory, folder=tmp_path / "blocks")
 
 
 def tells(place: int, length: int = 60, **changes: Any) -> Generate:
@@ -76,17 +76,17 @@ def device(server: Server) -> Any:
     return server._engine._device
 
 
-async def test_a_stop_writes_what_memory_holds(house: House):
+async def test_a_stop_writes_what_memory_holds(setup: Setup):
     """After a stop every sealed block has its file, and the next run has them all on record."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, tells(1))
-    sealed = {event.key for event in house.events(ev.BlockSealed)}
-    assert sealed == {event.key for event in house.events(ev.BlockSpilled)}
-    assert sealed == {path.stem for path in house.files()}
-    async with house.serving() as server:
+    sealed = {event.key for event in setup.events(ev.BlockSealed)}
+    assert sealed == {event.key for event in setup.events(ev.BlockSpilled)}
+    assert sealed == {path.stem for path in setup.files()}
+    async with setup.serving() as server:
         now = server.statistics()
-    last = house.events(ev.BlocksFound)[-1]
-    assert (len(sealed), sum(path.stat().st_size for path in house.files())) == (
+    last = setup.events(ev.BlocksFound)[-1]
+    assert (len(sealed), sum(path.stat().st_size for path in setup.files())) == (
         last.disk_blocks,
         last.disk_bytes,
     )
@@ -96,40 +96,40 @@ async def test_a_stop_writes_what_memory_holds(house: House):
         now.disk_bytes,
         now.disk_bytes_total,
     )
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_a_stop_writes_chains_from_their_front(house: House, monkeypatch: pytest.MonkeyPatch):
+async def test_a_stop_writes_chains_from_their_front(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """The last conversation comes first, and of each the block that all others need."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         monkeypatch.setattr(type(server._memory), "write_through", _not_now)
         await ask(server, tells(1))
         await ask(server, tells(2))
         blocks = server._sequencer.state.blocks
-    starts = [blocks[event.key].start for event in house.events(ev.BlockSpilled)]
+    starts = [blocks[event.key].start for event in setup.events(ev.BlockSpilled)]
     assert [0, 64, 128, 192] * 2 == starts
-    order = [event.key for event in house.events(ev.BlockSpilled)]
-    sealed = [event.key for event in house.events(ev.BlockSealed)]
+    order = [event.key for event in setup.events(ev.BlockSpilled)]
+    sealed = [event.key for event in setup.events(ev.BlockSealed)]
     assert sealed[4:] + sealed[:4] == order
 
 
-async def test_blocks_are_written_when_nobody_wants_anything(house: House):
+async def test_blocks_are_written_when_nobody_wants_anything(setup: Setup):
     """A server that is lost has written what its last conversation sealed: nothing need stop it."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, tells(1))
-        sealed = {event.key for event in house.events(ev.BlockSealed)}
+        sealed = {event.key for event in setup.events(ev.BlockSealed)}
         with trio.fail_after(60):
-            while sealed != {path.stem for path in house.files()}:
+            while sealed != {path.stem for path in setup.files()}:
                 await trio.testing.wait_all_tasks_blocked()
-        assert [] == house.events(ev.ServerStopped)
+        assert [] == setup.events(ev.ServerStopped)
 
 
-async def test_whoever_leaves_stops_the_loading(house: House):
+async def test_whoever_leaves_stops_the_loading(setup: Setup):
     """A client that goes away while blocks are loaded for it has no more loaded, and no session."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, tells(1))
     reached, go = threading.Event(), threading.Event()
-    async with house.serving() as server:
+    async with setup.serving() as server:
         engine = device(server)
         load, loaded = engine.load, []
 
@@ -141,7 +141,7 @@ async def test_whoever_leaves_stops_the_loading(house: House):
             return load(key, digest)
 
         engine.load = slow
-        taken = len(house.events(ev.RequestReceived))
+        taken = len(setup.events(ev.RequestReceived))
         with trio.fail_after(60):
             async with server.generate(tells(1)):
                 await trio.to_thread.run_sync(reached.wait)
@@ -149,22 +149,22 @@ async def test_whoever_leaves_stops_the_loading(house: House):
             while server._tickets:
                 await trio.testing.wait_all_tasks_blocked()
             await server._writer.wait_committed(server._sequencer.state.position)
-            assert 2 == len(loaded) == len(house.events(ev.BlockLoaded))
-            assert taken == len(house.events(ev.RequestReceived))
+            assert 2 == len(loaded) == len(setup.events(ev.BlockLoaded))
+            assert taken == len(setup.events(ev.RequestReceived))
             again = await ask(server, tells(1))
         assert len(loaded) * 64 == again.accepted.cached_tokens > 128
     assert (499, "client_gone") == (
-        house.events(ev.RequestRejected)[0].status,
-        house.events(ev.RequestRejected)[0].code,
+        setup.events(ev.RequestRejected)[0].status,
+        setup.events(ev.RequestRejected)[0].code,
     )
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_others_decode_while_blocks_are_loaded(house: House):
+async def test_others_decode_while_blocks_are_loaded(setup: Setup):
     """Between two blocks that are read there is a decode pass of those that are at work."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, tells(1))
-    async with house.serving() as server:
+    async with setup.serving() as server:
         engine = device(server)
         load, passes, order = engine.load, engine.decode, []
 
@@ -189,19 +189,19 @@ async def test_others_decode_while_blocks_are_loaded(house: House):
     assert "loadload" not in "".join(between)
 
 
-async def test_the_cold_path_loads_nothing(house: House):
+async def test_the_cold_path_loads_nothing(setup: Setup):
     """``cache_prompt: false`` neither uses blocks nor has them loaded."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, tells(1))
-    async with house.serving() as server:
+    async with setup.serving() as server:
         said = await ask(server, tells(1, cache_prompt=False))
     assert 0 == said.accepted.cached_tokens
-    assert [] == house.events(ev.BlockLoaded)
+    assert [] == setup.events(ev.BlockLoaded)
 
 
-async def test_what_the_slab_holds_is_not_loaded(house: House):
+async def test_what_the_slab_holds_is_not_loaded(setup: Setup):
     """A session whose slab holds its blocks goes on without a look at their files."""
-    async with house.serving(blocks_bytes=MIB, pool_slabs=2) as server:
+    async with setup.serving(blocks_bytes=MIB, pool_slabs=2) as server:
         first = await ask(server, tells(1))
         await at_rest(server)
         await ask(server, tells(2))  # pushes the blocks out of memory
@@ -215,41 +215,41 @@ async def test_what_the_slab_holds_is_not_loaded(house: House):
         again = await ask(server, generate(Conversation(messages=more), max_tokens=2))
     assert again.accepted.session == first.accepted.session
     assert again.accepted.cached_tokens >= first.accepted.prompt_tokens // 64 * 64
-    assert house.events(ev.BlockEvicted)
-    assert [] == house.events(ev.BlockLoaded)
+    assert setup.events(ev.BlockEvicted)
+    assert [] == setup.events(ev.BlockLoaded)
 
 
-async def test_files_keep_their_budget(house: House):
+async def test_files_keep_their_budget(setup: Setup):
     """The files of what was used longest ago make room; the last conversation is kept whole."""
-    async with house.serving(disk_bytes=3 * MIB) as server:
+    async with setup.serving(disk_bytes=3 * MIB) as server:
         for place in range(4):
             await ask(server, tells(place))
             await at_rest(server)
-    assert house.events(ev.BlockDropped)
-    assert max(event.disk_bytes for event in house.events(ev.BlockSpilled)) <= 3 * MIB
-    assert sum(path.stat().st_size for path in house.files()) <= 3 * MIB
-    async with house.serving(disk_bytes=3 * MIB) as server:
+    assert setup.events(ev.BlockDropped)
+    assert max(event.disk_bytes for event in setup.events(ev.BlockSpilled)) <= 3 * MIB
+    assert sum(path.stat().st_size for path in setup.files()) <= 3 * MIB
+    async with setup.serving(disk_bytes=3 * MIB) as server:
         last = await ask(server, tells(3))
         assert last.accepted.cached_tokens >= last.accepted.prompt_tokens // 64 * 64 - 64
-    async with house.serving(disk_bytes=MIB) as server:
+    async with setup.serving(disk_bytes=MIB) as server:
         assert 0 < server.statistics().disk_bytes <= MIB
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_no_budget_means_no_files(house: House):
+async def test_no_budget_means_no_files(setup: Setup):
     """With a budget of nothing the files of earlier runs are removed, and none is written."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, tells(1))
-    assert house.files()
-    async with house.serving(disk_bytes=0) as server:
+    assert setup.files()
+    async with setup.serving(disk_bytes=0) as server:
         assert 0 == server.statistics().disk_blocks
         said = await ask(server, tells(1))
         assert 0 == said.accepted.cached_tokens
-    assert [] == house.files()
-    assert house.holds()
+    assert [] == setup.files()
+    assert setup.holds()
 
 
-async def test_a_full_disk(house: House, monkeypatch: pytest.MonkeyPatch):
+async def test_a_full_disk(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """
     A block that cannot be written is on record and served from memory; nothing half is left, and
     requests are answered. With room again, blocks are written.
@@ -258,7 +258,7 @@ async def test_a_full_disk(house: House, monkeypatch: pytest.MonkeyPatch):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async with house.serving(blocks_bytes=MIB, pool_slabs=1) as server:
+    async with setup.serving(blocks_bytes=MIB, pool_slabs=1) as server:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
             one = await ask(server, tells(1))
@@ -267,15 +267,15 @@ async def test_a_full_disk(house: House, monkeypatch: pytest.MonkeyPatch):
             # Under the full disk still: blocks are written when nobody asks for anything, and one
             # may be in hand.
             with trio.fail_after(60):
-                while house.files():
+                while setup.files():
                     await trio.testing.wait_all_tasks_blocked()
-            assert [] == house.events(ev.BlockSpilled)
-            reasons = {event.reason for event in house.events(ev.BlockNotSpilled)}
+            assert [] == setup.events(ev.BlockSpilled)
+            reasons = {event.reason for event in setup.events(ev.BlockNotSpilled)}
             assert {os.strerror(errno.ENOSPC)} == reasons
         assert one.tokens == again.tokens
         await ask(server, tells(3))
-    assert house.events(ev.BlockSpilled)
-    assert house.holds()
+    assert setup.events(ev.BlockSpilled)
+    assert setup.holds()
 
 
 def flip_in_memory(engine: Any, key: str | None = None) -> str:
@@ -291,14 +291,14 @@ def flip_in_memory(engine: Any, key: str | None = None) -> str:
 
 
 async def test_a_block_that_changed_in_memory_is_not_written(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ):
     """
     INV-3: it is found when it is to be written, and no file of it ever is. It and what was built on
     it are reused no more, and who only wanted its room is answered.
     """
     written: list[str] = []
-    async with house.serving(blocks_bytes=MIB, pool_slabs=1) as server:
+    async with setup.serving(blocks_bytes=MIB, pool_slabs=1) as server:
         with monkeypatch.context() as patch:
             patch.setattr(type(server._memory), "write_through", _not_now)
             first = await ask(server, tells(1))
@@ -317,9 +317,9 @@ async def test_a_block_that_changed_in_memory_is_not_written(
         again = await ask(server, tells(1))
         assert 0 == again.accepted.cached_tokens
         assert first.tokens == again.tokens
-    (found,) = replay(house.store.read()).findings
+    (found,) = replay(setup.store.read()).findings
     assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
-    (out,) = house.events(ev.BlocksQuarantined)
+    (out,) = setup.events(ev.BlocksQuarantined)
     assert None is out.session
     assert key in out.keys
 
@@ -328,14 +328,14 @@ async def _not_now(*args: Any) -> bool:
     return False
 
 
-async def test_a_wrong_digest_is_never_used(house: House, monkeypatch: pytest.MonkeyPatch):
+async def test_a_wrong_digest_is_never_used(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """
     INV-3: were the reading of files to let other KV through, the journal would not take it. The
     request ends with a bug id, memory does not keep the block, and the next one is served cold.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         first = await ask(server, tells(1))
-    async with house.serving() as server:
+    async with setup.serving() as server:
         files = device(server).files
         read = files.read
 
@@ -351,11 +351,11 @@ async def test_a_wrong_digest_is_never_used(house: House, monkeypatch: pytest.Mo
         again = await ask(server, tells(1))
         assert 0 == again.accepted.cached_tokens
         assert first.tokens == again.tokens
-    (found,) = replay(house.store.read()).findings
+    (found,) = replay(setup.store.read()).findings
     assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
 
 
-async def test_many_at_once_over_little_memory(house: House):
+async def test_many_at_once_over_little_memory(setup: Setup):
     """
     Eight conversations that push each other out, load and seal at the same time: the budgets hold,
     every answer is the one that it was the first time, and so it is from the files after a restart.
@@ -367,102 +367,102 @@ async def test_many_at_once_over_little_memory(house: House):
             place = (number + turn) % 4
             answers.setdefault(place, []).append(await ask(server, tells(place, 40)))
 
-    async with house.serving(blocks_bytes=MIB, disk_bytes=4 * MIB, pool_slabs=6) as server:
+    async with setup.serving(blocks_bytes=MIB, disk_bytes=4 * MIB, pool_slabs=6) as server:
         with trio.fail_after(600):
             async with trio.open_nursery() as nursery:
                 for number in range(8):
                     nursery.start_soon(talk, server, number)
-        sealed = {event.key: event.bytes for event in house.events(ev.BlockSealed)}
+        sealed = {event.key: event.bytes for event in setup.events(ev.BlockSealed)}
         assert server.statistics().block_bytes <= MIB < sum(sealed.values())
     # Whether anything was evicted or loaded so far hangs on who came when: memory may have had many
     # blocks in use, and kept no others. From empty memory something has to be loaded.
-    before = len(house.events(ev.BlockLoaded))
-    async with house.serving() as server:
+    before = len(setup.events(ev.BlockLoaded))
+    async with setup.serving() as server:
         for place, said in answers.items():
             said.append(await ask(server, tells(place, 40)))
-    assert before < len(house.events(ev.BlockLoaded))
+    assert before < len(setup.events(ev.BlockLoaded))
     for said in answers.values():
         assert 1 == len({one.tokens for one in said})
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_a_chain_keeps_its_front_on_disk(house: House):
+async def test_a_chain_keeps_its_front_on_disk(setup: Setup):
     """A conversation longer than the budget is loaded as far as that went, not from a gap on."""
-    async with house.serving(disk_bytes=MIB) as server:
+    async with setup.serving(disk_bytes=MIB) as server:
         await ask(server, tells(1, 110))
         blocks = server._sequencer.state.blocks
-    starts = sorted(blocks[path.stem].start for path in house.files())
+    starts = sorted(blocks[path.stem].start for path in setup.files())
     assert 2 <= len(starts) < len(blocks)
     assert [64 * place for place in range(len(starts))] == starts
-    async with house.serving(disk_bytes=MIB) as server:
+    async with setup.serving(disk_bytes=MIB) as server:
         again = await ask(server, tells(1, 110))
     assert 64 * len(starts) == again.accepted.cached_tokens
 
 
-async def test_another_conversation_goes_from_its_end(house: House):
+async def test_another_conversation_goes_from_its_end(setup: Setup):
     """Where two do not fit, the older one keeps its front: what is left of it is still of use."""
-    async with house.serving(disk_bytes=2 * MIB) as server:
+    async with setup.serving(disk_bytes=2 * MIB) as server:
         await ask(server, tells(1))
         await at_rest(server)
         await ask(server, tells(2))
         with trio.fail_after(600):
-            while not house.events(ev.BlockDropped) or server._sequencer.state.requests:
+            while not setup.events(ev.BlockDropped) or server._sequencer.state.requests:
                 await trio.testing.wait_all_tasks_blocked()
-    async with house.serving(disk_bytes=2 * MIB) as server:
+    async with setup.serving(disk_bytes=2 * MIB) as server:
         first = await ask(server, tells(1))
     assert first.accepted.cached_tokens >= 64
 
 
 @pytest.mark.parametrize("budget", [0, 64 * MIB])
 async def test_what_others_put_into_the_folder_stays(
-    house: House, budget: int, capsys: pytest.CaptureFixture[str]
+    setup: Setup, budget: int, capsys: pytest.CaptureFixture[str]
 ):
     """It is logged in a sentence and left alone, whatever the budget; all else is as ever."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, tells(1))
     fingerprint = server._model.fingerprint
-    mine = house.folder / fingerprint / "ab" / f"ab{'0' * 62}.safetensors"
+    mine = setup.folder / fingerprint / "ab" / f"ab{'0' * 62}.safetensors"
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("weights")
-    (house.folder / "notes.txt").write_text("mine")
+    (setup.folder / "notes.txt").write_text("mine")
     capsys.readouterr()
-    async with house.serving(disk_bytes=budget) as server:
+    async with setup.serving(disk_bytes=budget) as server:
         await ask(server, tells(1))
-    assert ("weights", "mine") == (mine.read_text(), (house.folder / "notes.txt").read_text())
+    assert ("weights", "mine") == (mine.read_text(), (setup.folder / "notes.txt").read_text())
     assert "runs of this journal did not leave there" in capsys.readouterr().out
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_another_journals_files_stay(house: House):
+async def test_another_journals_files_stay(setup: Setup):
     """Two journals over one folder: neither removes what the other wrote, and both hold."""
-    other = attrs.evolve(house, store=MemoryStore())
-    async with house.serving() as server:
+    other = attrs.evolve(setup, store=MemoryStore())
+    async with setup.serving() as server:
         await ask(server, tells(1))
-    written = {path: path.read_bytes() for path in house.files()}
+    written = {path: path.read_bytes() for path in setup.files()}
     async with other.serving() as server:
         await ask(server, tells(1))
         await ask(server, tells(2))
     assert written == {path: path.read_bytes() for path in written}
-    async with house.serving() as server:
+    async with setup.serving() as server:
         again = await ask(server, tells(1))
-    assert [] == house.events(ev.BlockRejected)
+    assert [] == setup.events(ev.BlockRejected)
     assert 0 < again.accepted.cached_tokens
-    assert house.holds()
+    assert setup.holds()
     assert other.holds()
 
 
-async def test_what_was_lost_before_its_row_is_removed(house: House):
+async def test_what_was_lost_before_its_row_is_removed(setup: Setup):
     """A file that a lost run of this journal wrote, and whose row was lost with it, goes."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, tells(1))
-    rows = list(house.store.rows)
+    rows = list(setup.store.rows)
     spilled = [n for n, row in enumerate(rows) if row.kind == ev.BlockSpilled.kind]
-    house.store = MemoryStore(rows[: spilled[-1]])
-    async with house.serving():
+    setup.store = MemoryStore(rows[: spilled[-1]])
+    async with setup.serving():
         pass
-    assert 1 == house.events(ev.BlocksFound)[-1].removed_files
-    assert len(spilled) - 1 == len(house.files())
-    assert house.holds()
+    assert 1 == setup.events(ev.BlocksFound)[-1].removed_files
+    assert len(spilled) - 1 == len(setup.files())
+    assert setup.holds()
 
 
 @pytest.mark.parametrize(
@@ -480,26 +480,26 @@ async def test_a_run_is_known_by_what_is_left_of_it(event: ev.Event):
     assert {"one"} == runs.boots
 
 
-async def test_no_budget_leaves_nothing_that_was_set_aside(house: House):
+async def test_no_budget_leaves_nothing_that_was_set_aside(setup: Setup):
     """With a budget of nothing what was set aside is removed too."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, tells(1))
-    house.files()[0].write_bytes(b"damaged")
-    async with house.serving():
+    setup.files()[0].write_bytes(b"damaged")
+    async with setup.serving():
         pass
-    assert [".rejected"] == [path.suffix for path in house.files() if path.stem != path.name[:64]]
-    async with house.serving(disk_bytes=0):
+    assert [".rejected"] == [path.suffix for path in setup.files() if path.stem != path.name[:64]]
+    async with setup.serving(disk_bytes=0):
         pass
-    assert [] == house.files()
+    assert [] == setup.files()
 
 
 async def test_files_that_cannot_be_removed(
-    house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """The server starts, says so once, and tells no lie about what lies there."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, tells(1))
-    files = house.files()
+    files = setup.files()
 
     def failing(self: Path, missing_ok: bool = False) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -507,17 +507,17 @@ async def test_files_that_cannot_be_removed(
     capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", failing)
-        async with house.serving(disk_bytes=0) as server:
+        async with setup.serving(disk_bytes=0) as server:
             assert len(files) == server.statistics().disk_blocks
-    assert files == house.files()
+    assert files == setup.files()
     assert 1 == capsys.readouterr().out.count("a block file could not be removed")
-    assert [] == house.events(ev.BlockDropped)
-    assert house.holds()
+    assert [] == setup.events(ev.BlockDropped)
+    assert setup.holds()
 
 
 @pytest.mark.parametrize("where", ["save_safetensors", "digest"])
 async def test_what_fails_in_mlx_while_writing(
-    house: House, monkeypatch: pytest.MonkeyPatch, where: str
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, where: str
 ):
     """
     An error that is none of the system's is on record, once for a block, and ends nothing: requests
@@ -527,7 +527,7 @@ async def test_what_fails_in_mlx_while_writing(
     def failing(*of: Any, **named: Any) -> None:
         raise RuntimeError("[metal] it failed")
 
-    async with house.serving(blocks_bytes=MIB, pool_slabs=1) as server:
+    async with setup.serving(blocks_bytes=MIB, pool_slabs=1) as server:
         monkeypatch.setattr(type(server._memory), "write_through", _not_now)
         await ask(server, tells(1))
         if where == "digest":
@@ -537,12 +537,12 @@ async def test_what_fails_in_mlx_while_writing(
         said = await ask(server, tells(2))
         again = await ask(server, tells(2))
         assert said.tokens == again.tokens
-    told = [event.key for event in house.events(ev.BlockNotSpilled)]
+    told = [event.key for event in setup.events(ev.BlockNotSpilled)]
     assert told
     assert len(set(told)) == len(told)
-    assert [] == house.events(ev.InvariantViolated)
-    assert isinstance(decode(house.store.rows[-1]).event, ev.ServerStopped)
-    assert house.holds()
+    assert [] == setup.events(ev.InvariantViolated)
+    assert isinstance(decode(setup.store.rows[-1]).event, ev.ServerStopped)
+    assert setup.holds()
 
 
 def _digest_fails(engine: Any) -> Any:
@@ -560,48 +560,48 @@ def _digest_fails(engine: Any) -> Any:
     return spill
 
 
-async def test_what_cannot_be_written_is_told_once(house: House, monkeypatch: pytest.MonkeyPatch):
+async def test_what_cannot_be_written_is_told_once(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """A block that is tried again and again on a full disk has one row, until it is written."""
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async with house.serving() as server:
+    async with setup.serving() as server:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
             await ask(server, tells(1))
-            keys = [event.key for event in house.events(ev.BlockSealed)]
+            keys = [event.key for event in setup.events(ev.BlockSealed)]
             for _ in range(3):
                 for key in keys:
                     await server._memory.write_through(key, lambda: True)
-        told = [event.key for event in house.events(ev.BlockNotSpilled)]
+        told = [event.key for event in setup.events(ev.BlockNotSpilled)]
         assert sorted(keys) == sorted(told)
-    assert set(keys) == {event.key for event in house.events(ev.BlockSpilled)}
+    assert set(keys) == {event.key for event in setup.events(ev.BlockSpilled)}
 
 
-async def test_one_rotten_block_stops_no_other(house: House, monkeypatch: pytest.MonkeyPatch):
+async def test_one_rotten_block_stops_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """At the stop all is written but the block that changed and what is built on it."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         monkeypatch.setattr(type(server._memory), "write_through", _not_now)
         await ask(server, tells(1))
         await ask(server, tells(2))
-        sealed = [event.key for event in house.events(ev.BlockSealed)]
+        sealed = [event.key for event in setup.events(ev.BlockSealed)]
         blocks = server._sequencer.state.blocks
         rotten = await server._engine.call(lambda mlx: flip_in_memory(mlx, sealed[5]), str)
         built = {key for key in sealed[4:] if blocks[key].start >= blocks[rotten].start}
-    assert set(sealed) - built == {path.stem for path in house.files()}
-    (out,) = house.events(ev.BlocksQuarantined)
+    assert set(sealed) - built == {path.stem for path in setup.files()}
+    (out,) = setup.events(ev.BlocksQuarantined)
     assert built == set(out.keys)
 
 
-async def test_what_is_in_the_way_stops_no_other(house: House, monkeypatch: pytest.MonkeyPatch):
+async def test_what_is_in_the_way_stops_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """A folder where a block's file would be keeps out that block alone."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         monkeypatch.setattr(type(server._memory), "write_through", _not_now)
         await ask(server, tells(1))
-        sealed = [event.key for event in house.events(ev.BlockSealed)]
+        sealed = [event.key for event in setup.events(ev.BlockSealed)]
         fingerprint = server._model.fingerprint
-        path = house.folder / fingerprint / sealed[0][:2] / f"{sealed[0]}.safetensors"
+        path = setup.folder / fingerprint / sealed[0][:2] / f"{sealed[0]}.safetensors"
         path.mkdir(parents=True)
-    assert set(sealed[1:]) == {path.stem for path in house.files()}
-    assert [sealed[0]] == [event.key for event in house.events(ev.BlockNotSpilled)]
+    assert set(sealed[1:]) == {path.stem for path in setup.files()}
+    assert [sealed[0]] == [event.key for event in setup.events(ev.BlockNotSpilled)]

@@ -24,7 +24,7 @@ from cairn.engine.reports import EngineFault, EvictReport, MemoryReport, SealRep
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
 from cairn.journal.eviction_order import Order
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import Block, Model, Pool, Session, SessionId, Slab, State
 
 TOKEN_BYTES = 10
@@ -136,7 +136,7 @@ class Books:
                 name="none",
                 fingerprint="f",
                 layers=1,
-                chunk_tokens=CHUNK,
+                block_tokens=CHUNK,
                 decode_rows=1,
                 context_tokens=4096,
                 reusable=True,
@@ -165,12 +165,12 @@ class Books:
         """(blocks in memory, their bytes)."""
         return self.state.pool.blocks, self.state.pool.block_bytes
 
-    def session(self, name: str, life: Life, used: int = 0) -> None:
+    def session(self, name: str, state: SessionState, used: int = 0) -> None:
         """A session comes to a step of its life."""
         known = self.state.sessions.get(SessionId(name)) or Session(
             id=SessionId(name), tenant="t", fingerprint="f", group=None, named=True
         )
-        self._session(attrs.evolve(known, life=life, last_used=used or known.last_used))
+        self._session(attrs.evolve(known, state=state, last_used=used or known.last_used))
 
     def holders(self) -> set[str]:
         """The sessions that hold a slab."""
@@ -238,7 +238,7 @@ class Books:
 
 
 @attrs.frozen(kw_only=True)
-class House:
+class Setup:
     """
     Memory and what it works on.
 
@@ -253,13 +253,15 @@ class House:
 
     async def open(self, name: str, tokens: int = SIZE) -> bool:
         """A session that works asks for a slab."""
-        self.books.session(name, Life.RESTORING)
+        self.books.session(name, SessionState.RESTORING)
         return await self.memory.open_slab(tokens, self.books.acquired(name))
 
-    async def seal(self, key: str, *, pins: int = 0, used: int = 0, foreseen: bool = False) -> None:
+    async def seal(
+        self, key: str, *, pins: int = 0, used: int = 0, prewarmed: bool = False
+    ) -> None:
         """A block is sealed."""
         record = self.books.sealed(key, pins=pins, used=used)
-        await self.memory.seal(1, key, 0, CHUNK, record, foreseen=foreseen)
+        await self.memory.seal(1, key, 0, CHUNK, record, prewarmed=prewarmed)
 
     def agree(self) -> bool:
         """Whether engine and journal have the same slabs and blocks."""
@@ -276,7 +278,7 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house(**budgets: int) -> AsyncIterator[House]:
+async def setup(**budgets: int) -> AsyncIterator[Setup]:
     """Memory over an engine's thread that runs."""
     books, scripted, thread = Books(**budgets), ScriptedEngine(), EngineThread()
     memory = Memory(cast("Sequencer", books), thread, TOKEN_BYTES)
@@ -293,7 +295,7 @@ async def house(**budgets: int) -> AsyncIterator[House]:
         await nursery.start(thread.run)
         thread.install(scripted)
         try:
-            yield House(memory=memory, engine=scripted, books=books, gave_up=gave_up)
+            yield Setup(memory=memory, engine=scripted, books=books, gave_up=gave_up)
         finally:
             thread.close()
 
@@ -319,13 +321,13 @@ def test_many_ask_at_once(budget: dict[str, int]) -> None:
     served: list[str] = []
 
     async def main() -> None:
-        async with house(**budget) as home, trio.open_nursery() as nursery:
+        async with setup(**budget) as home, trio.open_nursery() as nursery:
 
             async def ask(name: str) -> None:
                 while not await home.open(name):
                     await trio.lowlevel.checkpoint()
                 served.append(name)
-                home.books.session(name, Life.IDLE, used=len(served))
+                home.books.session(name, SessionState.IDLE, used=len(served))
 
             for index in range(20):
                 nursery.start_soon(ask, f"s{index}")
@@ -348,7 +350,7 @@ def test_nothing_to_take() -> None:
     """
 
     async def main() -> None:
-        async with house() as home:
+        async with setup() as home:
             for name in "abc":
                 assert await home.open(name)
             assert not await home.open("d")
@@ -364,10 +366,10 @@ def test_the_least_recently_used_at_rest_gives_way() -> None:
     """Sessions at rest give up their slabs, the one that was used longest ago first."""
 
     async def main() -> None:
-        async with house() as home:
+        async with setup() as home:
             for name, used in (("a", 30), ("b", 10), ("c", 20)):
                 await home.open(name)
-                home.books.session(name, Life.IDLE, used=used)
+                home.books.session(name, SessionState.IDLE, used=used)
             for name in "def":
                 assert await home.open(name)
 
@@ -384,14 +386,14 @@ def test_a_session_that_settles_gives_way_last() -> None:
     """
 
     async def main() -> None:
-        async with house() as home:
-            for name, life, used in (
-                ("later", Life.SETTLING, 6),
-                ("settles", Life.SETTLING, 5),
-                ("rests", Life.IDLE, 9),
+        async with setup() as home:
+            for name, state, used in (
+                ("later", SessionState.SETTLING, 6),
+                ("settles", SessionState.SETTLING, 5),
+                ("rests", SessionState.IDLE, 9),
             ):
                 await home.open(name)
-                home.books.session(name, life, used=used)
+                home.books.session(name, state, used=used)
             for name in "de":
                 assert await home.open(name)
 
@@ -405,10 +407,10 @@ def test_several_give_way_to_a_large_one() -> None:
     """As many slabs are taken as a larger one needs, and no more."""
 
     async def main() -> None:
-        async with house(slabs=10, tokens=5 * SIZE) as home:
+        async with setup(slabs=10, tokens=5 * SIZE) as home:
             for used, name in enumerate("abcde", start=1):
                 await home.open(name)
-                home.books.session(name, Life.IDLE, used=used)
+                home.books.session(name, SessionState.IDLE, used=used)
             assert await home.open("large", 3 * SIZE)
 
             assert home.gave_up == ["a", "b", "c"]
@@ -429,7 +431,7 @@ def test_a_slab_that_the_journal_refused_is_closed(error: Exception) -> None:
         raise error
 
     async def main() -> None:
-        async with house() as home:
+        async with setup() as home:
             await home.open("a")
             with pytest.raises(type(error)) as caught:
                 await home.memory.open_slab(SIZE, refused)
@@ -450,7 +452,7 @@ def test_what_nobody_waits_for_comes_behind_a_request() -> None:
 
     async def main() -> None:
         spared: list[bool | None] = []
-        async with house(slabs=1) as home:
+        async with setup(slabs=1) as home:
 
             async def spare() -> None:
                 opened = await home.memory.open_spare_slab(SIZE, lambda _: None, lambda: True)
@@ -471,7 +473,7 @@ def test_a_slab_that_the_engine_refused() -> None:
     """Where no slab was opened, none is closed, and the engine's word comes through."""
 
     async def main() -> None:
-        async with house() as home:
+        async with setup() as home:
             await home.open("a")
             home.engine.fault = EngineFault("no memory")
             with pytest.raises(EngineFault, match="no memory"):
@@ -490,7 +492,7 @@ def test_a_full_store_lets_the_oldest_go() -> None:
     """Blocks leave in the order of their last use until the new one fits."""
 
     async def main() -> None:
-        async with house(blocks=4) as home:
+        async with setup(blocks=4) as home:
             for key, used in (("a", 4), ("b", 1), ("c", 3), ("d", 2)):
                 await home.seal(key, used=used)
             assert home.books.evicted == []
@@ -510,17 +512,17 @@ def test_what_is_foreseen_lets_nothing_go_that_is_held_ready() -> None:
     """
 
     async def main() -> None:
-        async with house(blocks=4) as home:
+        async with setup(blocks=4) as home:
             for key, used in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
                 await home.seal(key, used=used)
             await home.open("ready")
             home.books.holds("ready", "a", "b")
-            await home.seal("e", used=5, foreseen=True)
+            await home.seal("e", used=5, prewarmed=True)
             assert home.books.evicted == ["c", "d"]
 
             await home.seal("f", used=6)
             home.books.holds("ready", "a", "b", "e", "f")
-            await home.seal("g", used=7, foreseen=True)
+            await home.seal("g", used=7, prewarmed=True)
             assert home.books.evicted == ["c", "d"]
             assert set(home.engine.blocks) == {"a", "b", "e", "f"}
             await home.seal("h", used=8)
@@ -533,7 +535,7 @@ def test_what_is_pinned_stays() -> None:
     """A block that a session works with never leaves, though it was used longest ago."""
 
     async def main() -> None:
-        async with house(blocks=4) as home:
+        async with setup(blocks=4) as home:
             for key, pins, used in (("a", 1, 1), ("b", 0, 3), ("c", 2, 2), ("d", 0, 4)):
                 await home.seal(key, pins=pins, used=used)
             for used, key in enumerate("efgh", start=5):
@@ -551,11 +553,11 @@ def test_what_is_pinned_meanwhile_is_not_removed() -> None:
     """A block's life is over. Who decides to build on it is faster than who removes it."""
 
     async def main() -> None:
-        async with house() as home:
+        async with setup() as home:
             books = home.books
             await home.seal("over", used=1)
-            books._block(attrs.evolve(books.state.blocks["over"], due_us=1))
-            async with trio.open_nursery() as nursery, home.memory.steady:
+            books._block(attrs.evolve(books.state.blocks["over"], expires_us=1))
+            async with trio.open_nursery() as nursery, home.memory.eviction_lock:
                 nursery.start_soon(home.memory.remove_over, lambda: True)
                 await trio.testing.wait_all_tasks_blocked()
                 pins = books.state.pins.set(SessionId("works"), ("over",))
@@ -575,7 +577,7 @@ def test_a_store_of_pinned_blocks() -> None:
     reports: list[SealReport] = []
 
     async def main() -> None:
-        async with house(blocks=2) as home:
+        async with setup(blocks=2) as home:
             for key in "ab":
                 await home.seal(key, pins=1)
             await home.memory.seal(1, "c", 0, CHUNK, reports.append)
@@ -592,7 +594,7 @@ def test_a_block_that_is_there_needs_no_room() -> None:
     """Sealing a block again in a full store sends none away."""
 
     async def main() -> None:
-        async with house(blocks=2) as home:
+        async with setup(blocks=2) as home:
             for key in "ab":
                 await home.seal(key)
             await home.seal("a")
@@ -609,7 +611,7 @@ def test_many_seal_at_once() -> None:
     """
 
     async def main() -> None:
-        async with house(blocks=4) as home:
+        async with setup(blocks=4) as home:
             async with trio.open_nursery() as nursery:
                 for index in range(30):
                     nursery.start_soon(lambda used: home.seal(f"b{used}", used=used), index)
@@ -634,7 +636,7 @@ def test_a_block_that_the_journal_refused_is_not_kept(error: Exception, full: bo
         raise error
 
     async def main() -> None:
-        async with house(blocks=2) as home:
+        async with setup(blocks=2) as home:
             for used, key in enumerate("ab" if full else "a", start=1):
                 await home.seal(key, used=used)
             with pytest.raises(type(error)) as caught:
@@ -659,7 +661,7 @@ def test_a_block_that_was_there_before_a_refusal_stays() -> None:
         raise bug()
 
     async def main() -> None:
-        async with house(blocks=2) as home:
+        async with setup(blocks=2) as home:
             for key in "ab":
                 await home.seal(key, pins=1)
             for key in "ac":
@@ -676,7 +678,7 @@ def test_a_block_that_the_engine_refused() -> None:
     """Where nothing was sealed, nothing is sent away, and the engine's word comes through."""
 
     async def main() -> None:
-        async with house() as home:
+        async with setup() as home:
             await home.seal("a")
             home.engine.fault = EngineFault("slab 1 is not held")
             with pytest.raises(EngineFault, match="not held"):

@@ -82,7 +82,7 @@ def test_a_small_pool_bounds_the_context(directory: Path) -> None:
             await ask(server, generate(says(200), max_tokens=120))
             await at_rest(server)
             now = server.statistics()
-            assert (0, 0, 0) == (now.slab_bytes, now.kv_live_bytes, now.kv_due_bytes)
+            assert (0, 0, 0) == (now.slab_bytes, now.kv_live_bytes, now.kv_expected_bytes)
 
     trio.run(main)
 
@@ -92,7 +92,7 @@ def test_a_small_pool_bounds_the_context(directory: Path) -> None:
     assert BOUNDED + -(-slab.capacity_tokens // 256) * STEP == slab.bytes == slab.pool_bytes
     assert slab.bytes <= 8 * MIB
     # A figure is read some passes after its event, or behind the slab.
-    assert all(now.kv_due_bytes <= slab.bytes for now in seen)
+    assert all(now.kv_expected_bytes <= slab.bytes for now in seen)
     assert {now.kv_live_bytes for now in seen} <= set(measured)
     passes = [event for event in events_of(store) if isinstance(event, ev.CacheExtended)]
     live, due = max(measured), max(growths[0].bytes_at(one.end) for one in passes)

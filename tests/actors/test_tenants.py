@@ -10,9 +10,9 @@ import trio
 import trio.testing
 
 from cairn.actors import server as supervisor
-from cairn.actors.requests.arrival import Arrival
+from cairn.actors.requests.arrival import RequestContext
 from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import Broken, Generate, QueueFull, TimeOver, Waiting
+from cairn.actors.requests.messages import Broken, Generate, QueueFull, TimedOut, Waiting
 from cairn.actors.requests.replies import Replies
 from cairn.actors.requests.ticket import Ticket
 from cairn.engine.prompt.template import Conversation, Message
@@ -201,14 +201,14 @@ async def test_a_request_ends_with_its_time(autojump_clock: trio.testing.MockClo
     replies = Replies(
         [ticket],
         NoWriter(),  # type: ignore[arg-type]
-        Arrival("r1", Limits(heartbeat_s=10.0, request_s=25.0)),
+        RequestContext("r1", Limits(heartbeat_s=10.0, request_s=25.0)),
     )
     told = [await anext(replies), await anext(replies)]
     assert [Waiting(queued=True, prefilled_tokens=0)] * 2 == told
-    with pytest.raises(TimeOver, match="after 25 seconds"):
+    with pytest.raises(TimedOut, match="after 25 seconds"):
         await anext(replies)
     assert deadline == trio.current_time()
-    assert "time_over" == ticket.gone
+    assert "timed_out" == ticket.gone
     assert [] == [reply async for reply in replies]
 
 
@@ -221,7 +221,7 @@ async def test_an_answer_that_keeps_coming_ends_with_its_time_too(
     replies = Replies(
         [ticket],
         NoWriter(),  # type: ignore[arg-type]
-        Arrival("r1", Limits(heartbeat_s=10.0, request_s=5.0)),
+        RequestContext("r1", Limits(heartbeat_s=10.0, request_s=5.0)),
     )
     heard: list[Any] = []
 
@@ -231,6 +231,6 @@ async def test_an_answer_that_keeps_coming_ends_with_its_time_too(
             heard.append(await anext(replies))
             await trio.sleep(1)
 
-    with pytest.raises(TimeOver):
+    with pytest.raises(TimedOut):
         await listen()
     assert [beat] * 5 == heard

@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("scripted")
     model = make_scripted_model(folder / "model", SCRIPT)
     with servers(folder, model) as start:
-        yield start("--chunk-tokens", CHUNK)
+        yield start("--block-tokens", CHUNK)
 
 
 def post(server: Serving, path: str = "", **fields: Any) -> httpx.Response:

@@ -71,7 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A server of the random model."""
     folder = tmp_path_factory.mktemp("constrained")
     with servers(folder, make_random_model(folder / "model")) as start:
-        yield start("--chunk-tokens", 16)
+        yield start("--block-tokens", 16)
 
 
 @pytest.fixture(scope="module")

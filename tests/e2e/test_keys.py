@@ -131,11 +131,11 @@ def test_a_request_ends_with_its_time(
     server = start("--request-timeout", 0.5)
     response = server.post(**lengthy[0], max_tokens=100_000)
     error = response.json()["error"]
-    assert (504, "time_over", "timeout_error") == (
+    assert (504, "timed_out", "timeout_error") == (
         response.status_code,
         error["code"],
         error["type"],
     )
     server.settled()
     (cancelled,) = server.events(ev.RequestCancelled)
-    assert "time_over" == cancelled.stage
+    assert "timed_out" == cancelled.stage

@@ -27,12 +27,12 @@ def test_what_was_asked_for_and_what_served_are_told(start: Start):
 
     (loaded,) = easy.events(ev.ModelLoaded)
     assert loaded.name == answer["model"] != "gpt-9"
-    assert ["gpt-9"] == [one.asked_model for one in easy.events(ev.RequestReceived)]
+    assert ["gpt-9"] == [one.requested_model for one in easy.events(ev.RequestReceived)]
     assert [404, 200, 200] == [
         strict.post(messages=HELLO, max_tokens=2, **model).status_code
         for model in ({"model": "gpt-9"}, {"model": "stones"}, {})
     ]
-    assert ["stones", ""] == [one.asked_model for one in strict.events(ev.RequestReceived)]
+    assert ["stones", ""] == [one.requested_model for one in strict.events(ev.RequestReceived)]
 
 
 def test_the_models_defaults_hold_where_a_client_says_nothing(

@@ -76,7 +76,7 @@ def figures(server: Serving) -> Figures:
     )
     return Figures(
         live=read("cairn_kv_live_bytes"),
-        due=read("cairn_kv_due_bytes"),
+        due=read("cairn_kv_expected_bytes"),
         by_mlx=active - weights,
         process=1024 * int(resident[1]),
     )
@@ -118,7 +118,7 @@ def begin_(tmp_path: Path) -> Iterator[Begin]:
         directory = tmp_path / f"kv-{size.kv_heads}"
         if not directory.exists():
             make_sized_model(directory, size)
-        fixed = ("--disk-mb", 0, "--no-anticipation", "--dtype", "float32", "--blocks-mb", 2048)
+        fixed = ("--disk-mb", 0, "--no-prewarm", "--dtype", "float32", "--blocks-mb", 2048)
         server = start(*fixed, *options, "--pool-mb", 2048, model=directory)
         servers_begun.append(server)
         return server
@@ -212,7 +212,7 @@ def test_a_hundred_sessions_with_one_prefix(begin: Begin) -> None:
     """
     A prefix of 4,000 tokens and a hundred tails: the server holds it once, and each tail once.
     """
-    runs = both(begin, FAT, about(4040, 100), {100}, "--slab-rest", 0)
+    runs = both(begin, FAT, about(4040, 100), {100}, "--slab-idle", 0)
     for answer in runs[0].answers[1:]:
         assert (4032, True) == (answer.cached_tokens, 4160 <= answer.prompt_tokens < 4224)
     assert_once(shares_of_due(*runs, 100, 64))
@@ -225,7 +225,7 @@ def test_sessions_of_8192_tokens(begin: Begin) -> None:
     One, two, four and eight of them with nothing in common, at rest: no more than their tokens
     take.
     """
-    options = ("--slab-rest", 0, "--chunk-tokens", 256)
+    options = ("--slab-idle", 0, "--block-tokens", 256)
     counts = (1, 2, 4, 8)
     runs = both(begin, WIDE, apart(8200, 8), set(counts), *options)
     for answer in runs[0].answers:
@@ -238,7 +238,7 @@ def test_sessions_of_8192_tokens(begin: Begin) -> None:
 @pytest.mark.slow
 def test_who_keeps_slabs_holds_it_twice(begin: Begin) -> None:
     """The control: four sessions keep their slabs, and each figure says so."""
-    runs = both(begin, FAT, about(980, 4), {4}, "--slab-rest", 3600, slabs=4)
+    runs = both(begin, FAT, about(980, 4), {4}, "--slab-idle", 3600, slabs=4)
     shares = shares_of_due(*runs, 4, 64)
     assert min(shares.values()) > 2
     with pytest.raises(AssertionError):
@@ -268,7 +268,7 @@ def windows(begin: Begin, count: int, policy: tuple[object, ...]) -> dict[str, f
     in its slab alone. Then comes a short one, which gives its slab up, so that what MLX keeps of
     freed arrays is dropped.
     """
-    options = ("--slab-rest", 0, "--chunk-tokens", WINDOW_CHUNK, "--blocks-mb", 1, *policy)
+    options = ("--slab-idle", 0, "--block-tokens", WINDOW_CHUNK, "--blocks-mb", 1, *policy)
     talks = [*apart(8200, count), [user("And then?")]]
     runs = both(begin, WIDE, talks, {count + 1}, *options, slabs=count)
     for answer in runs[0].answers[:count]:
@@ -301,12 +301,14 @@ def test_the_slab_goes_while_nobody_asks(start: Start, cold: Serving) -> None:
     A second after an answer memory has the conversation once. It goes on from its blocks, with the
     bits of one that reuses nothing.
     """
-    server = start("--slab-rest", 1)
+    server = start("--slab-idle", 1)
     talk = [user("The stone lies on the path. " * 40)]
     first = ask(server, *talk)
     eventually(lambda: 0 == server.at_rest()["pool"]["slabs"])
     memory = server.health()["memory"]
-    assert memory["kv_live_bytes"] == memory["kv_due_bytes"] == server.health()["blocks"]["bytes"]
+    assert (
+        memory["kv_live_bytes"] == memory["kv_expected_bytes"] == server.health()["blocks"]["bytes"]
+    )
     talk += [assistant(first.text), user("And then?")]
     second = ask(server, *talk)
     assert ("continuation", True) == (second.path, second.cached_tokens >= 128)

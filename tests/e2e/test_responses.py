@@ -83,7 +83,7 @@ def test_a_named_response_is_gone_on_from_after_a_restart(start: Start):
         client(again).responses.retrieve(first.id)
     with pytest.raises(openai.BadRequestError):
         create(again, "And then?", previous_response_id=second.id)
-    kept = again.events(ev.TurnKept)
+    kept = again.events(ev.TurnStored)
     assert [None, first.id.removeprefix("resp_")] == [one.previous for one in kept]
     (forgotten,) = again.events(ev.TurnForgotten)
     assert kept[0].request == forgotten.of_request
@@ -102,7 +102,7 @@ def test_a_prune_leaves_what_later_responses_need(start: Start):
     second = create(server, "And then?", previous_response_id=first.id, **more)
     third = create(server, "And now?", previous_response_id=second.id, **more)
     server.kill()
-    assert [True, True, False] == ["tools" in kept.texts for kept in server.events(ev.TurnKept)]
+    assert [True, True, False] == ["tools" in kept.texts for kept in server.events(ev.TurnStored)]
     (before,) = (
         datetime.fromtimestamp(place.time_us / 1e6, UTC).isoformat()
         for place in server.recorded()
@@ -131,7 +131,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("scripted")
     model = make_scripted_model(folder / "model", SCRIPT)
     with servers(folder, model) as start_one:
-        yield start_one("--chunk-tokens", CHUNK)
+        yield start_one("--block-tokens", CHUNK)
 
 
 def test_thoughts_and_calls_go_on(server: Serving):

@@ -48,7 +48,7 @@ def test_without_the_option_nothing_is_checked(start: Callable[..., Serving]):
     server = start()
     ask(server, user("Hello"))
     server.settled()
-    assert [] == server.events(ev.ShadowBegan)
+    assert [] == server.events(ev.ShadowStarted)
     (began,) = server.events(ev.ServerStarted)
     assert 0.0 == began.settings["shadow_check"]
 

@@ -140,7 +140,7 @@ def test_blocks_leave_while_others_want_them(start: Start):
     together([partial(conversation, number) for number in range(6)])
     server.at_rest()
     assert server.events(ev.BlockEvicted)
-    assert server.events(ev.BlocksShared)
+    assert server.events(ev.BlocksRestored)
     assert [] == server.events(ev.InvariantViolated)
 
 

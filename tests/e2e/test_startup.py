@@ -94,7 +94,7 @@ def test_no_model(tmp_path: Path):
 
 def test_a_pool_that_holds_nothing(tmp_path: Path, model_directory: Path):
     """A server that could refuse every prompt only does not start."""
-    options = ("--chunk-tokens", 280, "--pool-mb", 1)
+    options = ("--block-tokens", 280, "--pool-mb", 1)
     sentence = refusal("--data-dir", tmp_path / "home", "--model", model_directory, *options)
     assert "--pool-mb" in sentence
     assert "280 tokens" in sentence
@@ -138,12 +138,12 @@ def test_a_library_that_the_caller_preloads(start: Start, tmp_path: Path):
 
 def test_options_go_into_the_fingerprint(start: Start, shared: Serving):
     """W, C and the cache classes are what was asked for, and name another fingerprint."""
-    server = start("--decode-rows", 1, "--chunk-tokens", 32, "--kv-cache", "mlx-lm", "--queue", 3)
+    server = start("--decode-rows", 1, "--block-tokens", 32, "--kv-cache", "mlx-lm", "--queue", 3)
     (loaded,) = server.events(ev.ModelLoaded)
     (ran,) = server.events(ev.ServerStarted)
-    fields = ("decode_rows", "chunk_tokens", "kv_cache")
+    fields = ("decode_rows", "block_tokens", "kv_cache")
     assert (1, 32, "mlx-lm") == tuple(loaded.fields[name] for name in fields)
-    assert (1, 32) == (loaded.decode_rows, loaded.chunk_tokens)
+    assert (1, 32) == (loaded.decode_rows, loaded.block_tokens)
     assert loaded.fingerprint != shared.health()["fingerprint"]
     assert 3 == ran.settings["queue"]
     talk = [user(STORY * 12)]

@@ -35,7 +35,7 @@ from cairn.engine.prompt.template import Conversation, Message, message_of
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.codec import Row, decode
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import Finding, replay
 from cairn.journal.store import MemoryStore
 from tests.support.in_process_server import Said, ask, generate, serving, text_of
@@ -369,7 +369,7 @@ def _checks(server: Server) -> bool:
 
 
 @attrs.define
-class House:
+class Setup:
     """
     A server with too little of everything, over all its lives.
 
@@ -446,11 +446,11 @@ class House:
             "blocks_bytes": chance.choice((5, 8, 12)) * self.block_bytes,
             "blocks_folder": self.folder,
             "disk_bytes": chance.choice((16, 32, 48)) * (self.block_bytes + 4096),
-            "anticipate": chance.random() < 0.8,
+            "prewarm": chance.random() < 0.8,
             "limits": Limits(
                 sessions=12,
                 drain_s=300,
-                slab_rest_s=chance.choice((0.0, 60.0)),
+                slab_idle_s=chance.choice((0.0, 60.0)),
                 ttl_s=self._besides.choice((0, 2, DAY_S, DAY_S, DAY_S, DAY_S)),
             ),
             "shadow_share": self._besides.choice((0.0, 0.5, 1.0)),
@@ -487,7 +487,9 @@ class House:
         Wait until no request is under way, no session is at work, and no answer can be checked; no
         longer where a bug has closed admission, which ends all that: the journal tells of it.
         """
-        resting = {str(life) for life in (Life.IDLE, Life.COLD, Life.QUARANTINED)}
+        resting = {
+            str(life) for life in (SessionState.IDLE, SessionState.COLD, SessionState.QUARANTINED)
+        }
         with trio.fail_after(600):
             while True:
                 now = server.statistics()
@@ -536,7 +538,7 @@ class House:
                 case ev.PathSelected():
                     counts[event.reason or event.path] += 1
                     counts["reused tokens"] += event.reused_tokens
-                    counts["tokens used ahead"] += event.anticipated_tokens
+                    counts["tokens used ahead"] += event.prewarmed_tokens
                 case ev.RequestReceived():
                     counts["prompt tokens"] += event.prompt_tokens
                 case ev.ShadowEnded():

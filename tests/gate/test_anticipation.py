@@ -28,7 +28,7 @@ from tests.gate.test_gate import (
     rows_of_an_empty_server,
     same_bits,
 )
-from tests.support.held_engine import hold_ahead
+from tests.support.held_engine import hold_prewarm
 from tests.support.in_process_server import Said, ask, at_rest, serving
 from tests.support.prewarm_conversation import C, new_tokens, prefilled, thinking
 
@@ -75,7 +75,7 @@ def test_what_was_computed_ahead_gives_the_bits_of_a_miss(
         talk = list(first.messages)
         async with (
             serving(model_directory, ahead_store) as foresees,
-            serving(model_directory, plain_store, anticipate=False) as does_not,
+            serving(model_directory, plain_store, prewarm=False) as does_not,
         ):
             for place, command in enumerate(turns(sampling)):
                 asked = going_on(command, talk)
@@ -97,7 +97,7 @@ def test_what_was_computed_ahead_gives_the_bits_of_a_miss(
     _, second, _, (new, _) = ran
     assert second[0] < new + C + 20  # two words of numbers are some tokens more
     assert second[1] > second[0] + 2 * C
-    assert [True, True] == [e.anticipated_tokens > 0 for e in of(ahead_store, ev.PathSelected)[1:]]
+    assert [True, True] == [e.prewarmed_tokens > 0 for e in of(ahead_store, ev.PathSelected)[1:]]
     assert () == replay(ahead_store.read()).findings
     (session,) = {event.session for event in of(ahead_store, ev.PathSelected)}
     assert SAME == rerun(ahead_store.rows, session, None), capsys.readouterr().out
@@ -117,7 +117,7 @@ def test_what_was_given_up_half_way_gives_the_bits_of_a_miss(model_directory: Pa
         command = thinking()
         assert command.conversation is not None
         async with serving(model_directory, store) as server:
-            gate = hold_ahead(server)
+            gate = hold_prewarm(server)
             first = await ask(server, command)
             await gate.wait()
             more = (
@@ -145,7 +145,7 @@ def test_what_was_given_up_half_way_gives_the_bits_of_a_miss(model_directory: Pa
 
     trio.run(main)
 
-    (given_up, *_) = of(store, ev.AnticipationGivenUp)
+    (given_up, *_) = of(store, ev.PrewarmAbandoned)
     assert "request" == given_up.reason
-    assert of(store, ev.PathSelected)[1].anticipated_tokens == given_up.computed_tokens > 0
+    assert of(store, ev.PathSelected)[1].prewarmed_tokens == given_up.computed_tokens > 0
     assert () == replay(store.read()).findings

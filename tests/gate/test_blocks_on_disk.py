@@ -30,7 +30,7 @@ SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=200, min_p=0.001)
 
 
 @attrs.define
-class House:
+class Setup:
     """A journal, a folder of block files, and a server that knows nothing, to compare with."""
 
     model: Path
@@ -67,13 +67,13 @@ class House:
         return sorted(self.folder.rglob("*.safetensors"), key=lambda path: order.index(path.stem))
 
 
-def run(model_directory: Path, folder: Path, main: Callable[[House], Any]) -> House:
+def run(model_directory: Path, folder: Path, main: Callable[[Setup], Any]) -> Setup:
     """Run a test over a house; its journal holds in the end."""
-    made: list[House] = []
+    made: list[Setup] = []
 
     async def all_of_it() -> None:
         empty = await rows_of_an_empty_server(model_directory)
-        made.append(House(model=model_directory, folder=folder / "blocks", empty=empty))
+        made.append(Setup(model=model_directory, folder=folder / "blocks", empty=empty))
         await main(made[0])
 
     trio.run(all_of_it)
@@ -93,23 +93,23 @@ def test_to_and_fro(model_directory: Path, tmp_path: Path) -> None:
     """
     warm: list[Said] = []
 
-    async def main(house: House) -> None:
+    async def main(setup: Setup) -> None:
         talks: list[list[Message]] = [[], [], []]
-        async with house.serving(blocks_bytes=MIB, pool_slabs=1) as server:
+        async with setup.serving(blocks_bytes=MIB, pool_slabs=1) as server:
             for turn in range(3):
                 for number, talk in enumerate(talks):
                     talk.append(says(10 * turn + number, 24))
-                    said = await house.asked(server, talk, seed=turn)
+                    said = await setup.asked(server, talk, seed=turn)
                     if turn:
                         warm.append(said)
 
-    house = run(model_directory, tmp_path, main)
-    assert len(house.events(ev.BlockEvicted)) >= 6
-    assert len(house.events(ev.BlockLoaded)) >= 6
+    setup = run(model_directory, tmp_path, main)
+    assert len(setup.events(ev.BlockEvicted)) >= 6
+    assert len(setup.events(ev.BlockLoaded)) >= 6
     assert {("continuation", None)} == {(s.accepted.path, s.accepted.reason) for s in warm}
     assert all(said.accepted.cached_tokens >= 64 for said in warm)
     assert [256] * 3 == [said.accepted.cached_tokens for said in warm[3:]]  # all four blocks
-    assert max(event.store_bytes for event in house.events(ev.BlockLoaded)) <= MIB
+    assert max(event.store_bytes for event in setup.events(ev.BlockLoaded)) <= MIB
 
 
 def test_after_a_restart(model_directory: Path, tmp_path: Path) -> None:
@@ -120,28 +120,28 @@ def test_after_a_restart(model_directory: Path, tmp_path: Path) -> None:
     answers: list[Said] = []
     loaded: list[ev.BlockLoaded] = []
 
-    async def main(house: House) -> None:
+    async def main(setup: Setup) -> None:
         talk = [says(1, 60)]
-        async with house.serving() as server:
-            answers.append(await house.asked(server, talk))
+        async with setup.serving() as server:
+            answers.append(await setup.asked(server, talk))
             assert server.statistics().disk_bytes_total == 64 * MIB
-        assert [] == house.events(ev.BlockLoaded)
-        async with house.serving() as server:
+        assert [] == setup.events(ev.BlockLoaded)
+        async with setup.serving() as server:
             statistics = server.statistics()
-            assert (0, len(house.files())) == (statistics.blocks, statistics.disk_blocks)
-            answers.append(await house.asked(server, [*talk, says(2)]))
-        loaded.extend(house.events(ev.BlockLoaded))
-        async with house.serving() as server:
-            cold = await house.asked(server, [*talk, says(2)], cache_prompt=False)
+            assert (0, len(setup.files())) == (statistics.blocks, statistics.disk_blocks)
+            answers.append(await setup.asked(server, [*talk, says(2)]))
+        loaded.extend(setup.events(ev.BlockLoaded))
+        async with setup.serving() as server:
+            cold = await setup.asked(server, [*talk, says(2)], cache_prompt=False)
             assert (0, "cache_disabled") == (cold.accepted.cached_tokens, cold.accepted.reason)
-        assert loaded == house.events(ev.BlockLoaded)
+        assert loaded == setup.events(ev.BlockLoaded)
 
-    house = run(model_directory, tmp_path, main)
+    setup = run(model_directory, tmp_path, main)
     first, second = (said.accepted for said in answers)
     assert (first.session, "continuation", None) == (second.session, second.path, second.reason)
     assert second.cached_tokens >= first.prompt_tokens // 64 * 64 > 0
     assert second.cached_tokens // 64 == len(loaded)
-    for path in [house.folder, *house.folder.rglob("*")]:
+    for path in [setup.folder, *setup.folder.rglob("*")]:
         assert (0o700 if path.is_dir() else 0o600) == path.stat().st_mode & 0o777
 
 
@@ -205,26 +205,26 @@ def test_a_damaged_file(
     reason = DAMAGES[damage]
     answers: list[Said] = []
 
-    async def main(house: House) -> None:
+    async def main(setup: Setup) -> None:
         talk = [says(1, 60)]
-        async with house.serving() as server:
-            await house.asked(server, talk)
+        async with setup.serving() as server:
+            await setup.asked(server, talk)
         if not running:
-            damage(house.files())
-        async with house.serving() as server:
+            damage(setup.files())
+        async with setup.serving() as server:
             if running:
-                damage(house.files())
-            answers.append(await house.asked(server, [*talk, says(2)]))
-        aside = [path.name for path in house.folder.rglob("*.rejected")]
+                damage(setup.files())
+            answers.append(await setup.asked(server, [*talk, says(2)]))
+        aside = [path.name for path in setup.folder.rglob("*.rejected")]
         assert (reason != "missing") == bool(aside)
-        async with house.serving() as server:
-            answers.append(await house.asked(server, [*talk, says(2)]))
+        async with setup.serving() as server:
+            answers.append(await setup.asked(server, [*talk, says(2)]))
 
-    house = run(model_directory, tmp_path, main)
-    (rejected,) = house.events(ev.BlockRejected)
-    assert (reason, house.events(ev.BlockSpilled)[3].key) == (rejected.reason, rejected.key)
+    setup = run(model_directory, tmp_path, main)
+    (rejected,) = setup.events(ev.BlockRejected)
+    assert (reason, setup.events(ev.BlockSpilled)[3].key) == (rejected.reason, rejected.key)
     if rejected.aside is not None:
-        assert (house.folder / rejected.aside).is_file()
+        assert (setup.folder / rejected.aside).is_file()
     assert 192 == answers[0].accepted.cached_tokens
     assert answers[1].accepted.cached_tokens > 192
-    assert rejected.key in {event.key for event in house.events(ev.BlockSpilled)[4:]}
+    assert rejected.key in {event.key for event in setup.events(ev.BlockSpilled)[4:]}

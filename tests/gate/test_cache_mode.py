@@ -11,7 +11,7 @@ import pytest
 
 from cairn.engine.prompt.template import Message
 from cairn.journal import events as ev
-from tests.gate.test_blocks_on_disk import House, run, says
+from tests.gate.test_blocks_on_disk import Setup, run, says
 from tests.support.in_process_server import Said
 
 pytestmark = pytest.mark.gate
@@ -31,17 +31,17 @@ def test_shared_blocks_alone(model_directory: Path, tmp_path: Path) -> None:
     """
     cached: list[int] = []
 
-    async def main(house: House) -> None:
+    async def main(setup: Setup) -> None:
         talk: list[Message] = [says(1)]
-        async with house.serving() as server:
-            await house.asked(server, talk)
+        async with setup.serving() as server:
+            await setup.asked(server, talk)
             talk.append(says(2))
-            apart = await house.asked(server, talk, cache_mode="prefix", seed=2)
+            apart = await setup.asked(server, talk, cache_mode="prefix", seed=2)
             talk.append(says(3))
-            onward = await house.asked(server, talk, seed=3)
+            onward = await setup.asked(server, talk, seed=3)
             for seed in (4, 5):
                 talk.append(says(seed))
-                named = await house.asked(
+                named = await setup.asked(
                     server, talk, session_name="mine", cache_mode="prefix", seed=seed
                 )
                 assert PREFIX == path(named)
@@ -50,24 +50,24 @@ def test_shared_blocks_alone(model_directory: Path, tmp_path: Path) -> None:
         assert ("continuation", None) == path(onward)
         assert apart.accepted.session == onward.accepted.session
         cached.append(apart.accepted.cached_tokens)
-        assert [] == house.events(ev.BlockLoaded)
-        async with house.serving() as server:
+        assert [] == setup.events(ev.BlockLoaded)
+        async with setup.serving() as server:
             talk.append(says(6))
-            again = await house.asked(
+            again = await setup.asked(
                 server, talk, session_name="mine", cache_mode="prefix", seed=6
             )
             assert PREFIX == path(again)
             cached.append(again.accepted.cached_tokens)
-            loaded = len(house.events(ev.BlockLoaded))
+            loaded = len(setup.events(ev.BlockLoaded))
             assert again.accepted.cached_tokens == loaded * 64
             # In the slab there is all of it by now, and again it is copied from the first chunk on.
             talk.append(says(7))
-            last = await house.asked(server, talk, session_name="mine", cache_mode="prefix", seed=7)
+            last = await setup.asked(server, talk, session_name="mine", cache_mode="prefix", seed=7)
             assert PREFIX == path(last)
-            assert loaded == len(house.events(ev.BlockLoaded))
+            assert loaded == len(setup.events(ev.BlockLoaded))
 
-    house = run(model_directory, tmp_path, main)
+    setup = run(model_directory, tmp_path, main)
     assert all(tokens >= 64 for tokens in cached)
-    decided = [one for one in house.events(ev.PathSelected) if PREFIX == (one.path, one.reason)]
-    assert {0} == {one.kept_blocks for one in decided}
+    decided = [one for one in setup.events(ev.PathSelected) if PREFIX == (one.path, one.reason)]
+    assert {0} == {one.blocks_from_slab for one in decided}
     assert 5 == len(decided)

@@ -15,7 +15,7 @@ import trio
 
 from cairn.actors.requests.messages import Generate
 from cairn.engine.answer.grammar import Constraint
-from cairn.engine.answer.matcher import Guide
+from cairn.engine.answer.matcher import GrammarMatcher
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.sampling import Sampling
 from cairn.journal.replay import replay
@@ -129,15 +129,15 @@ def test_control_a_guide_that_others_lead_astray_differs(
     """
     The control: where what may come next depends on who asked before, the same comparison finds it.
     """
-    asked, allowed = itertools.count(), Guide.allowed
+    asked, allowed = itertools.count(), GrammarMatcher.allowed
 
-    def astray(guide: Guide, answer: Any) -> Any:
-        found = allowed(guide, answer)
+    def astray(matcher: GrammarMatcher, answer: Any) -> Any:
+        found = allowed(matcher, answer)
         if next(asked) % 2 and found.sum() > 1:
             found[found.nonzero()[0][::2]] = False
         return found
 
-    monkeypatch.setattr(Guide, "allowed", astray)
+    monkeypatch.setattr(GrammarMatcher, "allowed", astray)
     together = trio.run(each_beside_others, model_directory)
     alone = trio.run(each_alone, model_directory)
     assert any(one.tokens != other.tokens for one, other in zip(together, alone, strict=True))

@@ -138,8 +138,8 @@ def test_a_continuation_without_its_slab(kind: str, model_directory: Path, tmp_p
 
     trio.run(main)
     (case,) = cases
-    (chosen,) = [one for one in case.events(ev.PathSelected) if one.shared_blocks]
-    parts = [one for one in case.events(ev.BlocksShared) if one.request == chosen.request]
+    (chosen,) = [one for one in case.events(ev.PathSelected) if one.blocks_from_pool]
+    parts = [one for one in case.events(ev.BlocksRestored) if one.request == chosen.request]
     every = 64 * max(1, *(event.state_blocks for event in case.events(ev.ModelLoaded)))
     assert len(parts) > 1
     assert [0, *(part.end for part in parts[:-1])] == [part.start for part in parts]
@@ -187,7 +187,7 @@ def test_a_client_that_leaves_between_two_parts(
     trio.run(main)
     (case,) = cases
     (left,) = case.events(ev.RequestCancelled)
-    parts = [one for one in case.events(ev.BlocksShared) if one.request == left.request]
+    parts = [one for one in case.events(ev.BlocksRestored) if one.request == left.request]
     assert ("prefill", 2) == (left.stage, len(parts))
     assert [0 if "sinks" in kind else parts[-1].end] == held
     assert case.holds("one")

@@ -35,9 +35,9 @@ from tests.gate.jitter import (
     Asked,
     C,
     Heard,
-    House,
     Rest,
     Script,
+    Setup,
     Together,
     Truth,
     difference,
@@ -53,20 +53,20 @@ ROUND = 150
 """So many requests are one history. More than that are several, each of a seed of its own."""
 ROUNDS = -(-REQUESTS // ROUND)
 HAPPENS = (
-    *("block_evicted", "block_spilled", "block_loaded", "block_dropped", "blocks_shared"),
+    *("block_evicted", "block_spilled", "block_loaded", "block_dropped", "blocks_restored"),
     *("server_lost", "server_stopped", "session_closed", "request_rejected", "cache_trimmed"),
     *("cancelled in prefill", "cancelled in decode", "cancelled in no_memory"),
     *("slab: room for another session", "slab: too small for the prompt and its answer"),
     "slab: at rest, and all of it lies in blocks",
     *("continuation", "cold_start", "shorter_history", "diverged", "evicted", "session_busy"),
-    *("cache_disabled", "anticipation_settled", "shadow: same", "closed: its life is over"),
+    *("cache_disabled", "prewarm_finished", "shadow: same", "closed: its life is over"),
 )
 """What must have happened, or the histories say nothing of it; see ``House.happened``."""
 Window = tuple[int, int] | None
 WINDOW = (4, 256)
 STATE_BLOCK_BYTES = {"qwen3_next": 64 * 1024, "rwkv7": 8 * 1024}
 """Of a chunk's KV in models with states, with its share of a state: beside attention, and alone."""
-MAY_HAPPEN = ("anticipation_given_up", "tokens used ahead", "block_rejected")
+MAY_HAPPEN = ("prewarm_abandoned", "tokens used ahead", "block_rejected")
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def written(
 
     async def main() -> list[Act]:
         store = MemoryStore(empty)
-        serves = serving(model, store, decode_rows=4, anticipate=False, window=window)
+        serves = serving(model, store, decode_rows=4, prewarm=False, window=window)
         async with serves as cold:
             return await Script(seed, Truth(cold)).acts(requests)
 
@@ -127,19 +127,19 @@ def lived(
     seed: int,
     window: Window = None,
     block_bytes: int = BLOCK_BYTES,
-) -> House:
+) -> Setup:
     """A house in which all of it was done."""
-    house = House(model, folder, empty, seed, window, block_bytes)
-    trio.run(house.live, acts)
-    return house
+    setup = Setup(model, folder, empty, seed, window, block_bytes)
+    trio.run(setup.live, acts)
+    return setup
 
 
-def wrong(house: House) -> list[str]:
+def wrong(setup: Setup) -> list[str]:
     """
     Answers that are not the cold ones or not on record, and what does not hold in the journal.
     """
-    found = [f"row {one.position}: {one.invariant}: {one.message}" for one in house.findings()]
-    return [*house.differences(), *house.unexplained(), *found]
+    found = [f"row {one.position}: {one.invariant}: {one.message}" for one in setup.findings()]
+    return [*setup.differences(), *setup.unexplained(), *found]
 
 
 def shortest(acts: Sequence[Act], fails: Callable[[Sequence[Act]], bool]) -> Sequence[Act]:
@@ -165,14 +165,14 @@ def test_whatever_happens_a_hit_is_a_miss(
     print(f"\njitter: SEED={seed} REQUESTS={requests}")
     acts = written(model_directory, empty, seed, requests)
 
-    house = lived(model_directory, empty, tmp_path / "blocks", acts, seed)
+    setup = lived(model_directory, empty, tmp_path / "blocks", acts, seed)
 
-    happened = house.happened()
+    happened = setup.happened()
     in_all.update(happened)
     reused = happened["reused tokens"] / happened["prompt tokens"]
-    print(f"jitter: {len(house.heard)} requests in all, {reused:.0%} of the tokens reused")
+    print(f"jitter: {len(setup.heard)} requests in all, {reused:.0%} of the tokens reused")
     print(", ".join(f"{name} {happened[name]}" for name in (*HAPPENS, *MAY_HAPPEN)))
-    found = wrong(house)
+    found = wrong(setup)
     if found and os.environ.get("CAIRN_JITTER_SHRINK") == "1":
         tries = itertools.count()
 
@@ -188,12 +188,12 @@ def test_whatever_happens_a_hit_is_a_miss(
         assert in_all["reused tokens"] > 0.1 * in_all["prompt tokens"]
 
 
-def assert_lived_through(house: House) -> None:
+def assert_lived_through(setup: Setup) -> None:
     """All answers are right, the journal holds, and blocks went every way that they can go."""
-    happened = house.happened()
+    happened = setup.happened()
     print("\n" + ", ".join(f"{name} {happened[name]}" for name in (*HAPPENS, *MAY_HAPPEN)))
-    assert [] == wrong(house)
-    due = ("block_evicted", "block_spilled", "block_loaded", "blocks_shared", "continuation")
+    assert [] == wrong(setup)
+    due = ("block_evicted", "block_spilled", "block_loaded", "blocks_restored", "continuation")
     assert set() == {name for name in due if not happened[name]}
     assert happened["reused tokens"] > 0
 
@@ -206,9 +206,9 @@ def test_under_a_window_a_hit_is_a_miss(model_directory: Path, tmp_path: Path) -
     empty = begun(model_directory, window=WINDOW)
     acts = written(model_directory, empty, SEED, 50, WINDOW)
 
-    house = lived(model_directory, empty, tmp_path / "blocks", acts, SEED, WINDOW)
+    setup = lived(model_directory, empty, tmp_path / "blocks", acts, SEED, WINDOW)
 
-    assert_lived_through(house)
+    assert_lived_through(setup)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", pytest.param("rwkv7", marks=pytest.mark.soak)])
@@ -222,9 +222,9 @@ def test_over_states_a_hit_is_a_miss(model_directory: Path, tmp_path: Path, fami
     acts = written(model, empty, SEED, 35)
     block_bytes = STATE_BLOCK_BYTES[family]
 
-    house = lived(model, empty, tmp_path / "blocks", acts, SEED, block_bytes=block_bytes)
+    setup = lived(model, empty, tmp_path / "blocks", acts, SEED, block_bytes=block_bytes)
 
-    assert_lived_through(house)
+    assert_lived_through(setup)
 
 
 def requests_of(acts: Sequence[Act]) -> list[Asked]:
@@ -241,7 +241,7 @@ def test_control_other_shapes_give_other_bits(model_directory: Path, short: list
 
     async def main() -> None:
         nonlocal differs
-        serves = serving(model_directory, decode_rows=4, anticipate=False, chunk_tokens=C // 2)
+        serves = serving(model_directory, decode_rows=4, prewarm=False, block_tokens=C // 2)
         async with serves as other:
             truth = Truth(other)
             for asked in requests_of(short):
@@ -278,11 +278,11 @@ def test_a_block_that_is_copied_wrong_is_found(
     """
     monkeypatch.setattr(mlx_blocks, "paste", swapped)
 
-    house = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
+    setup = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
 
-    assert {"INV-3"} == {found.invariant for found in house.findings()}
-    assert any(heard.broken for _, heard in house.heard)
-    assert [] == house.differences()
+    assert {"INV-3"} == {found.invariant for found in setup.findings()}
+    assert any(heard.broken for _, heard in setup.heard)
+    assert [] == setup.differences()
 
 
 def test_control_a_wrong_copy_that_nobody_finds_is_heard(
@@ -298,10 +298,10 @@ def test_control_a_wrong_copy_that_nobody_finds_is_heard(
     monkeypatch.setattr(mlx_blocks, "paste", swapped)
     monkeypatch.setattr(mlx_blocks, "digest", lambda block: "blind")
 
-    house = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
+    setup = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
 
-    assert () == house.findings()
-    assert [] != house.differences()
+    assert () == setup.findings()
+    assert [] != setup.differences()
 
 
 def forgotten(engine: MlxEngine, slab: int, end: int) -> TrimReport:
@@ -323,13 +323,13 @@ def test_decoded_rows_that_stay_are_found(
     """
     monkeypatch.setattr(MlxEngine, "trim", forgotten)
 
-    house = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
+    setup = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
 
-    found = {found.invariant for found in house.findings()}
+    found = {found.invariant for found in setup.findings()}
     assert "INV-1" in found
     assert found <= {"INV-1", "CRASH"}
-    assert house.happened()["session_quarantined"] > 3
-    assert [] == house.differences()
+    assert setup.happened()["session_quarantined"] > 3
+    assert [] == setup.differences()
 
 
 def test_slabs_that_do_not_add_up_are_found(
@@ -343,25 +343,25 @@ def test_slabs_that_do_not_add_up_are_found(
     INV-5 breaks and closes admission. The history ends with that, also where answers wait for a
     check: it never comes to rest any more.
     """
-    close_slab, little = MlxEngine.close_slab, House._little
+    close_slab, little = MlxEngine.close_slab, Setup._little
 
     def miscounted(engine: MlxEngine, slab: int) -> SlabReport:
         report = close_slab(engine, slab)
         return attrs.evolve(report, bytes=report.bytes + 1)
 
-    def checked(house: House) -> dict[str, Any]:
-        return {**little(house), "shadow_share": 1.0}
+    def checked(setup: Setup) -> dict[str, Any]:
+        return {**little(setup), "shadow_share": 1.0}
 
     monkeypatch.setattr(MlxEngine, "close_slab", miscounted)
-    monkeypatch.setattr(House, "_little", checked)
+    monkeypatch.setattr(Setup, "_little", checked)
 
-    house = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
+    setup = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
 
-    found = {found.invariant for found in house.findings()}
+    found = {found.invariant for found in setup.findings()}
     assert {"INV-5"} == found - {"CRASH"}
-    assert any("INV-5: a slab of another size" in what for what in wrong(house))
-    assert any(heard.broken for _, heard in house.heard)
-    assert [] == house.differences()
+    assert any("INV-5: a slab of another size" in what for what in wrong(setup))
+    assert any(heard.broken for _, heard in setup.heard)
+    assert [] == setup.differences()
 
 
 def test_without_checks_it_comes_to_rest(
@@ -372,20 +372,20 @@ def test_without_checks_it_comes_to_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where checks have ended for good, nobody waits for those that were to come."""
-    little = House._little
+    little = Setup._little
 
-    def checked(house: House) -> dict[str, Any]:
-        return {**little(house), "shadow_share": 1.0}
+    def checked(setup: Setup) -> dict[str, Any]:
+        return {**little(setup), "shadow_share": 1.0}
 
     async def ends(shadow: ShadowCheck, answer: Any) -> None:
         shadow._waiting.append(answer)
         raise RuntimeError("not even that it is skipped can be put down")
 
-    monkeypatch.setattr(House, "_little", checked)
+    monkeypatch.setattr(Setup, "_little", checked)
     monkeypatch.setattr(ShadowCheck, "_check_or_skip", ends)
     at_once = next(act for act in short if isinstance(act, Together) and len(act.asked) > 2)
 
-    house = lived(model_directory, empty, tmp_path / "blocks", [at_once], SEED)
+    setup = lived(model_directory, empty, tmp_path / "blocks", [at_once], SEED)
 
-    assert [] == wrong(house)
-    assert 0 == house.happened()["shadow_skipped"]
+    assert [] == wrong(setup)
+    assert 0 == setup.happened()["shadow_skipped"]

@@ -22,7 +22,7 @@ from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.gate.test_blocks_on_disk import House, run, says
+from tests.gate.test_blocks_on_disk import Setup, run, says
 from tests.gate.test_gate import rows_of_an_empty_server
 from tests.support.in_process_server import MIB, Said, ask, at_rest, generate, serving
 from tests.support.model_families import config_of, make_family_model
@@ -37,15 +37,15 @@ def made(family: str, model_directory: Path, tmp_path: Path) -> Path:
     return make_family_model(tmp_path / "model", model_directory, config_of(family))
 
 
-def blocks_apart(house: House) -> int:
+def blocks_apart(setup: Setup) -> int:
     """How many blocks lie between two that carry states, that one included."""
-    return max(event.state_blocks for event in house.events(ev.ModelLoaded))
+    return max(event.state_blocks for event in setup.events(ev.ModelLoaded))
 
 
-def bits_of_a_state(house: House) -> list[ev.BlockSealed]:
+def bits_of_a_state(setup: Setup) -> list[ev.BlockSealed]:
     """The blocks that were sealed with states: those that are larger than others."""
-    every = 64 * blocks_apart(house)
-    return [event for event in house.events(ev.BlockSealed) if event.end % every == 0]
+    every = 64 * blocks_apart(setup)
+    return [event for event in setup.events(ev.BlockSealed) if event.end % every == 0]
 
 
 @pytest.mark.parametrize("family", [BESIDE_ATTENTION, "falcon_h1", "rwkv7"])
@@ -59,21 +59,21 @@ def test_a_conversation_an_edit_and_a_restart(
     turns: list[Said] = []
     others: list[Said] = []
 
-    async def main(house: House) -> None:
+    async def main(setup: Setup) -> None:
         talk = [says(1, 30)]
-        async with house.serving() as server:
+        async with setup.serving() as server:
             for turn in range(3):
-                turns.append(await house.asked(server, talk))
+                turns.append(await setup.asked(server, talk))
                 await at_rest(server)
                 talk.append(says(2 + turn, (25, 120, 70)[turn]))
             edited = [*talk[:4], says(9, 20)]
-            others.append(await house.asked(server, edited))
+            others.append(await setup.asked(server, edited))
             await at_rest(server)
-        async with house.serving() as server:
-            others.append(await house.asked(server, talk))
+        async with setup.serving() as server:
+            others.append(await setup.asked(server, talk))
 
-    house = run(made(family, model_directory, tmp_path), tmp_path, main)
-    every = 64 * blocks_apart(house)
+    setup = run(made(family, model_directory, tmp_path), tmp_path, main)
+    every = 64 * blocks_apart(setup)
     assert every
     assert ["cold_start", None, None] == [said.accepted.reason for said in turns]
     # From the end of the last full chunk, whether a block carries its states or not; but where
@@ -89,8 +89,8 @@ def test_a_conversation_an_edit_and_a_restart(
         assert 0 == accepted.cached_tokens % every
         assert accepted.cached_tokens >= common // every * every
     assert restarted.cached_tokens > 0
-    assert house.events(ev.BlockLoaded)
-    assert bits_of_a_state(house)
+    assert setup.events(ev.BlockLoaded)
+    assert bits_of_a_state(setup)
 
 
 def test_states_that_leave_memory(model_directory: Path, tmp_path: Path) -> None:
@@ -100,42 +100,42 @@ def test_states_that_leave_memory(model_directory: Path, tmp_path: Path) -> None
     """
     warm: list[Said] = []
 
-    async def main(house: House) -> None:
+    async def main(setup: Setup) -> None:
         talks: list[list[Message]] = [[], []]
-        async with house.serving(blocks_bytes=MIB, pool_slabs=1) as server:
+        async with setup.serving(blocks_bytes=MIB, pool_slabs=1) as server:
             for turn in range(3):
                 for number, talk in enumerate(talks):
                     talk.append(says(10 * turn + number, 90))
-                    said = await house.asked(server, talk, seed=turn)
+                    said = await setup.asked(server, talk, seed=turn)
                     await at_rest(server)
                     if turn:
                         warm.append(said)
 
-    house = run(made(BESIDE_ATTENTION, model_directory, tmp_path), tmp_path, main)
+    setup = run(made(BESIDE_ATTENTION, model_directory, tmp_path), tmp_path, main)
     assert any(said.accepted.cached_tokens for said in warm)
-    assert house.events(ev.BlockEvicted)
-    assert house.events(ev.BlockLoaded)
+    assert setup.events(ev.BlockEvicted)
+    assert setup.events(ev.BlockLoaded)
 
 
 def test_bytes_of_states_are_counted(model_directory: Path, tmp_path: Path) -> None:
     """What lies in memory at rest is what the model's shapes say: rows, and states besides."""
     measured: list[Any] = []
 
-    async def main(house: House) -> None:
-        async with house.serving(limits=Limits(slab_rest_s=0.0)) as server:
-            await house.asked(server, [says(1, 120)])
+    async def main(setup: Setup) -> None:
+        async with setup.serving(limits=Limits(slab_idle_s=0.0)) as server:
+            await setup.asked(server, [says(1, 120)])
             await at_rest(server)
             measured.append((server.statistics(), server._model))
 
     run(made(BESIDE_ATTENTION, model_directory, tmp_path), tmp_path, main)
     ((now, facts),) = measured
-    rows, rule = facts.kv_token_bytes * facts.chunk_tokens, facts.checkpoints
+    rows, rule = facts.kv_token_bytes * facts.block_tokens, facts.checkpoints
     carried = now.blocks // rule.blocks
     assert now.block_bytes == now.blocks * rows + carried * facts.state_bytes
     assert now.kv_live_bytes == now.block_bytes + now.slab_bytes
     # The states of the slab's end are in a block too, or are due once more.
     alone = now.blocks % rule.blocks != 0
-    assert now.kv_due_bytes == now.block_bytes + alone * facts.state_bytes
+    assert now.kv_expected_bytes == now.block_bytes + alone * facts.state_bytes
     assert facts.state_bytes > 0
 
 
@@ -174,7 +174,7 @@ def test_control_a_state_that_is_not_what_it_was(
         talk = [says(1, 60)]
         files = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}
         store = MemoryStore(list(empty))
-        async with serving(directory, store, anticipate=False, **files) as server:
+        async with serving(directory, store, prewarm=False, **files) as server:
             said = await ask(server, generate(Conversation(messages=tuple(talk))))
             await at_rest(server)
             talk += [Message(role="assistant", content=said.text), says(2, 30)]
@@ -182,7 +182,7 @@ def test_control_a_state_that_is_not_what_it_was(
             if way == "cut back":
                 answers.append(await ask(server, command))
         if way == "a block":
-            async with serving(directory, store, anticipate=False, **files) as server:
+            async with serving(directory, store, prewarm=False, **files) as server:
                 answers.append(await ask(server, command))
         async with serving(directory, MemoryStore(list(empty))) as cold:
             answers.append(await ask(cold, command))
@@ -205,12 +205,12 @@ def test_a_model_whose_states_do_not_come_back_is_served_cold(
 
     async def main() -> None:
         empty = await rows_of_an_empty_server(directory)
-        house = House(model=directory, folder=tmp_path / "blocks", empty=empty, store=store)
-        async with house.serving() as server:
+        setup = Setup(model=directory, folder=tmp_path / "blocks", empty=empty, store=store)
+        async with setup.serving() as server:
             talk = [says(1, 60)]
-            said.append(await house.asked(server, talk))
+            said.append(await setup.asked(server, talk))
             talk.append(says(2, 30))
-            said.append(await house.asked(server, talk))
+            said.append(await setup.asked(server, talk))
 
     directory = made("lfm2", model_directory, tmp_path)
     with capture_logs() as lines:

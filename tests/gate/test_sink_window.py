@@ -162,7 +162,7 @@ def test_a_window_that_moves_otherwise_is_found(told: Told) -> None:
         recorded = decode(row)
         event = recorded.event
         moved: list[ev.Event] = []
-        if isinstance(event, ev.CacheExtended | ev.BlocksShared) and event.coverage[0][1]:
+        if isinstance(event, ev.CacheExtended | ev.BlocksRestored) and event.coverage[0][1]:
             layers, start, end = event.coverage[0]
             moved = [attrs.evolve(event, coverage=((layers, start + by, end),)) for by in (-1, 1)]
         if isinstance(event, ev.CacheTrimmed) and event.coverage[0][1] > event.end - WINDOW > 0:
@@ -175,7 +175,7 @@ def test_a_window_that_moves_otherwise_is_found(told: Told) -> None:
             broken[event.kind] += 1
         state = apply(state, recorded)
 
-    assert {"cache_extended", "blocks_shared", "cache_trimmed"} == set(broken)
+    assert {"cache_extended", "blocks_restored", "cache_trimmed"} == set(broken)
 
 
 def test_what_was_computed_can_be_computed_again(told: Told) -> None:
@@ -265,7 +265,7 @@ def test_a_turn_costs_no_more_for_a_longer_history(
     the sinks are lost in copying they have others, so the comparison would show it.
     """
     turns, store, empty = list[Turn](), MemoryStore(), MemoryStore()
-    settings = {"window": (SINKS, WINDOW), "limits": Limits(slab_rest_s=0.0)}
+    settings = {"window": (SINKS, WINDOW), "limits": Limits(slab_idle_s=0.0)}
     resume = SinkCache.resume
 
     def without_sinks(cache: SinkCache, place: int) -> None:
@@ -280,7 +280,7 @@ def test_a_turn_costs_no_more_for_a_longer_history(
             for number in range(8):
                 said = await ask(server, generate(conversation, session_name="one"))
                 await without_slabs(server)
-                copies = Told([], store.rows).events(ev.BlocksShared)
+                copies = Told([], store.rows).events(ev.BlocksRestored)
                 held = server.statistics()
                 turns.append(
                     Turn(
@@ -328,7 +328,7 @@ def test_what_a_long_answer_left_behind_is_written(model_directory: Path, tmp_pa
     store, rows = MemoryStore(), list[Row]()
 
     async def main() -> None:
-        window = {"window": (SINKS, WINDOW), "anticipate": False}
+        window = {"window": (SINKS, WINDOW), "prewarm": False}
         files = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}
         asked = generate(Conversation(messages=()), max_tokens=200)
         command = attrs.evolve(asked, conversation=None, prompt=tuple(range(300, 700)))

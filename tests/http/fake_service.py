@@ -16,11 +16,11 @@ from cairn.actors.requests.messages import (
     Delta,
     Finished,
     Generate,
-    KeptTurn,
     ListedModel,
     Reply,
     ServerFacts,
     Statistics,
+    StoredTurn,
     TokenInfo,
     Waiting,
 )
@@ -33,7 +33,7 @@ FACTS = ServerFacts(
     model="cairn/small-1",
     fingerprint="f" * 16,
     context_tokens=4096,
-    chunk_tokens=64,
+    block_tokens=64,
     decode_rows=4,
     kv_cache="float32",
     started_s=1_700_000_000,
@@ -57,14 +57,14 @@ STATISTICS = Statistics(
     disk_bytes_total=6000,
     index_blocks=9,
     kv_live_bytes=390,
-    kv_due_bytes=380,
+    kv_expected_bytes=380,
     weights_bytes=1100,
     active_bytes=1500,
     cache_bytes=20,
     journal_position=77,
     encoded_characters=700,
-    remembered_characters=7000,
-    remembered_bytes=70,
+    cached_characters=7000,
+    text_cache_bytes=70,
     bugs=1,
     admission_bug=None,
     journal_full=False,
@@ -151,14 +151,14 @@ class FakeService:
         self.leaves = trio.Event()
         self.on_leaving: Exception | None = None
         self.tokens = 17
-        self.turns: dict[tuple[str, str], KeptTurn] = {}
+        self.turns: dict[tuple[str, str], StoredTurn] = {}
         self.agents = FakeAgents()
         self.used: dict[str, tuple[ContextUse, ...]] = {}
         self._position = 0
 
-    def facts_of(self, asked_model: str) -> ServerFacts:
+    def facts_of(self, requested_model: str) -> ServerFacts:
         """Those of the model of that name, else of the first."""
-        return self.others.get(asked_model, self.facts)
+        return self.others.get(requested_model, self.facts)
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
@@ -228,16 +228,16 @@ class FakeService:
             raise self.refusal
         return self.tokens
 
-    async def turn(self, request: str, tenant: str = LOCAL) -> KeptTurn | None:
+    async def turn(self, request: str, tenant: str = LOCAL) -> StoredTurn | None:
         """The turn that was set, as far as it is the tenant's."""
         await trio.lowlevel.checkpoint()
         if self.refusal is not None:
             raise self.refusal
         return self.turns.get((tenant, request))
 
-    async def history(self, request: str, tenant: str = LOCAL) -> tuple[KeptTurn, ...] | None:
+    async def history(self, request: str, tenant: str = LOCAL) -> tuple[StoredTurn, ...] | None:
         """The turns that were set, the oldest first."""
-        found: list[KeptTurn] = []
+        found: list[StoredTurn] = []
         named: str | None = request
         while named is not None:
             turn = await self.turn(named, tenant)

@@ -47,7 +47,7 @@ async def test_health():
             "model": FACTS.model,
             "fingerprint": FACTS.fingerprint,
             "context_tokens": 4096,
-            "chunk_tokens": 64,
+            "block_tokens": 64,
             "contexts": [{"session": "agent/notes", "tokens": 96, "left": 4000}],
             "models": [{"name": FACTS.model, "state": "loaded", "waiting": 0}],
             "started": FACTS.started_s,
@@ -69,7 +69,7 @@ async def test_health():
             },
             "memory": {
                 "kv_live_bytes": 390,
-                "kv_due_bytes": 380,
+                "kv_expected_bytes": 380,
                 "weights_bytes": 1100,
                 "active_bytes": 1500,
                 "cache_bytes": 20,
@@ -507,7 +507,7 @@ async def test_another_models_name(strict: bool):
     status, answer = await ask(model="gpt-9")
     if not strict:
         assert (200, FACTS.model) == (status, answer["model"])
-        assert "gpt-9" == service.commands[-1].asked_model
+        assert "gpt-9" == service.commands[-1].requested_model
         return
     error = answer["error"]
     assert (404, "model_not_found", "model") == (status, error["code"], error["param"])

@@ -15,7 +15,7 @@ import trio
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from cairn.actors.requests.messages import Delta, Generate, Reply
-from cairn.actors.sessions.next_prompt import Foresight, Ids, Step
+from cairn.actors.sessions.next_prompt import Ids, NextPrompt, Step
 from cairn.engine.answer.markers import markers_of
 from cairn.engine.answer.parts import AnswerForm, AnswerParts
 from cairn.engine.prompt.encoder import Encoder
@@ -140,8 +140,8 @@ def test_a_tools_turn_begins_with_what_was_anticipated(
     async def at_once(step: Step) -> Ids | None:
         return await step(lambda: True)
 
-    foresight = Foresight(tokenizer, Encoder(tokenizer), trio.CapacityLimiter(1))
-    found = trio.run(foresight.beginning, asked, message_of(told), "local", at_once)
+    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), trio.CapacityLimiter(1))
+    found = trio.run(next_prompt.beginning, asked, message_of(told), "local", at_once)
     assert found is not None
 
     onward = client.read(*client.sent_back((ACCEPTED, Delta(parts=told), FINISHED))).conversation

@@ -27,7 +27,7 @@ from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.codec import Row
 from cairn.journal.keys import block_keys, ids_hash, part_hash
-from cairn.journal.ledger import Ledger, Outcome, Outside
+from cairn.journal.ledger import Clock, Ledger, Outcome
 from cairn.journal.state import OpenRequest, Session, SessionId, State, Turn
 
 SECRETS = {"t1": b"one secret", "t2": b"another secret"}
@@ -92,15 +92,15 @@ def _spread(sessions: Any, blocks: Any, uses: Any, pins: Any) -> None:
         while key is not None:
             block = blocks[key]
             block["last_used"] = max(block["last_used"], use.position)
-            dues = [due for due in (block["due_us"], use.due_us) if due is not None]
-            block["due_us"] = max(dues, default=None)
+            dues = [due for due in (block["expires_us"], use.expires_us) if due is not None]
+            block["expires_us"] = max(dues, default=None)
             key = block["parent"]
 
 
 def _plain_session(session: Session) -> dict[str, Any]:
     shown = attrs.asdict(session, recurse=False)
-    shown["life"] = session.life.value
-    for name in ("request", "last", "ahead", "slab"):
+    shown["state"] = session.state.value
+    for name in ("request", "last", "prewarm", "slab"):
         held = shown[name]
         shown[name] = attrs.asdict(held, recurse=False) if held is not None else None
     return shown
@@ -193,7 +193,7 @@ class World:
 
     def _model_loaded(self, event: ev.ModelLoaded) -> None:
         names = (
-            "name fingerprint layers chunk_tokens decode_rows context_tokens reusable "
+            "name fingerprint layers block_tokens decode_rows context_tokens reusable "
             "pool_slabs pool_bytes blocks_bytes kv_sinks kv_window kv_rows min_cache_tokens "
             "state_blocks"
         )
@@ -204,10 +204,10 @@ class World:
         for name in sorted(self.sessions, key=lambda name: self.sessions[name]["last_used"]):
             self._end(name, None)
         for session in self.sessions.values():
-            session.update(slab=None, pins=(), ahead=None)
+            session.update(slab=None, pins=(), prewarm=None)
             _empty(session)
-            if session["life"] not in ("quarantined", "closed"):
-                session["life"] = "cold" if session["last"] is None else "idle"
+            if session["state"] not in ("quarantined", "closed"):
+                session["state"] = "cold" if session["last"] is None else "idle"
         for block in self.blocks.values():
             block.update(present=False, pins=0)
 
@@ -233,10 +233,10 @@ class World:
             "fingerprint": event.fingerprint,
             "group": event.group,
             "named": event.named,
-            "life": "cold",
+            "state": "cold",
             "request": None,
             "last": None,
-            "ahead": None,
+            "prewarm": None,
             "slab": None,
             "cached_tokens": 0,
             "canonical_tokens": 0,
@@ -246,7 +246,7 @@ class World:
             "bug_id": None,
             "last_used": self.position,
             "ttl_s": None,
-            "due_us": None,
+            "expires_us": None,
         }
 
     def _due(self, session: dict[str, Any], *others: int | None) -> int | None:
@@ -260,29 +260,31 @@ class World:
         last = session["last"] or {"chain": (), "prompt_ids": (), "prompt_keys": ()}
         session["request"] = {
             "ask": event,
-            "chain": (*last["chain"][: event.kept_parts], *event.new_parts),
-            "prompt_ids": (*last["prompt_ids"][: event.kept_tokens], *event.new_ids),
-            "prompt_keys": (*last["prompt_keys"][: event.kept_keys], *event.new_keys),
+            "chain": (*last["chain"][: event.base_parts], *event.new_parts),
+            "prompt_ids": (*last["prompt_ids"][: event.base_tokens], *event.new_ids),
+            "prompt_keys": (*last["prompt_keys"][: event.base_keys], *event.new_keys),
             "sampled": (),
             "emitted": 0,
             "path": None,
         }
-        session.update(life="restoring", fingerprint=event.fingerprint, last_used=self.position)
+        session.update(state="restoring", fingerprint=event.fingerprint, last_used=self.position)
         session["ttl_s"] = event.ttl_s
-        session["due_us"] = self._due(session)
+        session["expires_us"] = self._due(session)
 
     def _path_selected(self, event: ev.PathSelected) -> None:
         session = self._of(event)
         session["request"]["path"] = event
-        for key in session["request"]["prompt_keys"][: event.kept_blocks + event.shared_blocks]:
+        for key in session["request"]["prompt_keys"][
+            : event.blocks_from_slab + event.blocks_from_pool
+        ]:
             self._pin(session, key)
-            self.blocks[key]["foreseen"] = False
+            self.blocks[key]["prewarmed"] = False
 
     def _pin(self, session: dict[str, Any], key: str) -> None:
         session["pins"] += (key,)
         self.blocks[key]["pins"] += 1
         self.blocks[key]["last_used"] = self.position
-        self.blocks[key]["due_us"] = self._due(session, self.blocks[key]["due_us"])
+        self.blocks[key]["expires_us"] = self._due(session, self.blocks[key]["expires_us"])
 
     def _unpin(self, session: dict[str, Any]) -> None:
         for key in session["pins"]:
@@ -300,7 +302,7 @@ class World:
         _empty(self._of(event))
         self.slabs.remove((event.session, event.bytes))
 
-    def _shadow_began(self, event: ev.ShadowBegan) -> None:
+    def _shadow_started(self, event: ev.ShadowStarted) -> None:
         held = {"id": event.slab, "capacity_tokens": event.capacity_tokens, "bytes": event.bytes}
         of = {"of_session": event.of_session, "request": event.request}
         self.shadow = {**of, "slab": held, "checked": False}
@@ -314,7 +316,7 @@ class World:
         self.shadow = None
         self.slabs.remove(("of a check", event.bytes))
 
-    def _blocks_shared(self, event: ev.BlocksShared) -> None:
+    def _blocks_restored(self, event: ev.BlocksRestored) -> None:
         session = self._of(event)
         session.update(cached_tokens=event.end, canonical_tokens=event.end)
         session["slab_keys"] += event.keys
@@ -324,14 +326,14 @@ class World:
         session["cached_tokens"] = event.end
         session["window_start"] = event.coverage[0][1]
         if event.step == "decode":
-            session["life"] = "decoding"
+            session["state"] = "decoding"
         else:
             session["canonical_tokens"] = event.end
-            session["life"] = "prefilling" if event.step == "prefill" else "settling"
+            session["state"] = "prefilling" if event.step == "prefill" else "settling"
         if session["request"]:
             session["request"]["sampled"] += event.sampled
-        if session["ahead"]:
-            session["ahead"]["computed_tokens"] += event.end - event.start
+        if session["prewarm"]:
+            session["prewarm"]["computed_tokens"] += event.end - event.start
 
     def _cache_trimmed(self, event: ev.CacheTrimmed) -> None:
         session = self._of(event)
@@ -339,13 +341,13 @@ class World:
         session["cached_tokens"] = event.end
         if session["canonical_tokens"] > event.end:
             session["canonical_tokens"] = event.end
-        while len(session["slab_keys"]) * self.model["chunk_tokens"] > event.end:
+        while len(session["slab_keys"]) * self.model["block_tokens"] > event.end:
             session["slab_keys"] = session["slab_keys"][:-1]
 
     def _block_sealed(self, event: ev.BlockSealed) -> None:
-        new = {"pins": 0, "bug_id": None, "file_bytes": None, "present": False, "due_us": None}
+        new = {"pins": 0, "bug_id": None, "file_bytes": None, "present": False, "expires_us": None}
         known = self.blocks.get(event.key, new)
-        foreseen = self._of(event)["ahead"] is not None
+        prewarmed = self._of(event)["prewarm"] is not None
         self.blocks[event.key] = {
             "key": event.key,
             "parent": event.parent,
@@ -353,11 +355,11 @@ class World:
             "start": event.start,
             "bytes": event.bytes,
             "present": event.stored,
-            "foreseen": known["foreseen"] if known["present"] else foreseen,
+            "prewarmed": known["prewarmed"] if known["present"] else prewarmed,
             "file_bytes": known["file_bytes"],
             "pins": known["pins"],
             "last_used": self.position,
-            "due_us": known["due_us"],
+            "expires_us": known["expires_us"],
             "bug_id": known["bug_id"],
         }
         session = self._of(event)
@@ -384,21 +386,21 @@ class World:
     _block_dropped = _block_rejected
 
     def _tokens_emitted(self, event: ev.TokensEmitted) -> None:
-        self._of(event)["life"] = "decoding"
+        self._of(event)["state"] = "decoding"
         self._of(event)["request"]["emitted"] += len(event.ids)
 
     def _call_rejected(self, event: ev.CallRejected) -> None:
-        assert "decoding" == self._of(event)["life"]
+        assert "decoding" == self._of(event)["state"]
 
-    def _turn_kept(self, event: ev.TurnKept) -> None:
-        assert self._of(event)["life"] in ("prefilling", "decoding")
+    def _turn_stored(self, event: ev.TurnStored) -> None:
+        assert self._of(event)["state"] in ("prefilling", "decoding")
 
     def _request_finished(self, event: ev.RequestFinished) -> None:
-        self._of(event)["life"] = "settling"
+        self._of(event)["state"] = "settling"
         self._end(event.session, event.answer_tokens)
 
     def _request_cancelled(self, event: ev.RequestCancelled) -> None:
-        self._of(event)["life"] = "settling"
+        self._of(event)["state"] = "settling"
         self._end(event.session, None)
 
     def _end(self, name: str, answer_tokens: int | None) -> None:
@@ -415,32 +417,32 @@ class World:
             "answered": answer_tokens is not None,
             "answer_ids": request["sampled"][: answer_tokens or 0],
         }
-        session["due_us"] = self._due(session)
+        session["expires_us"] = self._due(session)
         self.ended = [other for other in self.ended if other != name] + [name]
 
-    def _anticipation_begun(self, event: ev.AnticipationBegun) -> None:
+    def _prewarm_started(self, event: ev.PrewarmStarted) -> None:
         session = self._of(event)
         last = session["last"]
         said = (*last["prompt_ids"], *last["answer_ids"])
-        keys = (*last["prompt_keys"][: event.kept_keys], *event.new_keys)
-        session["ahead"] = {
-            "ids": (*said[: event.kept_tokens], *event.new_ids),
+        keys = (*last["prompt_keys"][: event.base_keys], *event.new_keys)
+        session["prewarm"] = {
+            "ids": (*said[: event.base_tokens], *event.new_ids),
             "keys": keys,
-            "kept_blocks": event.kept_blocks,
-            "shared_blocks": event.shared_blocks,
+            "blocks_from_slab": event.blocks_from_slab,
+            "blocks_from_pool": event.blocks_from_pool,
             "computed_tokens": 0,
             "rules_version": event.rules_version,
         }
-        for key in keys[: event.kept_blocks + event.shared_blocks]:
+        for key in keys[: event.blocks_from_slab + event.blocks_from_pool]:
             self._pin(session, key)
 
-    def _anticipation_settled(self, event: ev.Event) -> None:
-        self._of(event)["ahead"] = None
+    def _prewarm_finished(self, event: ev.Event) -> None:
+        self._of(event)["prewarm"] = None
 
-    _anticipation_given_up = _anticipation_settled
+    _prewarm_abandoned = _prewarm_finished
 
     def _session_settled(self, event: ev.SessionSettled) -> None:
-        self._of(event)["life"] = "idle"
+        self._of(event)["state"] = "idle"
         self._unpin(self._of(event))
 
     def _session_closed(self, event: ev.SessionClosed) -> None:
@@ -453,12 +455,12 @@ class World:
             self.admission_bug = event.bug_id
         if event.session is None:
             return
-        if self._of(event)["life"] in ("restoring", "prefilling", "decoding"):
-            self._of(event)["life"] = "settling"
+        if self._of(event)["state"] in ("restoring", "prefilling", "decoding"):
+            self._of(event)["state"] = "settling"
         self._end(event.session, None)
 
     def _session_quarantined(self, event: ev.SessionQuarantined) -> None:
-        self._of(event).update(life="quarantined", ahead=None, bug_id=event.bug_id)
+        self._of(event).update(state="quarantined", prewarm=None, bug_id=event.bug_id)
         self._unpin(self._of(event))
         self._end(event.session, None)
 
@@ -516,7 +518,7 @@ def chosen(world: World, ask: paths.Ask) -> str | None:
         return None
     fit: list[dict[str, Any]] = []
     for session in _visible(world, ask):
-        works = session["life"] not in ("idle", "cold", "settling")
+        works = session["state"] not in ("idle", "cold", "settling")
         other_model = session["last"]["fingerprint"] != ask.fingerprint
         if works or session["bug_id"] is not None or other_model:
             continue
@@ -534,10 +536,10 @@ def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
     last = nearest["last"] if nearest is not None else None
     reason = _why(world, mine, nearest, ask, kept + shared)
     held = (*last["prompt_ids"], *last["answer_ids"]) if last else ()
-    foreseen = [
-        key for key in request.prompt_keys[: kept + shared] if world.blocks[key]["foreseen"]
+    prewarmed = [
+        key for key in request.prompt_keys[: kept + shared] if world.blocks[key]["prewarmed"]
     ]
-    chunk = world.model["chunk_tokens"] if world.model else 0
+    chunk = world.model["block_tokens"] if world.model else 0
     same = _same(held, request.prompt_ids)
     part = None
     if last is not None and reason == "diverged":
@@ -545,10 +547,10 @@ def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
     return {
         "path": "continuation" if reason is None else "new_session",
         "reason": reason,
-        "kept_blocks": kept,
-        "shared_blocks": shared,
+        "blocks_from_slab": kept,
+        "blocks_from_pool": shared,
         "reused_tokens": (kept + shared) * chunk,
-        "anticipated_tokens": len(foreseen) * chunk,
+        "prewarmed_tokens": len(prewarmed) * chunk,
         "rerendered_tokens": len(held) - same if reason is None else 0,
         "nearest": nearest["id"] if nearest is not None else None,
         "diverged_part": part,
@@ -605,7 +607,7 @@ def _why(
         return "session_busy"
     sealed = [world.blocks[key] for key in last["prompt_keys"] if key in world.blocks]
     assert world.model is not None
-    least, chunk = world.model["min_cache_tokens"], world.model["chunk_tokens"]
+    least, chunk = world.model["min_cache_tokens"], world.model["block_tokens"]
     if not blocks and not sealed and 0 < len(last["prompt_keys"]) * chunk < least:
         return "too_short"
     there = [block for block in sealed if block["present"] and block["bug_id"] is None]
@@ -617,7 +619,7 @@ def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[i
         return 0, 0
     needed = request.ask.prompt_tokens + request.ask.max_tokens
     roomy = mine["slab"] is not None and mine["slab"]["capacity_tokens"] >= needed
-    chunk = world.model["chunk_tokens"]
+    chunk = world.model["block_tokens"]
     # The last prompt token always runs.
     keys = [
         key
@@ -628,10 +630,10 @@ def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[i
     return _lying(world, in_slab, keys)
 
 
-def stones_ahead(world: World, name: str, begun: ev.AnticipationBegun) -> tuple[int, int]:
-    """What is there of the blocks that a session anticipates, by looking at each."""
+def stones_ahead(world: World, name: str, begun: ev.PrewarmStarted) -> tuple[int, int]:
+    """What is there of the blocks that a session prewarms, by looking at each."""
     mine = world.sessions[name]
-    keys = (*mine["last"]["prompt_keys"][: begun.kept_keys], *begun.new_keys)
+    keys = (*mine["last"]["prompt_keys"][: begun.base_keys], *begun.new_keys)
     return _lying(world, mine["slab_keys"], keys)
 
 
@@ -888,12 +890,12 @@ class Driver:
         self._state_blocks = state_blocks
         self._counts: dict[str, int] = {}
         self._seqs: dict[str, int] = {}
-        outside = Outside(
+        clock = Clock(
             new_id=lambda: f"id-{self._count('id')}",
             now_us=lambda: 1_000_000 + self._count("time"),
             version="0.0.test",
         )
-        self.ledger = Ledger(outside)
+        self.ledger = Ledger(clock)
 
     @property
     def state(self) -> State:
@@ -955,7 +957,7 @@ class Driver:
                 fingerprint=fingerprint,
                 fields={"dtype": "float32"},
                 layers=LAYERS,
-                chunk_tokens=self.chunk,
+                block_tokens=self.chunk,
                 decode_rows=2,
                 context_tokens=512,
                 reusable=self._reusable,
@@ -1019,7 +1021,7 @@ class Driver:
         chain, ids = self.chain(talk), rendered(talk.parts)
         ask = self.asked(talk, cache_prompt=cache_prompt, cache_mode=cache_mode)
         name = paths.choose_session(self.state, ask)
-        if name is not None and self.state.sessions[name].life == "settling":
+        if name is not None and self.state.sessions[name].state == "settling":
             self.hurried.add(name)
             self.finish(name)
             assert name == paths.choose_session(self.state, ask), "settling changed the choice"
@@ -1096,7 +1098,7 @@ class Driver:
             fingerprint=self.fingerprint,
             tenant=tenant,
             ids=ids,
-            chunk_tokens=self.chunk,
+            block_tokens=self.chunk,
         )
 
     def _admitted(self, name: str | None, talk: Talk) -> bool:
@@ -1133,10 +1135,10 @@ class Driver:
         based: bool,
     ) -> ev.RequestReceived:
         last = self.state.session(session).last if based else None
-        kept_tokens = _same(last.prompt_ids, ids) if last else 0
-        kept_parts = _same(last.chain, chain) if last else 0
+        base_tokens = _same(last.prompt_ids, ids) if last else 0
+        base_parts = _same(last.chain, chain) if last else 0
         same_model = last is not None and last.fingerprint == self.fingerprint
-        kept_keys = kept_tokens // self.chunk if same_model else 0
+        base_keys = base_tokens // self.chunk if same_model else 0
         return ev.RequestReceived(
             session=session,
             request=request,
@@ -1148,18 +1150,18 @@ class Driver:
             cache_prompt=ask.cache_prompt,
             cache_mode=ask.cache_mode,
             base_request=last.request if last else None,
-            kept_parts=kept_parts,
-            new_parts=chain[kept_parts:],
-            kept_tokens=kept_tokens,
-            new_ids=ids[kept_tokens:],
-            kept_keys=kept_keys,
-            new_keys=self.keys(talk.tenant, ids)[kept_keys:],
+            base_parts=base_parts,
+            new_parts=chain[base_parts:],
+            base_tokens=base_tokens,
+            new_ids=ids[base_tokens:],
+            base_keys=base_keys,
+            new_keys=self.keys(talk.tenant, ids)[base_keys:],
             prompt_tokens=len(ids),
             max_tokens=max_tokens,
             sampling={"temperature": 0.5},
             seed=7,
             seed_given=False,
-            asked_model="tiny",
+            requested_model="tiny",
             ttl_s=self.lives[self._count("ttl") % len(self.lives)],
         )
 
@@ -1300,7 +1302,7 @@ class Driver:
             return
         self.check = Slab(id=self._count("slab"), capacity_tokens=99)
         self.propose(
-            ev.ShadowBegan(
+            ev.ShadowStarted(
                 slab=self.check.id, capacity_tokens=99, bytes=SLAB_BYTES, **of, **self._pool()
             ),
             undo=self._without_check,
@@ -1354,8 +1356,8 @@ class Driver:
                     for place in range(len(keys))
                 ),
                 held=tuple(kept),
-                ids_due=ids_hash(last.answer_ids),
-                drawn_due="what was drawn",
+                ids_expected=ids_hash(last.answer_ids),
+                drawn_expected="what was drawn",
                 drawn="something else" if differs else "what was drawn",
                 first_other=0 if differs else None,
                 duration_us=3,
@@ -1366,7 +1368,7 @@ class Driver:
     def releasable(self) -> list[str]:
         """The sessions at rest, or out of service, that hold a slab."""
         rest = ("idle", "quarantined")
-        return [name for name in self.slabs if self.state.session(name).life in rest]
+        return [name for name in self.slabs if self.state.session(name).state in rest]
 
     def acquire(self, session: str, capacity_tokens: int) -> bool:
         """A session gets a slab, if need be that of the check in hand, else another session's."""
@@ -1424,7 +1426,7 @@ class Driver:
         for key in keys:
             rows.extend(self.store[key])
         self.propose(
-            ev.BlocksShared(
+            ev.BlocksRestored(
                 session=session,
                 request=request,
                 start=start,
@@ -1504,7 +1506,7 @@ class Driver:
         assert held is not None
         assert held.path is not None
         path, ids = held.path, held.prompt_ids
-        kept = path.kept_blocks * self.chunk
+        kept = path.blocks_from_slab * self.chunk
         yield
         slab = self.slabs.get(session)
         needed = held.ask.prompt_tokens + held.ask.max_tokens
@@ -1522,8 +1524,8 @@ class Driver:
             yield from self._settle(session, talk.tenant)
             return
         yield
-        if path.shared_blocks:
-            keys = held.prompt_keys[path.kept_blocks :][: path.shared_blocks]
+        if path.blocks_from_pool:
+            keys = held.prompt_keys[path.blocks_from_slab :][: path.blocks_from_pool]
             for part in self.parts(session, keys):
                 if session in self.cancelled:
                     yield from self._cancel(session, request, talk.tenant, "prefill")
@@ -1585,7 +1587,7 @@ class Driver:
             )
         if shown % 2 == 0:
             self.propose(
-                ev.TurnKept(
+                ev.TurnStored(
                     session=session,
                     request=request,
                     tenant=talk.tenant,
@@ -1631,7 +1633,7 @@ class Driver:
         yield from self._settle(session, tenant)
 
     def _settle(
-        self, session: str, tenant: str, ahead: tuple[int, ...] | None = None
+        self, session: str, tenant: str, prewarm: tuple[int, ...] | None = None
     ) -> Generator[None, None, None]:
         held = self.state.session(session)
         assert held.last is not None
@@ -1645,8 +1647,8 @@ class Driver:
             self.trim(session, canonical, "provisional")
         yield
         complete = True
-        if slab is not None and self._reusable and ahead is not None and self._indexed(ahead):
-            complete = yield from self._anticipate(session, tenant, ahead)
+        if slab is not None and self._reusable and prewarm is not None and self._indexed(prewarm):
+            complete = yield from self._anticipate(session, tenant, prewarm)
             ids = ()
         while slab is not None and self._indexed(ids) and len(slab.rows) + self.chunk <= len(ids):
             start = len(slab.rows)
@@ -1668,33 +1670,33 @@ class Driver:
         return self._reusable and len(ids) >= self._min_cache_tokens
 
     def _anticipate(
-        self, session: str, tenant: str, ahead: tuple[int, ...]
+        self, session: str, tenant: str, prewarm: tuple[int, ...]
     ) -> Generator[None, None, bool]:
         slab = self.slabs[session]
         if slab.rows and self.tape.below(3) == 2:  # so that more is shared
             self.trim(session, 0, "all of it")
         held = self.state.session(session)
         assert held.last is not None
-        full = min(len(ahead), slab.capacity_tokens) // self.chunk
-        ids = ahead[: full * self.chunk]
+        full = min(len(prewarm), slab.capacity_tokens) // self.chunk
+        ids = prewarm[: full * self.chunk]
         keys = self.keys(tenant, ids)
-        kept_tokens = _same(held.last.sequence, ids)
-        kept_keys = min(kept_tokens, len(held.last.prompt_ids)) // self.chunk
-        kept, shared = paths.reusable_ahead(self.state, held, keys)
+        base_tokens = _same(held.last.sequence, ids)
+        base_keys = min(base_tokens, len(held.last.prompt_ids)) // self.chunk
+        kept, shared = paths.reusable_prewarm(self.state, held, keys)
         if kept + shared == full:
             return True
         self.propose(
-            ev.AnticipationBegun(
+            ev.PrewarmStarted(
                 session=session,
                 next_role="user",
                 rules_version=paths.RULES_VERSION,
                 tokens=len(ids),
-                kept_tokens=kept_tokens,
-                new_ids=ids[kept_tokens:],
-                kept_keys=kept_keys,
-                new_keys=keys[kept_keys:],
-                kept_blocks=kept,
-                shared_blocks=shared,
+                base_tokens=base_tokens,
+                new_ids=ids[base_tokens:],
+                base_keys=base_keys,
+                new_keys=keys[base_keys:],
+                blocks_from_slab=kept,
+                blocks_from_pool=shared,
             )
         )
         yield
@@ -1703,7 +1705,7 @@ class Driver:
         for part in self.parts(session, keys[kept : kept + shared]):
             if session in self.hurried:
                 self.propose(
-                    ev.AnticipationGivenUp(session=session, reason="request", computed_tokens=0)
+                    ev.PrewarmAbandoned(session=session, reason="request", computed_tokens=0)
                 )
                 return False
             self.share(session, None, part)
@@ -1713,9 +1715,7 @@ class Driver:
             yield
             if session in self.hurried or self.tape.below(8) == 7:
                 self.propose(
-                    ev.AnticipationGivenUp(
-                        session=session, reason="request", computed_tokens=computed
-                    )
+                    ev.PrewarmAbandoned(session=session, reason="request", computed_tokens=computed)
                 )
                 return False
             start = place * self.chunk
@@ -1723,9 +1723,7 @@ class Driver:
             self.seal(session, keys[place])
             computed += self.chunk
         assert cold_rows(self.fingerprint, ids) == slab.rows, "other KV than a cold cache has"
-        self.propose(
-            ev.AnticipationSettled(session=session, tokens=len(ids), computed_tokens=computed)
-        )
+        self.propose(ev.PrewarmFinished(session=session, tokens=len(ids), computed_tokens=computed))
         return True
 
     def step(self, session: str) -> None:
@@ -1814,7 +1812,7 @@ class Driver:
         resting = [
             name
             for name, session in sorted(self.state.sessions.items())
-            if session.life in ("idle", "cold", "quarantined") and session.slab is None
+            if session.state in ("idle", "cold", "quarantined") and session.slab is None
         ]
         if resting:
             self.propose(ev.SessionClosed(session=self.tape.one_of(resting), reason="forgotten"))

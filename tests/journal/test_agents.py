@@ -9,7 +9,7 @@ import pytest
 
 from cairn.journal import events as ev
 from cairn.journal.agents import Agent, Agents, is_agent_name, session_of
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.retention import Survey
 from cairn.journal.state import EMPTY, Block, Model, Session, SessionId, Slab, State, Turn
 from cairn.journal.turns import Turns
@@ -206,7 +206,7 @@ def state(*, slab: bool = False, present: bool = False, file: bool = False) -> S
         fingerprint="fp",
         group=None,
         named=True,
-        life=Life.IDLE,
+        state=SessionState.IDLE,
         last=last,
         slab=Slab(id=1, capacity_tokens=4, bytes=1) if slab else None,
     )
@@ -214,7 +214,7 @@ def state(*, slab: bool = False, present: bool = False, file: bool = False) -> S
         name="m",
         fingerprint="fp",
         layers=1,
-        chunk_tokens=1,
+        block_tokens=1,
         decode_rows=1,
         context_tokens=9,
         reusable=True,

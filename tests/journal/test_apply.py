@@ -13,7 +13,7 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal.ledger import Outcome
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import EMPTY, Block, Pins, Pool, SessionId, State, apply, lengthened
 from tests.journal.model import (
     BLOCK_BYTES,
@@ -82,9 +82,13 @@ def adds_up(driver: Driver, state: State) -> None:
     files, and pins are those of the sessions at work.
     """
     for name, session in state.sessions.items():
-        at_work = session.life in (Life.PREFILLING, Life.DECODING, Life.SETTLING)
+        at_work = session.state in (
+            SessionState.PREFILLING,
+            SessionState.DECODING,
+            SessionState.SETTLING,
+        )
         pinned = state.pins.get(name, ())
-        assert at_work or not pinned or session.life is Life.RESTORING
+        assert at_work or not pinned or session.state is SessionState.RESTORING
         assert not at_work or set(session.slab_keys) <= set(pinned)
     works_with = {key for keys in state.pins.values() for key in keys}
     assert works_with == {key for key in state.blocks if state.is_pinned(key)}
@@ -137,7 +141,9 @@ def with_a_session_that_forgot(state: State) -> State:
 
 def with_a_session_that_holds_on(state: State) -> State:
     """One that rests holds on to its blocks."""
-    sessions = {name: attrs.evolve(s, life=Life.IDLE) for name, s in state.sessions.items()}
+    sessions = {
+        name: attrs.evolve(s, state=SessionState.IDLE) for name, s in state.sessions.items()
+    }
     return attrs.evolve(state, sessions=Map(sessions))
 
 
@@ -264,7 +270,7 @@ def test_the_end_of_a_run_takes_the_model_with_it():
 
     assert (None, None, 0, 0) == (state.boot, state.model, state.pool.slabs, state.pool.blocks)
     assert {} == dict(state.requests)
-    assert {"idle"} == {str(session.life) for session in state.sessions.values()}
+    assert {"idle"} == {str(session.state) for session in state.sessions.values()}
     assert {False} == {block.present for block in state.blocks.values()}
     assert not state.pins
 

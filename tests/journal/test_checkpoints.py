@@ -11,7 +11,7 @@ from cairn.journal import events as ev
 from cairn.journal import eviction, paths
 from cairn.journal.checkpoints import MOST_BLOCKS, Checkpoints
 from cairn.journal.held import states_held
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import State
 from tests.journal.model import CHUNKS, TAPES, Driver, Talk, Violated, World, played, profile
 from tests.journal.test_eviction import MODEL, chain, held
@@ -45,12 +45,12 @@ def test_histories_go_on_from_states_alone(blocks: int, data: bytes) -> None:
     world = World()
     for recorded in driver.recorded:
         event = recorded.event
-        chunk = CHUNKS[driver.fingerprint] if world.model is None else world.model["chunk_tokens"]
+        chunk = CHUNKS[driver.fingerprint] if world.model is None else world.model["block_tokens"]
         match event:
             case ev.CacheTrimmed():
                 sealed = len(world.sessions[event.session]["slab_keys"]) * chunk
                 assert event.end in (0, sealed)
-            case ev.BlocksShared():
+            case ev.BlocksRestored():
                 assert event.end % (blocks * chunk) == 0
         world.take(recorded)
 
@@ -66,7 +66,7 @@ def _settling(driver: Driver) -> str:
     talk = Talk(tenant="t1", group=None, name=None, parts=(SYSTEM, HELLO))
     name = driver.ask(talk)
     assert name is not None
-    while driver.state.session(name).life != "settling":
+    while driver.state.session(name).state != "settling":
         driver.step(name)
     assert len(driver.state.session(name).slab_keys) > 1
     return name
@@ -96,15 +96,15 @@ def test_blocks_without_states_are_not_gone_on_from() -> None:
     driver.release(name)
     session = driver.state.session(name)
 
-    assert (0, len(keys) // 3 * 3) == paths.reusable_ahead(driver.state, session, keys)
-    assert (0, 0) == paths.reusable_ahead(driver.state, session, keys[:2])
+    assert (0, len(keys) // 3 * 3) == paths.reusable_prewarm(driver.state, session, keys)
+    assert (0, 0) == paths.reusable_prewarm(driver.state, session, keys[:2])
 
 
 def state_with(blocks: int, count: int, *, slab: bool = True) -> State:
     """A session at rest over so many blocks in memory."""
     stones = chain("a", count, 100)
     keys = tuple(block.key for block in stones)
-    session = attrs.evolve(held(*keys), life=Life.IDLE, cached_tokens=4 * count)
+    session = attrs.evolve(held(*keys), state=SessionState.IDLE, cached_tokens=4 * count)
     return State(
         model=attrs.evolve(MODEL, state_blocks=blocks),
         blocks=Map({block.key: block for block in stones}),

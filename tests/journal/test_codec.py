@@ -173,22 +173,22 @@ def test_the_word_null_is_a_word():
 
 def test_token_ids_of_prompts_are_shared():
     """The ids of two prompts that are read are the same objects: they are kept for long."""
-    begun = ev.AnticipationBegun(
+    begun = ev.PrewarmStarted(
         session="s1",
         rules_version=1,
         next_role="user",
         tokens=3,
-        kept_tokens=0,
+        base_tokens=0,
         new_ids=(70_000, 70_001, 70_000),
-        kept_keys=0,
+        base_keys=0,
         new_keys=(),
-        kept_blocks=0,
-        shared_blocks=0,
+        blocks_from_slab=0,
+        blocks_from_pool=0,
     )
     one, other = (decode(encode(placed(begun), HASH)).event for _ in range(2))
     assert begun == one == other
-    assert isinstance(one, ev.AnticipationBegun)
-    assert isinstance(other, ev.AnticipationBegun)
+    assert isinstance(one, ev.PrewarmStarted)
+    assert isinstance(other, ev.PrewarmStarted)
     assert [id(token) for token in one.new_ids] == [id(token) for token in other.new_ids]
     assert one.new_ids[0] is one.new_ids[2]
 
@@ -361,7 +361,7 @@ def test_a_request_that_was_rejected_before_there_were_tenants():
     assert attrs.evolve(event, tenant="local") == decode(row).event
 
 
-KEPT = ev.TurnKept(
+KEPT = ev.TurnStored(
     session="s1",
     request="r1",
     tenant="t1",
@@ -411,18 +411,18 @@ def test_a_request_of_before_there_were_modes():
         cache_prompt=True,
         cache_mode="prefix",
         base_request=None,
-        kept_parts=0,
+        base_parts=0,
         new_parts=(("user", "ab"),),
-        kept_tokens=0,
+        base_tokens=0,
         new_ids=(1, 2),
-        kept_keys=0,
+        base_keys=0,
         new_keys=(),
         prompt_tokens=2,
         max_tokens=3,
         sampling={},
         seed=1,
         seed_given=True,
-        asked_model="m",
+        requested_model="m",
         ttl_s=60,
     )
     row = encode(placed(event), HASH)

@@ -14,7 +14,7 @@ from immutables import Map
 
 from cairn.journal import eviction
 from cairn.journal.eviction_order import Order
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import Block, Model, Pool, Session, SessionId, Slab, State
 from tests.journal.model import (
     BLOCK_BYTES,
@@ -31,7 +31,7 @@ MODEL = Model(
     name="tiny",
     fingerprint="f",
     layers=1,
-    chunk_tokens=4,
+    block_tokens=4,
     decode_rows=1,
     context_tokens=64,
     reusable=True,
@@ -174,32 +174,32 @@ def test_what_is_foreseen_takes_no_room_from_who_is_ready():
     """What is in no slab leaves for it. Where all is in slabs, only a request makes room."""
     full = state_of(*chain("a", 6, 100), *chain("b", 2, 200))
     ready = held(*(f"a{place}" for place in range(6)))
-    assert ("b1", "b0") == eviction.room_for_foreseen(with_sessions(full, ready), 10)
+    assert ("b1", "b0") == eviction.room_for_prewarm(with_sessions(full, ready), 10)
     both = with_sessions(full, ready, held("b0", "b1"))
-    assert eviction.room_for_foreseen(both, 10) is None
+    assert eviction.room_for_prewarm(both, 10) is None
     assert ("a5", "a4") == eviction.room_for_block(both, 10)
 
 
 def test_what_is_foreseen_comes_in_where_there_is_room():
     """Nothing leaves, whoever is ready; and no block comes in that is larger than the memory."""
     state = with_sessions(state_of(*chain("a", 6, 100)), held("a0"))
-    assert () == eviction.room_for_foreseen(state, 20)
-    assert eviction.room_for_foreseen(state, 90) is None
+    assert () == eviction.room_for_prewarm(state, 20)
+    assert eviction.room_for_prewarm(state, 90) is None
 
 
 def test_whose_life_is_over():
     """Ends of chains first; neither what is pinned nor what something is built on that lives on."""
     short, long = chain("a", 4, 100), chain("b", 2, 200)
-    blocks = [attrs.evolve(block, due_us=10) for block in short]
-    blocks += [attrs.evolve(long[0], due_us=5), attrs.evolve(long[1], due_us=20)]
+    blocks = [attrs.evolve(block, expires_us=10) for block in short]
+    blocks += [attrs.evolve(long[0], expires_us=5), attrs.evolve(long[1], expires_us=20)]
     blocks += chain("c", 2, 0)
     state = state_of(*blocks, pinned=("a3",))
     order = Order(state)
-    assert () == eviction.lives_over(state, order, 9, 10)
-    assert ("a2", "a1", "a0") == eviction.lives_over(state, order, 10, 10)
-    assert ("a2", "a1") == eviction.lives_over(state, order, 10, 2)
-    assert ("a2", "a1", "a0", "b1", "b0") == eviction.lives_over(state, order, 20, 10)
-    assert ("a0", "b1") == eviction.lives_over(state, order, 20, 2, {"a2", "a1"})
+    assert () == eviction.expired(state, order, 9, 10)
+    assert ("a2", "a1", "a0") == eviction.expired(state, order, 10, 10)
+    assert ("a2", "a1") == eviction.expired(state, order, 10, 2)
+    assert ("a2", "a1", "a0", "b1", "b0") == eviction.expired(state, order, 20, 10)
+    assert ("a0", "b1") == eviction.expired(state, order, 20, 2, {"a2", "a1"})
 
 
 def test_no_moment_is_before_the_last_row():
@@ -211,24 +211,24 @@ def test_no_moment_is_before_the_last_row():
 
 def test_which_sessions_are_over():
     """Those at rest whose time has come, the least recently used first; and when the next comes."""
-    lives: list[tuple[str, Life, int | None]] = [
-        ("young", Life.IDLE, 10),
-        ("works", Life.DECODING, 5),
-        ("broken", Life.QUARANTINED, 5),
-        ("for ever", Life.IDLE, None),
-        ("later", Life.IDLE, 30),
-        ("old", Life.COLD, 20),
+    lives: list[tuple[str, SessionState, int | None]] = [
+        ("young", SessionState.IDLE, 10),
+        ("works", SessionState.DECODING, 5),
+        ("broken", SessionState.QUARANTINED, 5),
+        ("for ever", SessionState.IDLE, None),
+        ("later", SessionState.IDLE, 30),
+        ("old", SessionState.COLD, 20),
     ]
     sessions = [
-        attrs.evolve(at_rest(name, 10 - place), life=life, due_us=due)
+        attrs.evolve(at_rest(name, 10 - place), state=life, expires_us=due)
         for place, (name, life, due) in enumerate(lives)
     ]
     (block,) = chain("a", 1, 0)
-    state = with_sessions(state_of(attrs.evolve(block, due_us=15)), *sessions)
+    state = with_sessions(state_of(attrs.evolve(block, expires_us=15)), *sessions)
     assert ["old", "young"] == [one.id for one in eviction.sessions_over(state, 20)]
-    assert 10 == eviction.next_due(state, Order(state))
-    assert 15 == eviction.next_due(with_sessions(state, *sessions[1:]), Order(state))
-    assert None is eviction.next_due(state_of(block), Order(state_of(block)))
+    assert 10 == eviction.next_expiry(state, Order(state))
+    assert 15 == eviction.next_expiry(with_sessions(state, *sessions[1:]), Order(state))
+    assert None is eviction.next_expiry(state_of(block), Order(state_of(block)))
 
 
 # --- over any history ----------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def test_what_leaves_memory_is_what_the_model_says(data: bytes):
                 due = room_due(state, blocks, order, size, keep)
                 assert due == eviction.room_for_block(state, size, keep)
             due = room_due(state, blocks, order, size, held)
-            assert due == eviction.room_for_foreseen(state, size)
+            assert due == eviction.room_for_prewarm(state, size)
 
 
 @profile(60)
@@ -402,7 +402,7 @@ def at_rest(name: str, used: int, *keys: str, size: int = 30) -> Session:
         fingerprint="f",
         group=None,
         named=True,
-        life=Life.IDLE,
+        state=SessionState.IDLE,
         slab=Slab(id=used, capacity_tokens=size, bytes=size),
         slab_keys=keys,
         last_used=used,
@@ -455,5 +455,5 @@ def test_the_slab_that_can_be_spared():
     assert None is spared(31, old, young)
     assert "young" == spared(30, old, young, block=only_in_a_file)
     assert "young" == spared(30, old, young, block=in_doubt)
-    assert "young" == spared(30, attrs.evolve(old, life=Life.SETTLING), young)
-    assert None is spared(30, attrs.evolve(young, life=Life.DECODING))
+    assert "young" == spared(30, attrs.evolve(old, state=SessionState.SETTLING), young)
+    assert None is spared(30, attrs.evolve(young, state=SessionState.DECODING))

@@ -39,7 +39,7 @@ def ending(world: dict[str, dict[str, Any]], keys: list[str]) -> dict[str, int]:
         at: str | None = key
         while at is not None:
             if at in ends:
-                ends[at] = max(ends[at], world[key]["due_us"])
+                ends[at] = max(ends[at], world[key]["expires_us"])
             at = world[at]["parent"]
     return ends
 
@@ -74,13 +74,13 @@ class Watched(Driver):
         if self.state.position % 7 == 0:
             blocks, order = plain(self.state)["blocks"], self.ledger.order
             for key, block in self.state.blocks.items():
-                due = blocks[key]["last_used"], blocks[key]["due_us"]
-                assert due == (order.last_used(block), order.due_us(block))
+                due = blocks[key]["last_used"], blocks[key]["expires_us"]
+                assert due == (order.last_used(block), order.expires_us(block))
             there = [key for key, block in blocks.items() if block["present"]]
             filed = [key for key, block in blocks.items() if block["file_bytes"] is not None]
             assert (leaving(blocks, there), leaving(blocks, filed)) == kept
             assert {*there, *filed} == self.ledger.order.found
-            mortal = [key for key in {*there, *filed} if blocks[key]["due_us"] is not None]
+            mortal = [key for key in {*there, *filed} if blocks[key]["expires_us"] is not None]
             assert ending(blocks, mortal) == dict(lives)
             self.mortal += len(mortal)
             self.compared = [
@@ -106,7 +106,7 @@ def test_the_histories_have_an_order_to_keep():
     assert sum(one.mortal for one in driven if isinstance(one, Watched)) > 100
     assert kinds >= {
         "path_selected",
-        "anticipation_begun",
+        "prewarm_started",
         "block_sealed",
         "block_evicted",
         "block_loaded",
@@ -133,12 +133,12 @@ def test_a_use_is_one_of_all_that_a_chain_is_built_on():
     It stands at the end that the chain had. Whatever leaves before its time, what is left of the
     chain was of use then, and lives as long; a shorter chain that was used later goes later.
     """
-    uses = Map({"a3": Use(position=500, due_us=90), "a1": Use(position=900, due_us=70)})
-    blocks = [attrs.evolve(block, due_us=50) for block in chain("a", 5, 100)]
+    uses = Map({"a3": Use(position=500, expires_us=90), "a1": Use(position=900, expires_us=70)})
+    blocks = [attrs.evolve(block, expires_us=50) for block in chain("a", 5, 100)]
     whole = attrs.evolve(state_of(*blocks), uses=uses)
     assert [104, 500, 500, 900, 900] == [used for _, used in shown(Order(whole).memory)]
     assert [50, 90, 90, 90, 90] == [due for _, due in shown(Order(whole).lives)]
-    assert [90, 90, 90, 90, 50] == [Order(whole).due_us(block) for block in blocks]
+    assert [90, 90, 90, 90, 50] == [Order(whole).expires_us(block) for block in blocks]
     gone = [attrs.evolve(block, present=False, file_bytes=None) for block in blocks[3:]]
     order = Order(attrs.evolve(state_of(*blocks[:3], *gone), uses=uses))
     assert [("a2", 500), ("a1", 900), ("a0", 900)] == shown(order.memory)

@@ -16,7 +16,7 @@ from cairn.journal.base import Base, loaded_of, state_of
 from cairn.journal.codec import Row, decode
 from cairn.journal.export import read_base, read_export
 from cairn.journal.invariants import SENTENCES
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.ops.drills import DRILLS
 from cairn.ops.journal.verify import Verification
@@ -34,8 +34,8 @@ HEALTHY: dict[str, set[tuple[str | None, ...]]] = {
         ("path_selected", "new_session", "shorter_history"),
         ("path_selected", "new_session", "cache_disabled"),
     },
-    "shared-blocks": {("blocks_shared",)},
-    "copied-in-parts": {("blocks_shared",)},
+    "shared-blocks": {("blocks_restored",)},
+    "copied-in-parts": {("blocks_restored",)},
     "evicted": {
         ("block_evicted",),
         ("slab_released", "room for another session"),
@@ -49,9 +49,9 @@ HEALTHY: dict[str, set[tuple[str | None, ...]]] = {
     "killed": {("server_lost",)},
     "stopped": {("server_stopped", "asked to")},
     "anticipated": {
-        ("anticipation_begun",),
-        ("anticipation_settled",),
-        ("anticipation_given_up", "request"),
+        ("prewarm_started",),
+        ("prewarm_finished",),
+        ("prewarm_abandoned", "request"),
     },
     "call-rejected": {("call_rejected", "cut")},
     "pruned": {
@@ -150,7 +150,7 @@ def test_a_base_is_read_as_ever():
     assert loaded is not None
     assert state.model is not None
     assert loaded.fingerprint == state.model.fingerprint == session.fingerprint
-    assert (Life.IDLE, True) == (session.life, session.slab is not None)
+    assert (SessionState.IDLE, True) == (session.state, session.slab is not None)
     assert session.last is not None
     assert 64 == len(session.last.prompt_ids)
     assert state.pool.blocks == sum(block.present for block in state.blocks.values()) > 0

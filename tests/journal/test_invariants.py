@@ -151,19 +151,19 @@ def _more(name: str, by: int = 1) -> Callable[[Any], int]:
     return lambda event: getattr(event, name) + by
 
 
-def _begun(_: Any, e: Any) -> ev.AnticipationBegun:
+def _begun(_: Any, e: Any) -> ev.PrewarmStarted:
     """An anticipation of nothing, in the session of an event."""
     return Begun(
         session=e.session,
         next_role="user",
         rules_version=RULES_VERSION,
         tokens=0,
-        kept_tokens=0,
+        base_tokens=0,
         new_ids=(),
-        kept_keys=0,
+        base_keys=0,
         new_keys=(),
-        kept_blocks=0,
-        shared_blocks=0,
+        blocks_from_slab=0,
+        blocks_from_pool=0,
     )
 
 
@@ -323,21 +323,21 @@ def _provisional(event: Any) -> bool:
 
 
 def _ahead(event: Any) -> bool:
-    """Is it a pass or a share of what m anticipates?"""
+    """Is it a pass or a share of what m prewarms?"""
     return event.session == "m" and event.request is None
 
 
 def _pass_ahead(driver: Driver, event: Any, start: int) -> ev.CacheExtended:
     """A settling pass of the right tokens, on whatever KV is there."""
-    ahead = driver.state.session(event.session).ahead
-    assert ahead is not None
+    prewarm = driver.state.session(event.session).prewarm
+    assert prewarm is not None
     return ev.CacheExtended(
         session=event.session,
         request=None,
         step="settle",
         start=start,
         end=start + C,
-        ran_hash=ids_hash(ahead.ids[start : start + C]),
+        ran_hash=ids_hash(prewarm.ids[start : start + C]),
         coverage=((LAYERS, 0, start + C),),
         sampled=(),
         logprobs=(),
@@ -354,7 +354,7 @@ def _based(event: Any) -> bool:
 
 
 def _edited(event: Any) -> bool:
-    return event.base_request is not None and event.kept_keys == 0
+    return event.base_request is not None and event.base_keys == 0
 
 
 def _fresh(event: Any) -> bool:
@@ -365,12 +365,12 @@ def _goes_on(event: Any) -> bool:
     return bool(event.path == "continuation")
 
 
-Ext, Trim, Seal, Share = ev.CacheExtended, ev.CacheTrimmed, ev.BlockSealed, ev.BlocksShared
+Ext, Trim, Seal, Share = ev.CacheExtended, ev.CacheTrimmed, ev.BlockSealed, ev.BlocksRestored
 Rec, Sel, Emit, Fin = ev.RequestReceived, ev.PathSelected, ev.TokensEmitted, ev.RequestFinished
 Acq, Rel, Evict, Note = ev.SlabAcquired, ev.SlabReleased, ev.BlockEvicted, ev.OperatorActed
 Found, Spill, Load = ev.BlocksFound, ev.BlockSpilled, ev.BlockLoaded
 Reject, Drop = ev.BlockRejected, ev.BlockDropped
-Begun, Done, GivenUp = ev.AnticipationBegun, ev.AnticipationSettled, ev.AnticipationGivenUp
+Begun, Done, GivenUp = ev.PrewarmStarted, ev.PrewarmFinished, ev.PrewarmAbandoned
 
 DAMAGES: dict[str, dict[str, Damage]] = {
     "INV-1": {
@@ -501,7 +501,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
             Seal,
             lambda d, e: (
                 attrs.evolve(e, key="k" * 64, again=False)
-                if d.state.session(e.session).life == "settling"
+                if d.state.session(e.session).state == "settling"
                 and e.end <= len(d.state.session(e.session).last.prompt_ids)  # type: ignore[union-attr]
                 else None
             ),
@@ -518,14 +518,18 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         ),
     },
     "INV-4": {
-        "other reuse for what is anticipated": but(Begun, kept_blocks=_more("kept_blocks", -1)),
-        "more shared for what is anticipated": but(Begun, shared_blocks=_more("shared_blocks")),
+        "other reuse for what is anticipated": but(
+            Begun, blocks_from_slab=_more("blocks_from_slab", -1)
+        ),
+        "more shared for what is anticipated": but(
+            Begun, blocks_from_pool=_more("blocks_from_pool")
+        ),
         "other rules for what is anticipated": but(Begun, rules_version=_more("rules_version")),
         "more is anticipated than told": but(Begun, new_ids=lambda e: (*e.new_ids, 1)),
         "keys kept of an answer": but(
             Begun,
             new_keys=lambda e: e.new_keys[1:],
-            kept_keys=_more("kept_keys"),
+            base_keys=_more("base_keys"),
             tokens=_more("tokens", 0),
         ),
         "other blocks shared ahead": but(Share, _ahead, keys=("k" * 64,)),
@@ -533,15 +537,18 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "another reason": but(Sel, reason="shorter_history"),
         "fewer blocks kept": but(
             Sel,
-            lambda e: e.kept_blocks,
-            kept_blocks=_more("kept_blocks", -1),
+            lambda e: e.blocks_from_slab,
+            blocks_from_slab=_more("blocks_from_slab", -1),
             reused_tokens=_more("reused_tokens", -C),
         ),
         "more blocks shared": but(
-            Sel, shared_blocks=_more("shared_blocks"), reused_tokens=_more("reused_tokens", C)
+            Sel, blocks_from_pool=_more("blocks_from_pool"), reused_tokens=_more("reused_tokens", C)
         ),
         "shared, not kept": but(
-            Sel, lambda e: e.kept_blocks, kept_blocks=0, shared_blocks=lambda e: e.kept_blocks
+            Sel,
+            lambda e: e.blocks_from_slab,
+            blocks_from_slab=0,
+            blocks_from_pool=lambda e: e.blocks_from_slab,
         ),
         "another sum": but(Sel, reused_tokens=_more("reused_tokens", C)),
         "another count of rendered tokens": but(
@@ -586,16 +593,16 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "a key missing": but(Rec, _fresh, new_keys=lambda e: e.new_keys[:-1]),
         "a key too many": but(Rec, _fresh, new_keys=lambda e: (*e.new_keys, "k" * 64)),
         "a key of tokens that changed": but(
-            Rec, _based, kept_keys=_more("kept_keys"), new_keys=lambda e: e.new_keys[1:]
+            Rec, _based, base_keys=_more("base_keys"), new_keys=lambda e: e.new_keys[1:]
         ),
         "keys kept though the tokens changed": but(
-            Rec, _edited, kept_keys=1, new_keys=lambda e: e.new_keys[1:]
+            Rec, _edited, base_keys=1, new_keys=lambda e: e.new_keys[1:]
         ),
-        "more parts kept than there were": but(Rec, _based, kept_parts=99),
+        "more parts kept than there were": but(Rec, _based, base_parts=99),
         "another tenant's request": but(Rec, tenant="t2"),
         "another model's request": but(Rec, fingerprint="fp-b"),
         "a name that is not the session's": but(Rec, _fresh, session_name="s9"),
-        "somebody else's chain": but(Rec, _based, kept_parts=0),
+        "somebody else's chain": but(Rec, _based, base_parts=0),
     },
     "INV-5": {
         "a slab too many counted": but(Acq, pool_slabs=_more("pool_slabs")),
@@ -686,7 +693,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         ),
         "blocks shared for nothing": instead(
             Trim,
-            lambda d, e: ev.BlocksShared(
+            lambda d, e: ev.BlocksRestored(
                 session=e.session,
                 request=None,
                 start=e.held_tokens,
@@ -749,27 +756,27 @@ DAMAGES: dict[str, dict[str, Damage]] = {
 }
 
 
-def _anticipated(driver: Driver) -> ev.AnticipationBegun:
+def _anticipated(driver: Driver) -> ev.PrewarmStarted:
     """
-    A conversation of s1 is at its end, and what it anticipates differs from its first token on.
+    A conversation of s1 is at its end, and what it prewarms differs from its first token on.
     """
     driver.start()
     session = driver.ask(talk(SYSTEM, HELLO))
     assert session == "s1"
-    while driver.state.session("s1").life != "settling":
+    while driver.state.session("s1").state != "settling":
         driver.step("s1")
     driver.trim("s1", 2 * C, "provisional")
-    return ev.AnticipationBegun(
+    return ev.PrewarmStarted(
         session="s1",
         next_role="user",
         rules_version=RULES_VERSION,
         tokens=3 * C,
-        kept_tokens=0,
+        base_tokens=0,
         new_ids=tuple(range(3 * C)),
-        kept_keys=0,
+        base_keys=0,
         new_keys=driver.keys("t1", tuple(range(3 * C))),
-        kept_blocks=0,
-        shared_blocks=0,
+        blocks_from_slab=0,
+        blocks_from_pool=0,
     )
 
 
@@ -811,7 +818,7 @@ def test_nothing_is_anticipated_without_an_answer():
         driver.step("s1")
     driver.cancelled.add("s1")
     driver.step("s1")
-    assert "settling" == driver.state.session("s1").life
+    assert "settling" == driver.state.session("s1").state
     with pytest.raises(Violated) as caught:
         driver.propose(
             Begun(
@@ -819,12 +826,12 @@ def test_nothing_is_anticipated_without_an_answer():
                 next_role="user",
                 rules_version=RULES_VERSION,
                 tokens=0,
-                kept_tokens=0,
+                base_tokens=0,
                 new_ids=(),
-                kept_keys=0,
+                base_keys=0,
                 new_keys=(),
-                kept_blocks=0,
-                shared_blocks=0,
+                blocks_from_slab=0,
+                blocks_from_pool=0,
             )
         )
 
@@ -845,8 +852,8 @@ def _copying(driver: Driver) -> tuple[str, ...]:
     request = driver.state.session("q").request
     assert request is not None
     assert request.path is not None
-    assert request.path.shared_blocks > 3
-    return request.prompt_keys[: request.path.shared_blocks]
+    assert request.path.blocks_from_pool > 3
+    return request.prompt_keys[: request.path.blocks_from_pool]
 
 
 @pytest.mark.parametrize("most", [1, 2, 100])
@@ -919,7 +926,7 @@ def test_what_was_computed_ahead_counts_once():
     driver.serve(talk(SYSTEM, HELLO, said, MORE, ("assistant", (50,)), MORE, name="m"))
 
     mine = [one.event for one in driver.recorded if isinstance(one.event, ev.PathSelected)]
-    told = [event.anticipated_tokens for event in mine if event.session == "m"]
+    told = [event.prewarmed_tokens for event in mine if event.session == "m"]
     # The third request says another thing of the second answer, and reuses the block once more.
     assert [0, C, 0] == told
 
@@ -937,7 +944,7 @@ def test_a_block_that_is_there_stays_what_it_was():
     first, second = driver.keys("t1", ids)
     driver.evict(first)
     driver.ask(talk(OTHER, name="m"))
-    while driver.state.session("m").life != "settling":
+    while driver.state.session("m").state != "settling":
         driver.step("m")
     driver.trim("m", 0, "provisional")
     driver.propose(
@@ -946,19 +953,19 @@ def test_a_block_that_is_there_stays_what_it_was():
             next_role="user",
             rules_version=RULES_VERSION,
             tokens=2 * C,
-            kept_tokens=0,
+            base_tokens=0,
             new_ids=ids,
-            kept_keys=0,
+            base_keys=0,
             new_keys=(first, second),
-            kept_blocks=0,
-            shared_blocks=0,
+            blocks_from_slab=0,
+            blocks_from_pool=0,
         )
     )
     for place, key in enumerate((first, second)):
         driver.extend("m", None, "settle", ids[place * C :][:C])
         driver.seal("m", key)
 
-    assert [True, False] == [driver.state.blocks[key].foreseen for key in (first, second)]
+    assert [True, False] == [driver.state.blocks[key].prewarmed for key in (first, second)]
 
 
 def _pass_of_last(driver: Driver, event: Any, step: str) -> ev.Event:
@@ -1076,12 +1083,12 @@ def test_nothing_else_is_touched(invariant: str, name: str):
     bugs = list(driver.bugs)
     driver.finish("by")
     if session in driver.state.sessions and session is not None:
-        if (ahead := driver.state.session(session).ahead) is not None:
-            computed = ahead.computed_tokens
+        if (prewarm := driver.state.session(session).prewarm) is not None:
+            computed = prewarm.computed_tokens
             driver.propose(GivenUp(session=session, reason="bug", computed_tokens=computed))
         if driver.state.session(session).slab is not None:
             driver.release(session)
-        if driver.state.session(session).life == "settling":
+        if driver.state.session(session).state == "settling":
             driver.propose(ev.SessionSettled(session=session, canonical_tokens=0, complete=False))
     newcomer = driver.ask(talk(SYSTEM, OTHER, SAID, HELLO))
     if invariant == "INV-5":
@@ -1201,7 +1208,7 @@ def test_kv_past_the_end_of_its_slab():
             fingerprint="fp-b",
             fields={},
             layers=1,
-            chunk_tokens=4,
+            block_tokens=4,
             decode_rows=1,
             context_tokens=8,
             reusable=True,
@@ -1231,7 +1238,7 @@ def test_a_model_needs_chunks():
     """A model without chunks is refused before anything divides by them."""
     driver = driver_of()
     driver.damage = lambda event: (
-        attrs.evolve(event, chunk_tokens=0) if isinstance(event, ev.ModelLoaded) else event
+        attrs.evolve(event, block_tokens=0) if isinstance(event, ev.ModelLoaded) else event
     )
     with pytest.raises(Violated):
         driver.start()
@@ -1293,10 +1300,10 @@ def test_another_session_than_the_rules_choose():
                 session="new",
                 request="r-new",
                 base_request=None,
-                kept_parts=0,
+                base_parts=0,
                 new_parts=chain,
-                kept_tokens=0,
-                kept_keys=0,
+                base_tokens=0,
+                base_keys=0,
                 prompt_tokens=2,
                 new_ids=(1, 2),
                 new_keys=(),
@@ -1306,8 +1313,8 @@ def test_another_session_than_the_rules_choose():
     bug = caught.value.outcome.bug
     assert bug is not None
     assert ("INV-4", "another session serves than the rules choose") == (bug.invariant, bug.message)
-    assert "quarantined" == driver.state.session("new").life
-    assert "idle" == driver.state.session("s1").life
+    assert "quarantined" == driver.state.session("new").state
+    assert "idle" == driver.state.session("s1").state
 
 
 def test_a_request_is_in_one_hand():
@@ -1325,7 +1332,7 @@ def _decoded_to_a_boundary() -> Driver:
     prompt = ("user", (10, 11, 12, 13))
     name = driver.ask(talk(prompt), answer=(50, 51, 52))
     assert name is not None
-    while driver.state.session(name).life != "decoding" or driver.state.requests:
+    while driver.state.session(name).state != "decoding" or driver.state.requests:
         before = driver.slabs[name].rows if name in driver.slabs else []
         if len(before) == 2 * C:
             break

@@ -20,10 +20,10 @@ OTHERS = st.sampled_from([{"secret": b"another"}, {"tenant": "u"}, {"fingerprint
 SECRET = b"a secret"
 
 
-def keys(ids: list[int], chunk_tokens: int = 4, **other: object) -> tuple[str, ...]:
+def keys(ids: list[int], block_tokens: int = 4, **other: object) -> tuple[str, ...]:
     """The keys of a sequence, with something else than usual."""
     given: dict[str, object] = {"secret": SECRET, "fingerprint": "fp", "tenant": "t", **other}
-    return block_keys(ids=ids, chunk_tokens=chunk_tokens, **given)  # type: ignore[arg-type]
+    return block_keys(ids=ids, block_tokens=block_tokens, **given)  # type: ignore[arg-type]
 
 
 def part(**other: object) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from cairn.journal import events as ev
 from cairn.journal.codec import GENESIS, chain_fault
 from cairn.journal.errors import BugError
-from cairn.journal.ledger import Ledger, Outcome, Outside, broken_keys
+from cairn.journal.ledger import Clock, Ledger, Outcome, broken_keys
 from cairn.journal.state import EMPTY
 from tests.journal.model import TAPES, Driver, Talk, plain, played, profile
 
@@ -24,7 +24,7 @@ def ledger() -> Ledger:
     """A ledger with counted ids and times."""
     count = iter(range(1, 10_000))
     return Ledger(
-        Outside(new_id=lambda: f"id-{next(count)}", now_us=lambda: next(count), version="0.1")
+        Clock(new_id=lambda: f"id-{next(count)}", now_us=lambda: next(count), version="0.1")
     )
 
 
@@ -84,7 +84,7 @@ def test_a_place_that_is_taken(ledger: Ledger):
     assert isinstance(violated, ev.InvariantViolated)
     assert ("INV-6", "2", "1") == (violated.invariant, violated.expected, violated.actual)
     assert before.position == violated.at_position
-    assert "quarantined" == ledger.state.session("s1").life
+    assert "quarantined" == ledger.state.session("s1").state
 
 
 def test_a_place_beyond_the_next(ledger: Ledger):
@@ -95,7 +95,7 @@ def test_a_place_beyond_the_next(ledger: Ledger):
     assert [5, 6, 7] == [recorded.seq for recorded in outcome.recorded]
     assert "INV-6" == outcome.bug.invariant  # type: ignore[union-attr]
     assert 7 == ledger.state.streams["session/s1"]
-    assert "quarantined" == ledger.state.session("s1").life
+    assert "quarantined" == ledger.state.session("s1").state
 
 
 def test_the_due_place_is_accepted(ledger: Ledger):
@@ -149,7 +149,7 @@ def test_a_crash_takes_its_session_out_of_service():
     fault = driver.state.faults[driver.bugs[0]].event
     assert ("CRASH", "s1", "r1") == (fault.invariant, fault.session, fault.request)
     assert ("quarantined", driver.bugs[0]) == (
-        driver.state.session("s1").life,
+        driver.state.session("s1").state,
         driver.state.session("s1").bug_id,
     )
     assert {"r2": "s2"} == dict(driver.state.requests)
@@ -179,7 +179,7 @@ def test_a_crash_at_any_step_ends_that_session(steps: int):
             driver.step("s1")
     driver.crash("s1")
 
-    assert "quarantined" == driver.state.session("s1").life
+    assert "quarantined" == driver.state.session("s1").state
     assert {} == dict(driver.state.requests)
     assert not driver.state.pins
     if "s1" in driver.slabs:
@@ -219,8 +219,8 @@ def test_what_is_broken_by_a_block():
     driver.serve(talk)
     keys = driver.state.session("s1").slab_keys
 
-    def shared(*digests: str) -> ev.BlocksShared:
-        return ev.BlocksShared(
+    def shared(*digests: str) -> ev.BlocksRestored:
+        return ev.BlocksRestored(
             session="s1",
             request="r",
             start=0,
@@ -249,7 +249,7 @@ def test_a_ledger_goes_on_from_state_and_head(data: bytes):
     """A ledger that is given state and head of another takes what that one would take."""
     driver = played(data)
     other = Ledger(
-        Outside(new_id=lambda: "same", now_us=lambda: 5, version="0"),
+        Clock(new_id=lambda: "same", now_us=lambda: 5, version="0"),
         state=driver.state,
         head=driver.ledger.head,
     )

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from cairn.journal import events as ev
-from cairn.journal.lifecycle import STEPS, Life, next_life
+from cairn.journal.lifecycle import STEPS, SessionState, next_state
 from cairn.journal.state import Session, trigger
 from tests.journal.model import Driver, Talk, plain, played, tape
 
@@ -25,18 +25,18 @@ SAMPLES: dict[str, ev.Event] = {
             group=None,
             cache_prompt=True,
             base_request=None,
-            kept_parts=0,
+            base_parts=0,
             new_parts=(("user", "x"),),
-            kept_tokens=0,
+            base_tokens=0,
             new_ids=(1,),
-            kept_keys=0,
+            base_keys=0,
             new_keys=(),
             prompt_tokens=1,
             max_tokens=1,
             sampling={},
             seed=0,
             seed_given=False,
-            asked_model="tiny",
+            requested_model="tiny",
         ),
         ev.PathSelected(
             session="s1",
@@ -45,10 +45,10 @@ SAMPLES: dict[str, ev.Event] = {
             decided_at=0,
             path="continuation",
             reason=None,
-            kept_blocks=0,
-            shared_blocks=0,
+            blocks_from_slab=0,
+            blocks_from_pool=0,
             reused_tokens=0,
-            anticipated_tokens=0,
+            prewarmed_tokens=0,
             rerendered_tokens=0,
             nearest=None,
             diverged_part=None,
@@ -59,7 +59,7 @@ SAMPLES: dict[str, ev.Event] = {
             session="s1", slab=1, capacity_tokens=1, bytes=1, pool_slabs=1, pool_bytes=1
         ),
         ev.SlabReleased(session="s1", slab=1, bytes=1, pool_slabs=0, pool_bytes=0, reason="-"),
-        ev.BlocksShared(
+        ev.BlocksRestored(
             session="s1",
             request="r1",
             start=0,
@@ -100,7 +100,7 @@ SAMPLES: dict[str, ev.Event] = {
         ),
         ev.TokensEmitted(session="s1", request="r1", first=0, ids=(), text=""),
         ev.CallRejected(session="s1", request="r1", reason="cut", text="-", detail="-"),
-        ev.TurnKept(
+        ev.TurnStored(
             session="s1",
             request="r1",
             tenant="t1",
@@ -122,20 +122,20 @@ SAMPLES: dict[str, ev.Event] = {
             completion_tokens=0,
         ),
         ev.RequestCancelled(session="s1", request="r1", stage="decode"),
-        ev.AnticipationBegun(
+        ev.PrewarmStarted(
             session="s1",
             next_role="user",
             rules_version=1,
             tokens=0,
-            kept_tokens=0,
+            base_tokens=0,
             new_ids=(),
-            kept_keys=0,
+            base_keys=0,
             new_keys=(),
-            kept_blocks=0,
-            shared_blocks=0,
+            blocks_from_slab=0,
+            blocks_from_pool=0,
         ),
-        ev.AnticipationSettled(session="s1", tokens=0, computed_tokens=0),
-        ev.AnticipationGivenUp(session="s1", reason="request", computed_tokens=0),
+        ev.PrewarmFinished(session="s1", tokens=0, computed_tokens=0),
+        ev.PrewarmAbandoned(session="s1", reason="request", computed_tokens=0),
         ev.SessionSettled(session="s1", canonical_tokens=0, complete=True),
         ev.SessionClosed(session="s1", reason="-"),
         ev.InvariantViolated(
@@ -159,58 +159,65 @@ SAMPLES: dict[str, ev.Event] = {
 OPEN = ev.SessionOpened(session="s1", tenant="t1", fingerprint="fp-a", group=None, named=False)
 
 
-def at(life: Life) -> Driver:
-    """A history in which session s1 has come to a place in its life."""
+def at(session_state: SessionState) -> Driver:
+    """A history in which session s1 has come to a state."""
     driver = Driver()
     driver.start()
-    if life is Life.COLD:
+    if session_state is SessionState.COLD:
         driver.propose(OPEN)
         return driver
     driver.ask(Talk(tenant="t1", group=None, name=None, parts=(("user", tuple(range(10, 20))),)))
-    while driver.state.session("s1").life is not life:
-        if life is Life.QUARANTINED:
+    while driver.state.session("s1").state is not session_state:
+        if session_state is SessionState.QUARANTINED:
             driver.crash("s1")
         else:
             driver.step("s1")
     return driver
 
 
-LIVING = [life for life in Life if life is not Life.CLOSED]
+LIVING = [
+    session_state for session_state in SessionState if session_state is not SessionState.CLOSED
+]
 
 
 def test_the_table_is_closed():
-    """It has a row for every life, leads to no other, and knows only events that there are."""
-    assert set(Life) == set(STEPS)
-    assert set(Life) >= {after for steps in STEPS.values() for after in steps.values()}
+    """It has a row for every state, leads to no other, and knows only events that there are."""
+    assert set(SessionState) == set(STEPS)
+    assert set(SessionState) >= {after for steps in STEPS.values() for after in steps.values()}
     assert set(SAMPLES) >= {name for steps in STEPS.values() for name in steps}
 
 
 def test_every_life_can_be_reached_and_left():
-    """Each life is reached from cold; each but the last has a step out of it."""
-    reached = {Life.COLD}
-    while more := {after for life in reached for after in STEPS[life].values()} - reached:
+    """Each session_state is reached from cold; each but the last has a step out of it."""
+    reached = {SessionState.COLD}
+    while (
+        more := {after for session_state in reached for after in STEPS[session_state].values()}
+        - reached
+    ):
         reached |= more
 
-    assert set(Life) == reached
-    assert {} == STEPS[Life.CLOSED]
-    for life in LIVING:
-        assert {life} != set(STEPS[life].values()) | {life}
+    assert set(SessionState) == reached
+    assert {} == STEPS[SessionState.CLOSED]
+    for session_state in LIVING:
+        assert {session_state} != set(STEPS[session_state].values()) | {session_state}
 
 
 def test_a_violation_is_legal_wherever_one_stands():
     """Whatever a session does, a violation can be recorded and can take it out of service."""
-    for life in LIVING:
-        after = next_life(life, "invariant_violated")
+    for session_state in LIVING:
+        after = next_state(session_state, "invariant_violated")
         assert after is not None
-        if life is not Life.QUARANTINED:
+        if session_state is not SessionState.QUARANTINED:
             for consequence in ("session_quarantined", "blocks_quarantined", "admission_closed"):
-                assert None is not next_life(after, consequence)
+                assert None is not next_state(after, consequence)
 
 
 def test_nothing_wakes_a_quarantined_session():
     """From quarantine a session can only be closed."""
-    assert {Life.QUARANTINED, Life.CLOSED} == set(STEPS[Life.QUARANTINED].values())
-    assert None is next_life(Life.QUARANTINED, "request_received")
+    assert {SessionState.QUARANTINED, SessionState.CLOSED} == set(
+        STEPS[SessionState.QUARANTINED].values()
+    )
+    assert None is next_state(SessionState.QUARANTINED, "request_received")
 
 
 def test_all_events_of_a_session_are_in_the_table():
@@ -224,16 +231,21 @@ def test_all_events_of_a_session_are_in_the_table():
     assert used == triggers
 
 
-REFUSED = [(life, name) for life in LIVING for name in SAMPLES if name not in STEPS[life]]
+REFUSED = [
+    (session_state, name)
+    for session_state in LIVING
+    for name in SAMPLES
+    if name not in STEPS[session_state]
+]
 
 
-@pytest.mark.parametrize(("life", "name"), REFUSED)
-def test_a_step_that_is_not_in_the_table(life: Life, name: str):
+@pytest.mark.parametrize(("session_state", "name"), REFUSED)
+def test_a_step_that_is_not_in_the_table(session_state: SessionState, name: str):
     """
     It is recorded as a violation of INV-6 without effect; the session serves no more, unless it was
     out of service already.
     """
-    driver = at(life)
+    driver = at(session_state)
     before = driver.state
     held: Session = before.session("s1")
     event: Any = SAMPLES[name]
@@ -242,11 +254,11 @@ def test_a_step_that_is_not_in_the_table(life: Life, name: str):
 
     assert outcome.bug is not None
     assert "INV-6" == outcome.bug.invariant
-    assert f"{name} is no legal step of a {life} session" == outcome.bug.message
-    assert Life.QUARANTINED is after.life
+    assert f"{name} is no legal step of a {session_state} session" == outcome.bug.message
+    assert SessionState.QUARANTINED is after.state
     kv = ("slab", "cached_tokens", "canonical_tokens", "slab_keys")
     assert [getattr(held, field) for field in kv] == [getattr(after, field) for field in kv]
-    if life is Life.QUARANTINED:
+    if session_state is SessionState.QUARANTINED:
         assert held == after
     assert before.pool == driver.state.pool
     assert set(before.blocks) == set(driver.state.blocks)
@@ -255,7 +267,7 @@ def test_a_step_that_is_not_in_the_table(life: Life, name: str):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_nothing_follows_a_closing(name: str):
     """On a session that is closed, or never was, every event is a violation of INV-6."""
-    driver = at(Life.COLD)
+    driver = at(SessionState.COLD)
     driver.propose(ev.SessionClosed(session="s1", reason="-"))
     before = plain(driver.state)
     outcome = driver.ledger.propose([SAMPLES[name]])
@@ -269,11 +281,11 @@ def test_nothing_follows_a_closing(name: str):
 
 def test_a_closed_session_may_be_opened_again():
     """Its name is free, its stream goes on."""
-    driver = at(Life.COLD)
+    driver = at(SessionState.COLD)
     driver.propose(ev.SessionClosed(session="s1", reason="-"))
     driver.propose(OPEN)
 
-    assert Life.COLD is driver.state.session("s1").life
+    assert SessionState.COLD is driver.state.session("s1").state
     assert 3 == driver.state.streams["session/s1"]
 
 
@@ -281,19 +293,19 @@ def test_every_step_of_the_table_is_taken():
     """No step stands in the table that no history takes, but those that only a fault takes."""
     taken: set[tuple[str, str]] = set()
     for seed in range(60):
-        life: dict[str, Life] = {}
+        session_state: dict[str, SessionState] = {}
         for recorded, state in zip(*_history(seed), strict=True):
             session = getattr(recorded.event, "session", None)
-            if session in life:
-                taken.add((life[session], trigger(recorded.event)))
-            life = {name: held.life for name, held in state.sessions.items()}
+            if session in session_state:
+                taken.add((session_state[session], trigger(recorded.event)))
+            session_state = {name: held.state for name, held in state.sessions.items()}
     faults = ("invariant_violated", "quarantined", "admission_closed", "session_closed")
 
     missing = {
-        (str(life), name)
-        for life, steps in STEPS.items()
+        (str(session_state), name)
+        for session_state, steps in STEPS.items()
         for name in steps
-        if (life, name) not in taken and not name.endswith(faults)
+        if (session_state, name) not in taken and not name.endswith(faults)
     }
     assert set() == missing
 

@@ -71,18 +71,18 @@ def _request(driver: Driver, asked: Talk, max_tokens: int, **how: Any) -> OpenRe
         group=asked.group,
         **{"cache_prompt": True, **how},
         base_request=None,
-        kept_parts=0,
+        base_parts=0,
         new_parts=chain,
-        kept_tokens=0,
+        base_tokens=0,
         new_ids=ids,
-        kept_keys=0,
+        base_keys=0,
         new_keys=driver.keys(asked.tenant, ids),
         prompt_tokens=len(ids),
         max_tokens=max_tokens,
         sampling={},
         seed=1,
         seed_given=True,
-        asked_model="tiny",
+        requested_model="tiny",
     )
     return OpenRequest(ask=received, chain=chain, prompt_ids=ids, prompt_keys=received.new_keys)
 
@@ -177,16 +177,16 @@ def test_every_decision_of_a_history_is_the_models(data: bytes):
         event = recorded.event
         if isinstance(event, ev.RequestReceived):
             last = world.sessions[event.session]["last"]
-            chain = (*(last["chain"] if last else ())[: event.kept_parts], *event.new_parts)
+            chain = (*(last["chain"] if last else ())[: event.base_parts], *event.new_parts)
             fit = chosen(world, paths.ask_of(event, chain))
             assert event.session == fit or (fit is None and opened == event.session)
         if isinstance(event, ev.PathSelected):
             held = world.sessions[event.session]["request"]
             found = decided(world, event.session, OpenRequest(**held))
             assert found == {name: getattr(event, name) for name in found}
-        if isinstance(event, ev.AnticipationBegun):
+        if isinstance(event, ev.PrewarmStarted):
             there = stones_ahead(world, event.session, event)
-            assert there == (event.kept_blocks, event.shared_blocks)
+            assert there == (event.blocks_from_slab, event.blocks_from_pool)
         opened = event.session if isinstance(event, ev.SessionOpened) else opened
         world.take(recorded)
 
@@ -206,7 +206,7 @@ def test_a_tenant_sees_nothing_of_another(data: bytes):
         if isinstance(event, ev.BlockSealed):
             tenant = owner[event.session]
             assert tenant == made.setdefault(event.key, tenant)
-        if isinstance(event, ev.BlocksShared):
+        if isinstance(event, ev.BlocksRestored):
             assert {owner[event.session]} == {made[key] for key in event.keys}
         if isinstance(event, ev.PathSelected) and event.nearest is not None:
             assert owner[event.session] == owner[event.nearest]
@@ -401,12 +401,12 @@ def _name_only(driver: Driver) -> str | None:
 PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str, Any]]] = {
     # how it comes about: (steps, session, reason, what else the event says)
     "first request": (_cold, "s1", "cold_start", {"nearest": None, "reused_tokens": 0}),
-    "the next turn": (_continued, "s1", None, {"kept_blocks": 3, "rerendered_tokens": 0}),
+    "the next turn": (_continued, "s1", None, {"blocks_from_slab": 3, "rerendered_tokens": 0}),
     "another answer than was given": (_reworded, "s1", None, {"rerendered_tokens": 2}),
-    "cut off and sent again": (_sent_again, "s1", None, {"kept_blocks": 2}),
+    "cut off and sent again": (_sent_again, "s1", None, {"blocks_from_slab": 2}),
     "cut off, then with more": (_sent_again_and_more, "s1", None, {"nearest": "s1"}),
-    "fewer messages": (_shorter, "s2", "shorter_history", {"shared_blocks": 2}),
-    "the same once more": (_same_again, "s2", "shorter_history", {"shared_blocks": 2}),
+    "fewer messages": (_shorter, "s2", "shorter_history", {"blocks_from_pool": 2}),
+    "the same once more": (_same_again, "s2", "shorter_history", {"blocks_from_pool": 2}),
     "a message edited": (
         _edited,
         "s2",
@@ -423,7 +423,7 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
         _other_system,
         "s2",
         "diverged",
-        {"diverged_part": "system_changed", "diverged_token": 7, "shared_blocks": 1},
+        {"diverged_part": "system_changed", "diverged_token": 7, "blocks_from_pool": 1},
     ),
     "no system prompt any more": (
         _system_gone,
@@ -441,7 +441,7 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
     "tools for the first time": (_tools_new, "n", "diverged", {"diverged_part": "tools_changed"}),
     "nothing is left": (_evicted, "s1", "evicted", {"reused_tokens": 0, "nearest": "s1"}),
     "after a restart": (_after_a_restart, "s1", "evicted", {"nearest": "s1"}),
-    "the session works": (_busy, "s2", "session_busy", {"nearest": "s1", "shared_blocks": 3}),
+    "the session works": (_busy, "s2", "session_busy", {"nearest": "s1", "blocks_from_pool": 3}),
     "the session broke": (_quarantined, "s2", "quarantined", {"nearest": "s1"}),
     "another model": (_other_model, "s2", "fingerprint_changed", {"nearest": "s1"}),
     "no cache wanted": (_disabled, "s2", "cache_disabled", {"reused_tokens": 0}),
@@ -449,13 +449,13 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
         _prefix,
         "s2",
         "cache_mode_prefix",
-        {"kept_blocks": 0, "shared_blocks": 3, "nearest": "s1"},
+        {"blocks_from_slab": 0, "blocks_from_pool": 3, "nearest": "s1"},
     ),
     "shared blocks alone, by a name": (
         _prefix_of_a_name,
         "n",
         "cache_mode_prefix",
-        {"kept_blocks": 0, "shared_blocks": 3, "rerendered_tokens": 0},
+        {"blocks_from_slab": 0, "blocks_from_pool": 3, "rerendered_tokens": 0},
     ),
     "shared blocks alone, of which there are none": (
         _prefix_of_nothing,
@@ -470,12 +470,12 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
         {"reused_tokens": 0},
     ),
     "another tenant": (_other_tenant, "s2", "cold_start", {"nearest": None, "reused_tokens": 0}),
-    "another group": (_other_group, "s2", "cold_start", {"nearest": None, "shared_blocks": 3}),
+    "another group": (_other_group, "s2", "cold_start", {"nearest": None, "blocks_from_pool": 3}),
     "the same group": (_same_group, "s1", None, {}),
     "no group, where there was one": (_no_group, "s1", None, {}),
-    "a new name": (_new_name, "n", "cold_start", {"nearest": None, "shared_blocks": 3}),
-    "the same name": (_same_name, "n", None, {"kept_blocks": 3}),
-    "the name left out": (_name_only, "s1", "cold_start", {"nearest": None, "shared_blocks": 3}),
+    "a new name": (_new_name, "n", "cold_start", {"nearest": None, "blocks_from_pool": 3}),
+    "the same name": (_same_name, "n", None, {"blocks_from_slab": 3}),
+    "the name left out": (_name_only, "s1", "cold_start", {"nearest": None, "blocks_from_pool": 3}),
 }
 
 
@@ -489,7 +489,7 @@ def test_each_path_leaves_its_event(case: str):
     assert (session, reason) == (event.session, event.reason)
     assert ("continuation" if reason is None else "new_session") == event.path
     assert says == {name: getattr(event, name) for name in says}
-    assert (event.kept_blocks + event.shared_blocks) * CHUNKS["fp-a"] == event.reused_tokens
+    assert (event.blocks_from_slab + event.blocks_from_pool) * CHUNKS["fp-a"] == event.reused_tokens
     driver.finish(event.session)
 
 
@@ -533,7 +533,7 @@ def test_a_settling_session_is_there_for_its_next_request():
     driver = started()
     driver.serve(talk(*PARTS))
     driver.ask(talk(*FOLLOWED), answer=tuple(range(50, 70)), room=30)
-    while str(driver.state.session("s1").life) != "settling":
+    while str(driver.state.session("s1").state) != "settling":
         driver.step("s1")
     driver.ask(talk(*FOLLOWED, ("assistant", tuple(range(50, 70))), HELLO))
 
@@ -641,7 +641,7 @@ def test_the_last_prompt_token_is_always_run(tokens: int):
     event = path_of(driver, driver.ask(same))
 
     prompt = tokens + 2
-    assert (prompt - 1) // CHUNKS["fp-a"] == event.kept_blocks + event.shared_blocks
+    assert (prompt - 1) // CHUNKS["fp-a"] == event.blocks_from_slab + event.blocks_from_pool
     assert event.reused_tokens < prompt
 
 
@@ -651,7 +651,7 @@ def test_a_slab_that_is_too_small_is_exchanged():
     driver.serve(talk(*PARTS))
     event = path_of(driver, driver.ask(talk(*FOLLOWED), room=400))
 
-    assert (0, 3) == (event.kept_blocks, event.shared_blocks)
+    assert (0, 3) == (event.blocks_from_slab, event.blocks_from_pool)
     driver.finish("s1")
     assert 400 < driver.slabs["s1"].capacity_tokens
 
@@ -681,9 +681,9 @@ def test_who_goes_on_from_none_has_all_of_it_loaded(mode: ev.CacheMode, reused: 
         driver.evict(key)
     path = path_of(driver, driver.ask(talk(*FOLLOWED, name="n"), cache_mode=mode))
 
-    assert reused == (path.kept_blocks, path.shared_blocks)
+    assert reused == (path.blocks_from_slab, path.blocks_from_pool)
     loaded = [one for one in driver.recorded if isinstance(one.event, ev.BlockLoaded)]
-    assert path.shared_blocks == len(loaded)
+    assert path.blocks_from_pool == len(loaded)
     driver.finish("n")
 
 

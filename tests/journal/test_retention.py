@@ -255,16 +255,16 @@ def as_of_version(version: int, state: State) -> bytes:
             assert model is None or model.pop("state_blocks") == 0
     if version < 8:
         assert {"full"} >= {request["ask"].pop("cache_mode") for request in requests}
-        known = [session["ahead"] for session in sessions if session["ahead"] is not None]
-        assert {1} >= {ahead.pop("rules_version") for ahead in known}
+        known = [session["prewarm"] for session in sessions if session["prewarm"] is not None]
+        assert {1} >= {prewarm.pop("rules_version") for prewarm in known}
     if version < 7:
         for model in (contents["state"]["model"], contents["loaded"]):
             assert model is None or model.pop("min_cache_tokens") == 0
         contents["state"].pop("time_us")
         assert {None} >= {request["ask"].pop("ttl_s") for request in requests}
-        assert {(None, None)} >= {(one.pop("ttl_s"), one.pop("due_us")) for one in sessions}
+        assert {(None, None)} >= {(one.pop("ttl_s"), one.pop("expires_us")) for one in sessions}
         blocks = contents["state"]["blocks"].values()
-        assert {None} >= {block.pop("due_us") for block in blocks}
+        assert {None} >= {block.pop("expires_us") for block in blocks}
     if version < 6:
         model = contents["state"]["model"]
         assert {0} == {model.pop(name) for name in ("kv_sinks", "kv_window", "kv_rows")}
@@ -273,10 +273,10 @@ def as_of_version(version: int, state: State) -> bytes:
     if version < 4:
         assert contents["state"].pop("shadow", "not there") is None
     if version < 3:
-        assert {None} >= {session.pop("ahead") for session in sessions}
-        assert {0} >= {request["path"].pop("anticipated_tokens") for request in requests}
+        assert {None} >= {session.pop("prewarm") for session in sessions}
+        assert {0} >= {request["path"].pop("prewarmed_tokens") for request in requests}
         blocks = contents["state"]["blocks"].values()
-        assert {False} >= {block.pop("foreseen") for block in blocks}
+        assert {False} >= {block.pop("prewarmed") for block in blocks}
     return json.dumps({**contents, "version": version}).encode()
 
 
@@ -284,8 +284,8 @@ def block_by_block(state: State) -> State:
     """A state whose blocks each have what its chains' uses gave them."""
     blocks, shown = state.blocks, plain(state)["blocks"]
     for key, block in state.blocks.items():
-        used, due_us = shown[key]["last_used"], shown[key]["due_us"]
-        blocks = blocks.set(key, attrs.evolve(block, last_used=used, due_us=due_us))
+        used, expires_us = shown[key]["last_used"], shown[key]["expires_us"]
+        blocks = blocks.set(key, attrs.evolve(block, last_used=used, expires_us=expires_us))
     return attrs.evolve(state, blocks=blocks, uses=Map())
 
 
@@ -555,8 +555,8 @@ def test_the_bug_of_a_shadow_check_goes_with_the_answer():
         keys=(),
         digests=(),
         held=(),
-        ids_due="i",
-        drawn_due="d",
+        ids_expected="i",
+        drawn_expected="d",
         drawn="e",
         first_other=0,
         duration_us=1,

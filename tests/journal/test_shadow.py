@@ -14,9 +14,9 @@ from cairn.journal import events as ev
 from cairn.journal.invariants import check
 from cairn.journal.keys import ids_hash
 from cairn.journal.ledger import broken_keys
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
-from cairn.journal.shadow import drawn_hash, first_other, is_chosen, session_in_doubt
+from cairn.journal.shadow import drawn_hash, first_other, is_chosen, quarantined_session
 from cairn.journal.state import Block, Model, Pool, Session, SessionId, Shadow, Slab, State, Turn
 from tests.journal.model import Driver, Talk, Violated
 
@@ -87,7 +87,7 @@ MODEL = Model(
     name="tiny",
     fingerprint="fp",
     layers=1,
-    chunk_tokens=CHUNK,
+    block_tokens=CHUNK,
     decode_rows=1,
     context_tokens=64,
     reusable=True,
@@ -124,7 +124,7 @@ def state_of_two(**changes: Any) -> State:
         fingerprint="fp",
         group=None,
         named=True,
-        life=Life.IDLE,
+        state=SessionState.IDLE,
         last=turn,
     )
     in_hand = Shadow(of_session="s1", request="r1", slab=Slab(id=1, capacity_tokens=16, bytes=8))
@@ -148,8 +148,8 @@ def checked(**changes: Any) -> ev.ShadowChecked:
         "keys": ("a", "b"),
         "digests": ("of a", "of b"),
         "held": ("of a", ""),
-        "ids_due": ids_hash(ANSWER),
-        "drawn_due": "drawn",
+        "ids_expected": ids_hash(ANSWER),
+        "drawn_expected": "drawn",
         "drawn": "drawn",
         "first_other": None,
         "duration_us": 1,
@@ -197,7 +197,7 @@ def test_what_is_as_it_should_be_breaks_nothing():
             (),
         ),
         (
-            {"ids_due": "others"},
+            {"ids_expected": "others"},
             (
                 "the answer to request r1 of session s1 was compared with other tokens than are on "
                 "record"
@@ -231,14 +231,14 @@ def slab(**changes: Any) -> dict[str, Any]:
 
 def test_a_check_without_a_model():
     """A slab needs a model."""
-    began = ev.ShadowBegan(capacity_tokens=4, **slab())
+    began = ev.ShadowStarted(capacity_tokens=4, **slab())
     ((invariant, message),) = found(began, model=None, shadow=None)
     assert ("INV-6", "a shadow check began without a model") == (invariant, message)
 
 
 def test_a_check_beside_another():
     """One at a time."""
-    began = ev.ShadowBegan(capacity_tokens=4, **slab(slab=2, pool_slabs=2, pool_bytes=16))
+    began = ev.ShadowStarted(capacity_tokens=4, **slab(slab=2, pool_slabs=2, pool_bytes=16))
     assert [("INV-6", "a shadow check began beside another")] == found(began)
     assert [] == found(began, shadow=None)
 
@@ -296,16 +296,16 @@ def test_the_session_in_doubt():
     is cut off there. A block over the answer, or one that changed in memory alone, does not.
     """
     differs = checked(drawn="other", first_other=0)
-    assert "s1" == session_in_doubt(state_of_two(), differs)
-    assert None is session_in_doubt(state_of_two(), checked(digests=("of a", "other")))
+    assert "s1" == quarantined_session(state_of_two(), differs)
+    assert None is quarantined_session(state_of_two(), checked(digests=("of a", "other")))
     in_prompt = attrs.evolve(differs, digests=("of a", "other"))
-    assert None is session_in_doubt(state_of_two(), in_prompt)
+    assert None is quarantined_session(state_of_two(), in_prompt)
     over_answer = attrs.evolve(in_prompt, prompt_tokens=2 * CHUNK - 1)
-    assert "s1" == session_in_doubt(state_of_two(), over_answer)
+    assert "s1" == quarantined_session(state_of_two(), over_answer)
     in_memory = attrs.evolve(differs, held=("other", ""))
-    assert "s1" == session_in_doubt(state_of_two(), in_memory)
-    assert None is session_in_doubt(state_of_two(), attrs.evolve(differs, ids_due="others"))
-    assert None is session_in_doubt(state_of_two(sessions=State().sessions), differs)
+    assert "s1" == quarantined_session(state_of_two(), in_memory)
+    assert None is quarantined_session(state_of_two(), attrs.evolve(differs, ids_expected="others"))
+    assert None is quarantined_session(state_of_two(sessions=State().sessions), differs)
 
 
 def test_the_session_goes_in_the_same_append():

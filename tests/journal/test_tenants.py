@@ -32,7 +32,7 @@ NAMES = st.text(st.sampled_from("@/.-ab9 ü"), max_size=8) | st.sampled_from(
 def keys_of(tenant: str, ids: list[int]) -> tuple[str, ...]:
     """The keys of a tenant's tokens."""
     secret = tenant_secret(ROOT, tenant)
-    return block_keys(secret=secret, fingerprint="fp", tenant=tenant, ids=ids, chunk_tokens=4)
+    return block_keys(secret=secret, fingerprint="fp", tenant=tenant, ids=ids, block_tokens=4)
 
 
 def test_two_tenants_share_no_key():
@@ -66,7 +66,7 @@ def test_the_secret_alone_keeps_tenants_apart():
 
     def keys(tenant: str) -> set[str]:
         secret = tenant_secret(ROOT, tenant)
-        return set(block_keys(secret=secret, fingerprint="fp", tenant="t", ids=ids, chunk_tokens=4))
+        return set(block_keys(secret=secret, fingerprint="fp", tenant="t", ids=ids, block_tokens=4))
 
     assert not keys("alice") & keys("bob")
 

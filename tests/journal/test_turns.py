@@ -18,9 +18,9 @@ def kept(
     session: str = "s1",
     texts: Mapping[str, str] = MappingProxyType({}),
     texts_at: Mapping[str, int] = MappingProxyType({}),
-) -> ev.TurnKept:
+) -> ev.TurnStored:
     """A turn that is to be kept."""
-    return ev.TurnKept(
+    return ev.TurnStored(
         session=session,
         request=request,
         tenant=tenant,

@@ -7,7 +7,7 @@ import pytest
 from immutables import Map
 
 from cairn.journal import eviction
-from cairn.journal.paths import reusable_ahead
+from cairn.journal.paths import reusable_prewarm
 from cairn.journal.state import Session, SessionId, State
 from cairn.journal.windows import SinkWindow
 from tests.journal.test_eviction import MODEL, chain, held
@@ -53,8 +53,8 @@ def test_a_chain_whose_middle_has_left_goes_on(gone: tuple[int, ...], due: int):
     keys = tuple(f"a{place}" for place in range(20))
     empty = attrs.evolve(held(), slab=None)
     state = windowed(empty, 20, *gone)
-    assert (0, due) == reusable_ahead(state, empty, keys)
-    assert (0, min(gone, default=20)) == reusable_ahead(state, empty, keys, 1)
+    assert (0, due) == reusable_prewarm(state, empty, keys)
+    assert (0, min(gone, default=20)) == reusable_prewarm(state, empty, keys, 1)
 
 
 def test_what_no_window_needs_may_leave():
@@ -63,12 +63,10 @@ def test_what_no_window_needs_may_leave():
     session = held(*keys)
     state = windowed(session, 20)
     middle = POLICY.middle(20, 4)
-    assert tuple(keys[place] for place in reversed(middle)) == eviction.let_go_at_rest(
-        state, session
-    )
+    assert tuple(keys[place] for place in reversed(middle)) == eviction.release_idle(state, session)
     other = attrs.evolve(held(*keys[:12]), id=SessionId("other"))
     both = attrs.evolve(state, sessions=state.sessions.set(other.id, other))
     stays = {keys[place] for place in range(12)} - {keys[p] for p in POLICY.middle(12, 4)}
-    found = eviction.let_go_at_rest(both, session)
+    found = eviction.release_idle(both, session)
     assert {keys[place] for place in middle} - stays == set(found)
     assert stays & {keys[place] for place in middle}

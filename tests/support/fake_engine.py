@@ -228,7 +228,7 @@ def started(settings: Settings, *_: Any) -> Any:
         fields={"model": "numbers"},
         layers=LAYERS,
         kv_token_bytes=TOKEN_BYTES,
-        chunk_tokens=settings.chunk_tokens or 64,
+        block_tokens=settings.block_tokens or 64,
         decode_rows=ROWS,
         context_tokens=8192,
         reusable=True,

@@ -57,11 +57,11 @@ def hold_in_copy(server: Server) -> Hold:
     return Hold(server, "share", lambda *_: next(parts) == 2)
 
 
-def hold_ahead(server: Server) -> Hold:
+def hold_prewarm(server: Server) -> Hold:
     """Hold the engine in a pass over what is anticipated."""
 
     def is_ahead(slab: int, *_: Any) -> bool:
         sessions = server._sequencer.state.sessions.values()
-        return any(s.ahead is not None and s.slab and s.slab.id == slab for s in sessions)
+        return any(s.prewarm is not None and s.slab and s.slab.id == slab for s in sessions)
 
     return Hold(server, "run_chunk", is_ahead)

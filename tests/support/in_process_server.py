@@ -18,7 +18,7 @@ from cairn.actors.server import Server
 from cairn.engine.answer.parts import AnswerPart, Called
 from cairn.engine.prompt.template import Conversation
 from cairn.engine.sampling import Sampling
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.store import MemoryStore
 
 SECRET = b"a secret of the tests, 32 bytes!"
@@ -62,7 +62,7 @@ class Said:
 async def at_rest(server: Server) -> None:
     """Wait until no session is at work, and all of it is committed."""
     with trio.fail_after(120):
-        while not set(server.statistics().sessions) <= {str(Life.IDLE)}:
+        while not set(server.statistics().sessions) <= {str(SessionState.IDLE)}:
             await trio.testing.wait_all_tasks_blocked()
         await server._writer.wait_committed(server._sequencer.state.position)
 

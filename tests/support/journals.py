@@ -19,7 +19,7 @@ from cairn.journal import paths
 from cairn.journal.codec import Row
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash, part_hash
-from cairn.journal.ledger import Ledger, Outside
+from cairn.journal.ledger import Clock, Ledger
 
 SECRET = b"a tenant's secret"
 TENANT = "tenant-1"
@@ -39,7 +39,7 @@ class Builder:
         self._time_us = START_US
         self.rows: list[Row] = []
         self.bug: BugError | None = None
-        self.ledger = Ledger(Outside(new_id=self._id, now_us=self._now, version="0.0.test"))
+        self.ledger = Ledger(Clock(new_id=self._id, now_us=self._now, version="0.0.test"))
 
     def _id(self) -> str:
         self._ids += 1
@@ -72,7 +72,7 @@ class Builder:
                 fingerprint=FINGERPRINT,
                 fields={"weights": "w" * 8, "scale": 0.1, "name": "Grüße 🪨"},
                 layers=LAYERS,
-                chunk_tokens=CHUNK,
+                block_tokens=CHUNK,
                 decode_rows=2,
                 context_tokens=1024,
                 reusable=True,
@@ -127,12 +127,12 @@ class Builder:
         path = self._open(name).path
         assert path is not None
         held = self.ledger.state.session(name)
-        kept = path.kept_blocks * CHUNK
+        kept = path.blocks_from_slab * CHUNK
         if held.slab is None:
             yield self._slab(name)
         elif held.cached_tokens > kept:
             yield self._trimmed(name, held.cached_tokens, kept)
-        if path.shared_blocks:
+        if path.blocks_from_pool:
             yield self._shared(name, request, path)
         for start in range(path.reused_tokens, len(prompt), CHUNK):
             end = min(start + CHUNK, len(prompt))
@@ -182,14 +182,14 @@ class Builder:
             )
             parts.append((label, parent))
         keys = block_keys(
-            secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=prompt, chunk_tokens=CHUNK
+            secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=prompt, block_tokens=CHUNK
         )
         kept = (
             len(last.prompt_ids)
             if last and prompt[: len(last.prompt_ids)] == last.prompt_ids
             else 0
         )
-        kept_parts = (
+        base_parts = (
             len(last.chain) if last and tuple(parts[: len(last.chain)]) == last.chain else 0
         )
         return ev.RequestReceived(
@@ -202,18 +202,18 @@ class Builder:
             group=None,
             cache_prompt=True,
             base_request=last.request if last else None,
-            kept_parts=kept_parts,
-            new_parts=tuple(parts[kept_parts:]),
-            kept_tokens=kept,
+            base_parts=base_parts,
+            new_parts=tuple(parts[base_parts:]),
+            base_tokens=kept,
             new_ids=prompt[kept:],
-            kept_keys=kept // CHUNK,
+            base_keys=kept // CHUNK,
             new_keys=keys[kept // CHUNK :],
             prompt_tokens=len(prompt),
             max_tokens=max(answer_tokens, 8),
             sampling={"temperature": 0.7, "top_p": 1.0, "stop": ["\u2028", "Ende"]},
             seed=2**63 - 1,
             seed_given=True,
-            asked_model="tiny",
+            requested_model="tiny",
         )
 
     def _selected(self, name: str, request: str) -> ev.PathSelected:
@@ -248,13 +248,13 @@ class Builder:
             session=name, held_tokens=held, end=end, coverage=self._coverage(end), reason="settle"
         )
 
-    def _shared(self, name: str, request: str, path: ev.PathSelected) -> ev.BlocksShared:
-        keys = self._open(name).prompt_keys[path.kept_blocks :][: path.shared_blocks]
+    def _shared(self, name: str, request: str, path: ev.PathSelected) -> ev.BlocksRestored:
+        keys = self._open(name).prompt_keys[path.blocks_from_slab :][: path.blocks_from_pool]
         end = path.reused_tokens
-        return ev.BlocksShared(
+        return ev.BlocksRestored(
             session=name,
             request=request,
-            start=path.kept_blocks * CHUNK,
+            start=path.blocks_from_slab * CHUNK,
             end=end,
             keys=keys,
             digests=tuple(self.ledger.state.blocks[key].digest for key in keys),
@@ -351,7 +351,7 @@ def _invariant_3(event: ev.Event) -> ev.Event:
 
 def _invariant_4(event: ev.Event) -> ev.Event:
     if isinstance(event, ev.PathSelected) and _second(event):
-        return attrs.evolve(event, kept_blocks=1, reused_tokens=CHUNK)
+        return attrs.evolve(event, blocks_from_slab=1, reused_tokens=CHUNK)
     return event
 
 

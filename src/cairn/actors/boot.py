@@ -12,9 +12,9 @@ import structlog
 import trio
 
 import cairn
-from cairn.actors.agents.agents import KeptAgents
-from cairn.actors.agents.stored_turns import KeptTurns
-from cairn.actors.clock import new_id, outside
+from cairn.actors.agents.agents import StoredAgents
+from cairn.actors.agents.stored_turns import StoredTurns
+from cairn.actors.clock import clock, new_id
 from cairn.actors.models.load import Run, load, server_over
 from cairn.actors.models.startup import StartGivenUp as StartGivenUp
 from cairn.actors.models.startup import Starting as Starting
@@ -157,7 +157,7 @@ async def _run(
         agents.see(recorded)
 
     fold = read_journal(store, progress, watch)
-    ledger = Ledger(outside(), state=fold.state, head=fold.report().head)
+    ledger = Ledger(clock(), state=fold.state, head=fold.report().head)
     async with trio.open_nursery() as nursery:
         writer, engine = JournalWriter(store), EngineThread()
         # From the first row on that this run writes: one says what became of the run before.
@@ -170,9 +170,9 @@ async def _run(
             sequencer=sequencer,
             writer=writer,
             engine=engine,
-            agents=KeptAgents(
+            agents=StoredAgents(
                 agents=agents,
-                kept=KeptTurns(agents.turns, writer, sequencer),
+                kept=StoredTurns(agents.turns, writer, sequencer),
                 writer=writer,
                 sequencer=sequencer,
             ),

@@ -8,7 +8,7 @@ import time
 import uuid
 
 import cairn
-from cairn.journal.ledger import Outside
+from cairn.journal.ledger import Clock
 
 
 def wall_clock_us() -> int:
@@ -21,6 +21,6 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-def outside() -> Outside:
+def clock() -> Clock:
     """Ids and time for a ledger."""
-    return Outside(new_id=new_id, now_us=wall_clock_us, version=cairn.__version__)
+    return Clock(new_id=new_id, now_us=wall_clock_us, version=cairn.__version__)

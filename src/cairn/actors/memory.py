@@ -38,7 +38,7 @@ from cairn.journal import events as ev
 from cairn.journal import eviction
 from cairn.journal.checkpoints import STATES_A_SLAB, Checkpoints
 from cairn.journal.errors import BugError
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import Session, SessionId, State
 
 log = structlog.get_logger("cairn")
@@ -92,7 +92,7 @@ class Memory:
         self._growth = growth
         self._slabs = trio.Lock()
         self._blocks = trio.Lock()
-        self.steady = trio.Lock()
+        self.eviction_lock = trio.Lock()
         self.give_up: Callable[[str, str], Awaitable[None]] = _nobody
         self.give_way: Callable[[], Awaitable[bool]] = _no_check
         self._stuck: set[str] = set()  # whose lives are over, and which could not be removed
@@ -202,7 +202,7 @@ class Memory:
         end: int,
         record: Callable[[SealReport], None],
         *,
-        foreseen: bool = False,
+        prewarmed: bool = False,
     ) -> None:
         """
         Seal the rows ``[start, end)`` of a slab, evicting blocks where there is no room. Where
@@ -217,12 +217,12 @@ class Memory:
             size += self._state_bytes
         async with contextlib.AsyncExitStack() as held:
             await held.enter_async_context(self._blocks)
-            leaving = self._leaving(key, size, foreseen=foreseen)
+            leaving = self._leaving(key, size, prewarmed=prewarmed)
             if leaving:
                 await held.aclose()
-                async with self.steady:
+                async with self.eviction_lock:
                     await held.enter_async_context(self._blocks)
-                    leaving = self._leaving(key, size, foreseen=foreseen)
+                    leaving = self._leaving(key, size, prewarmed=prewarmed)
                     for other in leaving or ():
                         await self._evict(other)
             store = leaving is not None
@@ -354,7 +354,7 @@ class Memory:
         while wanted() and failed < _AT_ONCE:
             state, order = self._sequencer.state, self._sequencer.order
             now_us = eviction.moment_us(state, self._now_us())
-            over = eviction.lives_over(state, order, now_us, _AT_ONCE, self._stuck)
+            over = eviction.expired(state, order, now_us, _AT_ONCE, self._stuck)
             if not over:
                 self._stuck.clear()  # they are tried again when something stirs the next time
                 break
@@ -366,7 +366,7 @@ class Memory:
                     self._stuck.add(key)
         return removed
 
-    async def let_go_at_rest(self, session: str, wanted: Callable[[], bool]) -> None:
+    async def release_idle(self, session: str, wanted: Callable[[], bool]) -> None:
         """
         Have the blocks of a conversation at rest leave memory that no window reaches any more,
         under ``sink_window``, each written to a file before.
@@ -376,8 +376,8 @@ class Memory:
         """
         state = self._sequencer.state
         known = state.sessions.get(SessionId(session))
-        for key in eviction.let_go_at_rest(state, known) if known is not None else ():
-            async with self.steady, self._blocks:
+        for key in eviction.release_idle(state, known) if known is not None else ():
+            async with self.eviction_lock, self._blocks:
                 # Others may have come to need it since.
                 if not wanted():
                     return
@@ -386,19 +386,19 @@ class Memory:
 
     async def _remove(self, key: str, now_us: int, wanted: Callable[[], bool]) -> bool:
         """Remove a block, unless it came to be of use since. Whether it, or its file, went."""
-        async with self.steady, self._blocks:
+        async with self.eviction_lock, self._blocks:
             state = self._sequencer.state
             block = state.blocks[key]
-            due_us = self._sequencer.order.due_us(block)
-            over = due_us is not None and due_us <= now_us and not state.is_pinned(key)
+            expires_us = self._sequencer.order.expires_us(block)
+            over = expires_us is not None and expires_us <= now_us and not state.is_pinned(key)
             if not over or not wanted():
                 return False
             if block.present:
                 await self._engine.call(
-                    lambda mlx: mlx.evict(key), partial(self._evicted, reason="life_over")
+                    lambda mlx: mlx.evict(key), partial(self._evicted, reason="expired")
                 )
             if block.file_bytes is not None:
-                return await self._drop(key, reason="life_over") or block.present
+                return await self._drop(key, reason="expired") or block.present
             return block.present
 
     # --- blocks in memory ------------------------------------------------------------------------
@@ -408,7 +408,7 @@ class Memory:
         return known is not None and known.present
 
     def _leaving(
-        self, key: str, size: int, keep: Collection[str] = (), *, foreseen: bool = False
+        self, key: str, size: int, keep: Collection[str] = (), *, prewarmed: bool = False
     ) -> tuple[str, ...] | None:
         """
         The blocks that must leave for one of ``size`` bytes: none where it is there or fits. None
@@ -417,8 +417,8 @@ class Memory:
         if self._present(key):
             return ()
         state, order = self._sequencer.state, self._sequencer.order
-        if foreseen:
-            return eviction.room_for_foreseen(state, size, order=order)
+        if prewarmed:
+            return eviction.room_for_prewarm(state, size, order=order)
         return eviction.room_for_block(state, size, keep, order=order)
 
     async def _evict(self, key: str, keep: Collection[str] = (), reason: ev.Left = "room") -> None:
@@ -494,8 +494,8 @@ class Memory:
         block, budget = state.blocks.get(key), state.disk_budget
         if block is None or not block.usable or block.file_bytes is not None or not budget:
             return True
-        due_us = self._sequencer.order.due_us(block)
-        if due_us is not None and due_us <= eviction.moment_us(state, self._now_us()):
+        expires_us = self._sequencer.order.expires_us(block)
+        if expires_us is not None and expires_us <= eviction.moment_us(state, self._now_us()):
             return True
         size = eviction.file_bytes_at_most(state, block.bytes)
         leaving = eviction.room_for_file(state, block, size, keep, order=self._sequencer.order)
@@ -504,7 +504,7 @@ class Memory:
         for other in leaving:
             if not await self._drop(other):
                 return True
-        rows = self._sequencer.state.model.chunk_tokens if self._sequencer.state.model else 0
+        rows = self._sequencer.state.model.block_tokens if self._sequencer.state.model else 0
         span = (block.start, block.start + rows)
         try:
             if wanted is None:
@@ -599,7 +599,7 @@ def _settling(state: State) -> Session | None:
     found = (
         session
         for session in state.sessions.values()
-        if session.slab is not None and session.life is Life.SETTLING
+        if session.slab is not None and session.state is SessionState.SETTLING
     )
     return min(found, key=lambda session: session.last_used, default=None)
 

@@ -17,20 +17,19 @@ import attrs
 import structlog
 import trio
 
-from cairn.actors.agents.agents import KeptAgents
+from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.agents.messages import AgentService
 from cairn.actors.clock import new_id, wall_clock_us
-from cairn.actors.idle.expiry import Lives
+from cairn.actors.idle.expiry import Expiry
 from cairn.actors.idle.shadow_check import ShadowCheck
 from cairn.actors.memory import Memory
-from cairn.actors.requests.arrival import Arrival
+from cairn.actors.requests.arrival import RequestContext
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import (
     Broken,
     ContextUse,
     Generate,
     JournalFull,
-    KeptTurn,
     ListedModel,
     QueueFull,
     RefusalError,
@@ -38,15 +37,16 @@ from cairn.actors.requests.messages import (
     ServerFacts,
     Statistics,
     Stopping,
-    TimeOver,
+    StoredTurn,
+    TimedOut,
     TooManyAnswers,
 )
 from cairn.actors.requests.prepare import Reader
 from cairn.actors.requests.replies import Replies, unless_dead
 from cairn.actors.requests.ticket import Prepared, Ticket, leave_together
 from cairn.actors.sequencer import Sequencer
-from cairn.actors.sessions.context import House
-from cairn.actors.sessions.next_prompt import Foresight
+from cairn.actors.sessions.context import SessionContext
+from cairn.actors.sessions.next_prompt import NextPrompt
 from cairn.actors.sessions.registry import Sessions
 from cairn.actors.statistics import contexts, figures
 from cairn.actors.threads.engine import EngineThread
@@ -65,8 +65,8 @@ log = structlog.get_logger("cairn")
 
 REJECTED = {
     "client": (499, "client_gone"),
-    "time_over": (504, "time_over"),
-    "sister_failed": (424, "sister_failed"),
+    "timed_out": (504, "timed_out"),
+    "sibling_failed": (424, "sibling_failed"),
     "server_stopped": (503, "server_stopping"),
     "journal_full": (503, "journal_full"),
 }
@@ -92,9 +92,9 @@ class Server:
         secret: bytes,
         limits: Limits,
         kv_cache: str,
-        anticipate: bool,
+        prewarm: bool,
         shadow_share: float = 0.0,
-        agents: KeptAgents,
+        agents: StoredAgents,
         stalls: Stalls,
     ) -> None:
         """
@@ -129,8 +129,8 @@ class Server:
             checkpoints=facts.checkpoints,
             growth=facts.growth,
         )
-        foresight = Foresight(tokenizer, self._reader.encoder, self._reader.tokenizing)
-        house = House(
+        next_prompt = NextPrompt(tokenizer, self._reader.encoder, self._reader.tokenizing)
+        context = SessionContext(
             sequencer=sequencer,
             engine=engine,
             memory=self._memory,
@@ -142,18 +142,18 @@ class Server:
             calm=self._calm,
             one_ended=self._one_ended,
             patience_s=limits.patience_s,
-            foresight=foresight if anticipate else None,
-            slab_rest_s=limits.slab_rest_s,
+            next_prompt=next_prompt if prewarm else None,
+            slab_idle_s=limits.slab_idle_s,
             ttl_s=limits.ttl_s,
             turns=agents.agents.turns,
             rested=self._stirred,
         )
-        self._sessions = Sessions(house, limits, self._at_rest)
+        self._sessions = Sessions(context, limits, self._at_rest)
         self._memory.give_up = self._sessions.give_up_slab
         self.on_stir: Callable[[], None] = _nobody_minds
         self._agents = agents
         self._kept = agents.kept
-        agents.context_of = lambda asked_model: facts.context_tokens
+        agents.context_of = lambda requested_model: facts.context_tokens
         agents.close = self._sessions.close_session
         self._stalls = stalls
         self._running = trio.CapacityLimiter(facts.decode_rows)
@@ -164,7 +164,7 @@ class Server:
         self._stopping = False
         self._idle = trio.Event()
         self._nursery: trio.Nursery | None = None
-        self._lives = Lives(
+        self._expiry = Expiry(
             sequencer=sequencer,
             memory=self._memory,
             at_rest=self._at_rest,
@@ -183,7 +183,7 @@ class Server:
                 came=lambda: self._came,
                 at_rest=self._at_rest,
                 taken_out=self._sessions.taken_out,
-                guide=self._reader.guide,
+                matcher=self._reader.matcher,
             )
             self._memory.give_way = self._shadow.give_way
         model = sequencer.state.model
@@ -191,7 +191,7 @@ class Server:
             model=facts.name,
             fingerprint=facts.fingerprint,
             context_tokens=facts.context_tokens,
-            chunk_tokens=facts.chunk_tokens,
+            block_tokens=facts.block_tokens,
             decode_rows=facts.decode_rows,
             kv_cache=kv_cache,
             started_s=wall_clock_us() // 1_000_000,
@@ -208,7 +208,7 @@ class Server:
 
     # --- for the HTTP layer --------------------------------------------------------------------
 
-    def facts_of(self, asked_model: str) -> ServerFacts:
+    def facts_of(self, requested_model: str) -> ServerFacts:
         """Of the model that answers who asks for this one: there is one alone."""
         return self.facts
 
@@ -242,7 +242,7 @@ class Server:
             state_bytes=self._model.state_bytes,
             growth=self._model.growth,
             encoder=self._reader.encoder,
-            remembered_bytes=self._kept.remembered.bytes,
+            text_cache_bytes=self._kept.remembered.bytes,
         )
 
     def contexts(self, most: int, tenant: str = LOCAL) -> tuple[ContextUse, ...]:
@@ -277,7 +277,7 @@ class Server:
         with self._under_way():
             return await self._in_time(deadline, self._reader.count(command), command, None)
 
-    async def turn(self, request: str, tenant: str = LOCAL) -> KeptTurn | None:
+    async def turn(self, request: str, tenant: str = LOCAL) -> StoredTurn | None:
         """
         The kept turn of a request, if there is one of the tenant's.
 
@@ -286,7 +286,7 @@ class Server:
         """
         return await self._kept.turn(request, tenant)
 
-    async def history(self, request: str, tenant: str = LOCAL) -> tuple[KeptTurn, ...] | None:
+    async def history(self, request: str, tenant: str = LOCAL) -> tuple[StoredTurn, ...] | None:
         """
         The kept turns up to that of a request and with it, the oldest first; None where one of them
         is not there. Raises as ``turn``.
@@ -304,7 +304,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _generate(self, command: Generate) -> AsyncIterator[AsyncIterator[Reply]]:
-        arrival = Arrival(new_id(), self._limits)
+        arrival = RequestContext(new_id(), self._limits)
         tickets: Sequence[Ticket] = ()
         try:
             tickets = await self.take(command, arrival)
@@ -328,7 +328,7 @@ class Server:
         self._came += len(tickets)
         return tickets
 
-    async def take(self, command: Generate, arrival: Arrival) -> Sequence[Ticket]:
+    async def take(self, command: Generate, arrival: RequestContext) -> Sequence[Ticket]:
         """
         Take a request, and begin to serve it. Who asked is to leave the tickets in the end: one for
         each answer.
@@ -355,7 +355,7 @@ class Server:
             self._nursery.start_soon(self._dispatch, ticket)
         return tickets
 
-    def replies(self, tickets: Sequence[Ticket], arrival: Arrival) -> AsyncIterator[Reply]:
+    def replies(self, tickets: Sequence[Ticket], arrival: RequestContext) -> AsyncIterator[Reply]:
         """What a request that was taken is told."""
         return Replies(tickets, self._writer, arrival)
 
@@ -401,10 +401,10 @@ class Server:
                 self._sessions.live_in(nursery)
                 if self._shadow is not None:
                     nursery.start_soon(self._shadow.run)
-                nursery.start_soon(self._lives.run)
+                nursery.start_soon(self._expiry.run)
                 task_status.started()
                 await self._idle.wait()
-                self._lives.close()
+                self._expiry.close()
                 if self._shadow is not None:
                     self._shadow.close()
                 self._sessions.end_all()
@@ -500,14 +500,14 @@ class Server:
         if command.choices > most:
             raise TooManyAnswers(command.choices, most)
         # The limiter counts a row as taken a step before its ticket is seated, so it is not asked.
-        seated = sum(ticket.seated for ticket in self._tickets.values())
-        waiting = len(self._tickets) - seated + self._preparing
-        room = self._limits.queue + self._model.decode_rows - seated
+        admitted = sum(ticket.admitted for ticket in self._tickets.values())
+        waiting = len(self._tickets) - admitted + self._preparing
+        room = self._limits.queue + self._model.decode_rows - admitted
         if waiting + command.choices > room:
             self._rejected(command, request_id, 429, "queue_full")
             raise QueueFull(
-                f"the server is busy (answers under way: {seated}, waiting: {waiting}) and has no "
-                f"room for {command.choices} more; try again in a few seconds",
+                f"the server is busy (answers under way: {admitted}, waiting: {waiting}) and has "
+                f"no room for {command.choices} more; try again in a few seconds",
                 retry_after_s=5,
             )
 
@@ -532,8 +532,8 @@ class Server:
         """
         with trio.move_on_at(deadline):
             return await reading
-        self._rejected(command, request_id, *REJECTED["time_over"])
-        raise TimeOver(self._limits.request_s)
+        self._rejected(command, request_id, *REJECTED["timed_out"])
+        raise TimedOut(self._limits.request_s)
 
     async def _dispatch(self, ticket: Ticket) -> None:
         """Bring a ticket to a session, again where the rules choose another one in the meantime."""
@@ -542,7 +542,7 @@ class Server:
                 if ticket.first is not None:
                     await ticket.first.prefilled.wait()  # its blocks are shared
                     if ticket.first.failed:
-                        ticket.leave("sister_failed")
+                        ticket.leave("sibling_failed")
                 name = ticket.prepared.command.session_name
                 if name is not None:
                     async with self._sessions.actor(name, ticket, named=True).line:
@@ -566,7 +566,7 @@ class Server:
 
     async def _in_turn(self, ticket: Ticket) -> None:
         async with self._running:
-            ticket.seated = True
+            ticket.admitted = True
             while True:
                 ticket.rerouted = False
                 command = ticket.prepared.command
@@ -605,7 +605,7 @@ class Server:
 
     def _stirred(self) -> None:
         self.on_stir()
-        self._lives.look()
+        self._expiry.look()
         if self._shadow is not None:
             self._shadow.look()
 

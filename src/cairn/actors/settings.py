@@ -25,7 +25,7 @@ class Settings:
         model_name: what clients see, by default the directory's name.
         adapter: the directory of an adapter over the model.
         dtype: whether to have the weights in float32; by default what is faster and fits.
-        chunk_tokens: C, or None for the device's.
+        block_tokens: C, or None for the device's.
         decode_rows: W, or None for the device's.
         kv_cache: Cairn's cache classes or mlx-lm's.
         window: (sinks, tokens of the window) that a token attends to; None for what the model's
@@ -47,7 +47,7 @@ class Settings:
     model_name: str | None = None
     adapter: str | None = None
     dtype: Literal["auto", "float32", "model"] = "auto"
-    chunk_tokens: int | None = None
+    block_tokens: int | None = None
     decode_rows: int | None = None
     kv_cache: Literal["slab", "mlx-lm"] = "slab"
     window: tuple[int, int] | None = None
@@ -56,7 +56,7 @@ class Settings:
     blocks_bytes: int | None = None
     blocks_folder: Path | None = None
     disk_bytes: int = 0
-    anticipate: bool = True
+    prewarm: bool = True
     shadow_share: float = 0.0
     min_cache_tokens: int = 0
     accept_unstable: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import heapq
 
-from cairn.actors.agents.agents import KeptAgents
+from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.requests.messages import ContextUse, Statistics
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineThread
@@ -27,7 +27,7 @@ def figures(
     state_bytes: int = 0,
     growth: Growth | None = None,
     encoder: Encoder | None = None,
-    remembered_bytes: int = 0,
+    text_cache_bytes: int = 0,
 ) -> Statistics:
     """
     What journal, writer and engine tell of this moment. Changes nothing.
@@ -38,10 +38,10 @@ def figures(
         state_bytes: bytes of the states of its recurrent layers.
         growth: what its caches take where they grow.
         encoder: of its tokenizer.
-        remembered_bytes: what remembered texts of the journal take.
+        text_cache_bytes: what remembered texts of the journal take.
     """
     state = sequencer.state
-    lives = collections.Counter(str(session.life) for session in state.sessions.values())
+    lives = collections.Counter(str(session.state) for session in state.sessions.values())
     model, memory = state.model, engine.memory
     if growth is None:
         due = tokens_held(state) * token_bytes + states_held(state) * state_bytes
@@ -63,21 +63,21 @@ def figures(
         disk_bytes_total=state.disk_budget,
         index_blocks=len(sequencer.order.found),
         kv_live_bytes=memory.slab_bytes + memory.block_bytes,
-        kv_due_bytes=due,
+        kv_expected_bytes=due,
         weights_bytes=memory.weights_bytes,
         active_bytes=memory.active_bytes,
         cache_bytes=memory.cache_bytes,
         journal_position=writer.committed,
         encoded_characters=encoder.encoded_characters if encoder else 0,
-        remembered_characters=encoder.remembered_characters if encoder else 0,
-        remembered_bytes=remembered_bytes + (encoder.kept_bytes if encoder else 0),
+        cached_characters=encoder.cached_characters if encoder else 0,
+        text_cache_bytes=text_cache_bytes + (encoder.kept_bytes if encoder else 0),
         bugs=len(state.faults),
         admission_bug=state.admission_bug,
         journal_full=writer.stalled,
     )
 
 
-def contexts(state: State, agents: KeptAgents, most: int, tenant: str) -> tuple[ContextUse, ...]:
+def contexts(state: State, agents: StoredAgents, most: int, tenant: str) -> tuple[ContextUse, ...]:
     """
     How much of the context a tenant's conversations have filled, the last used one first; those
     that the journal has no texts of any more are not among them.

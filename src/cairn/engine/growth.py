@@ -50,16 +50,16 @@ class Growth:
         """What they take at most for so many tokens."""
         return sum(layer.bytes_at(tokens) for layer in self.layers)
 
-    def context_within(self, size: int, most_tokens: int, chunk_tokens: int) -> int:
+    def context_within(self, size: int, most_tokens: int, block_tokens: int) -> int:
         """
         The longest context, of at most ``most_tokens``, whose chunks all fit into ``size``
         bytes.
         """
-        fits, fails = 0, -(-most_tokens // chunk_tokens) + 1
+        fits, fails = 0, -(-most_tokens // block_tokens) + 1
         while fails - fits > 1:
             middle = (fits + fails) // 2
-            if self.bytes_at(middle * chunk_tokens) <= size:
+            if self.bytes_at(middle * block_tokens) <= size:
                 fits = middle
             else:
                 fails = middle
-        return min(most_tokens, fits * chunk_tokens)
+        return min(most_tokens, fits * block_tokens)

@@ -47,7 +47,7 @@ class NotHeld(Exception):
     """
 
 
-class Guide(Protocol):
+class GrammarMatcher(Protocol):
     """Holds an answer to a grammar. ``guidance.Guide`` does."""
 
     def allowed(self, answer: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -77,7 +77,7 @@ class Wanted:
     top: int = 0
     prompt: frozenset[int] = frozenset()
     answer: tuple[int, ...] = ()
-    guide: Guide | None = None
+    matcher: GrammarMatcher | None = None
 
     @classmethod
     def first(
@@ -87,15 +87,15 @@ class Wanted:
         seed: int,
         prompt_ids: Iterable[int],
         top: int = 0,
-        guide: Guide | None = None,
+        matcher: GrammarMatcher | None = None,
     ) -> Wanted:
         """What is wanted from the pass that ends a prompt."""
         prompt = frozenset(prompt_ids) if sampling.repetition_penalty != 1.0 else frozenset()
-        return cls(sampling=sampling, seed=seed, top=top, prompt=prompt, guide=guide)
+        return cls(sampling=sampling, seed=seed, top=top, prompt=prompt, matcher=matcher)
 
     def after(self, *tokens: int) -> Wanted:
         """What is wanted once these tokens have joined the answer."""
-        if not self.sampling.counts_tokens and self.guide is None:
+        if not self.sampling.counts_tokens and self.matcher is None:
             return self
         return attrs.evolve(self, answer=(*self.answer, *tokens))
 
@@ -137,7 +137,7 @@ class ModelFacts:
     fields: Mapping[str, Any]
     layers: int
     kv_token_bytes: int
-    chunk_tokens: int
+    block_tokens: int
     decode_rows: int
     context_tokens: int
     reusable: bool
@@ -159,10 +159,10 @@ class ModelFacts:
         answer, so that there is no room for the next one in it.
         """
         if self.growth is not None:
-            return -(-tokens // self.chunk_tokens) * self.chunk_tokens
+            return -(-tokens // self.block_tokens) * self.block_tokens
         if self.policy is not None and tokens > self.policy.rows:
             tokens = self.context_tokens
-        return schedule.slab_capacity(tokens, self.chunk_tokens, self.context_tokens)
+        return schedule.slab_capacity(tokens, self.block_tokens, self.context_tokens)
 
     def copies(self, kept: int, blocks: int) -> Iterator[Sequence[int]]:
         """
@@ -172,9 +172,9 @@ class ModelFacts:
         """
         places: Sequence[int] = range(kept, blocks)
         if self.policy is not None:
-            places = self.policy.copied(kept, blocks, self.chunk_tokens)
+            places = self.policy.copied(kept, blocks, self.block_tokens)
         every = self.checkpoints.blocks if self.checkpoints is not None else 1
-        block_bytes = self.chunk_tokens * self.kv_token_bytes + self.state_bytes // every
+        block_bytes = self.block_tokens * self.kv_token_bytes + self.state_bytes // every
         most = schedule.COPIED_AT_ONCE_BYTES // max(1, block_bytes)
         yield from schedule.copies(places, most, every)
 

@@ -20,22 +20,22 @@ keys and values are so large, and much more than the event that a part costs.
 """
 
 
-def passes(start: int, tokens: int, chunk_tokens: int) -> Iterator[tuple[int, int]]:
+def passes(start: int, tokens: int, block_tokens: int) -> Iterator[tuple[int, int]]:
     """
     The passes that bring KV from ``[0, start)`` to ``[0, tokens)``, as half-open ranges.
 
     Args:
         start: a multiple of C.
         tokens: n, at least ``start``.
-        chunk_tokens: C.
+        block_tokens: C.
 
     Raises:
         ValueError: ``start`` is not on a chunk's boundary.
     """
-    if start % chunk_tokens:
-        raise ValueError(f"{start} is not a multiple of {chunk_tokens}")
+    if start % block_tokens:
+        raise ValueError(f"{start} is not a multiple of {block_tokens}")
     while start < tokens:
-        end = min(start + chunk_tokens, tokens)
+        end = min(start + block_tokens, tokens)
         yield start, end
         start = end
 
@@ -64,7 +64,7 @@ def copies(places: Sequence[int], most: int, every: int = 1) -> Iterator[Sequenc
         yield part
 
 
-def slab_capacity(tokens: int, chunk_tokens: int, context_tokens: int) -> int:
+def slab_capacity(tokens: int, block_tokens: int, context_tokens: int) -> int:
     """
     The capacity class that holds ``tokens``: powers of two up to the context, so that a
     conversation that grows changes its slab seldom. Always a multiple of C.
@@ -73,4 +73,4 @@ def slab_capacity(tokens: int, chunk_tokens: int, context_tokens: int) -> int:
     while capacity < tokens:
         capacity *= 2
     capacity = max(tokens, min(capacity, context_tokens))
-    return -(-capacity // chunk_tokens) * chunk_tokens
+    return -(-capacity // block_tokens) * block_tokens

@@ -160,7 +160,7 @@ def create_app(
         body, headers = await body_of()
         facts = service.facts_of(named_model(body, service))
         asked = read(body, headers, ignored, facts)
-        check_model(asked.command.asked_model)
+        check_model(asked.command.requested_model)
         return asked
 
     async def answered(asked: Asked) -> Response:
@@ -276,7 +276,7 @@ def _health(service: Service, *, known: bool) -> Response:
         "model": facts.model,
         "fingerprint": facts.fingerprint,
         "context_tokens": facts.context_tokens,
-        "chunk_tokens": facts.chunk_tokens,
+        "block_tokens": facts.block_tokens,
         "contexts": [
             {"session": one.session, "tokens": one.tokens, "left": one.left}
             for one in service.contexts(_CONTEXTS_TOLD)
@@ -304,7 +304,7 @@ def _health(service: Service, *, known: bool) -> Response:
         },
         "memory": {
             "kv_live_bytes": now.kv_live_bytes,
-            "kv_due_bytes": now.kv_due_bytes,
+            "kv_expected_bytes": now.kv_expected_bytes,
             "weights_bytes": now.weights_bytes,
             "active_bytes": now.active_bytes,
             "cache_bytes": now.cache_bytes,

@@ -117,7 +117,7 @@ def read_text_request(
         top_logprobs=integer("logprobs", wire.logprobs, 0, _LOGPROBS_MAX),
         group=parameters.group(headers),
         **parameters.reuse(wire),
-        asked_model=parameters.model_name(wire.model),
+        requested_model=parameters.model_name(wire.model),
         choices=choices(wire.n),
     )
     return TextRequest(

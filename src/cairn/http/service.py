@@ -15,11 +15,11 @@ from cairn.actors.agents.messages import AgentService
 from cairn.actors.requests.messages import (
     ContextUse,
     Generate,
-    KeptTurn,
     ListedModel,
     Reply,
     ServerFacts,
     Statistics,
+    StoredTurn,
 )
 from cairn.journal.events import Recorded
 from cairn.journal.tenants import LOCAL
@@ -32,7 +32,7 @@ class Service(Protocol):
     def facts(self) -> ServerFacts:
         """What the server tells of itself; the model is the one that is loaded."""
 
-    def facts_of(self, asked_model: str) -> ServerFacts:
+    def facts_of(self, requested_model: str) -> ServerFacts:
         """
         What it tells of the model that would answer who asks for one of this name: any name will
         do.
@@ -74,7 +74,7 @@ class Service(Protocol):
             RefusalError: there is no such prompt.
         """
 
-    async def turn(self, request: str, tenant: str = LOCAL) -> KeptTurn | None:
+    async def turn(self, request: str, tenant: str = LOCAL) -> StoredTurn | None:
         """
         The kept turn of a request, if there is one of the tenant's. Adapters leave the tenant
         alone, as in ``Generate``.
@@ -83,7 +83,7 @@ class Service(Protocol):
             RefusalError: the journal cannot be read now.
         """
 
-    async def history(self, request: str, tenant: str = LOCAL) -> tuple[KeptTurn, ...] | None:
+    async def history(self, request: str, tenant: str = LOCAL) -> tuple[StoredTurn, ...] | None:
         """
         The kept turns up to that of a request and with it, the oldest first; None where one of them
         is not there. Raises as ``turn``.

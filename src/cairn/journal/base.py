@@ -44,15 +44,15 @@ def _with_a_dtype(contents: Contents) -> Contents:
     return {**contents, "version": 2, "loaded": told}
 
 
-def _with_nothing_ahead(contents: Contents) -> Contents:
+def _without_prewarm(contents: Contents) -> Contents:
     """Version 3 tells what is computed ahead. Before it, nothing was."""
     state = contents["state"]
     for session in state["sessions"].values():
-        session["ahead"] = None
+        session["prewarm"] = None
         if session["request"] is not None and session["request"]["path"] is not None:
-            session["request"]["path"]["anticipated_tokens"] = 0
+            session["request"]["path"]["prewarmed_tokens"] = 0
     for block in state["blocks"].values():
-        block["foreseen"] = False
+        block["prewarmed"] = False
     return {**contents, "version": 3}
 
 
@@ -87,11 +87,11 @@ def _without_an_end(contents: Contents) -> Contents:
     state = contents["state"]
     state["time_us"] = 0
     for session in state["sessions"].values():
-        session["ttl_s"] = session["due_us"] = None
+        session["ttl_s"] = session["expires_us"] = None
         if session["request"] is not None:
             session["request"]["ask"]["ttl_s"] = None
     for block in state["blocks"].values():
-        block["due_us"] = None
+        block["expires_us"] = None
     for model in (contents["state"]["model"], contents["loaded"]):
         if model is not None:
             model["min_cache_tokens"] = 0
@@ -104,8 +104,8 @@ def _with_one_mode(contents: Contents) -> Contents:
     computed ahead. Before it, there was one of each.
     """
     for session in contents["state"]["sessions"].values():
-        if session["ahead"] is not None:
-            session["ahead"]["rules_version"] = 1
+        if session["prewarm"] is not None:
+            session["prewarm"]["rules_version"] = 1
         if session["request"] is not None:
             session["request"]["ask"]["cache_mode"] = "full"
     return {**contents, "version": 8}
@@ -137,7 +137,7 @@ UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {
     # Before version 1 none was written.
     0: lambda contents: {**contents, "version": 1},
     1: _with_a_dtype,
-    2: _with_nothing_ahead,
+    2: _without_prewarm,
     3: _without_a_check,
     4: _without_a_grammar,
     5: _without_a_window,
@@ -294,7 +294,7 @@ def forgotten(state: State, kept: Collection[str] = ()) -> State:
                 path=attrs.evolve(request.path, diverged_text=None) if request.path else None,
             )
         # Nor is anything computed ahead at a cut; a part of it would say what the answer was.
-        forgot = attrs.evolve(session, last=last, request=request, ahead=None)
+        forgot = attrs.evolve(session, last=last, request=request, prewarm=None)
         sessions = sessions.set(name, forgot)
     return attrs.evolve(
         state, sessions=sessions, faults=forgotten_faults(state.faults, state.position)
@@ -307,7 +307,7 @@ def with_ids(state: State) -> set[str]:
     for name, session in state.sessions.items():
         last, request = session.last, session.request
         open_ids = request is not None and (request.sequence or request.ask.new_ids)
-        if open_ids or session.ahead is not None or (last is not None and last.sequence):
+        if open_ids or session.prewarm is not None or (last is not None and last.sequence):
             found.add(str(name))
     return found
 

@@ -32,15 +32,15 @@ class Checkpoints:
     The rule.
 
     Attributes:
-        chunk_tokens: C.
+        block_tokens: C.
         blocks: each so-manieth block of a sequence carries states.
     """
 
-    chunk_tokens: int
+    block_tokens: int
     blocks: int
 
     @classmethod
-    def of(cls, chunk_tokens: int, token_bytes: int, state_bytes: int) -> Checkpoints:
+    def of(cls, block_tokens: int, token_bytes: int, state_bytes: int) -> Checkpoints:
         """
         So often that the states take no more than the keys and values beside them, as far as
         ``MOST_BLOCKS`` allows.
@@ -49,13 +49,13 @@ class Checkpoints:
             token_bytes: bytes of keys and values that a token takes in all layers.
             state_bytes: bytes of the states of all layers.
         """
-        block_bytes = chunk_tokens * token_bytes
+        block_bytes = block_tokens * token_bytes
         blocks = -(-state_bytes // block_bytes) if block_bytes else MOST_BLOCKS
-        return cls(chunk_tokens=chunk_tokens, blocks=max(1, min(blocks, MOST_BLOCKS)))
+        return cls(block_tokens=block_tokens, blocks=max(1, min(blocks, MOST_BLOCKS)))
 
     def at(self, tokens: int) -> bool:
         """Whether the block that ends behind so many tokens carries states."""
-        return tokens % (self.chunk_tokens * self.blocks) == 0
+        return tokens % (self.block_tokens * self.blocks) == 0
 
     def last(self, blocks: int) -> int:
         """How many of so many blocks from the front lie up to the last one that carries states."""

@@ -58,19 +58,19 @@ UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
     ("blocks_quarantined", 1): lambda payload: payload,
     # Before version 2 nothing was computed ahead. The version of the rules stayed: on a journal of
     # then they give 0, and decide everything else as before.
-    ("path_selected", 1): lambda payload: {**payload, "anticipated_tokens": 0},
+    ("path_selected", 1): lambda payload: {**payload, "prewarmed_tokens": 0},
     # Before version 2 there was one tenant.
     ("request_rejected", 1): lambda payload: {**payload, "tenant": LOCAL},
     # Before version 2 there were no agents.
-    ("turn_kept", 1): lambda payload: payload,
+    ("turn_stored", 1): lambda payload: payload,
     # Before version 3 its note had all that is the protocol's own.
-    ("turn_kept", 2): lambda payload: {**payload, "texts": {}, "texts_at": {}},
+    ("turn_stored", 2): lambda payload: {**payload, "texts": {}, "texts_at": {}},
     # Version 2 may leave the request out.
-    ("blocks_shared", 1): lambda payload: payload,
+    ("blocks_restored", 1): lambda payload: payload,
     # Version 3 may leave out blocks before a window, where rules 2 decided what is shared.
-    ("blocks_shared", 2): lambda payload: payload,
+    ("blocks_restored", 2): lambda payload: payload,
     # Version 4 may be a part of what was decided.
-    ("blocks_shared", 3): lambda payload: payload,
+    ("blocks_restored", 3): lambda payload: payload,
 }
 """(kind, version) to the function that makes a payload of version + 1 of it."""
 
@@ -212,7 +212,7 @@ def decode(row: Row) -> ev.Recorded:
         for version in range(row.version, event_type.version):
             payload = UPCASTS[row.kind, version](payload)
         event = msgspec.convert(payload, event_type)
-        if isinstance(event, ev.RequestReceived | ev.AnticipationBegun):
+        if isinstance(event, ev.RequestReceived | ev.PrewarmStarted):
             event = attrs.evolve(event, new_ids=shared(event.new_ids))
     except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
         raise DamagedRow(row.position, f"{row.kind} cannot be decoded: {error}") from error

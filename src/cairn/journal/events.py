@@ -35,16 +35,16 @@ CancelStage = Literal[
     "decode",
     "no_memory",
     "not_held",
-    "time_over",
-    "sister_failed",
+    "timed_out",
+    "sibling_failed",
     "server_stopped",
     "journal_full",
     "bug",
 ]
-Left = Literal["room", "life_over", "window"]
+Left = Literal["room", "expired", "window"]
 FileFault = Literal["missing", "unreadable", "foreign", "digest"]
 NextRole = Literal["user", "tool"]
-GivenUp = Literal["request", "slab_wanted", "closing", "busy", "doubt", "bug", "unrendered"]
+GivenUp = Literal["request", "slab_needed", "closing", "busy", "doubt", "bug", "unrendered"]
 ShadowResult = Literal["same", "differs", "disturbed", "failed"]
 ShadowSkip = Literal["no_memory", "disturbed", "too_many", "gone_on", "failed", "model_left"]
 CallFault = Literal["cut", "unparsable", "no_name", "no_arguments"]
@@ -130,7 +130,7 @@ class ModelLoaded(Event):
         fields: the fingerprint as a whole.
         dtype: in which dtype it computes, and why, for people; what counts is in ``fields``.
         layers: the number of layers that keep KV or a state.
-        chunk_tokens: C, the rows of a canonical pass.
+        block_tokens: C, the rows of a canonical pass.
         decode_rows: W, the rows of a decode pass.
         context_tokens: the longest sequence that the model serves.
         reusable: whether sealed blocks can be made of this model's cache.
@@ -153,7 +153,7 @@ class ModelLoaded(Event):
     fields: Mapping[str, Any]
     dtype: str = ""
     layers: int = natural()
-    chunk_tokens: int = natural()
+    block_tokens: int = natural()
     decode_rows: int = natural()
     context_tokens: int = natural()
     reusable: bool
@@ -316,12 +316,12 @@ class RequestReceived(Event):
     """
     A session takes a request in hand.
 
-    The prompt is the first ``kept_tokens`` of the prompt of ``base_request`` and then ``new_ids``;
+    The prompt is the first ``base_tokens`` of the prompt of ``base_request`` and then ``new_ids``;
     its block keys likewise. So the journal grows with what is new.
 
     Attributes:
         chain: (name of the part, its hash over all before it) from the first part on. Parts that
-            the session's last request had at the same place are only counted, in ``kept_parts``.
+            the session's last request had at the same place are only counted, in ``base_parts``.
         sampling: the sampling parameters as they are used, defaults filled in.
         seed: the seed in use; ``seed_given`` says whether the client chose it.
         cache_mode: ``prefix`` where it goes on from no session and is built on shared blocks alone.
@@ -342,18 +342,18 @@ class RequestReceived(Event):
     group: str | None
     cache_prompt: bool
     base_request: str | None
-    kept_parts: int = natural()
+    base_parts: int = natural()
     new_parts: tuple[tuple[str, str], ...]
-    kept_tokens: int = natural()
+    base_tokens: int = natural()
     new_ids: tuple[int, ...] = private()
-    kept_keys: int = natural()
+    base_keys: int = natural()
     new_keys: tuple[str, ...]
     prompt_tokens: int = natural()
     max_tokens: int = natural()
     sampling: Mapping[str, Any]
     seed: int
     seed_given: bool
-    asked_model: str
+    requested_model: str
     grammar: str | None = private(default=None)
     cache_mode: CacheMode = "full"
     ttl_s: int | None = attrs.field(default=None, validator=attrs.validators.optional(_natural))
@@ -367,10 +367,10 @@ class PathSelected(Event):
 
     Attributes:
         decided_at: the position of the journal that the decision was made on.
-        kept_blocks: sealed blocks that lie in the session's own slab already.
-        shared_blocks: sealed blocks that are copied in from the store.
-        reused_tokens: (kept_blocks + shared_blocks) * C.
-        anticipated_tokens: how many of the reused tokens were computed ahead of any request, and
+        blocks_from_slab: sealed blocks that lie in the session's own slab already.
+        blocks_from_pool: sealed blocks that are copied in from the store.
+        reused_tokens: (blocks_from_slab + blocks_from_pool) * C.
+        prewarmed_tokens: how many of the reused tokens were computed ahead of any request, and
             are reused for the first time.
         rerendered_tokens: tokens that the session held and the template now renders differently.
         nearest: the session that the request was compared with, if any.
@@ -387,10 +387,10 @@ class PathSelected(Event):
     decided_at: int = natural()
     path: Path
     reason: str | None
-    kept_blocks: int = natural()
-    shared_blocks: int = natural()
+    blocks_from_slab: int = natural()
+    blocks_from_pool: int = natural()
     reused_tokens: int = natural()
-    anticipated_tokens: int = natural()
+    prewarmed_tokens: int = natural()
     rerendered_tokens: int = natural()
     nearest: str | None
     diverged_part: str | None
@@ -434,7 +434,7 @@ class SlabReleased(Event):
 
 
 @attrs.frozen(kw_only=True)
-class BlocksShared(Event):
+class BlocksRestored(Event):
     """
     Sealed blocks were copied into a session's slab, which now covers ``[0, end)``: all that were
     decided, or the next part of them (before version 4: always all).
@@ -447,7 +447,7 @@ class BlocksShared(Event):
         coverage: measured: what each layer holds after it.
     """
 
-    kind: ClassVar[str] = "blocks_shared"
+    kind: ClassVar[str] = "blocks_restored"
     version: ClassVar[int] = 4
     session: str
     request: str | None
@@ -533,7 +533,7 @@ class BlockEvicted(Event):
     A block left memory. Figures as in ``BlockSealed``.
 
     Attributes:
-        reason: ``room`` for another one, ``life_over``, or ``window``: no window at the end of a
+        reason: ``room`` for another one, ``expired``, or ``window``: no window at the end of a
             conversation at rest reaches back to it.
     """
 
@@ -644,7 +644,7 @@ class BlockDropped(Event):
     A block's file was removed. Figures as in ``BlockSpilled``.
 
     Attributes:
-        reason: ``room`` to keep the budget, or by a prune; or ``life_over``.
+        reason: ``room`` to keep the budget, or by a prune; or ``expired``.
     """
 
     kind: ClassVar[str] = "block_dropped"
@@ -697,7 +697,7 @@ class CallRejected(Event):
 
 
 @attrs.frozen(kw_only=True)
-class TurnKept(Event):
+class TurnStored(Event):
     """
     What a request brought and what it was answered is kept: its tenant may look it up by the
     request's id, and another request may go on from there by naming it. It is kept once the request
@@ -716,7 +716,7 @@ class TurnKept(Event):
             another session has is not referred to, since its rows may be pruned alone.
     """
 
-    kind: ClassVar[str] = "turn_kept"
+    kind: ClassVar[str] = "turn_stored"
     version: ClassVar[int] = 3
     session: str
     request: str
@@ -751,7 +751,7 @@ class TurnForgotten(Event):
 class AgentCreated(Event):
     """
     An agent is there: a conversation that its tenant goes on with by name, and whose history the
-    server keeps. Its turns are ``turn_kept`` with its name.
+    server keeps. Its turns are ``turn_stored`` with its name.
 
     Attributes:
         agent: its name, one of its kind among those of its tenant.
@@ -818,8 +818,8 @@ class RequestCancelled(Event):
 
     Attributes:
         stage: where it was when its client went away; ``no_memory`` where no slab could be had,
-            ``not_held`` where its grammar could be followed no further, ``time_over`` where it took
-            longer than a request may, ``sister_failed`` where another answer to the same request
+            ``not_held`` where its grammar could be followed no further, ``timed_out`` where it took
+            longer than a request may, ``sibling_failed`` where another answer to the same request
             failed, ``server_stopped`` where the server drained no longer,
             ``journal_full`` where there was no room to put it on record, ``bug`` where a fault of
             somebody else's took it along.
@@ -833,37 +833,37 @@ class RequestCancelled(Event):
 
 
 @attrs.frozen(kw_only=True)
-class AnticipationBegun(Event):
+class PrewarmStarted(Event):
     """
     What the next prompt will begin with is to be computed: the conversation with its answer, as a
     client would send it back, as far as it is the same whatever is said next.
 
-    Its full chunks are told by what is new: they are the first ``kept_tokens`` of prompt and answer
-    and then ``new_ids``; their keys the first ``kept_keys`` of the prompt's and then ``new_keys``.
+    Its full chunks are told by what is new: they are the first ``base_tokens`` of prompt and answer
+    and then ``new_ids``; their keys the first ``base_keys`` of the prompt's and then ``new_keys``.
 
     Attributes:
         next_role: who is expected to speak.
-        rules_version: the rules by which ``kept_blocks`` and ``shared_blocks`` were decided.
+        rules_version: by these rules the two counts of blocks were decided.
         tokens: of its full chunks.
-        kept_blocks: sealed blocks of it that lie in the session's slab already.
-        shared_blocks: sealed blocks of it that are copied in from the store. What is left is run.
+        blocks_from_slab: sealed blocks of it that lie in the session's slab already.
+        blocks_from_pool: sealed blocks of it that are copied in from the pool. The rest is run.
     """
 
-    kind: ClassVar[str] = "anticipation_begun"
+    kind: ClassVar[str] = "prewarm_started"
     session: str
     next_role: NextRole
     rules_version: int = natural()
     tokens: int = natural()
-    kept_tokens: int = natural()
+    base_tokens: int = natural()
     new_ids: tuple[int, ...] = private()
-    kept_keys: int = natural()
+    base_keys: int = natural()
     new_keys: tuple[str, ...]
-    kept_blocks: int = natural()
-    shared_blocks: int = natural()
+    blocks_from_slab: int = natural()
+    blocks_from_pool: int = natural()
 
 
 @attrs.frozen(kw_only=True)
-class AnticipationSettled(Event):
+class PrewarmFinished(Event):
     """
     All of what was anticipated lies in the session's slab, canonical.
 
@@ -871,19 +871,19 @@ class AnticipationSettled(Event):
         computed_tokens: how many of its tokens passes were run over for it.
     """
 
-    kind: ClassVar[str] = "anticipation_settled"
+    kind: ClassVar[str] = "prewarm_finished"
     session: str
     tokens: int = natural()
     computed_tokens: int = natural()
 
 
 @attrs.frozen(kw_only=True)
-class AnticipationGivenUp(Event):
+class PrewarmAbandoned(Event):
     """
     What was anticipated is not computed to its end; or nothing was, as it cannot be known.
 
     Attributes:
-        reason: ``request`` where one came for the session, ``slab_wanted`` where another session
+        reason: ``request`` where one came for the session, ``slab_needed`` where another session
             needs its slab, ``closing`` where it ends, ``busy`` where requests of others were under
             way for too long, ``doubt`` where a block of it is quarantined, ``bug`` where a fault
             came to light. ``unrendered`` where the conversation could not be brought to tokens:
@@ -891,7 +891,7 @@ class AnticipationGivenUp(Event):
         computed_tokens: how many tokens passes were run over until then.
     """
 
-    kind: ClassVar[str] = "anticipation_given_up"
+    kind: ClassVar[str] = "prewarm_abandoned"
     session: str
     reason: GivenUp
     computed_tokens: int = natural()
@@ -928,7 +928,7 @@ class SessionClosed(Event):
 
 
 @attrs.frozen(kw_only=True)
-class ShadowBegan(Event):
+class ShadowStarted(Event):
     """
     An answer is computed once more from its tokens alone, in a slab of the check's own. Figures as
     in ``SlabAcquired``.
@@ -938,7 +938,7 @@ class ShadowBegan(Event):
         request: the request that it answered.
     """
 
-    kind: ClassVar[str] = "shadow_began"
+    kind: ClassVar[str] = "shadow_started"
     of_session: str
     request: str
     slab: int
@@ -959,8 +959,8 @@ class ShadowChecked(Event):
         keys: the blocks on record that prompt and answer make, in order of their tokens.
         digests: measured: of the KV of each as it was computed now.
         held: measured: of each as it lies in memory; empty where it does not.
-        ids_due: ``keys.ids_hash`` of the tokens that were compared with.
-        drawn_due: ``shadow.drawn_hash`` of the same tokens and their log-probabilities, as the
+        ids_expected: ``keys.ids_hash`` of the tokens that were compared with.
+        drawn_expected: ``shadow.drawn_hash`` of the same tokens and their log-probabilities, as the
             events told them when they were committed.
         drawn: measured: that of those drawn now.
         first_other: the place in the answer of the first that differs, or for which no
@@ -977,8 +977,8 @@ class ShadowChecked(Event):
     digests: tuple[str, ...]
     held: tuple[str, ...]
     # A hash of few token ids can be guessed back.
-    ids_due: str = private()
-    drawn_due: str = private()
+    ids_expected: str = private()
+    drawn_expected: str = private()
     drawn: str = private()
     first_other: int | None
     duration_us: int = natural()
@@ -1106,7 +1106,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     PathSelected,
     SlabAcquired,
     SlabReleased,
-    BlocksShared,
+    BlocksRestored,
     CacheExtended,
     CacheTrimmed,
     BlockSealed,
@@ -1119,18 +1119,18 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     BlockDropped,
     TokensEmitted,
     CallRejected,
-    TurnKept,
+    TurnStored,
     TurnForgotten,
     AgentCreated,
     AgentDeleted,
     RequestFinished,
     RequestCancelled,
-    AnticipationBegun,
-    AnticipationSettled,
-    AnticipationGivenUp,
+    PrewarmStarted,
+    PrewarmFinished,
+    PrewarmAbandoned,
     SessionSettled,
     SessionClosed,
-    ShadowBegan,
+    ShadowStarted,
     ShadowChecked,
     ShadowEnded,
     ShadowSkipped,

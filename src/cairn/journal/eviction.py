@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice, takewhile
 
 from cairn.journal.eviction_order import Order
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import Block, Session, State
 
 _ARRAYS_A_LAYER = 4
@@ -48,7 +48,7 @@ def room_for_block(
     return tuple(chosen) if freed >= wanted else None
 
 
-def room_for_foreseen(
+def room_for_prewarm(
     state: State, size: int, *, order: Order | None = None
 ) -> tuple[str, ...] | None:
     """
@@ -78,10 +78,10 @@ def _needed(state: State, keys: tuple[str, ...]) -> tuple[str, ...]:
     model = state.model
     if model is None or model.policy is None:
         return keys
-    return tuple(keys[place] for place in model.policy.copied(0, len(keys), model.chunk_tokens))
+    return tuple(keys[place] for place in model.policy.copied(0, len(keys), model.block_tokens))
 
 
-def let_go_at_rest(state: State, session: Session) -> tuple[str, ...]:
+def release_idle(state: State, session: Session) -> tuple[str, ...]:
     """
     The blocks in memory of a conversation at rest under ``sink_window`` that no window reaches any
     more, its own or that of another conversation. Those nearest to the window first. Looks at no
@@ -91,7 +91,7 @@ def let_go_at_rest(state: State, session: Session) -> tuple[str, ...]:
     model, keys = state.model, chain_of(session)
     if model is None or model.policy is None:
         return ()
-    for place in reversed(model.policy.middle(len(keys), model.chunk_tokens)):
+    for place in reversed(model.policy.middle(len(keys), model.block_tokens)):
         block = state.blocks.get(keys[place])
         if block is None or not block.present:
             break
@@ -112,11 +112,11 @@ def _in_no_window(state: State, key: str) -> bool:
     block, model = state.blocks[key], state.model
     if model is None or model.policy is None or not block.present:
         return False
-    place = block.start // model.chunk_tokens
+    place = block.start // model.block_tokens
     for session in state.sessions.values():
         keys = chain_of(session)
         has_it = place < len(keys) and keys[place] == key
-        if has_it and place not in model.policy.middle(len(keys), model.chunk_tokens):
+        if has_it and place not in model.policy.middle(len(keys), model.block_tokens):
             return False
     return True
 
@@ -229,7 +229,7 @@ def slab_to_release(state: State) -> Session | None:
     resting = [
         session
         for session in state.sessions.values()
-        if session.slab is not None and session.life is Life.IDLE
+        if session.slab is not None and session.state is SessionState.IDLE
     ]
     return min(resting, key=lambda session: session.last_used, default=None)
 
@@ -248,7 +248,7 @@ def can_spare_slab(state: State, session: Session) -> bool:
     blocks = len(session.slab_keys)
     return (
         session.slab is not None
-        and session.life is Life.IDLE
+        and session.state is SessionState.IDLE
         and (rule is None or rule.last(blocks) == blocks)
         and all(state.blocks[key].usable for key in _needed(state, session.slab_keys))
     )
@@ -282,7 +282,7 @@ def session_to_forget(state: State, most: int) -> Session | None:
     resting = [
         session
         for session in state.sessions.values()
-        if session.life in (Life.IDLE, Life.COLD) and session.slab is None
+        if session.state in (SessionState.IDLE, SessionState.COLD) and session.slab is None
     ]
     return min(resting, key=lambda session: session.last_used, default=None)
 
@@ -306,7 +306,7 @@ def moment_us(state: State, now_us: int) -> int:
     return max(now_us, state.time_us)
 
 
-def lives_over(
+def expired(
     state: State, order: Order, now_us: int, most: int, without: Collection[str] = ()
 ) -> tuple[str, ...]:
     """
@@ -327,22 +327,22 @@ def lives_over(
     return tuple(islice(loose, most))
 
 
-def next_due(state: State, order: Order) -> int | None:
+def next_expiry(state: State, order: Order) -> int | None:
     """When the next life is over, in microseconds since 1970; None where none has an end."""
-    dues = [due_us for _, due_us in islice(order.lives.in_order(), 1)]
-    dues += [session.due_us for session in _resting(state) if session.due_us is not None]
+    dues = [expires_us for _, expires_us in islice(order.lives.in_order(), 1)]
+    dues += [session.expires_us for session in _resting(state) if session.expires_us is not None]
     return min(dues, default=None)
 
 
 def sessions_over(state: State, now_us: int) -> tuple[Session, ...]:
     """The sessions at rest whose lives are over, the least recently used first."""
-    over = (s for s in _resting(state) if s.due_us is not None and s.due_us <= now_us)
+    over = (s for s in _resting(state) if s.expires_us is not None and s.expires_us <= now_us)
     return tuple(sorted(over, key=lambda session: session.last_used))
 
 
 def _resting(state: State) -> Iterator[Session]:
     for session in state.sessions.values():
-        if session.life in (Life.IDLE, Life.COLD):
+        if session.state in (SessionState.IDLE, SessionState.COLD):
             yield session
 
 

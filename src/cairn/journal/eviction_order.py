@@ -196,26 +196,27 @@ class Order:
         use = self._uses.get(block.key)
         return block.last_used if use is None else max(block.last_used, use.position)
 
-    def due_us(self, block: Block) -> int | None:
+    def expires_us(self, block: Block) -> int | None:
         """
         When a block's life is over, in microseconds since 1970: the last of what those who sealed
         and used it gave it. None where it has no end.
         """
         use = self._uses.get(block.key)
-        return block.due_us if use is None else _later(block.due_us, use.due_us)
+        return block.expires_us if use is None else _later(block.expires_us, use.expires_us)
 
     def _begin(self, state: State) -> None:
         # key to the last use of all chains that a block is of, and the last due of these
         self._uses = _of_each(state)
-        self._last_due_us = max((use.due_us or 0 for use in state.uses.values()), default=0)
+        self._last_expires_us = max((use.expires_us or 0 for use in state.uses.values()), default=0)
         self.memory = Ends(lambda block: block.present, self.last_used)
         self.files = Ends(lambda block: block.file_bytes is not None, self.last_used)
         self.found: set[str] = set()
         self.lives = Ends(
             lambda block: (
-                (block.present or block.file_bytes is not None) and self.due_us(block) is not None
+                (block.present or block.file_bytes is not None)
+                and self.expires_us(block) is not None
             ),
-            lambda block: self.due_us(block) or 0,
+            lambda block: self.expires_us(block) or 0,
         )
         of_any = (
             key
@@ -235,7 +236,7 @@ class Order:
         match event:
             case ev.ServerStopped() | ev.ServerLost() | ev.ModelUnloaded():
                 self._begin(after)
-            case ev.PathSelected() | ev.AnticipationBegun():
+            case ev.PathSelected() | ev.PrewarmStarted():
                 session = SessionId(event.session)
                 pinned = len(before.pins.get(session, ()))
                 self._chain_used(after, after.pins.get(session, ())[pinned:])
@@ -257,16 +258,16 @@ class Order:
             self._follow(state, ())
             return
         use = state.uses[keys[-1]]
-        if (use.due_us or 0) >= self._last_due_us:
-            self._last_due_us = use.due_us or 0
+        if (use.expires_us or 0) >= self._last_expires_us:
+            self._last_expires_us = use.expires_us or 0
             self._uses.update(dict.fromkeys(keys, use))
         else:  # some may have a longer life, which is not made shorter
             for key in keys:
                 known = self._uses.get(key, use)
-                due_us = _later(known.due_us, use.due_us)
-                same = due_us == use.due_us
-                self._uses[key] = use if same else Use(position=use.position, due_us=due_us)
-        if use.due_us is not None:
+                expires_us = _later(known.expires_us, use.expires_us)
+                same = expires_us == use.expires_us
+                self._uses[key] = use if same else Use(position=use.position, expires_us=expires_us)
+        if use.expires_us is not None:
             # Lives that had no end have one now. From the last one on: what is before it is no end.
             self.lives.follow(state.blocks, self.lives.others(reversed(keys)))
         for ends in (self.memory, self.files, self.lives):
@@ -291,13 +292,13 @@ def _of_each(state: State) -> dict[str, Use]:
     """
     last_first = sorted(state.uses.items(), key=lambda use: use[1].position, reverse=True)
     found = dict(_fronts(state, last_first))
-    dues = [use.due_us or 0 for _, use in last_first]
+    dues = [use.expires_us or 0 for _, use in last_first]
     if all(one >= other for one, other in pairwise(dues)):
         return found  # as where all ask for lives of one length
-    longest_first = sorted(last_first, key=lambda use: use[1].due_us or 0, reverse=True)
+    longest_first = sorted(last_first, key=lambda use: use[1].expires_us or 0, reverse=True)
     for key, use in _fronts(state, longest_first):
-        if found[key].due_us != use.due_us:
-            found[key] = Use(position=found[key].position, due_us=use.due_us)
+        if found[key].expires_us != use.expires_us:
+            found[key] = Use(position=found[key].position, expires_us=use.expires_us)
     return found
 
 

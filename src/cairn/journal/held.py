@@ -14,7 +14,7 @@ def tokens_held(state: State) -> int:
     """
     if state.model is None:
         return 0
-    chunk = state.model.chunk_tokens
+    chunk = state.model.block_tokens
     alone = 0
     for session in state.sessions.values():
         if session.slab is not None:
@@ -39,7 +39,7 @@ def states_held(state: State) -> int:
     rule = model.checkpoints if model is not None else None
     if model is None or rule is None:
         return 0
-    chunk = model.chunk_tokens
+    chunk = model.block_tokens
     found = sum(b.present and rule.at(b.start + chunk) for b in state.blocks.values())
     for session in state.sessions.values():
         if session.slab is not None and session.cached_tokens:

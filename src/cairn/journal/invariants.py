@@ -23,7 +23,7 @@ import attrs
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.keys import ids_hash
-from cairn.journal.lifecycle import Life, next_life
+from cairn.journal.lifecycle import SessionState, next_state
 from cairn.journal.shadow import answer_hash, others
 from cairn.journal.state import (
     Block,
@@ -145,11 +145,11 @@ def _legal(state: State, recorded: ev.Recorded) -> Iterator[Violation]:
     if session is None:
         yield _broken("INV-6", f"{event.kind} on a session that is not open", "one", session_id)
         return
-    if next_life(session.life, trigger(event)) is None:
+    if next_state(session.state, trigger(event)) is None:
         yield _broken(
             "INV-6",
-            f"{trigger(event)} is no legal step of a {session.life} session",
-            f"one of those that follow {session.life}",
+            f"{trigger(event)} is no legal step of a {session.state} session",
+            f"one of those that follow {session.state}",
             trigger(event),
         )
         return
@@ -175,8 +175,8 @@ def _server_legal(state: State, event: ev.Event) -> Iterator[Violation]:
     if isinstance(event, ev.ModelLoaded):
         if state.model is not None:
             yield _broken("INV-6", "a model loaded beside another", None, state.model.name)
-        if event.chunk_tokens < 1:
-            yield _broken("INV-6", "a model without chunks", ">= 1", event.chunk_tokens)
+        if event.block_tokens < 1:
+            yield _broken("INV-6", "a model without chunks", ">= 1", event.block_tokens)
     if isinstance(event, ev.ModelUnloaded):
         loaded = state.model.fingerprint if state.model is not None else None
         if loaded != event.fingerprint:
@@ -189,9 +189,9 @@ def _server_legal(state: State, event: ev.Event) -> Iterator[Violation]:
         for key in event.keys:
             if key not in state.blocks:
                 yield _broken("INV-6", f"{event.kind} of a block never sealed", "a key", key)
-    if isinstance(event, ev.ShadowBegan) and state.model is None:
+    if isinstance(event, ev.ShadowStarted) and state.model is None:
         yield _broken("INV-6", "a shadow check began without a model", "a model", None)
-    if isinstance(event, ev.ShadowBegan) and state.shadow is not None:
+    if isinstance(event, ev.ShadowStarted) and state.shadow is not None:
         yield _broken("INV-6", "a shadow check began beside another", None, state.shadow)
     if isinstance(event, ev.ShadowChecked | ev.ShadowEnded):
         yield from _of_the_check(state, event)
@@ -220,7 +220,7 @@ def _one_command(session: Session, event: ev.Event) -> Iterator[Violation]:
     named = getattr(event, "request", None)
     held = session.request.ask.request if session.request is not None else None
     needs = isinstance(event, ev.CacheExtended) and event.step != "settle"
-    needs = needs or (isinstance(event, ev.BlocksShared) and session.ahead is None)
+    needs = needs or (isinstance(event, ev.BlocksRestored) and session.prewarm is None)
     if (named is not None or needs) and named != held:
         yield _broken("INV-6", f"{event.kind} for another request", held, named)
         return
@@ -260,7 +260,9 @@ def _coverage(
         yield _broken("INV-5", "KV past the end of the slab", capacity, end)
 
 
-def _window_after(state: State, session: Session, event: ev.CacheExtended | ev.BlocksShared) -> int:
+def _window_after(
+    state: State, session: Session, event: ev.CacheExtended | ev.BlocksRestored
+) -> int:
     """
     Where the policy has the window begin behind passes, or blocks, over ``[start, end)``. It begins
     anew with the first of the blocks behind the sinks, where some between them were left out.
@@ -269,20 +271,20 @@ def _window_after(state: State, session: Session, event: ev.CacheExtended | ev.B
     start, capacity = session.window_start, session.slab.capacity_tokens if session.slab else 0
     if policy is None:
         return 0
-    if isinstance(event, ev.BlocksShared) and _rules_of(session) > 1:
-        chunk, (kept, shared) = _chunk_tokens(state), _to_share(session)
+    if isinstance(event, ev.BlocksRestored) and _rules_of(session) > 1:
+        chunk, (kept, shared) = _block_tokens(state), _to_share(session)
         resumed = policy.resumed_at(kept, kept + shared, chunk)
         if resumed is not None and event.start <= resumed * chunk < event.end:
             return resumed * chunk
     decodes = isinstance(event, ev.CacheExtended) and event.step == "decode"
-    rows = 1 if decodes else _chunk_tokens(state)
+    rows = 1 if decodes else _block_tokens(state)
     for place in range(event.start, event.end, max(1, rows)):
         start = policy.start_after(start, place, min(place + rows, event.end), capacity)
     return start
 
 
-def _chunk_tokens(state: State) -> int:
-    return state.model.chunk_tokens if state.model else 0
+def _block_tokens(state: State) -> int:
+    return state.model.block_tokens if state.model else 0
 
 
 def _extended(state: State, event: ev.CacheExtended) -> Iterator[Violation]:
@@ -320,7 +322,7 @@ def _tokens(session: Session, event: ev.CacheExtended) -> tuple[int, ...]:
 
 def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterator[Violation]:
     """Which passes are run, and their shapes, follow from the number of tokens alone."""
-    chunk = state.model.chunk_tokens if state.model else 0
+    chunk = state.model.block_tokens if state.model else 0
     prompt = session.request.ask.prompt_tokens if session.request else 0
     rows = event.end - event.start
     if rows == 0:
@@ -332,7 +334,7 @@ def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterat
             session.canonical_tokens,
             session.cached_tokens,
         )
-    first = event.step == "prefill" and session.life is Life.RESTORING
+    first = event.step == "prefill" and session.state is SessionState.RESTORING
     if first and session.request is not None and session.request.path is not None:
         reused = session.request.path.reused_tokens
         if event.start != reused:
@@ -343,7 +345,7 @@ def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterat
             drawn = 1 if event.end == prompt else 0
         case "settle":
             due, drawn = chunk, 0
-            yield from _on_what_is_ahead(session, event, chunk)
+            yield from _on_prewarm(session, event, chunk)
         case "decode":
             due, drawn = rows, rows
             if event.start < prompt:
@@ -356,31 +358,31 @@ def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterat
         yield _broken("INV-1", "tokens drawn from other passes", drawn, len(event.sampled))
 
 
-def _on_what_is_ahead(session: Session, event: ev.CacheExtended, chunk: int) -> Iterator[Violation]:
+def _on_prewarm(session: Session, event: ev.CacheExtended, chunk: int) -> Iterator[Violation]:
     """
     A pass over what is anticipated comes behind all that is there of it, and the KV before it must
     be of the same tokens. A key covers all that came before it, so the last one tells.
     """
     held = session.slab_keys
-    if session.ahead is None:
+    if session.prewarm is None:
         return
     reused = sum(_to_share(session)) * chunk
     if event.start < reused:
         yield _broken("INV-4", "other reuse than decided", reused, event.start)
     if not held:
         return
-    due = session.ahead.keys[len(held) - 1 : len(held)]
+    due = session.prewarm.keys[len(held) - 1 : len(held)]
     if due != held[-1:]:
         yield _broken("INV-1", "a pass over what is anticipated on other KV", due, held[-1:])
 
 
-def _shared(state: State, event: ev.BlocksShared) -> Iterator[Violation]:
+def _shared(state: State, event: ev.BlocksRestored) -> Iterator[Violation]:
     session = state.session(event.session)
     if event.start != session.cached_tokens:
         yield _broken("INV-1", "blocks left a gap", session.cached_tokens, event.start)
     start_due = _window_after(state, session, event)
     yield from _coverage(state, session, event.coverage, event.end, start_due)
-    if session.request is None and session.ahead is None:
+    if session.request is None and session.prewarm is None:
         yield _broken("INV-6", "blocks were shared for nothing", "a request", None)
         return
     yield from _as_decided(state, session, event)
@@ -394,13 +396,13 @@ def _shared(state: State, event: ev.BlocksShared) -> Iterator[Violation]:
             return
 
 
-def _as_decided(state: State, session: Session, event: ev.BlocksShared) -> Iterator[Violation]:
+def _as_decided(state: State, session: Session, event: ev.BlocksRestored) -> Iterator[Violation]:
     """
     What is copied is all, or the next part, of what was decided; a part ends where it can be gone
     on from.
     """
     kept, shared = _to_share(session)
-    chunk = _chunk_tokens(state)
+    chunk = _block_tokens(state)
     decided = _to_copy(state, session)
     # The places from its start to its end: a long copy has many parts.
     first, behind = (bisect_left(decided, -(-at // chunk)) for at in (event.start, event.end))
@@ -425,23 +427,23 @@ def _to_copy(state: State, session: Session) -> Sequence[int]:
     policy = state.model.policy if state.model else None
     if policy is None or _rules_of(session) == 1:
         return range(kept, kept + shared)
-    return policy.copied(kept, kept + shared, _chunk_tokens(state))
+    return policy.copied(kept, kept + shared, _block_tokens(state))
 
 
 def _rules_of(session: Session) -> int:
     """The rules by which it was decided what is shared."""
-    if session.ahead is not None:
-        return session.ahead.rules_version
+    if session.prewarm is not None:
+        return session.prewarm.rules_version
     path = session.request.path if session.request is not None else None
     return path.rules_version if path is not None else 1
 
 
 def _to_share(session: Session) -> tuple[int, int]:
     """What was decided to be shared: (blocks before it, how many)."""
-    if session.ahead is not None:
-        return session.ahead.kept_blocks, session.ahead.shared_blocks
+    if session.prewarm is not None:
+        return session.prewarm.blocks_from_slab, session.prewarm.blocks_from_pool
     assert session.request is not None and session.request.path is not None
-    return session.request.path.kept_blocks, session.request.path.shared_blocks
+    return session.request.path.blocks_from_slab, session.request.path.blocks_from_pool
 
 
 def _trimmed(state: State, event: ev.CacheTrimmed) -> Iterator[Violation]:
@@ -452,7 +454,7 @@ def _trimmed(state: State, event: ev.CacheTrimmed) -> Iterator[Violation]:
     if policy is not None and event.end and not policy.reaches(start, event.end):
         told = policy.first(event.end)
         yield _broken("INV-2", "cut back to where tokens are missing", told, start)
-    kept = len(session.slab_keys) * _chunk_tokens(state)
+    kept = len(session.slab_keys) * _block_tokens(state)
     if state.model is not None and state.model.checkpoints and event.end not in (0, kept):
         yield _broken("INV-1", "cut back to where no state was kept", (0, kept), event.end)
     yield from _coverage(state, session, event.coverage, event.end, start if event.end else 0)
@@ -460,11 +462,11 @@ def _trimmed(state: State, event: ev.CacheTrimmed) -> Iterator[Violation]:
 
 def _settled(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
     session = state.session(event.session)
-    if session.ahead is not None:
+    if session.prewarm is not None:
         yield _broken("INV-6", "at rest before what is anticipated has its end", "an end", None)
     if event.canonical_tokens != session.cached_tokens:
         yield _broken("INV-1", "settled elsewhere", session.cached_tokens, event.canonical_tokens)
-    chunk = state.model.chunk_tokens if state.model else 1
+    chunk = state.model.block_tokens if state.model else 1
     if len(session.slab_keys) * chunk != event.canonical_tokens:
         yield _broken(
             "INV-1",
@@ -479,7 +481,7 @@ def _settled(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
 
 def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     session = state.session(event.session)
-    chunk = state.model.chunk_tokens if state.model else 0
+    chunk = state.model.block_tokens if state.model else 0
     if event.end != session.cached_tokens or event.end - event.start != chunk:
         yield _broken(
             "INV-1", "a block of something else than the last chunk", session.cached_tokens, event
@@ -496,7 +498,7 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     place = event.start // chunk if chunk else 0
     if place < len(keys) and keys[place] != event.key:
         yield _broken("INV-3", "a block under another key", keys[place], event.key)
-    if place >= len(keys) and (session.request is not None or session.ahead is not None):
+    if place >= len(keys) and (session.request is not None or session.prewarm is not None):
         yield _broken("INV-3", "a block past the prompt", len(keys), place)
     known = state.blocks.get(event.key)
     if event.again != (known is not None):
@@ -555,13 +557,13 @@ def _shadowed(state: State, event: ev.ShadowChecked) -> Iterator[Violation]:
     if measured != (len(event.keys), len(event.keys)):
         yield _broken("INV-3", "not two digests a block", len(event.keys), measured)
     ids_on_record = answer_hash(state, event)
-    if ids_on_record not in (None, event.ids_due):
+    if ids_on_record not in (None, event.ids_expected):
         yield _broken(
             "INV-3",
             f"the answer to request {event.request} of session {event.of_session} was compared "
             "with other tokens than are on record",
             ids_on_record,
-            event.ids_due,
+            event.ids_expected,
         )
         return
     for other in others(state, event):
@@ -574,12 +576,12 @@ def _shadowed(state: State, event: ev.ShadowChecked) -> Iterator[Violation]:
             other.due,
             other.found,
         )
-    if event.drawn != event.drawn_due:
+    if event.drawn != event.drawn_expected:
         yield _broken(
             "INV-3",
             f"the answer to request {event.request} of session {event.of_session} computed again "
             f"is another from its token {event.first_other} on",
-            event.drawn_due,
+            event.drawn_expected,
             event.drawn,
         )
 
@@ -607,25 +609,25 @@ def _received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
     base = last.request if last is not None else None
     if event.base_request not in (None, base):
         yield _broken("INV-4", "a prompt built on another request", base, event.base_request)
-    if event.base_request is None and (event.kept_tokens or event.kept_parts or event.kept_keys):
-        yield _broken("INV-4", "a prompt built on nothing", 0, event.kept_tokens)
-    if last is not None and event.kept_parts > len(last.chain):
-        yield _broken("INV-4", "more parts kept than there were", len(last.chain), event.kept_parts)
+    if event.base_request is None and (event.base_tokens or event.base_parts or event.base_keys):
+        yield _broken("INV-4", "a prompt built on nothing", 0, event.base_tokens)
+    if last is not None and event.base_parts > len(last.chain):
+        yield _broken("INV-4", "more parts kept than there were", len(last.chain), event.base_parts)
     same_model = last is not None and last.fingerprint == event.fingerprint
-    keepable = event.kept_tokens // model.chunk_tokens if same_model else 0
-    if event.kept_keys > keepable:
-        yield _broken("INV-4", "keys kept of tokens that were not", keepable, event.kept_keys)
+    keepable = event.base_tokens // model.block_tokens if same_model else 0
+    if event.base_keys > keepable:
+        yield _broken("INV-4", "keys kept of tokens that were not", keepable, event.base_keys)
     request = opened_request(session, event)
     if len(request.prompt_ids) != event.prompt_tokens:
         yield _broken("INV-4", "another prompt", len(request.prompt_ids), event.prompt_tokens)
-    keys = event.prompt_tokens // model.chunk_tokens
+    keys = event.prompt_tokens // model.block_tokens
     if len(request.prompt_keys) != keys:
         yield _broken("INV-4", "not a key a chunk", keys, len(request.prompt_keys))
     if state.admission_bug is not None:
         yield _broken("INV-5", "admission is closed", state.admission_bug, event.request)
     chosen = paths.choose_session(state, paths.ask_of(event, request.chain))
     unnamed = event.session_name is None  # a session that is named exists by then
-    fresh = unnamed and session.last is None and session.life is Life.COLD
+    fresh = unnamed and session.last is None and session.state is SessionState.COLD
     if chosen != session.id and not (chosen is None and fresh):
         yield _broken("INV-4", "another session serves than the rules choose", chosen, session.id)
 
@@ -644,49 +646,49 @@ def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
         yield _broken("INV-4", "another decision", attrs.asdict(decided), recorded)
 
 
-def _begun(state: State, event: ev.AnticipationBegun) -> Iterator[Violation]:
+def _begun(state: State, event: ev.PrewarmStarted) -> Iterator[Violation]:
     session = state.session(event.session)
-    last, chunk = session.last, state.model.chunk_tokens if state.model else 1
-    if session.ahead is not None:
+    last, chunk = session.last, state.model.block_tokens if state.model else 1
+    if session.prewarm is not None:
         yield _broken("INV-6", "two anticipations at once", None, event.tokens)
         return
     if last is None or not last.answered or session.slab is None or session.request is not None:
-        yield _broken("INV-4", "an anticipation after no answer", "answer and slab", session.life)
+        yield _broken("INV-4", "an anticipation after no answer", "answer and slab", session.state)
         return
     if event.rules_version not in paths.RULES_KNOWN:
         yield _broken("INV-4", "rules unknown", paths.RULES_VERSION, event.rules_version)
         return
-    ahead = anticipated(last, event)
-    if len(ahead.ids) != event.tokens or len(ahead.keys) * chunk != event.tokens:
-        told = (len(ahead.ids), len(ahead.keys) * chunk)
+    prewarm = anticipated(last, event)
+    if len(prewarm.ids) != event.tokens or len(prewarm.keys) * chunk != event.tokens:
+        told = (len(prewarm.ids), len(prewarm.keys) * chunk)
         yield _broken("INV-4", "other tokens are anticipated than told", event.tokens, told)
     # A key is kept for tokens that are kept, all of them the prompt's.
-    keepable = min(event.kept_tokens, len(last.prompt_ids)) // chunk
-    if event.kept_keys > keepable:
-        yield _broken("INV-4", "keys kept of tokens that were not", keepable, event.kept_keys)
+    keepable = min(event.base_tokens, len(last.prompt_ids)) // chunk
+    if event.base_keys > keepable:
+        yield _broken("INV-4", "keys kept of tokens that were not", keepable, event.base_keys)
     if event.tokens > session.slab.capacity_tokens:
         room = session.slab.capacity_tokens
         yield _broken("INV-4", "more is anticipated than the slab holds", room, event.tokens)
-    decided = paths.reusable_ahead(state, session, ahead.keys, event.rules_version)
-    if decided != (event.kept_blocks, event.shared_blocks):
-        told = (event.kept_blocks, event.shared_blocks)
+    decided = paths.reusable_prewarm(state, session, prewarm.keys, event.rules_version)
+    if decided != (event.blocks_from_slab, event.blocks_from_pool):
+        told = (event.blocks_from_slab, event.blocks_from_pool)
         yield _broken("INV-4", "other reuse for what is anticipated", decided, told)
 
 
-def _ahead_ended(
-    state: State, event: ev.AnticipationSettled | ev.AnticipationGivenUp
+def _prewarm_ended(
+    state: State, event: ev.PrewarmFinished | ev.PrewarmAbandoned
 ) -> Iterator[Violation]:
     session = state.session(event.session)
-    ahead, cached = session.ahead, session.cached_tokens
-    begun = ahead is not None
-    if begun is (isinstance(event, ev.AnticipationGivenUp) and event.reason == "unrendered"):
+    prewarm, cached = session.prewarm, session.cached_tokens
+    begun = prewarm is not None
+    if begun is (isinstance(event, ev.PrewarmAbandoned) and event.reason == "unrendered"):
         yield _broken("INV-6", "the end of an anticipation that never began, or none", begun, event)
         return
-    computed = ahead.computed_tokens if ahead is not None else 0
+    computed = prewarm.computed_tokens if prewarm is not None else 0
     if event.computed_tokens != computed:
         yield _broken("INV-1", "other passes ran ahead than told", computed, event.computed_tokens)
-    if isinstance(event, ev.AnticipationSettled) and ahead is not None:
-        due, found = len(ahead.ids), (event.tokens, cached)
+    if isinstance(event, ev.PrewarmFinished) and prewarm is not None:
+        due, found = len(prewarm.ids), (event.tokens, cached)
         if found != (due, due):
             yield _broken("INV-1", "not all that was anticipated is there", due, found)
 
@@ -701,7 +703,7 @@ def _acquired(state: State, event: ev.SlabAcquired) -> Iterator[Violation]:
     yield from _opened(state, event)
 
 
-def _opened(state: State, event: ev.SlabAcquired | ev.ShadowBegan) -> Iterator[Violation]:
+def _opened(state: State, event: ev.SlabAcquired | ev.ShadowStarted) -> Iterator[Violation]:
     yield from _pool_measured(event, state.pool.slabs + 1, state.pool.slab_bytes + event.bytes)
     model = state.model
     if model is not None and event.pool_slabs > model.pool_slabs:
@@ -730,7 +732,7 @@ def _gave_back(state: State, event: ev.ShadowEnded) -> Iterator[Violation]:
 
 
 def _pool_measured(
-    event: ev.SlabAcquired | ev.SlabReleased | ev.ShadowBegan | ev.ShadowEnded,
+    event: ev.SlabAcquired | ev.SlabReleased | ev.ShadowStarted | ev.ShadowEnded,
     slabs: int,
     size: int,
 ) -> Iterator[Violation]:
@@ -856,7 +858,7 @@ _CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation
     ev.PathSelected: (_selected,),  # type: ignore[dict-item]  # likewise, down to the end
     ev.SlabAcquired: (_acquired,),  # type: ignore[dict-item]
     ev.SlabReleased: (_released,),  # type: ignore[dict-item]
-    ev.BlocksShared: (_shared,),  # type: ignore[dict-item]
+    ev.BlocksRestored: (_shared,),  # type: ignore[dict-item]
     ev.CacheExtended: (_extended,),  # type: ignore[dict-item]
     ev.CacheTrimmed: (_trimmed,),  # type: ignore[dict-item]
     ev.BlockSealed: (_sealed,),  # type: ignore[dict-item]
@@ -868,12 +870,12 @@ _CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation
     ev.BlockDropped: (_dropped,),  # type: ignore[dict-item]
     ev.TokensEmitted: (_emitted,),  # type: ignore[dict-item]
     ev.RequestFinished: (_finished,),  # type: ignore[dict-item]
-    ev.AnticipationBegun: (_begun,),  # type: ignore[dict-item]
-    ev.AnticipationSettled: (_ahead_ended,),  # type: ignore[dict-item]
-    ev.AnticipationGivenUp: (_ahead_ended,),  # type: ignore[dict-item]
+    ev.PrewarmStarted: (_begun,),  # type: ignore[dict-item]
+    ev.PrewarmFinished: (_prewarm_ended,),  # type: ignore[dict-item]
+    ev.PrewarmAbandoned: (_prewarm_ended,),  # type: ignore[dict-item]
     ev.SessionSettled: (_settled,),  # type: ignore[dict-item]
     ev.SessionClosed: (_closed,),  # type: ignore[dict-item]
-    ev.ShadowBegan: (_opened,),  # type: ignore[dict-item]
+    ev.ShadowStarted: (_opened,),  # type: ignore[dict-item]
     ev.ShadowChecked: (_shadowed,),  # type: ignore[dict-item]
     ev.ShadowEnded: (_gave_back,),  # type: ignore[dict-item]
 }

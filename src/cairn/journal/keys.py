@@ -38,7 +38,7 @@ def block_keys(
     fingerprint: str,
     tenant: str,
     ids: Sequence[int],
-    chunk_tokens: int,
+    block_tokens: int,
     known: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """
@@ -47,7 +47,7 @@ def block_keys(
     Args:
         secret: the tenant's secret.
         ids: the token ids from position 0 on.
-        chunk_tokens: C.
+        block_tokens: C.
         known: keys that chunks of these tokens had before, from the first one on; they are not
             computed again. Under another secret they were other ones, which the first one shows:
             then none is taken.
@@ -55,12 +55,12 @@ def block_keys(
     head = framed((b"cairn block", fingerprint.encode(), tenant.encode()))
 
     def key_at(start: int, parent: str) -> str:
-        chunk = ids_bytes(ids[start : start + chunk_tokens])
+        chunk = ids_bytes(ids[start : start + block_tokens])
         fields = head + framed((parent.encode(), chunk))
         return hmac.new(secret, fields, hashlib.sha256).hexdigest()
 
     keys = list(known) if known and known[0] == key_at(0, "") else []
-    for start in range(len(keys) * chunk_tokens, len(ids) - chunk_tokens + 1, chunk_tokens):
+    for start in range(len(keys) * block_tokens, len(ids) - block_tokens + 1, block_tokens):
         keys.append(key_at(start, keys[-1] if keys else ""))
     return tuple(keys)
 

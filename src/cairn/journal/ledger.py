@@ -20,13 +20,13 @@ from cairn.journal.codec import GENESIS, Row, encode
 from cairn.journal.errors import BugError
 from cairn.journal.eviction_order import Order
 from cairn.journal.invariants import Violation, check
-from cairn.journal.lifecycle import Life
-from cairn.journal.shadow import others, session_in_doubt
+from cairn.journal.lifecycle import SessionState
+from cairn.journal.shadow import others, quarantined_session
 from cairn.journal.state import EMPTY, Session, SessionId, State, apply, lengthened
 
 
 @attrs.frozen(kw_only=True)
-class Outside:
+class Clock:
     """
     What the ledger needs from outside the pure core.
 
@@ -60,8 +60,8 @@ class Outcome:
 class Ledger:
     """The fold of a journal and its head, ready to take more."""
 
-    def __init__(self, outside: Outside, *, state: State = EMPTY, head: str = GENESIS) -> None:
-        self._outside = outside
+    def __init__(self, clock: Clock, *, state: State = EMPTY, head: str = GENESIS) -> None:
+        self._clock = clock
         self._state = state
         self._head = head
         self._order: Order | None = None
@@ -157,8 +157,8 @@ class Ledger:
             position=self._state.position + 1,
             stream=stream,
             seq=self._state.streams.get(stream, 0) + 1 if seq is None else seq,
-            event_id=self._outside.new_id(),
-            time_us=self._outside.now_us(),
+            event_id=self._clock.new_id(),
+            time_us=self._clock.now_us(),
             event=event,
         )
 
@@ -191,7 +191,7 @@ class Ledger:
         rows: list[Row],
     ) -> BugError:
         held = self._state.sessions.get(SessionId(session)) if session is not None else None
-        bug_id = self._outside.new_id()
+        bug_id = self._clock.new_id()
         model = self._state.model
         violated = ev.InvariantViolated(
             bug_id=bug_id,
@@ -200,7 +200,7 @@ class Ledger:
             session=held.id if held is not None else None,
             request=held.request.ask.request if held is not None and held.request else None,
             fingerprint=model.fingerprint if model is not None else None,
-            cairn_version=self._outside.version,
+            cairn_version=self._clock.version,
             message=broken.message,
             expected=broken.expected,
             actual=broken.actual,
@@ -223,7 +223,7 @@ class Ledger:
         recorded: Sequence[ev.Recorded],
     ) -> tuple[ev.Event, ...]:
         """The events by which a violation takes its scope out of service."""
-        if held is not None and held.life is Life.QUARANTINED:
+        if held is not None and held.state is SessionState.QUARANTINED:
             return ()
         if scope == "blocks":
             broken = next((r.event for r in recorded if r.position == at_position), None)
@@ -249,7 +249,7 @@ class Ledger:
         found: list[ev.Event] = []
         if keys := broken_keys(self._state, broken):
             found.append(ev.BlocksQuarantined(session=None, bug_id=bug_id, keys=keys))
-        if (session := session_in_doubt(self._state, broken)) is not None:
+        if (session := quarantined_session(self._state, broken)) is not None:
             found.append(ev.SessionQuarantined(session=session, bug_id=bug_id))
         return tuple(found)
 
@@ -258,7 +258,7 @@ def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
     """The blocks that a violation of INV-3 throws doubt on, with all that were built on them."""
     if isinstance(event, ev.BlockSealed | ev.BlockSpilled | ev.BlockLoaded):
         roots = {event.key} & set(state.blocks)
-    elif isinstance(event, ev.BlocksShared):
+    elif isinstance(event, ev.BlocksRestored):
         wrong = (
             key
             for key, digest in zip(event.keys, event.digests, strict=False)

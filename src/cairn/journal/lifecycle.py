@@ -17,7 +17,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 
-class Life(StrEnum):
+class SessionState(StrEnum):
     """Where a session stands."""
 
     COLD = "cold"
@@ -31,91 +31,91 @@ class Life(StrEnum):
 
 
 _ENDS = {
-    "request_cancelled": Life.SETTLING,
-    "invariant_violated": Life.SETTLING,
+    "request_cancelled": SessionState.SETTLING,
+    "invariant_violated": SessionState.SETTLING,
 }
 
 _REST = {
-    "request_received": Life.RESTORING,
-    "session_quarantined": Life.QUARANTINED,
-    "session_closed": Life.CLOSED,
+    "request_received": SessionState.RESTORING,
+    "session_quarantined": SessionState.QUARANTINED,
+    "session_closed": SessionState.CLOSED,
 }
 
-STEPS: Mapping[Life, Mapping[str, Life]] = MappingProxyType(
+STEPS: Mapping[SessionState, Mapping[str, SessionState]] = MappingProxyType(
     {
-        Life.COLD: {
+        SessionState.COLD: {
             **_REST,
-            "invariant_violated": Life.COLD,
-            "blocks_quarantined": Life.COLD,
-            "admission_closed": Life.COLD,
+            "invariant_violated": SessionState.COLD,
+            "blocks_quarantined": SessionState.COLD,
+            "admission_closed": SessionState.COLD,
         },
-        Life.RESTORING: {
+        SessionState.RESTORING: {
             **_ENDS,
-            "path_selected": Life.RESTORING,
-            "slab_acquired": Life.RESTORING,
-            "slab_released": Life.RESTORING,
-            "cache_trimmed": Life.RESTORING,
-            "blocks_shared": Life.RESTORING,
-            "cache_extended/prefill": Life.PREFILLING,
-            "session_quarantined": Life.QUARANTINED,
+            "path_selected": SessionState.RESTORING,
+            "slab_acquired": SessionState.RESTORING,
+            "slab_released": SessionState.RESTORING,
+            "cache_trimmed": SessionState.RESTORING,
+            "blocks_restored": SessionState.RESTORING,
+            "cache_extended/prefill": SessionState.PREFILLING,
+            "session_quarantined": SessionState.QUARANTINED,
         },
-        Life.PREFILLING: {
+        SessionState.PREFILLING: {
             **_ENDS,
-            "cache_extended/prefill": Life.PREFILLING,
-            "block_sealed": Life.PREFILLING,
-            "tokens_emitted": Life.DECODING,
-            "cache_extended/decode": Life.DECODING,
-            "turn_kept": Life.PREFILLING,
-            "request_finished": Life.SETTLING,
-            "session_quarantined": Life.QUARANTINED,
+            "cache_extended/prefill": SessionState.PREFILLING,
+            "block_sealed": SessionState.PREFILLING,
+            "tokens_emitted": SessionState.DECODING,
+            "cache_extended/decode": SessionState.DECODING,
+            "turn_stored": SessionState.PREFILLING,
+            "request_finished": SessionState.SETTLING,
+            "session_quarantined": SessionState.QUARANTINED,
         },
-        Life.DECODING: {
+        SessionState.DECODING: {
             **_ENDS,
-            "cache_extended/decode": Life.DECODING,
-            "tokens_emitted": Life.DECODING,
-            "call_rejected": Life.DECODING,
-            "turn_kept": Life.DECODING,
-            "request_finished": Life.SETTLING,
-            "session_quarantined": Life.QUARANTINED,
+            "cache_extended/decode": SessionState.DECODING,
+            "tokens_emitted": SessionState.DECODING,
+            "call_rejected": SessionState.DECODING,
+            "turn_stored": SessionState.DECODING,
+            "request_finished": SessionState.SETTLING,
+            "session_quarantined": SessionState.QUARANTINED,
         },
-        Life.SETTLING: {
-            "anticipation_begun": Life.SETTLING,
-            "anticipation_settled": Life.SETTLING,
-            "anticipation_given_up": Life.SETTLING,
-            "cache_trimmed": Life.SETTLING,
-            "blocks_shared": Life.SETTLING,
-            "cache_extended/settle": Life.SETTLING,
-            "block_sealed": Life.SETTLING,
-            "slab_released": Life.SETTLING,
-            "session_settled": Life.IDLE,
-            "invariant_violated": Life.SETTLING,
-            "blocks_quarantined": Life.SETTLING,
-            "admission_closed": Life.SETTLING,
-            "session_quarantined": Life.QUARANTINED,
+        SessionState.SETTLING: {
+            "prewarm_started": SessionState.SETTLING,
+            "prewarm_finished": SessionState.SETTLING,
+            "prewarm_abandoned": SessionState.SETTLING,
+            "cache_trimmed": SessionState.SETTLING,
+            "blocks_restored": SessionState.SETTLING,
+            "cache_extended/settle": SessionState.SETTLING,
+            "block_sealed": SessionState.SETTLING,
+            "slab_released": SessionState.SETTLING,
+            "session_settled": SessionState.IDLE,
+            "invariant_violated": SessionState.SETTLING,
+            "blocks_quarantined": SessionState.SETTLING,
+            "admission_closed": SessionState.SETTLING,
+            "session_quarantined": SessionState.QUARANTINED,
         },
-        Life.IDLE: {
+        SessionState.IDLE: {
             **_REST,
-            "slab_released": Life.IDLE,
-            "invariant_violated": Life.IDLE,
-            "blocks_quarantined": Life.IDLE,
-            "admission_closed": Life.IDLE,
+            "slab_released": SessionState.IDLE,
+            "invariant_violated": SessionState.IDLE,
+            "blocks_quarantined": SessionState.IDLE,
+            "admission_closed": SessionState.IDLE,
         },
         # A quarantined session's slab is given back, and it may be forgotten; nothing else.
-        Life.QUARANTINED: {
-            "slab_released": Life.QUARANTINED,
-            "invariant_violated": Life.QUARANTINED,
-            "session_closed": Life.CLOSED,
+        SessionState.QUARANTINED: {
+            "slab_released": SessionState.QUARANTINED,
+            "invariant_violated": SessionState.QUARANTINED,
+            "session_closed": SessionState.CLOSED,
         },
-        Life.CLOSED: {},
+        SessionState.CLOSED: {},
     }
 )
 
 
-def next_life(life: Life, trigger: str) -> Life | None:
+def next_state(state: SessionState, trigger: str) -> SessionState | None:
     """
     The step that follows, or None where ``trigger`` is not legal. Changes nothing.
 
     Args:
         trigger: the kind of an event; for ``cache_extended`` with its step behind a slash.
     """
-    return STEPS[life].get(trigger)
+    return STEPS[state].get(trigger)

@@ -77,10 +77,10 @@ class Decision:
 
     path: ev.Path
     reason: Reason | None
-    kept_blocks: int
-    shared_blocks: int
+    blocks_from_slab: int
+    blocks_from_pool: int
     reused_tokens: int
-    anticipated_tokens: int
+    prewarmed_tokens: int
     rerendered_tokens: int
     nearest: str | None
     diverged_part: str | None
@@ -135,7 +135,7 @@ def select(
     goes_on = session.last is not None and continues(session.last, ask.chain)
     nearest = session if goes_on else _nearest(state, session, ask)
     reason = _reason(state, nearest, ask, goes_on, kept + shared)
-    chunk = state.model.chunk_tokens if state.model else 0
+    chunk = state.model.block_tokens if state.model else 0
     last = nearest.last if nearest is not None else None
     held = last.sequence if last else ()
     differs = common_length(held, request.prompt_ids)
@@ -143,10 +143,10 @@ def select(
     return Decision(
         path="new_session" if reason else "continuation",
         reason=reason,
-        kept_blocks=kept,
-        shared_blocks=shared,
+        blocks_from_slab=kept,
+        blocks_from_pool=shared,
         reused_tokens=(kept + shared) * chunk,
-        anticipated_tokens=_first_used(state, request.prompt_keys[: kept + shared]) * chunk,
+        prewarmed_tokens=_first_used(state, request.prompt_keys[: kept + shared]) * chunk,
         rerendered_tokens=0 if reason else len(held) - differs,
         nearest=nearest.id if nearest is not None else None,
         diverged_part=_diverged_part(last.chain, ask.chain) if last and diverged else None,
@@ -244,7 +244,7 @@ def _too_short(state: State, last: Turn) -> bool:
     """
     if state.model is None or not last.prompt_keys:
         return False
-    tokens = len(last.prompt_keys) * state.model.chunk_tokens
+    tokens = len(last.prompt_keys) * state.model.block_tokens
     return tokens < state.model.min_cache_tokens and not any(
         key in state.blocks for key in last.prompt_keys
     )
@@ -262,14 +262,14 @@ def _reusable(
     """
     if state.model is None or not state.model.reusable or not ask.cache_prompt:
         return 0, 0
-    most = (len(request.prompt_ids) - 1) // state.model.chunk_tokens
+    most = (len(request.prompt_ids) - 1) // state.model.block_tokens
     keys = request.prompt_keys[:most]
     fits = request.ask.prompt_tokens + request.ask.max_tokens
     kept = _in_slab(state, session, keys, fits) if ask.goes_on else 0
     return kept, _in_store(state, keys, kept, rules)
 
 
-def reusable_ahead(
+def reusable_prewarm(
     state: State, session: Session, keys: tuple[str, ...], rules: int = RULES_VERSION
 ) -> tuple[int, int]:
     """
@@ -314,7 +314,7 @@ def _behind_window(
     last ones are there.
     """
     assert state.model is not None and state.model.policy is not None
-    policy, chunk = state.model.policy, state.model.chunk_tokens
+    policy, chunk = state.model.policy, state.model.block_tokens
     end = len(keys)
     while end > kept and ((block := state.blocks.get(keys[end - 1])) is None or block.bug_id):
         end -= 1
@@ -336,7 +336,7 @@ def _behind_window(
 def _first_used(state: State, keys: tuple[str, ...]) -> int:
     """How many of these blocks were computed ahead and have not been reused yet."""
     blocks = state.blocks
-    return sum([blocks[key].foreseen for key in keys])
+    return sum([blocks[key].prewarmed for key in keys])
 
 
 def _in_slab(state: State, session: Session | None, keys: tuple[str, ...], fits: int) -> int:
@@ -365,7 +365,7 @@ def _in_slab(state: State, session: Session | None, keys: tuple[str, ...], fits:
 
 def _chunk(state: State) -> int:
     assert state.model is not None
-    return state.model.chunk_tokens
+    return state.model.block_tokens
 
 
 def keys_on_record(state: State, ask: Ask, ids: tuple[int, ...]) -> tuple[str, ...]:
@@ -377,7 +377,7 @@ def keys_on_record(state: State, ask: Ask, ids: tuple[int, ...]) -> tuple[str, .
     last = _same_beginning(state, ask)
     if last is None or state.model is None:
         return ()
-    return last.prompt_keys[: common_length(last.prompt_ids, ids) // state.model.chunk_tokens]
+    return last.prompt_keys[: common_length(last.prompt_ids, ids) // state.model.block_tokens]
 
 
 def _same_beginning(state: State, ask: Ask) -> Turn | None:
@@ -419,11 +419,11 @@ def chain_to_load(
         return ()
     if not ask.cache_prompt:
         return ()
-    keys = keys[: (prompt_tokens - 1) // state.model.chunk_tokens]
+    keys = keys[: (prompt_tokens - 1) // state.model.block_tokens]
     kept = _in_slab(state, session, keys, fits) if ask.goes_on else 0
     if (policy := state.model.policy) is not None:
         found = _behind_window(state, keys, kept, lambda block: block.usable or block.loadable)
-        places = policy.copied(kept, kept + found, state.model.chunk_tokens)
+        places = policy.copied(kept, kept + found, state.model.block_tokens)
         copied = tuple(keys[place] for place in places)
         return () if all(state.blocks[key].present for key in copied) else copied
     chain: list[Block] = []

@@ -32,7 +32,7 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.agents import Agent, Agents
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import EMPTY, SessionId, State
 from cairn.journal.turns import Turns
 
@@ -174,12 +174,12 @@ class Survey:
             idle: those at rest.
             quarantined: those that a bug took out of service.
         """
-        lives = {Life.COLD, Life.IDLE} if idle else set()
-        lives |= {Life.QUARANTINED} if quarantined else set()
+        lives = {SessionState.COLD, SessionState.IDLE} if idle else set()
+        lives |= {SessionState.QUARANTINED} if quarantined else set()
         return tuple(
             span
             for span in self._open.values()
-            if span.used_us < self._before_us and state.session(span.session).life in lives
+            if span.used_us < self._before_us and state.session(span.session).state in lives
         )
 
     def plan(self, closing: Iterable[Span] = ()) -> Plan:

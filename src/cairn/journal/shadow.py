@@ -16,7 +16,7 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.keys import ids_bytes, ids_hash
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import SessionId, State
 
 _PLACES = 1 << 64
@@ -109,18 +109,22 @@ def answer_hash(state: State, event: ev.ShadowChecked) -> str | None:
     return ids_hash(last.answer_ids)
 
 
-def session_in_doubt(state: State, event: ev.ShadowChecked) -> str | None:
+def quarantined_session(state: State, event: ev.ShadowChecked) -> str | None:
     """
     The session whose slab cannot be trusted: its answer came out otherwise, and no block of the
     prompt did. Where one did, that accounts for the answer: nobody reuses it any more, nor what
     was built on it, not even the session whose slab has it.
     """
     session = state.sessions.get(SessionId(event.of_session))
-    if event.drawn == event.drawn_due or session is None or session.life is Life.QUARANTINED:
+    if (
+        event.drawn == event.drawn_expected
+        or session is None
+        or session.state is SessionState.QUARANTINED
+    ):
         return None
-    if answer_hash(state, event) not in (None, event.ids_due):
+    if answer_hash(state, event) not in (None, event.ids_expected):
         return None  # other tokens were compared, so nothing is known of the answer
-    chunk = state.model.chunk_tokens if state.model is not None else 1
+    chunk = state.model.block_tokens if state.model is not None else 1
     accounted = any(
         other.computed and (other.place + 1) * chunk <= event.prompt_tokens
         for other in others(state, event)

@@ -22,7 +22,7 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal.checkpoints import Checkpoints
-from cairn.journal.lifecycle import Life, next_life
+from cairn.journal.lifecycle import SessionState, next_state
 from cairn.journal.windows import SinkWindow
 
 SessionId = NewType("SessionId", str)
@@ -38,7 +38,7 @@ class Model:
     name: str
     fingerprint: str
     layers: int
-    chunk_tokens: int
+    block_tokens: int
     decode_rows: int
     context_tokens: int
     reusable: bool
@@ -56,7 +56,7 @@ class Model:
         """Which blocks carry recurrent states; None where no layer has one."""
         if not self.state_blocks:
             return None
-        return Checkpoints(chunk_tokens=self.chunk_tokens, blocks=self.state_blocks)
+        return Checkpoints(block_tokens=self.block_tokens, blocks=self.state_blocks)
 
     @property
     def policy(self) -> SinkWindow | None:
@@ -133,25 +133,25 @@ class OpenRequest:
 
 
 @attrs.frozen(kw_only=True)
-class Ahead:
+class OpenPrewarm:
     """
     What the next prompt will begin with, as far as it makes full chunks, from
-    ``anticipation_begun`` to the event that ends it. The passes of settling are over this then, and
+    ``prewarm_started`` to the event that ends it. The passes of settling are over this then, and
     not over prompt and answer.
 
     Attributes:
         ids: the token ids of the chunks, from the first one of the prompt on.
         keys: the key of each chunk.
-        kept_blocks: those that lay in the slab when it began.
-        shared_blocks: those that were to be copied in from the store.
+        blocks_from_slab: those that lay in the slab when it began.
+        blocks_from_pool: those that were to be copied in from the store.
         computed_tokens: what passes have run over since.
         rules_version: by which that was decided.
     """
 
     ids: tuple[int, ...]
     keys: tuple[str, ...]
-    kept_blocks: int
-    shared_blocks: int
+    blocks_from_slab: int
+    blocks_from_pool: int
     computed_tokens: int = 0
     rules_version: int = 1
 
@@ -172,7 +172,7 @@ class Session:
         bug_id: why it is quarantined.
         last_used: position of its last request.
         ttl_s: the life that this gave it, in seconds; None where it has no end.
-        due_us: when that is over, in microseconds since 1970; None likewise.
+        expires_us: when that is over, in microseconds since 1970; None likewise.
     """
 
     id: SessionId
@@ -180,10 +180,10 @@ class Session:
     fingerprint: str
     group: str | None
     named: bool
-    life: Life = Life.COLD
+    state: SessionState = SessionState.COLD
     request: OpenRequest | None = None
     last: Turn | None = None
-    ahead: Ahead | None = None
+    prewarm: OpenPrewarm | None = None
     slab: Slab | None = None
     cached_tokens: int = 0
     canonical_tokens: int = 0
@@ -192,12 +192,12 @@ class Session:
     bug_id: str | None = None
     last_used: int = 0
     ttl_s: int | None = None
-    due_us: int | None = None
+    expires_us: int | None = None
 
     @property
     def free(self) -> bool:
         """Whether it could take a request: a settling session stops settling for one."""
-        return self.life in (Life.IDLE, Life.COLD, Life.SETTLING)
+        return self.state in (SessionState.IDLE, SessionState.COLD, SessionState.SETTLING)
 
     @property
     def work_ids(self) -> tuple[tuple[int, ...], ...]:
@@ -207,8 +207,8 @@ class Session:
         """
         if self.request is not None:
             return self.request.prompt_ids, self.request.sampled
-        if self.ahead is not None:
-            return (self.ahead.ids,)
+        if self.prewarm is not None:
+            return (self.prewarm.ids,)
         return (self.last.prompt_ids, self.last.answer_ids) if self.last is not None else ()
 
     @property
@@ -216,8 +216,8 @@ class Session:
         """The keys of the chunks of these tokens, as far as the journal knows them."""
         if self.request is not None:
             return self.request.prompt_keys
-        if self.ahead is not None:
-            return self.ahead.keys
+        if self.prewarm is not None:
+            return self.prewarm.keys
         return self.last.prompt_keys if self.last is not None else ()
 
 
@@ -234,8 +234,8 @@ class Block:
         foreseen: whether it was computed ahead of any request, and none has reused it yet.
         file_bytes: the size of its file, or None where there is none.
         last_used: position at which it was last sealed or loaded.
-        due_us: when the life is over that those who sealed it gave it, in microseconds since 1970:
-            the last of these. None where it has no end.
+        expires_us: the last end that one of its sealers gave it, in microseconds since
+            1970. None where it has no end.
     """
 
     key: str
@@ -244,10 +244,10 @@ class Block:
     start: int
     bytes: int
     present: bool
-    foreseen: bool = False
+    prewarmed: bool = False
     file_bytes: int | None = None
     last_used: int = 0
-    due_us: int | None = None
+    expires_us: int | None = None
     bug_id: str | None = None
 
     @property
@@ -269,12 +269,12 @@ class Use:
 
     Attributes:
         position: of the decision to use it.
-        due_us: when the life is over that such decisions gave the chain, in microseconds since
+        expires_us: when the life is over that such decisions gave the chain, in microseconds since
             1970: the last of these. None where it has no end.
     """
 
     position: int
-    due_us: int | None = None
+    expires_us: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -456,8 +456,8 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return _slab_acquired(state, event)
         case ev.SlabReleased():
             return _slab_released(state, event)
-        case ev.BlocksShared():
-            return _blocks_shared(state, event)
+        case ev.BlocksRestored():
+            return _blocks_restored(state, event)
         case ev.CacheExtended():
             return _cache_extended(state, event)
         case ev.CacheTrimmed():
@@ -478,7 +478,7 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return _with_file(state, event.key, None)
         case ev.TokensEmitted():
             return _tokens_emitted(state, event)
-        case ev.CallRejected() | ev.TurnKept():
+        case ev.CallRejected() | ev.TurnStored():
             return _stepped(state, state.session(event.session), event)
         case ev.RequestFinished():
             session = state.session(event.session)
@@ -486,16 +486,16 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.RequestCancelled():
             session = state.session(event.session)
             return _request_ended(_stepped(state, session, event), event.session, None)
-        case ev.AnticipationBegun():
-            return _anticipation_begun(state, event)
-        case ev.AnticipationSettled() | ev.AnticipationGivenUp():
-            return _stepped(state, state.session(event.session), event, ahead=None)
+        case ev.PrewarmStarted():
+            return _prewarm_started(state, event)
+        case ev.PrewarmFinished() | ev.PrewarmAbandoned():
+            return _stepped(state, state.session(event.session), event, prewarm=None)
         case ev.SessionSettled():
             return _session_settled(state, event)
         case ev.SessionClosed():
             return _session_closed(state, event)
-        case ev.ShadowBegan():
-            return _shadow_began(state, event)
+        case ev.ShadowStarted():
+            return _shadow_started(state, event)
         case ev.ShadowChecked():
             assert state.shadow is not None
             return attrs.evolve(state, shadow=attrs.evolve(state.shadow, checked=True))
@@ -536,9 +536,9 @@ def _put(state: State, session: Session) -> State:
 
 def _stepped(state: State, session: Session, event: ev.Event, **changes: Any) -> State:
     """The session changed, and moved on by the table of legal steps."""
-    life = next_life(session.life, trigger(event))
-    assert life is not None, f"{trigger(event)} on a {session.life} session was not checked"
-    return _put(state, attrs.evolve(session, life=life, **changes))
+    life = next_state(session.state, trigger(event))
+    assert life is not None, f"{trigger(event)} on a {session.state} session was not checked"
+    return _put(state, attrs.evolve(session, state=life, **changes))
 
 
 def _chain_used(state: State, session: Session, keys: tuple[str, ...]) -> State:
@@ -548,8 +548,8 @@ def _chain_used(state: State, session: Session, keys: tuple[str, ...]) -> State:
     if not keys:
         return state
     known = state.uses.get(keys[-1])
-    due_us = _renewed(state, known.due_us if known is not None else None, session.ttl_s)
-    uses = state.uses.set(keys[-1], Use(position=state.position, due_us=due_us))
+    expires_us = _renewed(state, known.expires_us if known is not None else None, session.ttl_s)
+    uses = state.uses.set(keys[-1], Use(position=state.position, expires_us=expires_us))
     return _pinned(attrs.evolve(state, uses=uses), session.id, keys)
 
 
@@ -564,14 +564,14 @@ def _unpinned(state: State, session: SessionId) -> State:
     return attrs.evolve(state, pins=state.pins.delete(session))
 
 
-def _renewed(state: State, due_us: int | None, ttl_s: int | None) -> int | None:
+def _renewed(state: State, expires_us: int | None, ttl_s: int | None) -> int | None:
     """
     When the life is over of what is used now. No use shortens what another one gave it;
     what had no end has the one of its next use.
     """
     if ttl_s is None:
-        return due_us
-    return max(due_us or 0, state.time_us + 1_000_000 * ttl_s)
+        return expires_us
+    return max(expires_us or 0, state.time_us + 1_000_000 * ttl_s)
 
 
 def _not_for_nothing(state: State, keys: tuple[str, ...], count: int) -> State:
@@ -586,8 +586,8 @@ def _not_for_nothing(state: State, keys: tuple[str, ...], count: int) -> State:
     for key in reversed(keys):
         if not count:
             break
-        if blocks[key].foreseen:
-            blocks = blocks.set(key, attrs.evolve(blocks[key], foreseen=False))
+        if blocks[key].prewarmed:
+            blocks = blocks.set(key, attrs.evolve(blocks[key], prewarmed=False))
             count -= 1
     return attrs.evolve(state, blocks=blocks)
 
@@ -638,14 +638,14 @@ def _memory_gone(state: State) -> State:
         state = _request_ended(state, session.id, None)
     sessions = state.sessions
     for session in state.sessions.values():
-        asleep = Life.IDLE if session.last is not None else Life.COLD
-        keeps = session.life in (Life.QUARANTINED, Life.CLOSED)
+        asleep = SessionState.IDLE if session.last is not None else SessionState.COLD
+        keeps = session.state in (SessionState.QUARANTINED, SessionState.CLOSED)
         sessions = sessions.set(
             session.id,
             attrs.evolve(
                 session,
-                life=session.life if keeps else asleep,
-                ahead=None,
+                state=session.state if keeps else asleep,
+                prewarm=None,
                 slab=None,
                 cached_tokens=0,
                 canonical_tokens=0,
@@ -688,8 +688,8 @@ def _request_ended(state: State, session_id: str, finished: ev.RequestFinished |
     )
     state = _with_tip(state, session, turn)
     state = attrs.evolve(state, requests=state.requests.delete(request.ask.request))
-    due_us = _renewed(state, None, session.ttl_s)
-    return _put(state, attrs.evolve(session, request=None, last=turn, due_us=due_us))
+    expires_us = _renewed(state, None, session.ttl_s)
+    return _put(state, attrs.evolve(session, request=None, last=turn, expires_us=expires_us))
 
 
 def _model(event: ev.ModelLoaded) -> Model:
@@ -732,7 +732,7 @@ def _request_received(state: State, event: ev.RequestReceived) -> State:
         fingerprint=event.fingerprint,
         last_used=state.position,
         ttl_s=event.ttl_s,
-        due_us=_renewed(state, None, event.ttl_s),
+        expires_us=_renewed(state, None, event.ttl_s),
     )
     return attrs.evolve(state, requests=state.requests.set(event.request, session.id))
 
@@ -740,24 +740,24 @@ def _request_received(state: State, event: ev.RequestReceived) -> State:
 def opened_request(session: Session, event: ev.RequestReceived) -> OpenRequest:
     """The request with its prompt put together from the session's last one and what is new."""
     last = session.last
-    kept_chain = last.chain[: event.kept_parts] if last else ()
-    kept_ids = last.prompt_ids[: event.kept_tokens] if last else ()
-    kept_keys = last.prompt_keys[: event.kept_keys] if last else ()
+    base_chain = last.chain[: event.base_parts] if last else ()
+    base_ids = last.prompt_ids[: event.base_tokens] if last else ()
+    base_keys = last.prompt_keys[: event.base_keys] if last else ()
     return OpenRequest(
         ask=event,
-        chain=kept_chain + event.new_parts,
-        prompt_ids=kept_ids + event.new_ids,
-        prompt_keys=kept_keys + event.new_keys,
+        chain=base_chain + event.new_parts,
+        prompt_ids=base_ids + event.new_ids,
+        prompt_keys=base_keys + event.new_keys,
     )
 
 
 def _path_selected(state: State, event: ev.PathSelected) -> State:
     session = state.session(event.session)
     assert session.request is not None
-    keys = session.request.prompt_keys[: event.kept_blocks + event.shared_blocks]
-    if event.anticipated_tokens:
+    keys = session.request.prompt_keys[: event.blocks_from_slab + event.blocks_from_pool]
+    if event.prewarmed_tokens:
         assert state.model is not None
-        state = _not_for_nothing(state, keys, event.anticipated_tokens // state.model.chunk_tokens)
+        state = _not_for_nothing(state, keys, event.prewarmed_tokens // state.model.block_tokens)
     state = _chain_used(state, session, keys)
     request = attrs.evolve(session.request, path=event)
     return _stepped(state, session, event, request=request)
@@ -776,7 +776,7 @@ def _slab_released(state: State, event: ev.SlabReleased) -> State:
     return _stepped(state, session, event, slab=None, **_NO_KV)
 
 
-def _shadow_began(state: State, event: ev.ShadowBegan) -> State:
+def _shadow_started(state: State, event: ev.ShadowStarted) -> State:
     slab = Slab(id=event.slab, capacity_tokens=event.capacity_tokens, bytes=event.bytes)
     state = _slabs_changed(state, +1, event.bytes)
     shadow = Shadow(of_session=event.of_session, request=event.request, slab=slab)
@@ -790,7 +790,7 @@ def _slabs_changed(state: State, slabs: int, size: int) -> State:
     return attrs.evolve(state, pool=pool)
 
 
-def _blocks_shared(state: State, event: ev.BlocksShared) -> State:
+def _blocks_restored(state: State, event: ev.BlocksRestored) -> State:
     session = state.session(event.session)
     assert state.model is not None
     return _stepped(
@@ -801,7 +801,7 @@ def _blocks_shared(state: State, event: ev.BlocksShared) -> State:
         canonical_tokens=event.end,
         window_start=event.coverage[0][1] if event.coverage else 0,
         # With those that lie before the window and were not copied.
-        slab_keys=session.work_keys[: event.end // state.model.chunk_tokens],
+        slab_keys=session.work_keys[: event.end // state.model.block_tokens],
     )
 
 
@@ -810,10 +810,10 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
     request = session.request
     if request is not None and event.sampled:
         request = attrs.evolve(request, sampled=request.sampled + event.sampled)
-    ahead = session.ahead
-    if ahead is not None:
-        computed = ahead.computed_tokens + event.end - event.start
-        ahead = attrs.evolve(ahead, computed_tokens=computed)
+    prewarm = session.prewarm
+    if prewarm is not None:
+        computed = prewarm.computed_tokens + event.end - event.start
+        prewarm = attrs.evolve(prewarm, computed_tokens=computed)
     return _stepped(
         state,
         session,
@@ -822,13 +822,13 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
         canonical_tokens=session.canonical_tokens if event.step == "decode" else event.end,
         window_start=event.coverage[0][1] if event.coverage else 0,
         request=request,
-        ahead=ahead,
+        prewarm=prewarm,
     )
 
 
 def _cache_trimmed(state: State, event: ev.CacheTrimmed) -> State:
     session = state.session(event.session)
-    chunk = state.model.chunk_tokens if state.model else 1
+    chunk = state.model.block_tokens if state.model else 1
     return _stepped(
         state,
         session,
@@ -853,10 +853,10 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
         bytes=event.bytes,
         present=event.stored,
         # Who computed it again changes nothing about whom the one in memory was computed for.
-        foreseen=present.foreseen if present is not None else session.ahead is not None,
+        prewarmed=present.prewarmed if present is not None else session.prewarm is not None,
         file_bytes=known.file_bytes if known else None,
         last_used=state.position,
-        due_us=_renewed(state, known.due_us if known else None, session.ttl_s),
+        expires_us=_renewed(state, known.expires_us if known else None, session.ttl_s),
         bug_id=known.bug_id if known else None,
     )
     pool = state.pool
@@ -910,22 +910,22 @@ def _tokens_emitted(state: State, event: ev.TokensEmitted) -> State:
     return _stepped(state, session, event, request=request)
 
 
-def _anticipation_begun(state: State, event: ev.AnticipationBegun) -> State:
+def _prewarm_started(state: State, event: ev.PrewarmStarted) -> State:
     session = state.session(event.session)
     assert session.last is not None
-    ahead = anticipated(session.last, event)
-    keys = ahead.keys[: event.kept_blocks + event.shared_blocks]
+    prewarm = anticipated(session.last, event)
+    keys = prewarm.keys[: event.blocks_from_slab + event.blocks_from_pool]
     state = _chain_used(state, session, keys)
-    return _stepped(state, session, event, ahead=ahead)
+    return _stepped(state, session, event, prewarm=prewarm)
 
 
-def anticipated(last: Turn, event: ev.AnticipationBegun) -> Ahead:
+def anticipated(last: Turn, event: ev.PrewarmStarted) -> OpenPrewarm:
     """What is computed ahead, put together from the session's last turn and what is new."""
-    return Ahead(
-        ids=last.sequence[: event.kept_tokens] + event.new_ids,
-        keys=last.prompt_keys[: event.kept_keys] + event.new_keys,
-        kept_blocks=event.kept_blocks,
-        shared_blocks=event.shared_blocks,
+    return OpenPrewarm(
+        ids=last.sequence[: event.base_tokens] + event.new_ids,
+        keys=last.prompt_keys[: event.base_keys] + event.new_keys,
+        blocks_from_slab=event.blocks_from_slab,
+        blocks_from_pool=event.blocks_from_pool,
         rules_version=event.rules_version,
     )
 
@@ -956,7 +956,7 @@ def _invariant_violated(state: State, event: ev.InvariantViolated) -> State:
 def _session_quarantined(state: State, event: ev.SessionQuarantined) -> State:
     session = state.session(event.session)
     state = _unpinned(state, session.id)
-    state = _stepped(state, session, event, ahead=None, bug_id=event.bug_id)
+    state = _stepped(state, session, event, prewarm=None, bug_id=event.bug_id)
     return _request_ended(state, event.session, None)
 
 

@@ -26,7 +26,7 @@ class Place:
         session: the one that served it.
         agent: whose turn it is, by the agent's name; None for one that is looked up by its request.
         previous: the request whose turn comes before it.
-        kept: the row of ``turn_kept``.
+        kept: the row of ``turn_stored``.
         finished: the row of ``request_finished``; 0 while the request is under way.
         texts_at: the rows of earlier turns that have texts of its note, each with its name.
         tokens: of its prompt and its answer together.
@@ -64,7 +64,7 @@ class Turns:
         row and the request: other bugs are recorded at the last row, too, whosever that is.
         """
         match recorded.event:
-            case ev.TurnKept() as kept:
+            case ev.TurnStored() as kept:
                 self._under_way[kept.request] = Place(
                     tenant=kept.tenant,
                     session=kept.session,
@@ -142,7 +142,7 @@ class Turns:
         for request in requests:
             self._places.pop(request, None)
 
-    def _note(self, kept: ev.TurnKept, row: int) -> None:
+    def _note(self, kept: ev.TurnStored, row: int) -> None:
         """Take in the texts that a turn brought, as digests."""
         if kept.texts:
             known = self._texts.setdefault(kept.session, {})

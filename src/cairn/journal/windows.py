@@ -40,12 +40,12 @@ class SinkWindow:
     rows: int
 
     @classmethod
-    def of(cls, sinks: int, window: int, chunk_tokens: int) -> SinkWindow:
+    def of(cls, sinks: int, window: int, block_tokens: int) -> SinkWindow:
         """
         The policy with slabs that hold a chunk, and a quarter of the window for answers, besides.
         """
-        spare = max(_SPARE_CHUNKS * chunk_tokens, window // _SPARE_SHARE)
-        rows = -(-(sinks + window + spare) // chunk_tokens) * chunk_tokens
+        spare = max(_SPARE_CHUNKS * block_tokens, window // _SPARE_SHARE)
+        rows = -(-(sinks + window + spare) // block_tokens) * block_tokens
         return cls(sinks=sinks, window=window, rows=rows)
 
     def first(self, place: int) -> int:
@@ -65,45 +65,45 @@ class SinkWindow:
             return start
         return self.first(place)
 
-    def sink_blocks(self, chunk_tokens: int) -> int:
+    def sink_blocks(self, block_tokens: int) -> int:
         """How many blocks from the front hold the sinks."""
-        return -(-self.sinks // chunk_tokens)
+        return -(-self.sinks // block_tokens)
 
-    def first_block(self, blocks: int, chunk_tokens: int) -> int:
+    def first_block(self, blocks: int, block_tokens: int) -> int:
         """
         The block that holds the first token past the sinks that the one behind so many blocks
         attends to.
         """
-        return self.first(blocks * chunk_tokens) // chunk_tokens
+        return self.first(blocks * block_tokens) // block_tokens
 
-    def resumed_at(self, kept: int, blocks: int, chunk_tokens: int) -> int | None:
+    def resumed_at(self, kept: int, blocks: int, block_tokens: int) -> int | None:
         """
         The block from which copying goes on behind the sinks, where a slab holds ``kept`` blocks
         and is to hold ``blocks``; None where nothing is left out.
         """
-        first = self.first_block(blocks, chunk_tokens)
-        return first if first > max(kept, self.sink_blocks(chunk_tokens)) else None
+        first = self.first_block(blocks, block_tokens)
+        return first if first > max(kept, self.sink_blocks(block_tokens)) else None
 
-    def copied(self, kept: int, blocks: int, chunk_tokens: int) -> tuple[int, ...]:
+    def copied(self, kept: int, blocks: int, block_tokens: int) -> tuple[int, ...]:
         """
         The blocks that are copied into a slab that holds ``kept`` of them and is to hold
         ``blocks``, by their places: those with the sinks, and those of the window at the end. What
         lies between them no token attends to from there on.
         """
-        resumed = self.resumed_at(kept, blocks, chunk_tokens)
+        resumed = self.resumed_at(kept, blocks, block_tokens)
         if resumed is None:
             return tuple(range(kept, blocks))
-        return (*range(kept, self.sink_blocks(chunk_tokens)), *range(resumed, blocks))
+        return (*range(kept, self.sink_blocks(block_tokens)), *range(resumed, blocks))
 
-    def middle(self, blocks: int, chunk_tokens: int) -> range:
+    def middle(self, blocks: int, block_tokens: int) -> range:
         """
         The places of the blocks, of so many, that may leave memory when a conversation rests: what
         its next request attends to is there without them, also where that goes on from somewhat
         before the end, by as much as a slab has room for besides sinks and window.
         """
         spare = self.rows - self.sinks - self.window
-        first = self.first(max(0, blocks * chunk_tokens - spare)) // chunk_tokens
-        return range(self.sink_blocks(chunk_tokens), first)
+        first = self.first(max(0, blocks * block_tokens - spare)) // block_tokens
+        return range(self.sink_blocks(block_tokens), first)
 
     def reaches(self, start: int, end: int) -> bool:
         """

@@ -140,7 +140,7 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
             await server.forget(request),
         )
     # Another fingerprint, as that of another model is.
-    async with serving(model_directory, store, chunk_tokens=16) as server:
+    async with serving(model_directory, store, block_tokens=16) as server:
         assert third.accepted.request == (await history(server, "notes")).head
         assert "cold" == server.agents.all("local")[0].status
         said = await go_on(server, "notes", "And then?")
@@ -200,7 +200,7 @@ async def test_a_turn_reads_what_is_new(model_directory: Path):
         assert all_of_it == await history(server, "notes")
         assert 0 == store.since()
         held = server._kept.remembered
-        assert server.statistics().remembered_bytes >= held.bytes > 0
+        assert server.statistics().text_cache_bytes >= held.bytes > 0
         # As much room as the half of it takes: the rest is read each time.
         held._budget_bytes = held.bytes // 2
         for _ in range(2):
@@ -252,7 +252,7 @@ async def test_a_fork_is_built_on_the_stones_that_lie_there(model_directory: Pat
     At an earlier turn, at the last one and before the first: what it reuses is what the agent
     itself would, and what it says is what a cold path says. The two go on apart.
     """
-    async with serving(model_directory, chunk_tokens=16) as server:
+    async with serving(model_directory, block_tokens=16) as server:
         agents = server.agents
         await agents.create(NOTES, "local")
         for text in (LONG * 2, "And the hill? " * 8, "And the sea?"):
@@ -420,7 +420,7 @@ async def test_what_fails_leaves_no_trace(model_directory: Path):
         await at_rest(server)
         await go_on(server, "notes", "Three")
         assert ["One", "Three"] == asked(await history(server, "notes"))
-    kept = [decode(row).event for row in store.rows if row.kind == "turn_kept"]
+    kept = [decode(row).event for row in store.rows if row.kind == "turn_stored"]
     assert 2 == len(kept)
     assert () == replay(store.read()).findings
 

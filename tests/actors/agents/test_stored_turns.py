@@ -125,10 +125,10 @@ async def test_a_turn_is_committed_before_its_answer_is_told(model_directory: Pa
     async with serving(model_directory, store) as server:
         said = await ask(server, command(HELLO))
         kinds = [row.kind for row in store.rows if row.stream.endswith(said.accepted.session)]
-    at = kinds.index("turn_kept")
+    at = kinds.index("turn_stored")
     assert "request_finished" == kinds[at + 1]
-    (kept,) = (decode(row).event for row in store.rows if row.kind == "turn_kept")
-    assert isinstance(kept, ev.TurnKept)
+    (kept,) = (decode(row).event for row in store.rows if row.kind == "turn_stored")
+    assert isinstance(kept, ev.TurnStored)
     assert said.accepted.request == kept.request
 
 
@@ -138,7 +138,7 @@ async def test_a_text_that_was_forgotten(model_directory: Path):
     async with serving(model_directory, store) as server:
         said = await ask(server, command(HELLO))
         for index, row in enumerate(store.rows):
-            if row.kind == "turn_kept":
+            if row.kind == "turn_stored":
                 store.rows[index] = attrs.evolve(row, private=None)
         assert await server.turn(said.accepted.request) is None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cairn.actors.agents.text_cache import Remembered, held_bytes
+from cairn.actors.agents.text_cache import TextCache, held_bytes
 from cairn.engine.prompt.template import Message
 
 
 def test_what_was_not_used_for_the_longest_time_goes():
     """And what it took is given back."""
-    remembered = Remembered(4000)
+    remembered = TextCache(4000)
     for key in "abc":
         remembered.use([(key, key * 1000)])
     full = remembered.bytes
@@ -23,7 +23,7 @@ def test_of_what_does_not_fit_the_front_is_kept():
     A line that is gone through from the front again and again, and does not fit: what fits of it is
     found each time. One alone that does not fit drives nothing out.
     """
-    remembered = Remembered(4000)
+    remembered = TextCache(4000)
     line = [(number, "x" * 1000) for number in range(9)]
     for _ in range(3):
         remembered.use(line)
@@ -34,7 +34,7 @@ def test_of_what_does_not_fit_the_front_is_kept():
 
 def test_what_is_forgotten_takes_nothing():
     """By its key or its value."""
-    remembered = Remembered()
+    remembered = TextCache()
     remembered.use([(1, "one"), (2, "two")])
     remembered.forget(lambda key, _: key == 1)
     remembered.forget(lambda _, value: value == "two")

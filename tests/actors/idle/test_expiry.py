@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors import clock as outside
+from cairn.actors import clock as clock
 from cairn.actors import memory
 from cairn.actors.clock import wall_clock_us
 from cairn.actors.models import load as loading
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.trio
 HOUR_S = 3600
 
 
-@pytest.fixture(name="house")
+@pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
     """One where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
@@ -58,7 +58,7 @@ def question(place: int = 1, **changes: Any) -> Generate:
 
 def turn_clock(server: Server, seconds: float) -> None:
     """Have the clock that lives are compared with say so much more than it is."""
-    server._lives._now_us = server._memory._now_us = lambda: (
+    server._expiry._now_us = server._memory._now_us = lambda: (
         wall_clock_us() + round(1_000_000 * seconds)
     )
 
@@ -67,7 +67,7 @@ async def later(server: Server, seconds: float) -> None:
     """So much time goes by while nobody wants anything."""
     await done(server)
     turn_clock(server, seconds)
-    server._lives.look()
+    server._expiry.look()
     await done(server)
 
 
@@ -82,14 +82,14 @@ async def done(server: Server) -> None:
 
 
 async def test_what_fails_while_lives_are_ended_ends_no_server(
-    house: Journaled, monkeypatch: pytest.MonkeyPatch
+    setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests are served as before; nothing more is removed."""
 
     async def fails(*_: Any) -> int:
         raise ArithmeticError("while lives are ended")
 
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, question())
         monkeypatch.setattr(server._memory, "remove_over", fails)
         await later(server, 25 * HOUR_S)
@@ -120,7 +120,7 @@ async def test_a_day_and_no_longer(filed: Journaled, tmp_path: Path) -> None:
     assert ["its life is over"] == [event.reason for event in filed.events(ev.SessionClosed)]
     for kind in (ev.BlockEvicted, ev.BlockDropped):
         found = filed.events(kind)
-        assert {"life_over"} == {event.reason for event in found}
+        assert {"expired"} == {event.reason for event in found}
         starts = {event.key: event.start for event in filed.events(ev.BlockSealed)}
         order = [starts[event.key] for event in found]
         assert sorted(order, reverse=True) == order
@@ -159,8 +159,8 @@ async def test_a_life_of_nothing_where_the_clock_was_set_back(
     same: no file is written, the session is closed and its blocks leave memory.
     """
     ahead_us = wall_clock_us() + 1_000_000 * HOUR_S
-    with monkeypatch.context() as ahead:
-        ahead.setattr(outside, "wall_clock_us", lambda: ahead_us)
+    with monkeypatch.context() as prewarm:
+        prewarm.setattr(clock, "wall_clock_us", lambda: ahead_us)
         async with filed.serving():
             pass
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
@@ -208,39 +208,39 @@ async def test_what_cannot_be_removed_stops_no_other(
     assert filed.holds()
 
 
-async def test_a_use_renews_it(house: Journaled) -> None:
+async def test_a_use_renews_it(setup: Journaled) -> None:
     """Whoever uses a block gives it a life of its own; the longer of two counts."""
-    async with house.serving(limits=Limits(ttl_s=60)) as server:
+    async with setup.serving(limits=Limits(ttl_s=60)) as server:
         first = question()
         said = await ask(server, first)
         await done(server)
         blocks, order = server._sequencer.state.blocks, server._sequencer.order
-        dues = {key: order.due_us(block) or 0 for key, block in blocks.items()}
+        dues = {key: order.expires_us(block) or 0 for key, block in blocks.items()}
         said = await ask(server, onward(first, said, ttl_s=HOUR_S))
         assert said.finished.cached_tokens > 0
         await later(server, 120)
         blocks = server._sequencer.state.blocks
         used = said.finished.cached_tokens // 64
-        renewed = [key for key, due in dues.items() if (order.due_us(blocks[key]) or 0) > due]
+        renewed = [key for key, due in dues.items() if (order.expires_us(blocks[key]) or 0) > due]
         assert used <= len(renewed)
         assert {True} == {blocks[key].present for key in renewed}
         (session,) = server._sequencer.state.sessions.values()
         assert HOUR_S == session.ttl_s
         await later(server, 2 * HOUR_S)
         assert 0 == server.statistics().blocks
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_a_client_may_count_on_its_hint(house: Journaled) -> None:
+async def test_a_client_may_count_on_its_hint(setup: Journaled) -> None:
     """
     Where it says no life of its own, it is the server's, or what it counts on if that is longer.
     """
-    async with house.serving(limits=Limits(ttl_s=600)) as server:
+    async with setup.serving(limits=Limits(ttl_s=600)) as server:
         await ask(server, question(1, least_ttl_s=300))
         await ask(server, question(2, least_ttl_s=HOUR_S))
         await ask(server, question(3, least_ttl_s=HOUR_S, ttl_s=5))
         await done(server)
-    assert [600, HOUR_S, 5] == [event.ttl_s for event in house.events(ev.RequestReceived)]
+    assert [600, HOUR_S, 5] == [event.ttl_s for event in setup.events(ev.RequestReceived)]
 
 
 async def test_a_life_outlives_a_restart(filed: Journaled, tmp_path: Path) -> None:
@@ -253,31 +253,31 @@ async def test_a_life_outlives_a_restart(filed: Journaled, tmp_path: Path) -> No
         await later(server, 25 * HOUR_S)
         assert 0 == server.statistics().disk_blocks
         assert {} == server.statistics().sessions
-    assert {"life_over"} == {event.reason for event in filed.events(ev.BlockDropped)}
+    assert {"expired"} == {event.reason for event in filed.events(ev.BlockDropped)}
     assert filed.holds()
 
 
-async def test_nobody_loses_what_is_wanted(house: Journaled) -> None:
+async def test_nobody_loses_what_is_wanted(setup: Journaled) -> None:
     """While anything is wanted nothing is removed, however long its life has been over."""
-    async with house.serving(limits=Limits(ttl_s=60)) as server:
+    async with setup.serving(limits=Limits(ttl_s=60)) as server:
         await ask(server, question())
         await done(server)
         with server._under_way():
             turn_clock(server, HOUR_S)
-            server._lives.look()
+            server._expiry.look()
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert server.statistics().blocks > 0
             assert 0 == await server._memory.remove_over(lambda: False)
         await done(server)
         assert 0 == server.statistics().blocks
-    assert house.holds()
+    assert setup.holds()
 
 
 async def test_two_want_the_slab_and_one_closes_the_session(
-    house: Journaled, monkeypatch: pytest.MonkeyPatch
+    setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who was first has the session closed with its slab; the other one hears that it is gone."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         said = await ask(server, question())
         await done(server)
         session, sessions = said.accepted.session, server._sessions
@@ -295,6 +295,6 @@ async def test_two_want_the_slab_and_one_closes_the_session(
                 nursery.start_soon(sessions.give_up_slab, session, "room for another session")
         await done(server)
 
-    assert [] == house.events(ev.InvariantViolated)
-    assert 1 == len(house.events(ev.SlabReleased))
-    assert house.holds()
+    assert [] == setup.events(ev.InvariantViolated)
+    assert 1 == len(setup.events(ev.SlabReleased))
+    assert setup.holds()

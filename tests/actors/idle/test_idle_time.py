@@ -15,12 +15,12 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.idle.idle_time import OwnTime
+from cairn.actors.idle.idle_time import IdleTime
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
-from cairn.actors.sessions.context import House
+from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.inbox import Inbox
-from cairn.actors.sessions.next_prompt import Beginning, Foresight
+from cairn.actors.sessions.next_prompt import Beginning, NextPrompt
 from cairn.actors.threads.engine import EngineThread
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.prompt.template import Conversation, Message
@@ -85,14 +85,16 @@ class Cache:
         """A cut."""
         self.did.append(f"trim to {end}")
 
-    async def seal(self, key: str, start: int, end: int, *, foreseen: bool) -> None:
+    async def seal(self, key: str, start: int, end: int, *, prewarmed: bool) -> None:
         """A block."""
         self.did.append(f"seal {key} of {start} to {end}")
 
 
-def own_time(hall: Hall, inbox: Inbox | None = None, cache: Cache | None = None) -> OwnTime:
+def idle_time(hall: Hall, inbox: Inbox | None = None, cache: Cache | None = None) -> IdleTime:
     """That of a session."""
-    return OwnTime(cast("House", hall), cast("SessionCache", cache or Cache()), inbox or Inbox())
+    return IdleTime(
+        cast("SessionContext", hall), cast("SessionCache", cache or Cache()), inbox or Inbox()
+    )
 
 
 async def test_it_waits_for_all_requests() -> None:
@@ -104,7 +106,7 @@ async def test_it_waits_for_all_requests() -> None:
         return wanted()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(own_time(hall).run, step)
+        nursery.start_soon(idle_time(hall).run, step)
         for _ in range(2):
             await trio.testing.wait_all_tasks_blocked()
             assert [] == did
@@ -117,7 +119,7 @@ async def test_what_was_not_its_time_is_done_later() -> None:
     A request that comes between the question and the step's turn goes first; then the step is done.
     """
     hall, asked = Hall(), list[bool]()
-    time = own_time(hall)
+    time = idle_time(hall)
 
     async def step(wanted: Callable[[], bool]) -> str | None:
         if not asked:
@@ -153,7 +155,7 @@ async def test_sessions_that_wait_together_do_not_go_together() -> None:
             ran.append(name)
             return True
 
-        await own_time(hall).run(lambda wanted: thread.settle(run, lambda done: done, wanted))
+        await idle_time(hall).run(lambda wanted: thread.settle(run, lambda done: done, wanted))
 
     async with trio.open_nursery() as nursery:
         await nursery.start(thread.run)
@@ -175,7 +177,7 @@ async def test_sessions_that_wait_together_do_not_go_together() -> None:
 async def test_under_a_load_that_never_pauses_it_ends() -> None:
     """Its patience is for all steps together: the waiting of one is missing in the next."""
     hall = Hall(patience_s=0.0)
-    time = own_time(hall)
+    time = idle_time(hall)
 
     async def step(wanted: Callable[[], bool]) -> bool:
         return True
@@ -191,11 +193,11 @@ async def test_under_a_load_that_never_pauses_it_ends() -> None:
     assert await time.run(step) is None
 
 
-@pytest.mark.parametrize("by", ["request", "slab_wanted", "bug", "closing"])
+@pytest.mark.parametrize("by", ["request", "slab_needed", "bug", "closing"])
 async def test_who_wants_the_session_ends_it(by: str) -> None:
     """Even in the wait for others; and it says who it was."""
     hall, inbox = Hall(under_way=1), Inbox()
-    time = own_time(hall, inbox)
+    time = idle_time(hall, inbox)
 
     async def step(wanted: Callable[[], bool]) -> bool:
         raise AssertionError("there is no time")
@@ -206,7 +208,7 @@ async def test_who_wants_the_session_ends_it(by: str) -> None:
             case "request":
                 with trio.move_on_after(0):
                     await inbox.serve(Ticket("r", cast("Any", None), 0))
-            case "slab_wanted":
+            case "slab_needed":
                 with trio.move_on_after(0):
                     await inbox.give_up_slab("room for another session")
             case "bug":
@@ -229,7 +231,7 @@ async def test_a_command_that_is_of_no_concern_any_more_disturbs_nobody() -> Non
     async with trio.open_nursery() as nursery:
         nursery.start_soon(inbox.give_up_slab, "room for another session")
         await trio.testing.wait_all_tasks_blocked()
-        assert (False, "slab_wanted") == (inbox.undisturbed, inbox.wanted_by)
+        assert (False, "slab_needed") == (inbox.undisturbed, inbox.wanted_by)
         inbox.keep_slab()
     assert inbox.undisturbed
     assert 1 == len(inbox.left_over())
@@ -253,7 +255,7 @@ async def test_who_leaves_service_is_disturbed_until_it_has_heard() -> None:
 async def test_a_chunk_is_run_and_sealed() -> None:
     """The one at its place in the sequence."""
     cache = Cache()
-    found = await own_time(Hall(), cache=cache).settle_chunk(range(12), "key", 1)
+    found = await idle_time(Hall(), cache=cache).settle_chunk(range(12), "key", 1)
     assert "sealed" == found
     assert ["pass over [4, 5, 6, 7]", "seal key of 4 to 8"] == cache.did
 
@@ -263,7 +265,7 @@ async def test_a_chunk_that_comes_into_doubt_in_the_wait_is_not_run() -> None:
     hall, cache, found = Hall(under_way=1), Cache(), list[str | None]()
 
     async def settle() -> None:
-        found.append(await own_time(hall, cache=cache).settle_chunk(range(12), "key", 1))
+        found.append(await idle_time(hall, cache=cache).settle_chunk(range(12), "key", 1))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(settle)
@@ -276,7 +278,7 @@ async def test_a_chunk_that_comes_into_doubt_in_the_wait_is_not_run() -> None:
 async def test_a_chunk_that_comes_into_doubt_in_its_pass_is_not_sealed() -> None:
     """Nothing of it stays in the slab: a session rests on sealed blocks alone."""
     cache = Cache(doubt_after=True)
-    found = await own_time(Hall(), cache=cache).settle_chunk(range(12), "key", 1)
+    found = await idle_time(Hall(), cache=cache).settle_chunk(range(12), "key", 1)
     assert "doubt" == found
     assert ["pass over [4, 5, 6, 7]", "trim to 4"] == cache.did
 
@@ -310,13 +312,13 @@ async def test_a_request_waits_for_one_rendering_at_most() -> None:
     tokenizer. The rendering in hand ends, then it is the request's turn, then theirs.
     """
     hall, tokenizer, tokenizing = Hall(), Tokenizer(), trio.CapacityLimiter(1)
-    foresight = Foresight(tokenizer, Encoder(tokenizer), tokenizing)
+    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), tokenizing)
     conversation = Conversation(messages=(Message(role="user", content="Hello"),))
     said = Message(role="assistant", content="Hi")
     found: list[Beginning | None] = []
 
     async def renders() -> None:
-        found.append(await foresight.beginning(conversation, said, "local", own_time(hall).run))
+        found.append(await next_prompt.beginning(conversation, said, "local", idle_time(hall).run))
 
     async with trio.open_nursery() as nursery:
         for _ in range(3):

@@ -26,7 +26,7 @@ from cairn.engine.reports import NotFinite, NotHeld
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.journal.shadow import is_chosen
 from cairn.journal.state import SessionId
@@ -37,10 +37,10 @@ from tests.support.in_process_server import Said, ask, at_rest, generate, servin
 LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6
 C = 16
 SETTINGS: dict[str, Any] = {
-    "chunk_tokens": C,
+    "block_tokens": C,
     "decode_rows": 2,
     "shadow_share": 1.0,
-    "anticipate": False,  # so that blocks over the answer are of its very tokens
+    "prewarm": False,  # so that blocks over the answer are of its very tokens
 }
 
 
@@ -229,7 +229,7 @@ def test_a_request_goes_first(model_directory: Path) -> None:
     trio.run(main)
 
     names = {
-        ev.ShadowBegan: "began",
+        ev.ShadowStarted: "began",
         ev.ShadowEnded: "ended",
         ev.PathSelected: "request",
         ev.RequestFinished: "answered",
@@ -303,7 +303,7 @@ def test_who_is_disturbed_again_and_again_is_skipped(
             settle, ends = server._engine.settle, list[bool]()
 
             async def disturbed(run: Any, record: Any, wanted: Any) -> Any:
-                if not watch.of(ev.ShadowBegan) or watch.of(ev.ShadowSkipped):
+                if not watch.of(ev.ShadowStarted) or watch.of(ev.ShadowSkipped):
                     return await settle(run, record, wanted)
                 ends.append(len(ends) < 4)
                 if not ends[-1]:
@@ -334,12 +334,12 @@ def test_without_room_it_waits(model_directory: Path) -> None:
             await ask(server, command(LONG, max_tokens=4))
             await at_rest(server)
             await trio.testing.wait_all_tasks_blocked(0.05)
-            assert [] == watch.of(ev.ShadowBegan)
+            assert [] == watch.of(ev.ShadowStarted)
             assert [] == watch.of(ev.ShadowSkipped)
             assert [] == watch.of(ev.SlabReleased)
             over_us = wall_clock_us() + 1_000_000 * 86_400 * 2
-            server._lives._now_us = server._memory._now_us = lambda: over_us
-            server._lives.look()
+            server._expiry._now_us = server._memory._now_us = lambda: over_us
+            server._expiry.look()
             (ended,) = await watch.until(ev.ShadowEnded)
             assert "same" == ended.result
             assert 1 == len(watch.of(ev.SessionClosed))
@@ -372,7 +372,7 @@ def test_a_request_that_comes_first_keeps_the_slab(
             with trio.fail_after(120):
                 await asked.wait()
                 await ask(server, command("Other. " + LONG, max_tokens=4))
-            assert [] == watch.of(ev.ShadowBegan)
+            assert [] == watch.of(ev.ShadowStarted)
             go.set()
             await watch.until(ev.ShadowChecked, 2)
 
@@ -580,15 +580,15 @@ def test_what_is_anticipated_goes_first(model_directory: Path) -> None:
     store = MemoryStore()
 
     async def main() -> None:
-        async with serving(model_directory, store, **{**SETTINGS, "anticipate": True}) as server:
+        async with serving(model_directory, store, **{**SETTINGS, "prewarm": True}) as server:
             watch = Watch(server)
             await ask(server, command(LONG, max_tokens=24))
             await watch.until(ev.ShadowEnded)
 
     trio.run(main)
     kinds = [row.kind for row in store.rows]
-    assert 1 == kinds.count("anticipation_settled")
-    order = ["anticipation_begun", "anticipation_settled", "session_settled", "shadow_began"]
+    assert 1 == kinds.count("prewarm_finished")
+    order = ["prewarm_started", "prewarm_finished", "session_settled", "shadow_started"]
     assert order == [kind for kind in kinds if kind in order]
     found = events(store)
     (checked,) = [event for event in found if isinstance(event, ev.ShadowChecked)]
@@ -632,7 +632,7 @@ def test_a_block_that_changed_in_memory_is_found(model_directory: Path) -> None:
             assert said.accepted.cached_tokens > 2 * C
             _, ended = await watch.until(ev.ShadowEnded, 2)
             assert "differs" == ended.result
-            assert Life.IDLE is server._sequencer.session("s").life
+            assert SessionState.IDLE is server._sequencer.session("s").state
             blocks = server._sequencer.state.blocks
             assert None is blocks[keys[0]].bug_id
             assert all(blocks[key].bug_id for key in keys[1:])
@@ -815,4 +815,4 @@ def test_a_check_waits_until_files_are_written(
     trio.run(main)
     kinds = [row.kind for row in store.rows]
     assert "block_spilled" in kinds
-    assert "block_spilled" not in kinds[kinds.index("shadow_began") :]
+    assert "block_spilled" not in kinds[kinds.index("shadow_started") :]

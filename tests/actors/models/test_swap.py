@@ -34,7 +34,7 @@ from cairn.actors.requests.messages import (
     PromptRefused,
     QueueFull,
     Stopping,
-    TimeOver,
+    TimedOut,
     TooManyAnswers,
     Waiting,
 )
@@ -62,7 +62,7 @@ CHUNK = 16
 
 
 @attrs.define
-class House:
+class Setup:
     """A journal, a folder of block files, and two models, ``one`` and ``other``."""
 
     one: Path
@@ -76,7 +76,7 @@ class House:
         usual = {
             "blocks_folder": self.folder,
             "disk_bytes": 64 * MIB,
-            "chunk_tokens": CHUNK,
+            "block_tokens": CHUNK,
             "decode_rows": 2,
         }
         choices = []
@@ -103,23 +103,23 @@ class House:
 
 
 @pytest.fixture
-def house(
+def setup(
     model_directory: Path,
     other_directory: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> House:
+) -> Setup:
     """A house over the two models of all tests. What a self-test finds is other tests' to say."""
     passed = SelfTest(findings={"nothing": True}, error_max=0.0, duration_us=0)
     monkeypatch.setattr(mlx_start, "run_self_test", lambda *_: passed)
-    return House(model_directory, other_directory, tmp_path / "blocks")
+    return Setup(model_directory, other_directory, tmp_path / "blocks")
 
 
 def to(model: str, *said: str, **changes: Any) -> Generate:
     """A request for a model: what was said, a user and the model by turns."""
     roles = ("user", "assistant")
     messages = tuple(Message(role=roles[n % 2], content=text) for n, text in enumerate(said))
-    usual = {"max_tokens": 4, "asked_model": model}
+    usual = {"max_tokens": 4, "requested_model": model}
     return generate(Conversation(messages=messages), **{**usual, **changes})
 
 
@@ -148,12 +148,12 @@ async def engine_held(server: Models) -> AsyncIterator[threading.Event]:
 async def under_way(server: Models, requests: int) -> None:
     """Wait until so many requests were taken or wait in the line."""
     with trio.fail_after(60):
-        while len(server._line) + len(server._server._tickets) < requests:  # type: ignore[union-attr]
+        while len(server._queue) + len(server._server._tickets) < requests:  # type: ignore[union-attr]
             await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_a_model_that_returns_finds_what_it_left(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     Asked one, the other, and the first again: that is a continuation of its own session, from
@@ -165,7 +165,7 @@ async def test_a_model_that_returns_finds_what_it_left(
         return False
 
     monkeypatch.setattr(Memory, "write_through", not_now)
-    async with house.serving() as server:
+    async with setup.serving() as server:
         first = await ask(server, to("one", OPENING))
         goes_on = (OPENING, first.text, "And then?")
         beside = await ask(server, to("other-alias", *goes_on))
@@ -177,31 +177,31 @@ async def test_a_model_that_returns_finds_what_it_left(
     assert ("continuation", None) == (again.accepted.path, again.accepted.reason)
     assert first.accepted.session == again.accepted.session != beside.accepted.session
     assert again.accepted.cached_tokens >= CHUNK
-    assert again.accepted.cached_tokens == CHUNK * len(house.events(ev.BlockLoaded))
+    assert again.accepted.cached_tokens == CHUNK * len(setup.events(ev.BlockLoaded))
     assert cold.tokens == again.tokens
-    assert ["one", "other", "one"] == house.swaps()
-    loaded = [event.fingerprint for event in house.events(ev.ModelLoaded)]
-    assert loaded[:2] == [event.fingerprint for event in house.events(ev.ModelUnloaded)]
+    assert ["one", "other", "one"] == setup.swaps()
+    loaded = [event.fingerprint for event in setup.events(ev.ModelLoaded)]
+    assert loaded[:2] == [event.fingerprint for event in setup.events(ev.ModelUnloaded)]
     assert ["one", "other", "one", "one"] == [
         said.accepted.model for said in (first, beside, again, cold)
     ]
     assert [*loaded, loaded[0]] == [
         said.accepted.fingerprint for said in (first, beside, again, cold)
     ]
-    house.holds()
+    setup.holds()
 
 
-async def test_the_memory_of_a_model_that_left_is_free(house: House) -> None:
+async def test_the_memory_of_a_model_that_left_is_free(setup: Setup) -> None:
     """
     By MLX's own count, which is on record: nothing of the model's weights is there, nor of its KV.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         before = server.statistics()
         for model in ("other", "one", "other"):
             await ask(server, to(model, OPENING))
             assert server.statistics().active_bytes >= server.statistics().weights_bytes
 
-    left = [event.active_bytes for event in house.events(ev.ModelUnloaded)]
+    left = [event.active_bytes for event in setup.events(ev.ModelUnloaded)]
     assert 3 == len(left)
     assert before.weights_bytes > 0
     assert max(left) - min(left) < before.weights_bytes // 100
@@ -214,12 +214,12 @@ async def gone(server: Models, command: Generate) -> None:
         pass
 
 
-async def test_the_line_is_fair(house: House) -> None:
+async def test_the_line_is_fair(setup: Setup) -> None:
     """
     Who came before the first for the other model goes first. Then all go in that wait for the
     other, before who came after them for the first: two swaps for four requests.
     """
-    async with house.serving() as server, contextlib.AsyncExitStack() as clients:
+    async with setup.serving() as server, contextlib.AsyncExitStack() as clients:
         entered = []
         for model, seed in (("one", 1), ("other", 2), ("one", 3), ("other", 4)):
             context = server.generate(to(model, OPENING, seed=seed))
@@ -229,20 +229,20 @@ async def test_the_line_is_fair(house: House) -> None:
         for replies in entered:
             assert [reply async for reply in replies]
 
-    assert [1, 2, 4, 3] == [event.seed for event in house.events(ev.RequestReceived)]
-    assert ["one", "other", "one"] == house.swaps()
-    ends = [event.kind for event in house.events(ev.RequestFinished, ev.ModelUnloaded)]
+    assert [1, 2, 4, 3] == [event.seed for event in setup.events(ev.RequestReceived)]
+    assert ["one", "other", "one"] == setup.swaps()
+    ends = [event.kind for event in setup.events(ev.RequestFinished, ev.ModelUnloaded)]
     assert ["request_finished", "model_unloaded"] == ends[:2]
-    house.holds()
+    setup.holds()
 
 
-async def test_who_goes_away_costs_no_swap(house: House) -> None:
+async def test_who_goes_away_costs_no_swap(setup: Setup) -> None:
     """
     A client that waits for another model and leaves before it has its turn: nothing is loaded, it
     is on record, and who waited behind it for the loaded model goes on.
     """
     async with (
-        house.serving() as server,
+        setup.serving() as server,
         engine_held(server) as go_on,
         trio.open_nursery() as nursery,
     ):
@@ -253,24 +253,24 @@ async def test_who_goes_away_costs_no_swap(house: House) -> None:
             await under_way(server, 3)
         go_on.set()
 
-    assert ["one"] == house.swaps()
-    assert [] == house.events(ev.ModelUnloaded)
-    (rejected,) = house.events(ev.RequestRejected)
+    assert ["one"] == setup.swaps()
+    assert [] == setup.events(ev.ModelUnloaded)
+    (rejected,) = setup.events(ev.RequestRejected)
     assert (499, "client_gone") == (rejected.status, rejected.code)
-    assert [1, 2] == [event.seed for event in house.events(ev.RequestReceived)]
-    house.holds()
+    assert [1, 2] == [event.seed for event in setup.events(ev.RequestReceived)]
+    setup.holds()
 
 
-async def test_a_count_has_its_time_and_its_place(house: House) -> None:
+async def test_a_count_has_its_time_and_its_place(setup: Setup) -> None:
     """
     It ends like a request whose time is over, and where too many wait the next one is told to come
     again; nothing is on record of either.
     """
-    async with house.serving(limits=Limits(request_s=0.1, queue=0)) as server:
+    async with setup.serving(limits=Limits(request_s=0.1, queue=0)) as server:
         async with server._counting.reading, trio.open_nursery() as nursery:
 
             async def late() -> None:
-                with pytest.raises(TimeOver):
+                with pytest.raises(TimedOut):
                     await server.count(to("other", OPENING))
 
             nursery.start_soon(late)
@@ -280,12 +280,12 @@ async def test_a_count_has_its_time_and_its_place(house: House) -> None:
         await server.drain()
         with pytest.raises(Stopping):
             await server.count(to("other", OPENING))
-    assert [] == house.events(ev.RequestRejected)
+    assert [] == setup.events(ev.RequestRejected)
 
 
-async def test_who_waits_hears_that_it_does(house: House) -> None:
+async def test_who_waits_hears_that_it_does(setup: Setup) -> None:
     """While the other model is not there yet, and then of a refusal: its time is over."""
-    async with house.serving(limits=Limits(heartbeat_s=0.01, request_s=30.0)) as server:
+    async with setup.serving(limits=Limits(heartbeat_s=0.01, request_s=30.0)) as server:
         clock = trio.current_time()
         async with engine_held(server) as go_on, trio.open_nursery() as nursery:
             nursery.start_soon(ask, server, to("one", OPENING))
@@ -296,20 +296,20 @@ async def test_who_waits_hears_that_it_does(house: House) -> None:
                     replies._arrival,  # type: ignore[attr-defined]
                     deadline=clock,
                 )
-                with pytest.raises(TimeOver):
+                with pytest.raises(TimedOut):
                     await anext(replies)
             go_on.set()
-    (rejected,) = house.events(ev.RequestRejected)
-    assert (504, "time_over") == (rejected.status, rejected.code)
-    assert ["one"] == house.swaps()
+    (rejected,) = setup.events(ev.RequestRejected)
+    assert (504, "timed_out") == (rejected.status, rejected.code)
+    assert ["one"] == setup.swaps()
 
 
-async def test_the_line_has_an_end(house: House) -> None:
+async def test_the_line_has_an_end(setup: Setup) -> None:
     """
     As many answers as may wait, wait for a model; the next one is told to come again, and it is on
     record.
     """
-    serving = house.serving(limits=Limits(queue=1))  # beside two rows
+    serving = setup.serving(limits=Limits(queue=1))  # beside two rows
     async with serving as server, contextlib.AsyncExitStack() as clients:
         for choices in (1, 2):
             command = to("other", OPENING, choices=choices)
@@ -317,30 +317,30 @@ async def test_the_line_has_an_end(house: House) -> None:
         with pytest.raises(QueueFull) as caught:
             await gone(server, to("other", OPENING))
         assert caught.value.request is not None
-    rejected = house.events(ev.RequestRejected)
+    rejected = setup.events(ev.RequestRejected)
     assert [429, 499, 499] == [event.status for event in rejected]
 
 
-async def test_more_answers_than_there_are_places_for(house: House) -> None:
+async def test_more_answers_than_there_are_places_for(setup: Setup) -> None:
     """
     That is the client's mistake, whether the model that it asks for is loaded or not; and with the
     one that is not, nobody comes to wait.
     """
-    async with house.serving(limits=Limits(queue=1)) as server:  # beside two rows
+    async with setup.serving(limits=Limits(queue=1)) as server:  # beside two rows
         for name in ("one", "other"):
             with pytest.raises(TooManyAnswers, match="at most 3 answers"):
                 await gone(server, attrs.evolve(to(name, OPENING), choices=4))
-    assert ["one"] == house.swaps()
+    assert ["one"] == setup.swaps()
 
 
-async def test_a_model_whose_directory_is_broken(house: House, tmp_path: Path) -> None:
+async def test_a_model_whose_directory_is_broken(setup: Setup, tmp_path: Path) -> None:
     """
     It is seen before the model that is loaded leaves: who asked is told, it is on record, and the
     rest is as if nobody had asked. For a while it is not looked at again.
     """
-    house.other = shutil.copytree(house.other, tmp_path / "broken")
-    async with house.serving() as server:
-        (house.other / "config.json").unlink()
+    setup.other = shutil.copytree(setup.other, tmp_path / "broken")
+    async with setup.serving() as server:
+        (setup.other / "config.json").unlink()
         for _ in range(2):
             with pytest.raises(ModelNotLoaded) as caught:
                 await ask(server, to("other", OPENING))
@@ -349,24 +349,24 @@ async def test_a_model_whose_directory_is_broken(house: House, tmp_path: Path) -
         assert 0 < caught.value.retry_after_s <= 30
         await ask(server, to("one", OPENING))
 
-    (failed,) = house.events(ev.ModelNotLoaded)
+    (failed,) = setup.events(ev.ModelNotLoaded)
     assert ("other", True) == (failed.name, "config.json" in failed.reason)
-    assert [503, 503] == [event.status for event in house.events(ev.RequestRejected)]
-    assert ["one"] == house.swaps()
-    house.holds()
+    assert [503, 503] == [event.status for event in setup.events(ev.RequestRejected)]
+    assert ["one"] == setup.swaps()
+    setup.holds()
 
 
-async def test_a_model_that_cannot_be_loaded(house: House, tmp_path: Path) -> None:
+async def test_a_model_that_cannot_be_loaded(setup: Setup, tmp_path: Path) -> None:
     """
     One whose fault only loading shows: the one before is loaded again and goes on with what it
     left. When the directory is mended and the pause over, the model is served.
     """
-    sound, house.other = house.other, shutil.copytree(house.other, tmp_path / "broken")
-    config = (house.other / "config.json").read_text(encoding="utf-8")
-    (house.other / "config.json").write_text(
+    sound, setup.other = setup.other, shutil.copytree(setup.other, tmp_path / "broken")
+    config = (setup.other / "config.json").read_text(encoding="utf-8")
+    (setup.other / "config.json").write_text(
         config.replace('"num_hidden_layers": ', '"num_hidden_layers": 1'), encoding="utf-8"
     )
-    async with house.serving() as server:
+    async with setup.serving() as server:
         first = await ask(server, to("one", OPENING))
         with pytest.raises(ModelNotLoaded):
             await ask(server, to("other", OPENING))
@@ -376,26 +376,26 @@ async def test_a_model_that_cannot_be_loaded(house: House, tmp_path: Path) -> No
         again = await ask(server, to("one", OPENING, first.text, "And then?"))
         assert "continuation" == again.accepted.path
         assert again.accepted.cached_tokens > 0
-        shutil.copy(sound / "config.json", house.other)
+        shutil.copy(sound / "config.json", setup.other)
         server._pauses.clear()
         await ask(server, to("other", OPENING))
 
-    assert ["one", "one", "other"] == house.swaps()
-    assert 1 == len(house.events(ev.ModelNotLoaded))
-    house.holds()
+    assert ["one", "one", "other"] == setup.swaps()
+    assert 1 == len(setup.events(ev.ModelNotLoaded))
+    setup.holds()
 
 
-async def test_where_neither_can_be_loaded(house: House, tmp_path: Path) -> None:
+async def test_where_neither_can_be_loaded(setup: Setup, tmp_path: Path) -> None:
     """
     Nothing is served then, and that is told; a model that is sound again is loaded when it is asked
     for.
     """
     for name in ("one", "other"):
-        setattr(house, name, shutil.copytree(getattr(house, name), tmp_path / name))
-    async with house.serving() as server:
+        setattr(setup, name, shutil.copytree(getattr(setup, name), tmp_path / name))
+    async with setup.serving() as server:
         await ask(server, to("one", OPENING))
         kept = {}
-        for directory in (house.one, house.other):
+        for directory in (setup.one, setup.other):
             kept[directory] = (directory / "config.json").read_text(encoding="utf-8")
             broken = kept[directory].replace('"num_hidden_layers": ', '"num_hidden_layers": 1')
             (directory / "config.json").write_text(broken, encoding="utf-8")
@@ -409,14 +409,14 @@ async def test_where_neither_can_be_loaded(house: House, tmp_path: Path) -> None
         server._pauses.clear()
         await ask(server, to("other", OPENING))
 
-    assert ["one", "other"] == house.swaps()
-    assert ["other", "one"] == [event.name for event in house.events(ev.ModelNotLoaded)]
-    house.holds()
+    assert ["one", "other"] == setup.swaps()
+    assert ["other", "one"] == [event.name for event in setup.events(ev.ModelNotLoaded)]
+    setup.holds()
 
 
-async def test_a_stop_ends_the_line(house: House) -> None:
+async def test_a_stop_ends_the_line(setup: Setup) -> None:
     """Who waits for a model when the server stops is told so, and whoever runs has its answer."""
-    async with house.serving() as server, trio.open_nursery() as nursery:
+    async with setup.serving() as server, trio.open_nursery() as nursery:
         running = trio.Event()
 
         async def run() -> None:
@@ -435,14 +435,14 @@ async def test_a_stop_ends_the_line(house: House) -> None:
             go_on.set()
         await running.wait()
 
-    assert ["one"] == house.swaps()
-    assert 1 == len(house.events(ev.RequestFinished))
-    assert isinstance(decode(house.store.rows[-1]).event, ev.ServerStopped)
-    house.holds()
+    assert ["one"] == setup.swaps()
+    assert 1 == len(setup.events(ev.RequestFinished))
+    assert isinstance(decode(setup.store.rows[-1]).event, ev.ServerStopped)
+    setup.holds()
 
 
 async def test_a_stop_does_not_wait_for_a_load(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     Who waits for the model, or for a count by it, is told; the journal ends with what became of the
@@ -452,7 +452,7 @@ async def test_a_stop_does_not_wait_for_a_load(
     token = trio.lowlevel.current_trio_token()
 
     def held(settings: Settings, *rest: Any) -> Any:
-        if settings.model == str(house.other):
+        if settings.model == str(setup.other):
             token.run_sync_soon(began.set)
             go_on.wait(60.0)
         return start(settings, *rest)
@@ -460,7 +460,7 @@ async def test_a_stop_does_not_wait_for_a_load(
     monkeypatch.setattr(loading, "_start", held)
     try:
         with trio.fail_after(60):
-            async with house.serving() as server, trio.open_nursery() as nursery:
+            async with setup.serving() as server, trio.open_nursery() as nursery:
                 first = await ask(server, to("one", OPENING))
                 nursery.start_soon(refused, ask, server, to("other", OPENING))
                 await began.wait()
@@ -468,8 +468,8 @@ async def test_a_stop_does_not_wait_for_a_load(
                 await trio.testing.wait_all_tasks_blocked()
                 assert "loading" == server.models[1].state
                 await server.drain()
-        rows = len(house.store.rows)
-        before, threads = house.swaps(), engines()
+        rows = len(setup.store.rows)
+        before, threads = setup.swaps(), engines()
         assert 1 == len(threads)
     finally:
         go_on.set()
@@ -478,14 +478,14 @@ async def test_a_stop_does_not_wait_for_a_load(
     assert [] == engines()
     await trio.testing.wait_all_tasks_blocked()
 
-    assert (rows, ["one"]) == (len(house.store.rows), before)
-    (failed,) = house.events(ev.ModelNotLoaded)
+    assert (rows, ["one"]) == (len(setup.store.rows), before)
+    (failed,) = setup.events(ev.ModelNotLoaded)
     assert ("other", "the server stopped while it was loading") == (failed.name, failed.reason)
-    ends = [event.kind for event in house.events(ev.ModelUnloaded, ev.ModelNotLoaded)]
+    ends = [event.kind for event in setup.events(ev.ModelUnloaded, ev.ModelNotLoaded)]
     assert ["model_unloaded", "model_not_loaded"] == ends
-    assert isinstance(decode(house.store.rows[-1]).event, ev.ServerStopped)
-    house.holds()
-    async with house.serving() as server:
+    assert isinstance(decode(setup.store.rows[-1]).event, ev.ServerStopped)
+    setup.holds()
+    async with setup.serving() as server:
         again = await ask(server, to("one", OPENING, first.text, "And then?"))
         assert first.accepted.session == again.accepted.session
         assert again.accepted.cached_tokens > 0
@@ -504,14 +504,14 @@ async def refused(ask_for: Any, *arguments: Any) -> None:
 
 @pytest.mark.parametrize("step", ["write_blocks", "unload"])
 async def test_a_stop_before_a_load(
-    house: House, monkeypatch: pytest.MonkeyPatch, step: str
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """One that comes while the model before leaves has none loaded in its place."""
     holder: Any = Server if step == "write_blocks" else models_module
     before = getattr(holder, step)
     stopped = False
 
-    async with house.serving() as server, trio.open_nursery() as nursery:
+    async with setup.serving() as server, trio.open_nursery() as nursery:
 
         async def stops_there(*arguments: Any) -> None:
             nonlocal stopped
@@ -525,20 +525,20 @@ async def test_a_stop_before_a_load(
         await refused(ask, server, to("other", OPENING))
 
     assert stopped
-    assert ["one"] == house.swaps()
-    assert [] == house.events(ev.ModelNotLoaded)
-    assert (step == "unload") == bool(house.events(ev.ModelUnloaded))
-    house.holds()
+    assert ["one"] == setup.swaps()
+    assert [] == setup.events(ev.ModelNotLoaded)
+    assert (step == "unload") == bool(setup.events(ev.ModelUnloaded))
+    setup.holds()
 
 
 async def test_a_session_by_name_outlives_its_model(
-    house: House, capsys: pytest.CaptureFixture[str]
+    setup: Setup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
     The session that a client names is the same one under each model, each tenant's its own; what a
     model computed is reused by itself alone. All of it can be run again, each part on its model.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         said = [
             await ask(server, to(model, OPENING, session_name="mine", tenant=tenant))
             for model, tenant in (
@@ -551,21 +551,21 @@ async def test_a_session_by_name_outlives_its_model(
     assert [0, 0, 0, 4 * CHUNK] == [one.accepted.cached_tokens for one in said]
     assert said[0].tokens == said[3].tokens
     assert said[1].tokens == said[2].tokens != said[0].tokens
-    opened = [event.session for event in house.events(ev.SessionOpened)]
+    opened = [event.session for event in setup.events(ev.SessionOpened)]
     assert ["@alice/mine", "@bob/mine"] == opened
-    house.holds()
+    setup.holds()
     capsys.readouterr()
-    rows = list(house.store.read())
+    rows = list(setup.store.read())
     for session, models in (("@alice/mine", ["one", "other"]), ("@bob/mine", ["other"])):
         assert SAME == rerun(rows, session, None)
-        prints = {event.name: event.fingerprint for event in house.events(ev.ModelLoaded)}
+        prints = {event.name: event.fingerprint for event in setup.events(ev.ModelLoaded)}
         told = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
         assert [prints[model] for model in models] == told
-    assert OTHER_FINGERPRINT == rerun(rows, "@alice/mine", str(house.one))
+    assert OTHER_FINGERPRINT == rerun(rows, "@alice/mine", str(setup.one))
 
 
 async def test_tokens_are_counted_by_the_model_that_is_asked(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     By its own template and tokenizer, which alone is loaded, and once: no model leaves for a count,
@@ -578,19 +578,21 @@ async def test_tokens_are_counted_by_the_model_that_is_asked(
         return load_tokenizer(directory)
 
     monkeypatch.setattr(mlx_tokenizer, "load_tokenizer", counted)
-    house.other = shutil.copytree(house.other, tmp_path / "other")
+    setup.other = shutil.copytree(setup.other, tmp_path / "other")
     told = to("other", OPENING, "So it is.", "And then?")
-    async with house.serving() as server:
-        one = await server.count(attrs.evolve(told, asked_model="one"))
-        template(house.other, "{% for m in messages %}{{ m.content + m.content }}{% endfor %}")
+    async with setup.serving() as server:
+        one = await server.count(attrs.evolve(told, requested_model="one"))
+        template(setup.other, "{% for m in messages %}{{ m.content + m.content }}{% endfor %}")
         other = await server.count(told)
-        assert one < other == await server.count(attrs.evolve(told, asked_model="other-alias"))
-        assert [str(house.other)] == loads
+        assert one < other == await server.count(attrs.evolve(told, requested_model="other-alias"))
+        assert [str(setup.other)] == loads
         assert "one" == server.facts.model
-        assert ["one"] == house.swaps()
+        assert ["one"] == setup.swaps()
         # A raw prompt, as text and as ids.
         raw = attrs.evolve(told, conversation=None, prompt=OPENING)
-        assert await server.count(attrs.evolve(raw, asked_model="one")) == await server.count(raw)
+        assert await server.count(attrs.evolve(raw, requested_model="one")) == await server.count(
+            raw
+        )
         assert 3 == await server.count(attrs.evolve(raw, prompt=(1, 2, 3)))
         bad = Conversation(messages=(Message(role="user", content="x"),), template={"messages": 1})
         with pytest.raises(PromptRefused):
@@ -598,15 +600,15 @@ async def test_tokens_are_counted_by_the_model_that_is_asked(
 
         said = await ask(server, told)
         assert other == said.accepted.prompt_tokens == await server.count(told)
-        assert one == await server.count(attrs.evolve(told, asked_model="one"))
-        template(house.other, "{% for m in messages %}{{ m.content }}{% endfor %}")
+        assert one == await server.count(attrs.evolve(told, requested_model="one"))
+        template(setup.other, "{% for m in messages %}{{ m.content }}{% endfor %}")
         await ask(server, to("one", OPENING))
         assert other > await server.count(told)
 
-    assert [str(house.other), str(house.one), str(house.other)] == loads
-    assert ["one", "other", "one"] == house.swaps()
-    assert 2 == len(house.events(ev.RequestReceived))
-    assert [] == house.events(ev.RequestRejected)
+    assert [str(setup.other), str(setup.one), str(setup.other)] == loads
+    assert ["one", "other", "one"] == setup.swaps()
+    assert 2 == len(setup.events(ev.RequestReceived))
+    assert [] == setup.events(ev.RequestRejected)
 
 
 def template(directory: Path, text: str) -> None:
@@ -618,10 +620,10 @@ def template(directory: Path, text: str) -> None:
     path.write_text(json.dumps(settings), encoding="utf-8")
 
 
-async def test_a_few_tokenizers_are_kept(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_few_tokenizers_are_kept(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were used last, whichever was loaded first."""
     monkeypatch.setattr(counting, "TOKENIZERS_MAX", 2)
-    async with house.serving() as server:
+    async with setup.serving() as server:
         one, other = server._choices.values()
         third = attrs.evolve(other, entry=attrs.evolve(other.entry, name="third"))
         for choice in (one, other, one, third):
@@ -630,70 +632,70 @@ async def test_a_few_tokenizers_are_kept(house: House, monkeypatch: pytest.Monke
 
 
 async def test_a_tokenizer_that_cannot_be_loaded(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     Who asked is told, for a while without another try; nobody else hears of it, and nothing is on
     record. Then it is looked at again.
     """
-    house.other = shutil.copytree(house.other, tmp_path / "broken")
-    files = {name: (house.other / name).read_bytes() for name in ("config.json", "tokenizer.json")}
+    setup.other = shutil.copytree(setup.other, tmp_path / "broken")
+    files = {name: (setup.other / name).read_bytes() for name in ("config.json", "tokenizer.json")}
     unknown = files["config.json"].replace(b'"model_type": "', b'"model_type": "un')
     breaks = {"config.json": unknown, "tokenizer.json": b"{}"}
-    async with house.serving() as server:
+    async with setup.serving() as server:
         for name, broken in breaks.items():
-            (house.other / name).write_bytes(broken)
+            (setup.other / name).write_bytes(broken)
             for _ in range(2):
                 with pytest.raises(ModelNotLoaded) as caught:
                     await server.count(to("other", OPENING))
                 assert 0 < caught.value.retry_after_s <= 30
-                (house.other / name).write_bytes(files[name])
+                (setup.other / name).write_bytes(files[name])
             server._counting._pauses.clear()
-        (house.other / "config.json").unlink()
+        (setup.other / "config.json").unlink()
         with pytest.raises(ModelNotLoaded):
             await server.count(to("other", OPENING))
-        (house.other / "config.json").write_bytes(files["config.json"])
+        (setup.other / "config.json").write_bytes(files["config.json"])
         server._counting._pauses.clear()
         assert 0 < await server.count(to("other", OPENING))
-    assert ["one"] == house.swaps()
-    assert [] == house.events(ev.ModelNotLoaded)
+    assert ["one"] == setup.swaps()
+    assert [] == setup.events(ev.ModelNotLoaded)
 
 
 async def test_checks_that_wait_when_a_model_leaves_are_skipped(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     Each has a row that says why, before that of the model: where another one is loaded, and where
     the server stops.
     """
     monkeypatch.setattr(Server, "_at_rest", lambda self: False)  # so that none begins
-    async with house.serving(shadow_share=1.0) as server:
+    async with setup.serving(shadow_share=1.0) as server:
         for model in ("one", "one", "other"):
             await ask(server, to(model, OPENING))
 
-    finished = [event.request for event in house.events(ev.RequestFinished)]
-    skipped = house.events(ev.ShadowSkipped)
+    finished = [event.request for event in setup.events(ev.RequestFinished)]
+    skipped = setup.events(ev.ShadowSkipped)
     assert [(request, "model_left") for request in finished] == [
         (event.request, event.reason) for event in skipped
     ]
     kinds = (ev.ShadowSkipped, ev.ModelUnloaded, ev.ServerStopped)
-    order = [event.kind for event in house.events(*kinds)]
+    order = [event.kind for event in setup.events(*kinds)]
     skip = "shadow_skipped"
     assert [skip, skip, "model_unloaded", skip, "server_stopped"] == order
-    house.holds()
+    setup.holds()
 
 
-async def test_a_bias_of_a_token_that_the_model_does_not_know(house: House) -> None:
+async def test_a_bias_of_a_token_that_the_model_does_not_know(setup: Setup) -> None:
     """What was read before the model was loaded is checked when it is."""
     strange = Sampling(temperature=0.0, logit_bias=((1 << 20, 1.0),))
-    async with house.serving() as server:
+    async with setup.serving() as server:
         with pytest.raises(PromptRefused, match="no token of this model"):
             await ask(server, to("other", OPENING, sampling=strange))
 
 
-async def test_who_names_no_model_asks_the_first_one(house: House) -> None:
+async def test_who_names_no_model_asks_the_first_one(setup: Setup) -> None:
     """Whichever is loaded: who cannot be told another name has its conversations with one model."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, to("other", OPENING))
         for name in ("", "gpt-4"):
             assert "one" == (await ask(server, to(name, OPENING))).accepted.model
@@ -706,12 +708,12 @@ def turn(model: str, *said: str, previous: str | None, **changes: Any) -> Genera
     return to(model, *said, session_name=session_of("notes"), keep=keep, **changes)
 
 
-async def test_an_agent_that_waits_for_its_model_is_at_work(house: House) -> None:
+async def test_an_agent_that_waits_for_its_model_is_at_work(setup: Setup) -> None:
     """
     Another request for it is refused at once, whichever model it asks for, and waits for nothing;
     it cannot be deleted. Its own request is served, and behind that it is free.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await server.agents.create(NewAgent(name="notes", model="other"))
         async with (
             engine_held(server) as go_on,
@@ -731,17 +733,17 @@ async def test_an_agent_that_waits_for_its_model_is_at_work(house: House) -> Non
         assert facts is not None
         assert 2 == facts.turns
 
-    assert ["one", "other", "one"] == house.swaps()
-    assert [] == house.events(ev.RequestRejected)
-    house.holds()
+    assert ["one", "other", "one"] == setup.swaps()
+    assert [] == setup.events(ev.RequestRejected)
+    setup.holds()
 
 
-async def test_an_agent_whose_request_leaves_the_line_is_free(house: House) -> None:
+async def test_an_agent_whose_request_leaves_the_line_is_free(setup: Setup) -> None:
     """
     However that ends: its client goes, there is no room in the journal or in the line, or what was
     read before the model was loaded does not fit it.
     """
-    async with house.serving(limits=Limits(queue=0)) as server:  # two rows wait
+    async with setup.serving(limits=Limits(queue=0)) as server:  # two rows wait
         await server.agents.create(NewAgent(name="notes", model="other"))
         async with engine_held(server), contextlib.AsyncExitStack() as clients:
             server._run.writer._stalled = True
@@ -760,12 +762,12 @@ async def test_an_agent_whose_request_leaves_the_line_is_free(house: House) -> N
         assert await server.agents.delete("notes")
 
 
-async def test_an_agent_changes_its_model(house: House) -> None:
+async def test_an_agent_changes_its_model(setup: Setup) -> None:
     """
     Its history goes on under another model, by whichever it asks for, and it can be deleted when
     either is loaded.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await server.agents.create(NewAgent(name="notes", model="one"))
         first = await ask(server, turn("one", OPENING, previous=None))
         head = first.accepted.request
@@ -779,12 +781,12 @@ async def test_an_agent_changes_its_model(house: House) -> None:
         await server.agents.delete("notes")
         assert () == server.agents.all()
 
-    assert [second.accepted.session] == [e.session for e in house.events(ev.SessionClosed)]
-    house.holds()
+    assert [second.accepted.session] == [e.session for e in setup.events(ev.SessionClosed)]
+    setup.holds()
 
 
 async def test_a_stop_while_an_agents_model_leaves(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     An agent that is deleted meanwhile is deleted. Its session stays, which has its slab until the
@@ -792,7 +794,7 @@ async def test_a_stop_while_an_agents_model_leaves(
     """
     before = loading.unload
 
-    async with house.serving() as server, trio.open_nursery() as nursery:
+    async with setup.serving() as server, trio.open_nursery() as nursery:
         await server.agents.create(NewAgent(name="notes", model="one"))
         kept = await ask(server, turn("one", OPENING, previous=None))
         deleted = []
@@ -812,10 +814,10 @@ async def test_a_stop_while_an_agents_model_leaves(
         await refused(ask, server, to("other", OPENING))
 
     assert [True] == deleted
-    assert [] == house.events(ev.SessionClosed, ev.InvariantViolated)
-    house.holds()
-    async with house.serving() as server:
+    assert [] == setup.events(ev.SessionClosed, ev.InvariantViolated)
+    setup.holds()
+    async with setup.serving() as server:
         assert () == server.agents.all()
         await server.agents.create(NewAgent(name="notes", model="one"))
-    assert [kept.accepted.session] == [e.session for e in house.events(ev.SessionClosed)]
-    house.holds()
+    assert [kept.accepted.session] == [e.session for e in setup.events(ev.SessionClosed)]
+    setup.holds()

@@ -25,7 +25,7 @@ from cairn.actors.requests.messages import (
     NoMemory,
     QueueFull,
     Stopping,
-    TimeOver,
+    TimedOut,
     TooManyAnswers,
 )
 from cairn.actors.server import Server
@@ -68,7 +68,7 @@ async def test_a_seed_that_is_drawn_can_be_sent_back(
     monkeypatch.setattr("cairn.actors.requests.prepare.secrets.randbits", lambda bits: 2**bits - 1)
     store = MemoryStore()
     async with (
-        serving(model_directory, store, anticipate=False) as server,
+        serving(model_directory, store, prewarm=False) as server,
         server.generate(attrs.evolve(HOT, choices=16, max_tokens=1, seed=given)) as replies,
     ):
         seeds = [reply.seed async for reply in replies if isinstance(reply, Accepted)]
@@ -89,7 +89,7 @@ async def test_each_answer_is_that_of_its_seed_alone(model_directory: Path) -> N
     tokens: dict[int, list[Any]] = {0: [], 1: [], 2: []}
     accepted: dict[int, Accepted] = {}
     ends: dict[int, Finished] = {}
-    async with serving(model_directory, store, anticipate=False) as server:
+    async with serving(model_directory, store, prewarm=False) as server:
         async with server.generate(attrs.evolve(HOT, choices=3, session_name="mine")) as replies:
             async for reply in replies:
                 match reply:
@@ -231,7 +231,7 @@ async def test_answers_wait_beside_others_too(
 
     async def both_have_slabs(self: Answering) -> Any:
         with trio.fail_after(60):
-            while self.ticket.first is None and self.house.sequencer.state.pool.slabs < 2:
+            while self.ticket.first is None and self.context.sequencer.state.pool.slabs < 2:
                 await trio.testing.wait_all_tasks_blocked()
         return await prefill(self)
 
@@ -269,7 +269,7 @@ async def test_the_first_answer_does_not_wait(numbers: Path) -> None:
         stuck.go.set()
     assert ["no_memory"] == [one.stage for one in events(store, ev.RequestCancelled)]
     (rejected,) = events(store, ev.RequestRejected)
-    assert (424, "sister_failed") == (rejected.status, rejected.code)
+    assert (424, "sibling_failed") == (rejected.status, rejected.code)
 
 
 async def test_a_client_that_leaves_takes_those_along_that_wait(numbers: Path) -> None:
@@ -300,7 +300,7 @@ async def test_what_ends_with_a_sister_says_so(
 
     async def fails(self: Answering, first: Any) -> Any:
         with trio.fail_after(60):
-            while len(self.house.sequencer.state.requests) < 4:
+            while len(self.context.sequencer.state.requests) < 4:
                 await trio.testing.wait_all_tasks_blocked()
         raise self._not_held(NotHeld("the library takes no more"))
 
@@ -311,9 +311,9 @@ async def test_what_ends_with_a_sister_says_so(
             await heard(server, attrs.evolve(HOT, choices=6))
         await server._no_tickets()
     stages = [one.stage for one in events(store, ev.RequestCancelled)]
-    assert ["not_held", *["sister_failed"] * 3] == sorted(stages)
+    assert ["not_held", *["sibling_failed"] * 3] == sorted(stages)
     rejected = [(one.status, one.code) for one in events(store, ev.RequestRejected)]
-    assert [(424, "sister_failed")] * 2 == rejected
+    assert [(424, "sibling_failed")] * 2 == rejected
     assert () == replay(store.read()).findings
 
 
@@ -388,15 +388,15 @@ async def test_what_waits_to_be_read_ends_with_its_time(
         async with trio.open_nursery() as nursery:
 
             async def first() -> None:
-                with pytest.raises(TimeOver):
+                with pytest.raises(TimedOut):
                     await ask(server, HOT)
 
             nursery.start_soon(first)
             await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(TimeOver):
+            with pytest.raises(TimedOut):
                 await server.count(HOT)
-            with pytest.raises(TimeOver):
+            with pytest.raises(TimedOut):
                 await ask(server, HOT)
             slow.go.set()
     rejected = events(store, ev.RequestRejected)
-    assert {(504, "time_over")} == {(one.status, one.code) for one in rejected}
+    assert {(504, "timed_out")} == {(one.status, one.code) for one in rejected}

@@ -21,7 +21,7 @@ WORDS = "Take the lower path, and count the cairns on the way. " * 8
 
 def figures(now: Statistics) -> tuple[int, int, int]:
     """What is counted of prompts."""
-    return now.encoded_characters, now.remembered_characters, now.remembered_bytes
+    return now.encoded_characters, now.cached_characters, now.text_cache_bytes
 
 
 def user(text: str) -> Message:
@@ -39,7 +39,7 @@ def test_a_turn_tokenises_what_is_new_and_has_the_ids_of_the_whole(model_directo
     prompts: list[tuple[Conversation, int]] = []
 
     async def main() -> None:
-        async with serving(model_directory, anticipate=False) as server:
+        async with serving(model_directory, prewarm=False) as server:
 
             async def turn(conversation: Conversation, tenant: str) -> str:
                 before = server.statistics()
@@ -49,7 +49,7 @@ def test_a_turn_tokenises_what_is_new_and_has_the_ids_of_the_whole(model_directo
                 prompts.append((conversation, said.accepted.prompt_tokens))
                 text = render(server._reader._tokenizer, conversation)
                 assert len(text) == encoded[-1] + (
-                    after.remembered_characters - before.remembered_characters
+                    after.cached_characters - before.cached_characters
                 )
                 return said.text
 
@@ -59,7 +59,7 @@ def test_a_turn_tokenises_what_is_new_and_has_the_ids_of_the_whole(model_directo
             await turn(second, "one")
             await turn(second, "other")
             kept = server.statistics()
-            assert kept.remembered_bytes > 2 * len(WORDS)
+            assert kept.text_cache_bytes > 2 * len(WORDS)
             raw = attrs.evolve(generate(first, max_tokens=2), conversation=None, prompt=WORDS)
             await ask(server, raw)
             counted = attrs.evolve(kept, encoded_characters=kept.encoded_characters + len(WORDS))
@@ -116,7 +116,7 @@ def test_a_tokenizer_that_cannot_be_cut_is_told_once(
         async with serving(model_directory) as server:
             for _ in range(2):
                 await ask(server, generate(Conversation(messages=(user("Hello."),)), max_tokens=2))
-            assert 0 == server.statistics().remembered_characters
+            assert 0 == server.statistics().cached_characters
 
     with capture_logs() as lines:
         trio.run(main)
@@ -186,7 +186,7 @@ def test_what_a_client_is_told_at_the_end(model_directory: Path) -> None:
 
     async def main() -> None:
         async with serving(model_directory) as server:
-            chunk = server.facts.chunk_tokens
+            chunk = server.facts.block_tokens
             first = await ask(server, command)
             again = await ask(server, command)
             full = first.finished.prompt_tokens // chunk * chunk

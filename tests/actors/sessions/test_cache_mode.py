@@ -22,7 +22,7 @@ pytestmark = pytest.mark.trio
 C = 64
 
 
-@pytest.fixture(name="house")
+@pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
     """One where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
@@ -40,12 +40,12 @@ def told(said: Said) -> tuple[str, str | None]:
     return said.accepted.path, said.accepted.reason
 
 
-async def test_a_new_session_is_built_on_shared_blocks(house: Journaled) -> None:
+async def test_a_new_session_is_built_on_shared_blocks(setup: Journaled) -> None:
     """
     It goes on from no session that is there, reuses all full chunks as copies, and what it computes
     is kept: the next turn goes on from it.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         said = await ask(server, first())
         await at_rest(server)
         second = onward(first(), said)
@@ -57,22 +57,22 @@ async def test_a_new_session_is_built_on_shared_blocks(house: Journaled) -> None
         assert ("continuation", None) == told(third)
         assert apart.accepted.session == third.accepted.session
     assert ["full", "prefix", "full"] == [
-        one.cache_mode for one in house.events(ev.RequestReceived)
+        one.cache_mode for one in setup.events(ev.RequestReceived)
     ]
-    path = house.events(ev.PathSelected)[1]
-    assert 0 == path.kept_blocks
-    assert path.shared_blocks >= said.finished.prompt_tokens // C
-    assert path.shared_blocks * C == apart.finished.cached_tokens > 0
+    path = setup.events(ev.PathSelected)[1]
+    assert 0 == path.blocks_from_slab
+    assert path.blocks_from_pool >= said.finished.prompt_tokens // C
+    assert path.blocks_from_pool * C == apart.finished.cached_tokens > 0
     assert said.accepted.session == path.nearest
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_a_named_session_serves_it_anew(house: Journaled) -> None:
+async def test_a_named_session_serves_it_anew(setup: Journaled) -> None:
     """
     A name is strict: its session serves the request, and nothing that lies in its slab is kept.
     What was asked after it goes on as ever.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         mine = first(session_name="mine")
         said = await ask(server, mine)
         await at_rest(server)
@@ -83,21 +83,21 @@ async def test_a_named_session_serves_it_anew(house: Journaled) -> None:
         assert "mine" == apart.accepted.session
         third = await ask(server, onward(second, apart))
         assert ("mine", "continuation") == (third.accepted.session, third.accepted.path)
-    path = house.events(ev.PathSelected)[1]
-    assert 0 == path.kept_blocks
-    assert 0 < path.shared_blocks
-    (shared,) = (one for one in house.events(ev.BlocksShared) if one.request == path.request)
+    path = setup.events(ev.PathSelected)[1]
+    assert 0 == path.blocks_from_slab
+    assert 0 < path.blocks_from_pool
+    (shared,) = (one for one in setup.events(ev.BlocksRestored) if one.request == path.request)
     assert (0, path.reused_tokens) == (shared.start, shared.end)
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_no_cache_goes_before_a_mode(house: Journaled) -> None:
+async def test_no_cache_goes_before_a_mode(setup: Journaled) -> None:
     """With ``cache_prompt`` false nothing is reused, whichever mode is named beside it."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, first())
         await at_rest(server)
         for mode in ("full", "prefix"):
             said = await ask(server, first(cache_prompt=False, cache_mode=mode))
             assert ("new_session", "cache_disabled") == told(said)
             assert 0 == said.finished.cached_tokens
-    assert house.holds()
+    assert setup.holds()

@@ -13,7 +13,7 @@ import trio
 
 from cairn.actors.requests.messages import FormatRefused, Generate
 from cairn.engine.answer.grammar import Constraint
-from cairn.engine.answer.matcher import Guide
+from cairn.engine.answer.matcher import GrammarMatcher
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.reports import NotHeld
 from cairn.journal import events as ev
@@ -41,13 +41,13 @@ def test_an_answer_that_can_be_held_no_further(
     Its client hears why, the journal says so, the one beside it goes on with the same bits, and its
     own session takes the next request.
     """
-    allowed = Guide.allowed
+    allowed = GrammarMatcher.allowed
     failing = False
 
-    def until(guide: Guide, answer: Sequence[int]) -> Any:
+    def until(matcher: GrammarMatcher, answer: Sequence[int]) -> Any:
         if failing and len(answer) == tokens:
             raise NotHeld("the library takes no more")
-        return allowed(guide, answer)
+        return allowed(matcher, answer)
 
     store = MemoryStore()
     beside: list[Said] = []
@@ -68,7 +68,7 @@ def test_an_answer_that_can_be_held_no_further(
                 failing = True
                 return found
 
-            monkeypatch.setattr(Guide, "allowed", until)
+            monkeypatch.setattr(GrammarMatcher, "allowed", until)
             monkeypatch.setattr(server._reader, "held", then_fails)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(other)

@@ -264,7 +264,7 @@ async def _set_behind(held: threading.Event) -> None:
 # --- sessions ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(name="house")
+@pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
     """One where no model is needed, and where a part is two blocks."""
     monkeypatch.setattr(loading, "_start", started)
@@ -320,9 +320,9 @@ class Order:
         return waits or not engine._inbox.empty()
 
 
-async def test_others_decode_while_a_history_is_copied(house: Journaled) -> None:
+async def test_others_decode_while_a_history_is_copied(setup: Journaled) -> None:
     """Between any two parts of it there is a pass for those who are in the midst of an answer."""
-    async with house.serving(limits=Limits(slab_rest_s=0.0)) as server:
+    async with setup.serving(limits=Limits(slab_idle_s=0.0)) as server:
         first = await ask(server, question())
         await without_slabs(server)
         order, leaving = Order(server), trio.CancelScope()
@@ -341,20 +341,20 @@ async def test_others_decode_while_a_history_is_copied(house: Journaled) -> None
                 leaving.cancel()
         await at_rest(server)
 
-    (copied,) = [one for one in house.events(ev.PathSelected) if one.shared_blocks]
-    parts = house.events(ev.BlocksShared)
-    assert copied.shared_blocks == second.finished.cached_tokens // 64 > 6
+    (copied,) = [one for one in setup.events(ev.PathSelected) if one.blocks_from_pool]
+    parts = setup.events(ev.BlocksRestored)
+    assert copied.blocks_from_pool == second.finished.cached_tokens // 64 > 6
     assert {copied.request} == {part.request for part in parts}
     assert {2} == {len(part.keys) for part in parts[:-1]}
     places = [place for place, what in enumerate(order.did) if what == "part"]
-    assert len(places) == len(parts) == -(-copied.shared_blocks // 2)
+    assert len(places) == len(parts) == -(-copied.blocks_from_pool // 2)
     assert all(later - one > 1 for one, later in itertools.pairwise(places))
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_who_leaves_between_two_parts_leaves_the_first_ones(house: Journaled) -> None:
+async def test_who_leaves_between_two_parts_leaves_the_first_ones(setup: Journaled) -> None:
     """The request is cancelled, the session rests with what was copied, and goes on from there."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         first = await ask(server, question())
         await at_rest(server)
         await server._sessions.actors[first.accepted.session].give_up_slab(
@@ -376,22 +376,22 @@ async def test_who_leaves_between_two_parts_leaves_the_first_ones(house: Journal
         second = await ask(server, onward(question(), first))
         await at_rest(server)
 
-    (cancelled,) = house.events(ev.RequestCancelled)
-    parts = [one for one in house.events(ev.BlocksShared) if one.request == cancelled.request]
-    settled = house.events(ev.SessionSettled)[1]
-    chosen = house.events(ev.PathSelected)[-1]
+    (cancelled,) = setup.events(ev.RequestCancelled)
+    parts = [one for one in setup.events(ev.BlocksRestored) if one.request == cancelled.request]
+    settled = setup.events(ev.SessionSettled)[1]
+    chosen = setup.events(ev.PathSelected)[-1]
     assert ("prefill", 2, 4 * 64) == (cancelled.stage, len(parts), settled.canonical_tokens)
-    assert ("continuation", 4) == (chosen.path, chosen.kept_blocks)
-    assert second.finished.cached_tokens == (4 + chosen.shared_blocks) * 64
-    assert house.holds()
+    assert ("continuation", 4) == (chosen.path, chosen.blocks_from_slab)
+    assert second.finished.cached_tokens == (4 + chosen.blocks_from_pool) * 64
+    assert setup.holds()
 
 
-async def test_a_block_that_is_found_wrong_in_the_midst_of_its_copy(house: Journaled) -> None:
+async def test_a_block_that_is_found_wrong_in_the_midst_of_its_copy(setup: Journaled) -> None:
     """
     No further part of it is copied: the request ends with the bug, the same for all who meet it,
     and the session goes on. The next request does without the block.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         first = await ask(server, question())
         await at_rest(server)
         await server._sessions.actors[first.accepted.session].give_up_slab(
@@ -415,12 +415,12 @@ async def test_a_block_that_is_found_wrong_in_the_midst_of_its_copy(house: Journ
         second = await ask(server, onward(question(), first))
         await at_rest(server)
 
-    (bug,) = house.events(ev.InvariantViolated)
-    (ended,) = house.events(ev.RequestCancelled)
-    parts = [one for one in house.events(ev.BlocksShared) if one.request == ended.request]
+    (bug,) = setup.events(ev.InvariantViolated)
+    (ended,) = setup.events(ev.RequestCancelled)
+    parts = [one for one in setup.events(ev.BlocksRestored) if one.request == ended.request]
     assert ([bug.bug_id], "bug", 2) == (heard, ended.stage, len(parts))
     assert 5 * 64 == second.finished.cached_tokens
-    assert {"INV-3"} == {found.invariant for found in replay(house.store.read()).findings}
+    assert {"INV-3"} == {found.invariant for found in replay(setup.store.read()).findings}
 
 
 async def copied_ahead(server: Server) -> tuple[Hold, Generate, Said]:
@@ -437,11 +437,11 @@ async def copied_ahead(server: Server) -> tuple[Hold, Generate, Said]:
     return between, command, await ask(server, command)
 
 
-async def test_a_request_ends_a_copy_ahead(house: Journaled) -> None:
+async def test_a_request_ends_a_copy_ahead(setup: Journaled) -> None:
     """
     What is copied for the next turn gives way behind the part in hand, and what was copied is used.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         between, command, second = await copied_ahead(server)
         answers = []
         async with trio.open_nursery() as nursery:
@@ -457,31 +457,31 @@ async def test_a_request_ends_a_copy_ahead(house: Journaled) -> None:
             between.go.set()
         await at_rest(server)
 
-    (given_up,) = house.events(ev.AnticipationGivenUp)
-    (begun,) = [one for one in house.events(ev.AnticipationBegun) if one.shared_blocks]
-    ahead = [one for one in house.events(ev.BlocksShared) if one.request is None]
+    (given_up,) = setup.events(ev.PrewarmAbandoned)
+    (begun,) = [one for one in setup.events(ev.PrewarmStarted) if one.blocks_from_pool]
+    prewarm = [one for one in setup.events(ev.BlocksRestored) if one.request is None]
     assert ("two", "request", 0) == (given_up.session, given_up.reason, given_up.computed_tokens)
-    assert 2 == len(ahead) < begun.shared_blocks / 2
-    chosen = house.events(ev.PathSelected)[-1]
-    assert ahead[-1].end == chosen.kept_blocks * 64
-    assert answers[0].finished.cached_tokens >= chosen.kept_blocks * 64
-    assert house.holds()
+    assert 2 == len(prewarm) < begun.blocks_from_pool / 2
+    chosen = setup.events(ev.PathSelected)[-1]
+    assert prewarm[-1].end == chosen.blocks_from_slab * 64
+    assert answers[0].finished.cached_tokens >= chosen.blocks_from_slab * 64
+    assert setup.holds()
 
 
-async def test_a_block_that_is_found_wrong_ends_a_copy_ahead(house: Journaled) -> None:
+async def test_a_block_that_is_found_wrong_ends_a_copy_ahead(setup: Journaled) -> None:
     """No part behind the one in hand is copied, and the session rests with what it has."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         between, *_ = await copied_ahead(server)
         await between.wait()
-        ahead = server._sequencer.session("two").ahead
-        assert ahead is not None
-        found_wrong(server, ahead.keys[ahead.kept_blocks + 4])
+        prewarm = server._sequencer.session("two").prewarm
+        assert prewarm is not None
+        found_wrong(server, prewarm.keys[prewarm.blocks_from_slab + 4])
         between.go.set()
         await at_rest(server)
 
-    (given_up,) = house.events(ev.AnticipationGivenUp)
-    copied = [one for one in house.events(ev.BlocksShared) if one.request is None]
+    (given_up,) = setup.events(ev.PrewarmAbandoned)
+    copied = [one for one in setup.events(ev.BlocksRestored) if one.request is None]
     assert ("two", "doubt", 2) == (given_up.session, given_up.reason, len(copied))
-    assert [ahead.kept_blocks * 64 + 4 * 64] == [
-        one.canonical_tokens for one in house.events(ev.SessionSettled) if one.session == "two"
+    assert [prewarm.blocks_from_slab * 64 + 4 * 64] == [
+        one.canonical_tokens for one in setup.events(ev.SessionSettled) if one.session == "two"
     ]

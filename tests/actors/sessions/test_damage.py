@@ -55,7 +55,7 @@ def test_a_request_that_ends_twice(model_directory: Path, monkeypatch: pytest.Mo
         answer._append(cancelled)
 
     async def main() -> None:
-        async with serving(model_directory, store, chunk_tokens=16, decode_rows=2) as server:
+        async with serving(model_directory, store, block_tokens=16, decode_rows=2) as server:
             with monkeypatch.context() as patch:
                 patch.setattr(Answer, "finish", twice)
                 assert 4 == (await ask(server, command)).finished.completion_tokens

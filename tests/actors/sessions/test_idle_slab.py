@@ -19,7 +19,7 @@ from cairn.actors.server import Server
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
@@ -42,7 +42,7 @@ BLOCK = C * TOKEN_BYTES
 AT_REST = "at rest, and all of it lies in blocks"
 
 
-@pytest.fixture(name="house")
+@pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
     """One where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
@@ -56,7 +56,7 @@ def question(place: int = 1, count: int = 60) -> Generate:
 
 def rests(seconds: float) -> Limits:
     """How long slabs are kept."""
-    return Limits(slab_rest_s=seconds)
+    return Limits(slab_idle_s=seconds)
 
 
 async def unmoved(server: Server) -> None:
@@ -74,12 +74,12 @@ def slab_of(server: Server, said: Said) -> int | None:
     return None if slab is None else slab.id
 
 
-async def test_at_rest_memory_has_it_once(house: Journaled) -> None:
+async def test_at_rest_memory_has_it_once(setup: Journaled) -> None:
     """
     With no time to keep it, the slab goes when the session rests, the freed memory is given back,
     and what is left are the blocks: no more than the tokens take.
     """
-    async with house.serving(limits=rests(0)) as server:
+    async with setup.serving(limits=rests(0)) as server:
         said = await ask(server, question())
         await without_slabs(server)
         now = server.statistics()
@@ -88,15 +88,15 @@ async def test_at_rest_memory_has_it_once(house: Journaled) -> None:
 
     chunks = now.blocks
     assert chunks >= said.finished.prompt_tokens // C > 2
-    assert chunks * BLOCK == now.block_bytes == now.kv_live_bytes == now.kv_due_bytes
-    (released,) = house.events(ev.SlabReleased)
+    assert chunks * BLOCK == now.block_bytes == now.kv_live_bytes == now.kv_expected_bytes
+    (released,) = setup.events(ev.SlabReleased)
     assert AT_REST == released.reason
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_at_work_memory_has_it_twice(house: Journaled) -> None:
+async def test_at_work_memory_has_it_twice(setup: Journaled) -> None:
     """The control: with time to keep it, slab and blocks are there, and the figures say so."""
-    async with house.serving(limits=rests(60)) as server:
+    async with setup.serving(limits=rests(60)) as server:
         await ask(server, question())
         await unmoved(server)
         now = server.statistics()
@@ -104,38 +104,38 @@ async def test_at_work_memory_has_it_twice(house: Journaled) -> None:
 
     assert 1 == now.slabs
     assert now.slab_bytes + now.block_bytes == now.kv_live_bytes
-    assert now.kv_due_bytes == now.blocks * BLOCK < now.kv_live_bytes / 1.05
-    assert [] == house.events(ev.SlabReleased)
-    assert house.holds()
+    assert now.kv_expected_bytes == now.blocks * BLOCK < now.kv_live_bytes / 1.05
+    assert [] == setup.events(ev.SlabReleased)
+    assert setup.holds()
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(60, True), (0, False)])
 async def test_the_next_turn_goes_on_from_the_blocks(
-    house: Journaled, seconds: float, kept: bool
+    setup: Journaled, seconds: float, kept: bool
 ) -> None:
     """As much is reused as of a slab that was kept, on the same path; it is copied."""
-    async with house.serving(limits=rests(seconds)) as server:
+    async with setup.serving(limits=rests(seconds)) as server:
         first = await ask(server, question())
         await (unmoved if kept else without_slabs)(server)
         second = await ask(server, onward(question(), first))
         assert first.accepted.session == second.accepted.session
 
-    chosen = house.events(ev.PathSelected)[1]
+    chosen = setup.events(ev.PathSelected)[1]
     there = second.finished.cached_tokens // C
     assert there >= first.finished.prompt_tokens // C
     assert ("continuation", None) == (chosen.path, chosen.reason)
-    assert (there, 0) == (chosen.kept_blocks, chosen.shared_blocks)[:: 1 if kept else -1]
-    assert house.holds()
+    assert (there, 0) == (chosen.blocks_from_slab, chosen.blocks_from_pool)[:: 1 if kept else -1]
+    assert setup.holds()
 
 
 async def test_it_is_kept_for_as_long_as_the_option_says(
-    house: Journaled, mock_clock: trio.testing.MockClock
+    setup: Journaled, mock_clock: trio.testing.MockClock
 ) -> None:
     """
     A slab is there until the last moment, and gone after it. A request in between has it, and the
     time begins anew with its own rest.
     """
-    async with house.serving(limits=rests(60)) as server:
+    async with setup.serving(limits=rests(60)) as server:
         asked = question()
         said = await ask(server, asked)
         await unmoved(server)
@@ -152,19 +152,19 @@ async def test_it_is_kept_for_as_long_as_the_option_says(
         mock_clock.jump(60.1)
         await without_slabs(server)
 
-    assert all(event.kept_blocks for event in house.events(ev.PathSelected)[1:])
-    assert [AT_REST] == [event.reason for event in house.events(ev.SlabReleased)]
-    assert house.holds()
+    assert all(event.blocks_from_slab for event in setup.events(ev.PathSelected)[1:])
+    assert [AT_REST] == [event.reason for event in setup.events(ev.SlabReleased)]
+    assert setup.holds()
 
 
 async def test_nobody_waits_for_memory_that_is_given_back(
-    house: Journaled, mock_clock: trio.testing.MockClock
+    setup: Journaled, mock_clock: trio.testing.MockClock
 ) -> None:
     """
     While a request is under way a slab is given up, and its memory stays for whoever comes; the
     session's own next turn is served meanwhile. It leaves the process when all is calm.
     """
-    async with house.serving(limits=rests(60)) as server:
+    async with setup.serving(limits=rests(60)) as server:
         first = await ask(server, question())
         await unmoved(server)
         with server._under_way():
@@ -185,12 +185,12 @@ async def test_nobody_waits_for_memory_that_is_given_back(
                     await trio.testing.wait_all_tasks_blocked()
         await without_slabs(server)
         assert 1 == server._engine._device.gave_back
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_who_wants_the_slab_meanwhile_has_it_at_once(house: Journaled) -> None:
+async def test_who_wants_the_slab_meanwhile_has_it_at_once(setup: Journaled) -> None:
     """The time is the session's own: another one that finds no slab does not wait for its end."""
-    async with house.serving(limits=rests(3600), pool_slabs=1) as server:
+    async with setup.serving(limits=rests(3600), pool_slabs=1) as server:
         first = await ask(server, question())
         await unmoved(server)
         second = await ask(server, question(7))
@@ -198,17 +198,17 @@ async def test_who_wants_the_slab_meanwhile_has_it_at_once(house: Journaled) -> 
         assert slab_of(server, first) is None
         assert slab_of(server, second) is not None
 
-    assert ["room for another session"] == [e.reason for e in house.events(ev.SlabReleased)]
-    assert house.holds()
+    assert ["room for another session"] == [e.reason for e in setup.events(ev.SlabReleased)]
+    assert setup.holds()
 
 
 @pytest.mark.parametrize("blocks", [3, 100])
-async def test_what_lies_in_no_block_stays_in_its_slab(house: Journaled, blocks: int) -> None:
+async def test_what_lies_in_no_block_stays_in_its_slab(setup: Journaled, blocks: int) -> None:
     """
     Where memory for blocks does not hold all of a conversation, its slab is the one place where
     the rest is, and is kept.
     """
-    async with house.serving(limits=rests(0), blocks_bytes=blocks * BLOCK) as server:
+    async with setup.serving(limits=rests(0), blocks_bytes=blocks * BLOCK) as server:
         said = await ask(server, question())
         await unmoved(server)
         if blocks == 3:
@@ -217,40 +217,40 @@ async def test_what_lies_in_no_block_stays_in_its_slab(house: Journaled, blocks:
             known = server._sequencer.state.blocks
             assert 3 == sum(known[key].present for key in session.slab_keys)
             now = server.statistics()
-            assert session.cached_tokens * TOKEN_BYTES == now.kv_due_bytes > now.block_bytes
+            assert session.cached_tokens * TOKEN_BYTES == now.kv_expected_bytes > now.block_bytes
         else:
             await without_slabs(server)
-    assert house.holds()
+    assert setup.holds()
 
 
 async def test_a_block_that_leaves_while_it_rests_keeps_the_slab(
-    house: Journaled, mock_clock: trio.testing.MockClock
+    setup: Journaled, mock_clock: trio.testing.MockClock
 ) -> None:
     """
     It is asked again when the time is over: another conversation has pushed a block out by then.
     """
-    async with house.serving(limits=rests(60), blocks_bytes=8 * BLOCK) as server:
+    async with setup.serving(limits=rests(60), blocks_bytes=8 * BLOCK) as server:
         first = await ask(server, question())
         await unmoved(server)
         mock_clock.jump(30)
         await ask(server, question(7, count=90))
         await unmoved(server)
-        assert house.events(ev.BlockEvicted)
+        assert setup.events(ev.BlockEvicted)
         mock_clock.jump(31)  # the first has rested for longer than it need, the second has not
         await unmoved(server)
         assert slab_of(server, first) is not None
-    assert [] == house.events(ev.SlabReleased)
-    assert house.holds()
+    assert [] == setup.events(ev.SlabReleased)
+    assert setup.holds()
 
 
 async def test_a_slab_that_cannot_be_given_up_ends_one_session(
-    house: Journaled, monkeypatch: pytest.MonkeyPatch
+    setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     What goes wrong is that session's bug: it is out of service, and others are served, from its
     blocks too. The books have what is there.
     """
-    async with house.serving(limits=rests(0)) as server:
+    async with setup.serving(limits=rests(0)) as server:
 
         def fails() -> None:
             raise RuntimeError("the device gave up")
@@ -262,7 +262,7 @@ async def test_a_slab_that_cannot_be_given_up_ends_one_session(
                 while server._sequencer.session(said.accepted.session).bug_id is None:
                     await trio.testing.wait_all_tasks_blocked()
         session = server._sequencer.session(said.accepted.session)
-        assert (Life.QUARANTINED, None) == (session.life, session.slab)
+        assert (SessionState.QUARANTINED, None) == (session.state, session.slab)
         other = await ask(server, question())
         assert said.text == other.text
         await without_slabs(server)
@@ -282,7 +282,7 @@ async def test_the_bits_are_the_same(model_directory: Path) -> None:
     that reused nothing; and a shadow check of it finds them too.
     """
     store = MemoryStore()
-    settings: dict[str, Any] = {"chunk_tokens": 16, "shadow_share": 1.0}
+    settings: dict[str, Any] = {"block_tokens": 16, "shadow_share": 1.0}
     async with serving(model_directory, store, limits=rests(0), **settings) as server:
         first = await ask(server, story(1))
         await without_slabs(server)

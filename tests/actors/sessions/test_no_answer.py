@@ -31,17 +31,15 @@ def command(ids: tuple[int, ...], **changes: Any) -> Generate:
 
 
 @pytest.mark.parametrize("over", [-1, 0, 1], ids=["short of a chunk", "whole chunks", "over"])
-@pytest.mark.parametrize("anticipate", [False, True], ids=["settled", "anticipated"])
-def test_a_prompt_is_read_for_its_kv_alone(
-    model_directory: Path, over: int, anticipate: bool
-) -> None:
+@pytest.mark.parametrize("prewarm", [False, True], ids=["settled", "anticipated"])
+def test_a_prompt_is_read_for_its_kv_alone(model_directory: Path, over: int, prewarm: bool) -> None:
     """
     Nothing is answered, billed or checked by a shadow check; the next request with that prompt
     reuses its chunks and has the bits of a cold answer; the journal holds.
     """
     ids = tuple(range(20, 20 + 4 * C + over))
     store = MemoryStore()
-    settings: dict[str, Any] = {"chunk_tokens": C, "shadow_share": 1.0, "anticipate": anticipate}
+    settings: dict[str, Any] = {"block_tokens": C, "shadow_share": 1.0, "prewarm": prewarm}
 
     async def main() -> None:
         async with serving(model_directory, store, **settings) as server:
@@ -61,7 +59,7 @@ def test_a_prompt_is_read_for_its_kv_alone(
     told = {one.request for one in found if isinstance(one, ev.TokensEmitted)}
     assert told == {one.request for one in others}
     assert () == replay(store.read()).findings
-    began = {one.request for one in found if isinstance(one, ev.ShadowBegan)}
+    began = {one.request for one in found if isinstance(one, ev.ShadowStarted)}
     assert first.request not in began
 
 
@@ -76,7 +74,7 @@ def test_a_conversation_is_read_for_its_kv_alone(
     said = (Message(role="user", content="Stone on stone on stone. " * 12),)
 
     async def main() -> None:
-        async with serving(model_directory, store, chunk_tokens=C) as server:
+        async with serving(model_directory, store, block_tokens=C) as server:
             asked = Conversation(messages=said)
             read = await ask(server, generate(asked, max_tokens=0, **changes))
             assert "" == read.text

@@ -19,7 +19,7 @@ import trio.testing
 from cairn.actors.models import load as loading
 from cairn.actors.requests.limits import Limits
 from cairn.actors.server import Server
-from cairn.actors.sessions import next_prompt as ahead
+from cairn.actors.sessions import next_prompt as prewarm
 from cairn.actors.sessions.next_prompt import Unrendered
 from cairn.actors.threads.engine import EngineThread
 from cairn.engine.answer.parts import Called
@@ -27,11 +27,11 @@ from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.template import Conversation, Message, TemplateError
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from tests.gate.conversation import words
 from tests.support.fake_engine import Numbers, started
-from tests.support.held_engine import Hold, hold_ahead
+from tests.support.held_engine import Hold, hold_prewarm
 from tests.support.in_process_server import MIB, Said, ask, at_rest, generate
 from tests.support.prewarm_conversation import (
     NEW,
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.trio
 TOOLS = ({"type": "function", "function": {"name": "weigh_stone"}},)
 
 
-@pytest.fixture(name="house")
+@pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
     """One that nobody has lived in, where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
@@ -58,11 +58,11 @@ def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
 
 @pytest.fixture(name="gated")
 def gated_() -> Iterator[Callable[[Server], Hold]]:
-    """Holds a server's engine in what it anticipates; all are let go in the end."""
+    """Holds a server's engine in what it prewarms; all are let go in the end."""
     gates: list[Hold] = []
 
     def make(server: Server) -> Hold:
-        gates.append(hold_ahead(server))
+        gates.append(hold_prewarm(server))
         return gates[-1]
 
     yield make
@@ -72,13 +72,13 @@ def gated_() -> Iterator[Callable[[Server], Hold]]:
 
 @pytest.mark.parametrize("tenant", ["local", "alice"])
 async def test_the_next_turn_prefills_its_words_and_at_most_a_chunk(
-    house: Journaled, tenant: str
+    setup: Journaled, tenant: str
 ) -> None:
     """
     The template drops 200 tokens of thinking from the middle, and all behind them was computed
     before the user spoke. The journal says so, and what was used of it. So for any tenant.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         first = await ask(server, thinking(tenant=tenant))
         await at_rest(server)
         second = await ask(server, onward(thinking(tenant=tenant), first))
@@ -87,34 +87,38 @@ async def test_the_next_turn_prefills_its_words_and_at_most_a_chunk(
 
     assert "continuation" == second.accepted.path
     assert prefilled(second) < new + C
-    begun = house.events(ev.AnticipationBegun)[0]
-    done = house.events(ev.AnticipationSettled)[0]
+    begun = setup.events(ev.PrewarmStarted)[0]
+    done = setup.events(ev.PrewarmFinished)[0]
     assert "user" == begun.next_role
     assert begun.tokens == done.tokens == second.finished.cached_tokens
-    assert done.computed_tokens == begun.tokens - C * (begun.kept_blocks + begun.shared_blocks) > C
-    chosen = house.events(ev.PathSelected)[1]
-    assert done.computed_tokens == chosen.anticipated_tokens
+    assert (
+        done.computed_tokens
+        == begun.tokens - C * (begun.blocks_from_slab + begun.blocks_from_pool)
+        > C
+    )
+    chosen = setup.events(ev.PathSelected)[1]
+    assert done.computed_tokens == chosen.prewarmed_tokens
     assert chosen.rerendered_tokens > 200
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_switched_off_the_next_turn_prefills_what_was_dropped(house: Journaled) -> None:
+async def test_switched_off_the_next_turn_prefills_what_was_dropped(setup: Journaled) -> None:
     """The control: what was generated is settled, and of it the next prompt has little."""
-    async with house.serving(anticipate=False) as server:
+    async with setup.serving(prewarm=False) as server:
         first = await ask(server, thinking(max_tokens=80))
         await at_rest(server)
         second = await ask(server, onward(thinking(max_tokens=80), first))
         new = new_tokens(server)
 
     assert prefilled(second) > new + 3 * C
-    steps = [event.step for event in house.events(ev.CacheExtended)]
+    steps = [event.step for event in setup.events(ev.CacheExtended)]
     assert "settle" in steps
-    assert [] == house.events(ev.AnticipationBegun, ev.AnticipationSettled, ev.AnticipationGivenUp)
-    assert [0, 0] == [event.anticipated_tokens for event in house.events(ev.PathSelected)]
-    assert house.holds()
+    assert [] == setup.events(ev.PrewarmStarted, ev.PrewarmFinished, ev.PrewarmAbandoned)
+    assert [0, 0] == [event.prewarmed_tokens for event in setup.events(ev.PathSelected)]
+    assert setup.holds()
 
 
-async def test_an_empty_thought_is_dropped_too(house: Journaled) -> None:
+async def test_an_empty_thought_is_dropped_too(setup: Journaled) -> None:
     """
     Who switches thinking off has an empty one in the prompt, which is not in the next one: all of
     the answer is computed anew, before the user speaks.
@@ -123,7 +127,7 @@ async def test_an_empty_thought_is_dropped_too(house: Journaled) -> None:
         messages=(Message(role="user", content=words(1, 20)),), template={"enable_thinking": False}
     )
     command = generate(told, max_tokens=150)
-    async with house.serving() as server:
+    async with setup.serving() as server:
         first = await ask(server, command)
         await at_rest(server)
         messages = (*told.messages, Message(role="assistant", content=first.text), NEW)
@@ -134,15 +138,15 @@ async def test_an_empty_thought_is_dropped_too(house: Journaled) -> None:
         new = new_tokens(server) + 8  # the empty thought of the new turn
     assert second.finished.prompt_tokens > 3 * C
     assert prefilled(second) < new + C
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_what_is_there_is_not_computed_again(house: Journaled) -> None:
+async def test_what_is_there_is_not_computed_again(setup: Journaled) -> None:
     """
     Another session has had the same conversation: its blocks are shared, and what is told first of
     them is computed once.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         first = await ask(server, thinking(session_name="one"))
         await at_rest(server)
         again = await ask(server, thinking(session_name="other"))
@@ -152,23 +156,23 @@ async def test_what_is_there_is_not_computed_again(house: Journaled) -> None:
 
     assert first.text == again.text
     assert longer.text.startswith(first.text)
-    one, third = house.events(ev.AnticipationBegun)
+    one, third = setup.events(ev.PrewarmStarted)
     assert ("one", "third") == (one.session, third.session)
-    assert third.shared_blocks >= 2
-    shared = [event for event in house.events(ev.BlocksShared) if event.request is None]
-    assert [("third", third.shared_blocks)] == [(e.session, len(e.keys)) for e in shared]
-    sealed = [event.key for event in house.events(ev.BlockSealed)]
+    assert third.blocks_from_pool >= 2
+    shared = [event for event in setup.events(ev.BlocksRestored) if event.request is None]
+    assert [("third", third.blocks_from_pool)] == [(e.session, len(e.keys)) for e in shared]
+    sealed = [event.key for event in setup.events(ev.BlockSealed)]
     assert len(sealed) == len(set(sealed))
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_a_request_goes_first(house: Journaled, gated: Callable[[Server], Hold]) -> None:
+async def test_a_request_goes_first(setup: Journaled, gated: Callable[[Server], Hold]) -> None:
     """
     A request that comes in the middle of a pass is served after that pass, and the rest is given
     up. What was computed stays, and is used.
     """
     answers: list[Said] = []
-    async with house.serving() as server:
+    async with setup.serving() as server:
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
@@ -183,29 +187,29 @@ async def test_a_request_goes_first(house: Journaled, gated: Callable[[Server], 
                 while not actor.inbox.requests_waiting:
                     await trio.testing.wait_all_tasks_blocked()
             gate.go.set()
-        begun = house.events(ev.AnticipationBegun)[0]
-    missing = begun.tokens // C - begun.kept_blocks - begun.shared_blocks
+        begun = setup.events(ev.PrewarmStarted)[0]
+    missing = begun.tokens // C - begun.blocks_from_slab - begun.blocks_from_pool
     assert missing >= 3
-    given_up = house.events(ev.AnticipationGivenUp)[0]
+    given_up = setup.events(ev.PrewarmAbandoned)[0]
     assert ("request", C) == (given_up.reason, given_up.computed_tokens)
     # Up to the next request there was one pass, and no second one.
-    kinds = [decode(row).event for row in house.store.rows]
+    kinds = [decode(row).event for row in setup.store.rows]
     at = [i for i, event in enumerate(kinds) if isinstance(event, ev.RequestReceived)][1]
     before = [e for e in kinds[:at] if isinstance(e, ev.CacheExtended) and e.step == "settle"]
     assert 1 == len(before)
     (settled,) = (e for e in kinds[:at] if isinstance(e, ev.SessionSettled))
     assert not settled.complete
-    assert C == house.events(ev.PathSelected)[1].anticipated_tokens
+    assert C == setup.events(ev.PathSelected)[1].prewarmed_tokens
     assert 2 == answers[0].finished.completion_tokens
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_other_sessions_go_first(house: Journaled, gated: Callable[[Server], Hold]) -> None:
+async def test_other_sessions_go_first(setup: Journaled, gated: Callable[[Server], Hold]) -> None:
     """
     Between a request of another session and its end there is no pass over what is anticipated but
     the one in hand; it goes on behind that, and comes to its end.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
@@ -219,7 +223,7 @@ async def test_other_sessions_go_first(house: Journaled, gated: Callable[[Server
             gate.go.set()
         await at_rest(server)
     session = first.accepted.session
-    events = [decode(row).event for row in house.store.rows]
+    events = [decode(row).event for row in setup.store.rows]
     came = next(
         i for i, e in enumerate(events) if isinstance(e, ev.PathSelected) and e.session != session
     )
@@ -232,18 +236,18 @@ async def test_other_sessions_go_first(house: Journaled, gated: Callable[[Server
         e for e in events[came:ended] if isinstance(e, ev.CacheExtended) and e.session == session
     ]
     assert len(between) <= 1
-    done = [e.session for e in house.events(ev.AnticipationSettled)]
+    done = [e.session for e in setup.events(ev.PrewarmFinished)]
     assert session in done
-    assert house.holds()
+    assert setup.holds()
 
 
 async def test_who_needs_the_slab_gets_it(
-    house: Journaled, gated: Callable[[Server], Hold]
+    setup: Journaled, gated: Callable[[Server], Hold]
 ) -> None:
     """
     With one slab, what is anticipated is given up for who is asked something; the blocks stay.
     """
-    async with house.serving(pool_slabs=1) as server:
+    async with setup.serving(pool_slabs=1) as server:
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
@@ -255,13 +259,13 @@ async def test_who_needs_the_slab_gets_it(
                     await trio.testing.wait_all_tasks_blocked()
             gate.go.set()
         await at_rest(server)
-    given_up = house.events(ev.AnticipationGivenUp)[0]
-    assert ("slab_wanted", C) == (given_up.reason, given_up.computed_tokens)
-    assert house.holds()
+    given_up = setup.events(ev.PrewarmAbandoned)[0]
+    assert ("slab_needed", C) == (given_up.reason, given_up.computed_tokens)
+    assert setup.holds()
 
 
 async def test_a_rendering_holds_nobody_up(
-    house: Journaled, monkeypatch: pytest.MonkeyPatch
+    setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who wants the slab gets it while the conversation is being rendered."""
     rendering, go = threading.Event(), threading.Event()
@@ -276,30 +280,30 @@ async def test_a_rendering_holds_nobody_up(
 
     monkeypatch.setattr(prompts, "render", slow)
     try:
-        async with house.serving() as server:
+        async with setup.serving() as server:
             first = await ask(server, thinking())
             assert await trio.to_thread.run_sync(rendering.wait, 120)
-            assert Life.SETTLING == server._sequencer.session(first.accepted.session).life
+            assert SessionState.SETTLING == server._sequencer.session(first.accepted.session).state
             with trio.fail_after(60):
                 await server._sessions.give_up_slab(first.accepted.session, "room")
                 await server._writer.wait_committed(server._sequencer.state.position)
             assert not go.is_set()
-            assert 1 == len(house.events(ev.SlabReleased))
+            assert 1 == len(setup.events(ev.SlabReleased))
             go.set()
             await at_rest(server)
     finally:
         go.set()
-    assert [False] == [event.complete for event in house.events(ev.SessionSettled)]
-    assert [] == house.events(ev.AnticipationBegun)
-    assert house.holds()
+    assert [False] == [event.complete for event in setup.events(ev.SessionSettled)]
+    assert [] == setup.events(ev.PrewarmStarted)
+    assert setup.holds()
 
 
-async def test_no_request_ever_pauses(house: Journaled) -> None:
+async def test_no_request_ever_pauses(setup: Journaled) -> None:
     """
     A session whose patience ends comes to rest with what it has, and lets go of its blocks, though
     somebody else's request is under way; with what was said it is the same.
     """
-    async with house.serving(limits=Limits(patience_s=2.0)) as server:
+    async with setup.serving(limits=Limits(patience_s=2.0)) as server:
         with server._under_way():
             first = await ask(server, thinking())
             raw = attrs.evolve(thinking(max_tokens=80), conversation=None, prompt=words(1, 20))
@@ -307,33 +311,33 @@ async def test_no_request_ever_pauses(house: Journaled) -> None:
             await at_rest(server)
             for said in (first, second):
                 assert said.accepted.session not in server._sequencer.state.pins
-    assert [False, False] == [event.complete for event in house.events(ev.SessionSettled)]
-    assert "settle" not in [event.step for event in house.events(ev.CacheExtended)]
-    assert house.holds()
+    assert [False, False] == [event.complete for event in setup.events(ev.SessionSettled)]
+    assert "settle" not in [event.step for event in setup.events(ev.CacheExtended)]
+    assert setup.holds()
 
 
 async def test_it_gives_up_where_the_load_does_not_end(
-    house: Journaled, gated: Callable[[Server], Hold]
+    setup: Journaled, gated: Callable[[Server], Hold]
 ) -> None:
     """Half-way, it says so: busy. A request that is only being read counts as one."""
-    async with house.serving(limits=Limits(patience_s=2.0)) as server:
+    async with setup.serving(limits=Limits(patience_s=2.0)) as server:
         gate = gated(server)
         await ask(server, thinking())
         await gate.wait()
         with server._under_way():
             gate.go.set()
             await at_rest(server)
-    (given_up,) = house.events(ev.AnticipationGivenUp)
+    (given_up,) = setup.events(ev.PrewarmAbandoned)
     assert ("busy", C) == (given_up.reason, given_up.computed_tokens)
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_a_block_in_doubt_ends_it(house: Journaled, gated: Callable[[Server], Hold]) -> None:
+async def test_a_block_in_doubt_ends_it(setup: Journaled, gated: Callable[[Server], Hold]) -> None:
     """
     What it is built on is found wrong while it computes. Nothing is sealed on that, and what was
     run is cut off; the session rests, and serves.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
@@ -346,20 +350,20 @@ async def test_a_block_in_doubt_ends_it(house: Journaled, gated: Callable[[Serve
         second = await ask(server, onward(thinking(), first))
         await at_rest(server)
     assert session.slab_keys == sealed
-    (given_up, *_) = house.events(ev.AnticipationGivenUp)
+    (given_up, *_) = setup.events(ev.PrewarmAbandoned)
     assert ("doubt", C) == (given_up.reason, given_up.computed_tokens)
     assert len(sealed) * C - C >= second.finished.cached_tokens
-    assert {"INV-3"} == {f.invariant for f in replay(house.store.read()).findings}
+    assert {"INV-3"} == {f.invariant for f in replay(setup.store.read()).findings}
 
 
 async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
-    house: Journaled, gated: Callable[[Server], Hold], monkeypatch: pytest.MonkeyPatch
+    setup: Journaled, gated: Callable[[Server], Hold], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     The memory of blocks does not add up: the anticipation has its end, and the session rests, with
     no slab.
     """
-    async with house.serving() as server:
+    async with setup.serving() as server:
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
@@ -376,12 +380,12 @@ async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
         monkeypatch.undo()
         held = server._sequencer.session(first.accepted.session)
         assert not server._sequencer.state.pins
-    (given_up,) = house.events(ev.AnticipationGivenUp)
+    (given_up,) = setup.events(ev.PrewarmAbandoned)
     assert ("bug", C) == (given_up.reason, given_up.computed_tokens)
-    assert (None, None) == (held.ahead, held.slab)
+    assert (None, None) == (held.prewarm, held.slab)
 
 
-async def test_who_speaks_next_is_a_guess(house: Journaled) -> None:
+async def test_who_speaks_next_is_a_guess(setup: Journaled) -> None:
     """
     The answer calls a tool, before whose result the template keeps what was thought. The user
     speaks all the same: that costs reuse, and nothing else.
@@ -390,21 +394,21 @@ async def test_who_speaks_next_is_a_guess(house: Journaled) -> None:
     assert asked.conversation is not None
     conversation = attrs.evolve(asked.conversation, tools=TOOLS)
     asked = attrs.evolve(asked, conversation=conversation)
-    async with house.serving() as server:
+    async with setup.serving() as server:
         first = await ask(server, asked)
         await at_rest(server)
         second = await ask(server, onward(asked, first, max_tokens=2))
-    (begun, *_) = house.events(ev.AnticipationBegun)
+    (begun, *_) = setup.events(ev.PrewarmStarted)
     assert ["weigh_stone"] * 3 == [one.name for one in first.parts if isinstance(one, Called)]
     assert "tool" == begun.next_role
     assert begun.tokens > second.finished.cached_tokens
     assert "continuation" == second.accepted.path
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_a_stop_goes_first(house: Journaled, gated: Callable[[Server], Hold]) -> None:
+async def test_a_stop_goes_first(setup: Journaled, gated: Callable[[Server], Hold]) -> None:
     """A server that stops computes nothing more for a request that will not come."""
-    async with house.serving() as server:
+    async with setup.serving() as server:
         gate = gated(server)
         await ask(server, thinking())
         await gate.wait()
@@ -415,12 +419,12 @@ async def test_a_stop_goes_first(house: Journaled, gated: Callable[[Server], Hol
                     await trio.testing.wait_all_tasks_blocked()
                 await trio.testing.wait_all_tasks_blocked()
             gate.go.set()
-    (given_up,) = house.events(ev.AnticipationGivenUp)
+    (given_up,) = setup.events(ev.PrewarmAbandoned)
     assert ("closing", C) == (given_up.reason, given_up.computed_tokens)
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_several_sessions_at_once(house: Journaled) -> None:
+async def test_several_sessions_at_once(setup: Journaled) -> None:
     """Four conversations, each with thoughts of its own, side by side."""
     second: dict[int, Said] = {}
 
@@ -431,7 +435,7 @@ async def test_several_sessions_at_once(house: Journaled) -> None:
         else:
             second[place] = await ask(server, onward(command, first[place]))
 
-    async with house.serving() as server:
+    async with setup.serving() as server:
         first: dict[int, Said] = {}
         for _ in range(2):
             async with trio.open_nursery() as nursery:
@@ -441,7 +445,7 @@ async def test_several_sessions_at_once(house: Journaled) -> None:
         new = new_tokens(server)
     assert 4 == len(second)
     assert all(prefilled(said) < new + C for said in second.values())
-    assert house.holds()
+    assert setup.holds()
 
 
 async def test_it_outlives_a_restart(model_directory: Path, tmp_path: Path) -> None:
@@ -449,28 +453,28 @@ async def test_it_outlives_a_restart(model_directory: Path, tmp_path: Path) -> N
     What was computed ahead is in files; the server of after goes on with it, and counts it. Here
     there is a model.
     """
-    house = Journaled(model=model_directory)
+    setup = Journaled(model=model_directory)
     files = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}
-    async with house.serving(**files) as server:
+    async with setup.serving(**files) as server:
         first = await ask(server, thinking())
         await at_rest(server)
-    async with house.serving(**files) as server:
+    async with setup.serving(**files) as server:
         second = await ask(server, onward(thinking(), first))
         new = new_tokens(server)
     assert prefilled(second) < new + C
-    computed = house.events(ev.AnticipationSettled)[0].computed_tokens
-    assert computed == house.events(ev.PathSelected)[1].anticipated_tokens > 0
-    assert house.holds()
+    computed = setup.events(ev.PrewarmFinished)[0].computed_tokens
+    assert computed == setup.events(ev.PathSelected)[1].prewarmed_tokens > 0
+    assert setup.holds()
 
 
-async def test_nothing_in_use_leaves_for_it(house: Journaled) -> None:
+async def test_nothing_in_use_leaves_for_it(setup: Journaled) -> None:
     """
-    Memory has room for two prompts and hardly more. What one session anticipates takes no block
+    Memory has room for two prompts and hardly more. What one session prewarms takes no block
     from another that is held ready in its slab; the session has its own in its slab all the same.
     """
     room = 28
     block = C * 4 * 2 * 4 * 32 * 4
-    async with house.serving(blocks_bytes=room * block, pool_slabs=4) as server:
+    async with setup.serving(blocks_bytes=room * block, pool_slabs=4) as server:
         message = Message(role="user", content=words(70, 40))
         other = await ask(server, generate(Conversation(messages=(message,)), max_tokens=2))
         await at_rest(server)
@@ -481,30 +485,30 @@ async def test_nothing_in_use_leaves_for_it(house: Journaled) -> None:
         assert all(blocks[key].present for key in ready)
         second = await ask(server, onward(thinking(), first))
         new = new_tokens(server)
-    begun = house.events(ev.AnticipationBegun)[0]
-    wanted = begun.tokens // C - begun.kept_blocks - begun.shared_blocks
+    begun = setup.events(ev.PrewarmStarted)[0]
+    wanted = begun.tokens // C - begun.blocks_from_slab - begun.blocks_from_pool
     prompts_take = first.accepted.prompt_tokens // C + len(ready)
     assert len(ready) >= 2
     assert prompts_take <= room < prompts_take + wanted
-    sealed = [event for event in house.events(ev.BlockSealed) if event.key in begun.new_keys]
+    sealed = [event for event in setup.events(ev.BlockSealed) if event.key in begun.new_keys]
     assert any(not event.stored for event in sealed)
     assert prefilled(second) < new + C
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_a_raw_prompt_is_settled_as_it_was(house: Journaled) -> None:
+async def test_a_raw_prompt_is_settled_as_it_was(setup: Journaled) -> None:
     """There is no template between a raw prompt and the next one: prompt and answer are settled."""
     command = attrs.evolve(thinking(max_tokens=80), conversation=None, prompt=words(1, 20))
-    async with house.serving() as server:
+    async with setup.serving() as server:
         await ask(server, command)
         await at_rest(server)
-    assert [] == house.events(ev.AnticipationBegun)
-    assert "settle" in [event.step for event in house.events(ev.CacheExtended)]
-    assert house.holds()
+    assert [] == setup.events(ev.PrewarmStarted)
+    assert "settle" in [event.step for event in setup.events(ev.CacheExtended)]
+    assert setup.holds()
 
 
 async def test_what_cannot_be_rendered_is_not_anticipated(
-    house: Journaled, monkeypatch: pytest.MonkeyPatch
+    setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     A template that refuses the conversation with an answer in it is told of, and prompt and answer
@@ -514,18 +518,18 @@ async def test_what_cannot_be_rendered_is_not_anticipated(
     async def refuse(self: object, *asked: object) -> tuple[int, ...]:
         raise Unrendered("no") from TemplateError("no")
 
-    monkeypatch.setattr(ahead.Foresight, "_ids", refuse)
-    async with house.serving() as server:
+    monkeypatch.setattr(prewarm.NextPrompt, "_ids", refuse)
+    async with setup.serving() as server:
         await ask(server, thinking(max_tokens=80))
         await at_rest(server)
-    (given_up,) = house.events(ev.AnticipationGivenUp)
+    (given_up,) = setup.events(ev.PrewarmAbandoned)
     assert ("unrendered", 0) == (given_up.reason, given_up.computed_tokens)
-    assert "settle" in [event.step for event in house.events(ev.CacheExtended)]
-    assert house.holds()
+    assert "settle" in [event.step for event in setup.events(ev.CacheExtended)]
+    assert setup.holds()
 
 
 async def test_nothing_follows_an_answer_that_was_cut_off(
-    house: Journaled, monkeypatch: pytest.MonkeyPatch
+    setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that went away may send anything next: nothing is computed for it."""
     stopped, passes = threading.Event(), itertools.count()
@@ -544,14 +548,14 @@ async def test_nothing_follows_an_answer_that_was_cut_off(
 
     monkeypatch.setattr(Numbers, "decode", slow)
     monkeypatch.setattr(EngineThread, "stop", tells)
-    async with house.serving() as server:
+    async with setup.serving() as server:
         async with server.generate(thinking(max_tokens=500)) as replies:
             with trio.fail_after(120):
                 async for reply in replies:
                     if type(reply).__name__ == "Delta":
                         break
         await at_rest(server)
-    assert house.events(ev.RequestCancelled)
-    assert [] == house.events(ev.AnticipationBegun, ev.AnticipationGivenUp)
-    assert "settle" not in [event.step for event in house.events(ev.CacheExtended)]
-    assert house.holds()
+    assert setup.events(ev.RequestCancelled)
+    assert [] == setup.events(ev.PrewarmStarted, ev.PrewarmAbandoned)
+    assert "settle" not in [event.step for event in setup.events(ev.CacheExtended)]
+    assert setup.holds()

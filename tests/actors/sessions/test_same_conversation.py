@@ -22,7 +22,7 @@ pytestmark = pytest.mark.trio
 C = 64
 
 
-@pytest.fixture(name="house")
+@pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
     """One where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
@@ -54,7 +54,7 @@ def without_thoughts(command: Generate) -> Generate:
     return attrs.evolve(command, conversation=attrs.evolve(command.conversation, messages=messages))
 
 
-async def test_thoughts_that_are_dropped_later(house: Journaled) -> None:
+async def test_thoughts_that_are_dropped_later(setup: Journaled) -> None:
     """
     Turns that have them and turns that have them no more are one session, which reuses all but the
     last chunk and what is new, since the template renders both alike.
@@ -62,7 +62,7 @@ async def test_thoughts_that_are_dropped_later(house: Journaled) -> None:
     first = generate(
         Conversation(messages=(Message(role="user", content=words(1, 60)),)), max_tokens=4
     )
-    async with house.serving() as server:
+    async with setup.serving() as server:
         said = await ask(server, first)
         session = said.accepted.session
         second = onward(first, said, "It seems so.")
@@ -72,10 +72,10 @@ async def test_thoughts_that_are_dropped_later(house: Journaled) -> None:
         said = await ask(server, onward(without_thoughts(second), said, None))
         assert ("continuation", session) == (said.accepted.path, said.accepted.session)
         assert said.finished.cached_tokens >= before // C * C
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_a_turn_that_may_call_nothing(house: Journaled) -> None:
+async def test_a_turn_that_may_call_nothing(setup: Journaled) -> None:
     """
     It has the prompt of the others, which goes on from it and is gone on from, and the model's call
     is text; the token with which one begins is as good as forbidden.
@@ -85,7 +85,7 @@ async def test_a_turn_that_may_call_nothing(house: Journaled) -> None:
         Conversation(messages=(Message(role="user", content=words(1, 60)),), tools=(tool,)),
         max_tokens=26,
     )
-    async with house.serving() as server:
+    async with setup.serving() as server:
         said = await ask(server, asked)
         session = said.accepted.session
         assert any(isinstance(part, Called) for part in said.parts)
@@ -99,12 +99,12 @@ async def test_a_turn_that_may_call_nothing(house: Journaled) -> None:
             assert calls == any(isinstance(part, Called) for part in said.parts)
             assert ("continuation", session) == (said.accepted.path, said.accepted.session)
             assert said.finished.cached_tokens >= before // C * C
-    biases = [event.sampling["logit_bias"] for event in house.events(ev.RequestReceived)]
+    biases = [event.sampling["logit_bias"] for event in setup.events(ev.RequestReceived)]
     assert [[], [[ord("y"), -100.0]], []] == [[list(one) for one in bias] for bias in biases]
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_thinking_that_is_switched(house: Journaled) -> None:
+async def test_thinking_that_is_switched(setup: Journaled) -> None:
     """On, off and on again is one session, though each prompt ends in another way."""
     asked = generate(
         Conversation(
@@ -113,7 +113,7 @@ async def test_thinking_that_is_switched(house: Journaled) -> None:
         ),
         max_tokens=4,
     )
-    async with house.serving() as server:
+    async with setup.serving() as server:
         said = await ask(server, asked)
         session = said.accepted.session
         for thinks in (False, True, False):
@@ -123,4 +123,4 @@ async def test_thinking_that_is_switched(house: Journaled) -> None:
             said = await ask(server, asked)
             assert ("continuation", session) == (said.accepted.path, said.accepted.session)
             assert said.finished.cached_tokens >= before // C * C - C
-    assert house.holds()
+    assert setup.holds()

@@ -362,11 +362,11 @@ def test_a_client_that_leaves_before_its_turn_leaves_nothing_behind(
 
     async def main() -> None:
         async with serving(model_directory) as server:
-            await server._memory.steady.acquire()
+            await server._memory.eviction_lock.acquire()
             for place in range(4):
                 with trio.move_on_after(0.05):
                     await ask(server, command(f"{place} {LONG}"))
-            server._memory.steady.release()
+            server._memory.eviction_lock.release()
             with trio.fail_after(30):
                 while server._tickets:
                     await trio.testing.wait_all_tasks_blocked(0.01)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.trio
 C = 64
 
 
-@pytest.fixture(name="house")
+@pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
     """One where no model is needed."""
     monkeypatch.setattr(loading, "_start", started)
@@ -34,8 +34,8 @@ def told(said: Said) -> tuple[str, str | None]:
     return said.accepted.path, said.accepted.reason
 
 
-@pytest.mark.parametrize("anticipate", [True, False])
-async def test_a_short_conversation_is_in_no_index(house: Journaled, anticipate: bool) -> None:
+@pytest.mark.parametrize("prewarm", [True, False])
+async def test_a_short_conversation_is_in_no_index(setup: Journaled, prewarm: bool) -> None:
     """
     It begins anew at each turn, since it is too short; when it has grown, all of it is kept. The
     answers stand in a journal that holds.
@@ -43,34 +43,34 @@ async def test_a_short_conversation_is_in_no_index(house: Journaled, anticipate:
     least = 10 * C
     message = Message(role="user", content=words(1, 60))
     first = generate(Conversation(messages=(message,)), max_tokens=4)
-    async with house.serving(min_cache_tokens=least, anticipate=anticipate) as server:
+    async with setup.serving(min_cache_tokens=least, prewarm=prewarm) as server:
         assert least == server.facts.min_cache_tokens
         said = await ask(server, first)
         assert C < said.finished.prompt_tokens < least
         await at_rest(server)
-        assert [] == house.events(ev.BlockSealed)
+        assert [] == setup.events(ev.BlockSealed)
 
         second = onward(first, said)
         said = await ask(server, second)
         assert ("new_session", "too_short") == told(said)
         assert 0 == said.finished.cached_tokens
         await at_rest(server)
-        assert [] == house.events(ev.BlockSealed)
+        assert [] == setup.events(ev.BlockSealed)
 
         third = onward(second, said, Message(role="user", content=words(2, 160)))
         said = await ask(server, third)
         assert said.finished.prompt_tokens > least
         await at_rest(server)
-        sealed = house.events(ev.BlockSealed)
+        sealed = setup.events(ev.BlockSealed)
         assert [C * place for place in range(len(sealed))] == [block.start for block in sealed]
 
         said = await ask(server, onward(third, said))
         assert ("continuation", None) == told(said)
         assert said.finished.cached_tokens > least - C
-    assert house.holds()
+    assert setup.holds()
 
 
-async def test_what_is_there_is_reused_by_the_short_too(house: Journaled) -> None:
+async def test_what_is_there_is_reused_by_the_short_too(setup: Journaled) -> None:
     """What a long prompt left is reused whoever begins so."""
     system = Message(role="system", content=words(1, 100))
     long = generate(
@@ -79,11 +79,11 @@ async def test_what_is_there_is_reused_by_the_short_too(house: Journaled) -> Non
     short = generate(
         Conversation(messages=(system, Message(role="user", content="What is it?"))), max_tokens=4
     )
-    async with house.serving(min_cache_tokens=20 * C) as server:
+    async with setup.serving(min_cache_tokens=20 * C) as server:
         said = await ask(server, long)
         assert said.finished.prompt_tokens > 20 * C
         await at_rest(server)
         said = await ask(server, short)
         assert C < said.finished.prompt_tokens < 20 * C
         assert said.finished.cached_tokens > 0
-    assert house.holds()
+    assert setup.holds()

@@ -11,7 +11,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from cairn.actors.clock import outside
+from cairn.actors.clock import clock
 from cairn.actors.requests.messages import Generate, JournalFull
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
@@ -69,7 +69,7 @@ async def test_observers_see_committed_events_in_order(nursery: trio.Nursery) ->
     """An observer is told of each event once, in the journal's order, and not before its commit."""
     store, seen = MemoryStore(), []
     writer = JournalWriter(store)
-    sequencer = Sequencer(Ledger(outside()), writer)
+    sequencer = Sequencer(Ledger(clock()), writer)
 
     def observe(recorded: ev.Recorded) -> None:
         assert len(store.rows) >= recorded.position
@@ -94,7 +94,7 @@ async def test_nobody_gets_a_receipt_for_what_is_not_stored() -> None:
     Where the store cannot write, who waits for a receipt is told, and so is whoever comes later.
     """
     writer = JournalWriter(BrokenDisk(room=1))
-    sequencer = Sequencer(Ledger(outside()), writer)
+    sequencer = Sequencer(Ledger(clock()), writer)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -121,7 +121,7 @@ async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -
     """
     store = FullDisk()
     writer = JournalWriter(store)
-    sequencer = Sequencer(Ledger(outside()), writer)
+    sequencer = Sequencer(Ledger(clock()), writer)
     stalls: list[Stall] = []
     has_room = trio.Event()
 
@@ -155,7 +155,7 @@ async def test_room_that_comes_before_the_end_is_used(nursery: trio.Nursery) -> 
     """A writer that is closed while it stalls tries once more: what there is room for is stored."""
     store = FullDisk()
     writer = JournalWriter(store)
-    sequencer = Sequencer(Ledger(outside()), writer)
+    sequencer = Sequencer(Ledger(clock()), writer)
     await nursery.start(writer.run)
     store.full = True
     receipt = sequencer.append(started("one"))
@@ -186,7 +186,7 @@ async def test_a_writer_that_is_closed_while_a_try_fails_tries_once_more() -> No
     async with trio.open_nursery() as nursery:
         await nursery.start(writer.run)
         store.full = True
-        Sequencer(Ledger(outside()), writer).append(started("one"))
+        Sequencer(Ledger(clock()), writer).append(started("one"))
 
     assert [1] == [row.position for row in store.rows]
 
@@ -196,7 +196,7 @@ async def test_a_writer_that_is_closed_without_room_has_died() -> None:
     """Closing does not wait for room: what is not stored is not, and that is told."""
     store = FullDisk()
     writer = JournalWriter(store)
-    sequencer = Sequencer(Ledger(outside()), writer)
+    sequencer = Sequencer(Ledger(clock()), writer)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

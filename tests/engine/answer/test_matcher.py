@@ -19,7 +19,7 @@ from tokenizers import decoders
 from cairn.engine.answer import grammar as answer_grammar
 from cairn.engine.answer.grammar import CannotHold, Constraint, grammar_of
 from cairn.engine.answer.markers import SAYING, THINKING, Markers, markers_of
-from cairn.engine.answer.matcher import Guidance, Guide
+from cairn.engine.answer.matcher import GrammarCompiler, GrammarMatcher
 from cairn.engine.answer.parts import AnswerForm, AnswerParts, Called
 from cairn.engine.reports import NotHeld
 from tests.support.tokenizers import KINDS, wrapped
@@ -66,21 +66,21 @@ class Model:
     markers: Markers
     ends: frozenset[int]
     tokens: int
-    guidance: Guidance
+    guidance: GrammarCompiler
 
     def form(self, **changes: Any) -> AnswerForm:
         """How its answers are taken apart."""
         return AnswerForm(**{"markers": self.markers, "held": True, **changes})
 
-    def guide(self, constraint: Constraint, **form: Any) -> Guide:
+    def matcher(self, constraint: Constraint, **form: Any) -> GrammarMatcher:
         """What an answer is held by."""
-        return self.guidance.guide_of(grammar_of(constraint, self.form(**form)))
+        return self.guidance.matcher_of(grammar_of(constraint, self.form(**form)))
 
-    def walk(self, guide: Guide, seed: int, *, most: int = 600) -> list[int]:
+    def walk(self, matcher: GrammarMatcher, seed: int, *, most: int = 600) -> list[int]:
         """Somebody who takes any token that may come, as long as there is one and it is no end."""
         drawn, answer = random.Random(seed), list[int]()
         while len(answer) < most:
-            token = drawn.choice(np.flatnonzero(guide.allowed(answer)).tolist())
+            token = drawn.choice(np.flatnonzero(matcher.allowed(answer)).tolist())
             if token in self.ends:
                 break
             answer.append(token)
@@ -91,16 +91,16 @@ class Model:
         text: str = self.tokenizer.decode(tokens)
         return text
 
-    def first(self, guide: Guide, *answer: str) -> set[str]:
+    def first(self, matcher: GrammarMatcher, *answer: str) -> set[str]:
         """The texts of the tokens that may come behind a text."""
         ids = self.tokenizer.encode("".join(answer), add_special_tokens=False)
-        return {self.said([token]) for token in np.flatnonzero(guide.allowed(ids)).tolist()}
+        return {self.said([token]) for token in np.flatnonzero(matcher.allowed(ids)).tolist()}
 
-    def follow(self, guide: Guide, text: str) -> bool:
+    def follow(self, matcher: GrammarMatcher, text: str) -> bool:
         """Whether a text may be an answer, token for token and to its end."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)
-        taken = all(guide.allowed(ids[:place])[token] for place, token in enumerate(ids))
-        return taken and bool(guide.allowed(ids)[sorted(self.ends)].all())
+        taken = all(matcher.allowed(ids[:place])[token] for place, token in enumerate(ids))
+        return taken and bool(matcher.allowed(ids)[sorted(self.ends)].all())
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def model(model_directory: Path) -> Model:
     known = markers_of(tokenizer)
     ends = frozenset(tokenizer.encode("<|im_end|><|endoftext|>"))
     tokens = len(tokenizer.get_vocab()) + 8
-    guidance = Guidance(tokenizer, ends=ends, tokens=tokens, markers=known.texts)
+    guidance = GrammarCompiler(tokenizer, ends=ends, tokens=tokens, markers=known.texts)
     return Model(tokenizer, known, ends, tokens, guidance)
 
 
@@ -132,7 +132,7 @@ def is_stone(text: str) -> bool:
 @pytest.mark.parametrize("seed", range(12))
 def test_any_way_through_a_schema_ends_in_it(model: Model, seed: int) -> None:
     """Tokens at random, of those that may come, are JSON of the schema where they end."""
-    text = model.said(model.walk(model.guide(Constraint(schema=STONE)), seed))
+    text = model.said(model.walk(model.matcher(Constraint(schema=STONE)), seed))
     assert is_stone(text), text
 
 
@@ -144,8 +144,8 @@ def test_any_way_through_calls_ends_in_them(model: Model, seed: int, once: bool)
     else, however many markers stand in their arguments.
     """
     calls = BOTH[:1] if once else BOTH
-    guide = model.guide(Constraint(calls=calls, one_call=once), tools=TOOLS)
-    tokens = model.walk(guide, seed, most=200)
+    matcher = model.matcher(Constraint(calls=calls, one_call=once), tools=TOOLS)
+    tokens = model.walk(matcher, seed, most=200)
     parts = AnswerParts(model.form(tools=TOOLS), name="a")
     told = [parts.add(model.said(tokens)), parts.finish(complete=True)]
     found = [part for one in told for part in one.parts]
@@ -160,42 +160,42 @@ def test_any_way_through_calls_ends_in_them(model: Model, seed: int, once: bool)
 
 def test_calls_are_written_as_templates_write_them(model: Model) -> None:
     """What a client sends back is rendered as it was written: its prefix is found."""
-    guide = model.guide(Constraint(calls=BOTH), tools=TOOLS)
+    matcher = model.matcher(Constraint(calls=BOTH), tools=TOOLS)
     look = (
         '<tool_call>\n{"name": "look", "arguments": {"at": "the </tool_call> sea"}}\n</tool_call>'
     )
     other = '<tool_call>\n{"name": "look \\"round\\"", "arguments": {}}\n</tool_call>'
-    assert model.follow(guide, look)
-    assert model.follow(guide, f"{look}\n{other}\n{look}")
-    assert not model.follow(guide, look.replace('": {', '":{'))
-    assert not model.follow(guide, look.replace('"at"', '"on"'))
-    assert not model.follow(guide, look.replace("look", "leap"))
-    assert not model.follow(guide, f"{look} {other}")
-    single = model.guide(Constraint(calls=BOTH, one_call=True), tools=TOOLS)
+    assert model.follow(matcher, look)
+    assert model.follow(matcher, f"{look}\n{other}\n{look}")
+    assert not model.follow(matcher, look.replace('": {', '":{'))
+    assert not model.follow(matcher, look.replace('"at"', '"on"'))
+    assert not model.follow(matcher, look.replace("look", "leap"))
+    assert not model.follow(matcher, f"{look} {other}")
+    single = model.matcher(Constraint(calls=BOTH, one_call=True), tools=TOOLS)
     assert model.follow(single, other)
     assert not model.follow(single, f"{look}\n{other}")
 
 
 def test_json_or_calls(model: Model) -> None:
     """Where both are in order, an answer is one of them and not both."""
-    guide = model.guide(Constraint(schema={"type": "object"}, calls=BOTH), tools=TOOLS)
+    matcher = model.matcher(Constraint(schema={"type": "object"}, calls=BOTH), tools=TOOLS)
     call = '<tool_call>\n{"name": "look", "arguments": {"at": ""}}\n</tool_call>'
-    assert model.follow(guide, '{"a": [1, {"b": null}]}')
-    assert model.follow(guide, call)
-    assert not model.follow(guide, '{"a": 1}' + call)
-    assert not model.follow(guide, "Well, {}")
+    assert model.follow(matcher, '{"a": [1, {"b": null}]}')
+    assert model.follow(matcher, call)
+    assert not model.follow(matcher, '{"a": 1}' + call)
+    assert not model.follow(matcher, "Well, {}")
 
 
 def test_white_space_has_an_end(model: Model) -> None:
     """JSON may be written on many lines, indented, and not with white space for ever."""
-    guide = model.guide(Constraint(schema=STONE))
+    matcher = model.matcher(Constraint(schema=STONE))
     stone = {"name": "a", "weight": 1, "kind": "slate", "marks": [1, 0.5]}
     for indent in (None, 2, 8, "\t"):
-        assert model.follow(guide, json.dumps(stone, indent=indent))
-    assert model.follow(guide, json.dumps(stone, separators=(",", ":")))
-    assert model.first(guide, "{\n" + " " * 39) >= {" ", '"'}
+        assert model.follow(matcher, json.dumps(stone, indent=indent))
+    assert model.follow(matcher, json.dumps(stone, separators=(",", ":")))
+    assert model.first(matcher, "{\n" + " " * 39) >= {" ", '"'}
     for end in ("{\n" + " " * 40, "{ "):
-        assert not any(text.isspace() for text in model.first(guide, end))
+        assert not any(text.isspace() for text in model.first(matcher, end))
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_thoughts_before_the_answer(
     model: Model, form: dict[str, Any], before: str, may_be: bool
 ) -> None:
     """Thoughts are free, where there may be any, and the constraint holds behind them."""
-    guide = model.guide(Constraint(schema=STONE), **form)
+    matcher = model.matcher(Constraint(schema=STONE), **form)
     stone = '{"name": "a", "weight": 1, "kind": "slate"}'
-    assert may_be == model.follow(guide, before + stone)
+    assert may_be == model.follow(matcher, before + stone)
 
 
 def test_a_thought_ends_where_its_reader_sees_the_end(model: Model) -> None:
@@ -229,11 +229,11 @@ def test_a_thought_ends_where_its_reader_sees_the_end(model: Model) -> None:
     """
     for seed in range(8):
         drawn, answer = random.Random(seed), list[int]()
-        guide = model.guide(Constraint(calls=BOTH), tools=TOOLS, begins=THINKING)
+        matcher = model.matcher(Constraint(calls=BOTH), tools=TOOLS, begins=THINKING)
         pieces = ["<", "/", "think", ">", "tool", "_", "call", "</think>", "<tool_call>", " a"]
         liked = {model.tokenizer.encode(piece, add_special_tokens=False)[0] for piece in pieces}
         for place in range(300):
-            allowed = np.flatnonzero(guide.allowed(answer)).tolist()
+            allowed = np.flatnonzero(matcher.allowed(answer)).tolist()
             some = [token for token in allowed if token in liked]
             token = drawn.choice(some if some and place < 60 else allowed)
             if token in model.ends:
@@ -253,21 +253,21 @@ def test_what_may_come_follows_from_the_tokens_alone(model: Model) -> None:
     """
     form = {"tools": TOOLS, "may_think": True}
     constraint = Constraint(schema=STONE, calls=BOTH)
-    went = model.guide(constraint, **form)
+    went = model.matcher(constraint, **form)
     answers = [model.walk(went, seed, most=80) for seed in range(3)]
     for answer in answers:
         for place in (*range(0, len(answer), 7), len(answer) // 2, 0):
-            fresh = model.guide(constraint, **form)
+            fresh = model.matcher(constraint, **form)
             expected = fresh.allowed(answer[:place])
             np.testing.assert_array_equal(expected, went.allowed(answer[:place]))
 
 
 def test_ends_are_allowed_where_the_grammar_ends(model: Model) -> None:
     """All tokens that end an answer, where it may end, and there alone."""
-    guide = model.guide(Constraint(schema={"type": "integer", "minimum": 1, "maximum": 12}))
+    matcher = model.matcher(Constraint(schema={"type": "integer", "minimum": 1, "maximum": 12}))
     ends = sorted(model.ends)
     for text, may_end, may_go_on in [("", False, True), ("1", True, True), ("12", True, False)]:
-        found = guide.allowed(model.tokenizer.encode(text, add_special_tokens=False))
+        found = matcher.allowed(model.tokenizer.encode(text, add_special_tokens=False))
         assert [may_end] * 2 == found[ends].tolist()
         found[ends] = False
         assert may_go_on == bool(found.any())
@@ -275,18 +275,18 @@ def test_ends_are_allowed_where_the_grammar_ends(model: Model) -> None:
 
 def test_no_token_without_a_text_is_ever_drawn(model: Model) -> None:
     """Special tokens have no place in a text, and a row of logits is longer than the vocabulary."""
-    guide = model.guide(Constraint(schema={"type": "string"}), may_think=True)
+    matcher = model.matcher(Constraint(schema={"type": "string"}), may_think=True)
     turn = model.tokenizer.encode("<|im_start|>")
-    found = guide.allowed(model.tokenizer.encode('"a'))
+    found = matcher.allowed(model.tokenizer.encode('"a'))
     assert (model.tokens,) == found.shape
     assert not found[[*turn, *range(model.tokens - 8, model.tokens)]].any()
     # A marker is text like any other.
     assert found[model.tokenizer.encode("<think>")].all()
     # So is one that the tokenizer calls special, and the format has for a marker.
-    guidance = Guidance(
+    guidance = GrammarCompiler(
         model.tokenizer, ends=model.ends, tokens=model.tokens, markers=("<|im_start|>",)
     )
-    marked = guidance.guide_of(grammar_of(Constraint(schema={"type": "string"}), AnswerForm()))
+    marked = guidance.matcher_of(grammar_of(Constraint(schema={"type": "string"}), AnswerForm()))
     assert marked.allowed(model.tokenizer.encode('"a'))[turn].all()
 
 
@@ -455,7 +455,7 @@ def test_what_nothing_can_be_held_to(model: Model, name: str) -> None:
     """
     constraint, form, about, tool, fact = REFUSED[name]
     with pytest.raises(CannotHold) as caught:
-        model.guide(constraint, **form)
+        model.matcher(constraint, **form)
     assert (about, tool) == (caught.value.about, caught.value.tool)
     assert fact in caught.value.fact
     assert "\n" not in caught.value.fact
@@ -468,9 +468,9 @@ def test_multiples_that_people_ask_for(model: Model) -> None:
     """
     several = [0.01, 0.5, 5, 12, 1000.0]
     price = {"properties": {"multipleOf": {"anyOf": [{"multipleOf": one} for one in several]}}}
-    guide = model.guide(Constraint(schema={"type": "array", "items": price}))
-    assert model.follow(guide, '[{"multipleOf": 0.07}]')
-    cents = model.guide(Constraint(schema={"type": "number", "multipleOf": 0.01}))
+    matcher = model.matcher(Constraint(schema={"type": "array", "items": price}))
+    assert model.follow(matcher, '[{"multipleOf": 0.07}]')
+    cents = model.matcher(Constraint(schema={"type": "number", "multipleOf": 0.01}))
     assert model.follow(cents, "12.34")
     assert not model.follow(cents, "12.345")
 
@@ -478,10 +478,10 @@ def test_multiples_that_people_ask_for(model: Model) -> None:
 def test_a_multiple_that_is_a_value(model: Model) -> None:
     """Only the keyword counts: in a constant, a default or an example it is somebody's value."""
     value = {"multipleOf": 99999}
-    guide = model.guide(
+    matcher = model.matcher(
         Constraint(schema={"enum": [value], "default": value, "examples": [value], "const": value})
     )
-    assert model.follow(guide, '{"multipleOf": 99999}')
+    assert model.follow(matcher, '{"multipleOf": 99999}')
 
 
 def test_as_many_that_may_be_left_out_as_are_taken(model: Model) -> None:
@@ -492,10 +492,10 @@ def test_as_many_that_may_be_left_out_as_are_taken(model: Model) -> None:
     required = [f"q{n}" for n in range(480)]
     names = [*(f"p{n}" for n in range(480)), *required]
     properties = {name: {"type": "integer"} for name in names}
-    guide = model.guide(
+    matcher = model.matcher(
         Constraint(schema={"type": "object", "properties": properties, "required": required})
     )
-    assert '"' in model.first(guide, '{"p1": 0, ')
+    assert '"' in model.first(matcher, '{"p1": 0, ')
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -507,17 +507,17 @@ def test_a_schema_that_is_not_strict_is_held_as_far_as_it_can_be(
     constraint = Constraint(schema=schema, strict=strict)
     if strict:
         with pytest.raises(CannotHold):
-            model.guide(constraint)
+            model.matcher(constraint)
     else:
-        assert model.follow(model.guide(constraint), "[true, true]")
-        assert not model.follow(model.guide(constraint), "[1]")
+        assert model.follow(model.matcher(constraint), "[true, true]")
+        assert not model.follow(model.matcher(constraint), "[1]")
 
 
 def test_a_client_cannot_say_how_a_schema_is_read(model: Model) -> None:
     """The library's own settings in a schema are the server's to make."""
     schema = {**STONE, "x-guidance": {"lenient": True, "item_separator": "!"}, "uniqueItems": True}
     with pytest.raises(CannotHold):
-        model.guide(Constraint(schema=schema, strict=True))
+        model.matcher(Constraint(schema=schema, strict=True))
 
 
 def test_an_answer_that_can_go_on_no_further(model: Model) -> None:
@@ -526,15 +526,15 @@ def test_an_answer_that_can_go_on_no_further(model: Model) -> None:
     no answer that ends in the midst of one.
     """
     brace = model.tokenizer.encode("}")[0]
-    guidance = Guidance(model.tokenizer, ends=(0,), tokens=brace, markers=())
+    guidance = GrammarCompiler(model.tokenizer, ends=(0,), tokens=brace, markers=())
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
-    guide = guidance.guide_of(grammar_of(Constraint(schema=schema), AnswerForm()))
+    matcher = guidance.matcher_of(grammar_of(Constraint(schema=schema), AnswerForm()))
     opened = model.tokenizer.encode("{")
-    assert guide.allowed(())[opened].all()
+    assert matcher.allowed(())[opened].all()
     for _ in range(2):
         with pytest.raises(NotHeld):
-            guide.allowed(opened)
-    assert guide.allowed(())[opened].all()
+            matcher.allowed(opened)
+    assert matcher.allowed(())[opened].all()
 
 
 def test_a_constraint_that_allows_nothing_is_none() -> None:
@@ -567,12 +567,12 @@ def test_tokenizers_of_several_kinds(kind: str, decoder: Any) -> None:
     tokenizer = wrapped(made)
     end = made.token_to_id("<|im_end|>" if kind != "like gpt2" else "<|endoftext|>")
     assert end is not None
-    guidance = Guidance(
+    guidance = GrammarCompiler(
         tokenizer, ends=(end,), tokens=made.get_vocab_size() + 3, markers=("<think>",)
     )
-    guide = guidance.guide_of(grammar_of(Constraint(schema={"enum": [357]}), AnswerForm()))
+    matcher = guidance.matcher_of(grammar_of(Constraint(schema={"enum": [357]}), AnswerForm()))
     answer: list[int] = []
-    while not (found := guide.allowed(answer))[end]:
+    while not (found := matcher.allowed(answer))[end]:
         answer.append(int(np.flatnonzero(found)[-1]))
     assert "357" == made.decode(answer)
     assert [end] == np.flatnonzero(found).tolist()
@@ -581,8 +581,8 @@ def test_tokenizers_of_several_kinds(kind: str, decoder: Any) -> None:
 @pytest.mark.parametrize("kind", ["like mistral", "like t5", "like bert"])
 def test_a_tokenizer_that_cannot_be_read(kind: str) -> None:
     """Where it is not told what its tokens stand for, that is said."""
-    guidance = Guidance(wrapped(KINDS[kind]()), ends=(1,), tokens=200, markers=())
+    guidance = GrammarCompiler(wrapped(KINDS[kind]()), ends=(1,), tokens=200, markers=())
     grammar = grammar_of(Constraint(schema=STONE), AnswerForm())
     with pytest.raises(CannotHold, match="tokens cannot be read") as caught:
-        guidance.guide_of(grammar)
+        guidance.matcher_of(grammar)
     assert "answer" == caught.value.about

@@ -131,7 +131,7 @@ def test_a_tight_model_is_refused_unless_that_is_accepted(
         return mlx_start.start_engine(
             str(model_directory),
             name=None,
-            chunk_tokens=None,
+            block_tokens=None,
             decode_rows=None,
             kv_cache="slab",
             pool_bytes=64 << 20,

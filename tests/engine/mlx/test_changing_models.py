@@ -37,7 +37,7 @@ def start(where: Path, progress: Callable[[str, int, int], None], **more: Any) -
     """A start of the engine."""
     asked: dict[str, Any] = {
         "name": None,
-        "chunk_tokens": 32,
+        "block_tokens": 32,
         "decode_rows": 1,
         "kv_cache": "slab",
         "pool_bytes": 16 * MIB,

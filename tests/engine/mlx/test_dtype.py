@@ -143,7 +143,7 @@ def start(where: Path, dtype: Asked, **more: Any) -> mlx_start.Started:
     """A start of the engine."""
     asked: dict[str, Any] = {
         "name": None,
-        "chunk_tokens": 8,
+        "block_tokens": 8,
         "decode_rows": 2,
         "kv_cache": "slab",
         "pool_bytes": 16 * MIB,

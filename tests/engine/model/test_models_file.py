@@ -23,7 +23,7 @@ path = "qwen"
 adapter = "/adapters/one"
 aliases = ["gpt-4o", "claude"]
 dtype = "float32"
-chunk_tokens = 32
+block_tokens = 32
 decode_rows = 2
 pool_mb = 3
 blocks_mb = 4
@@ -38,7 +38,7 @@ def test_what_a_file_says():
     assert (None, (), None) == (pebble.adapter, pebble.aliases, pebble.dtype)
     assert ("/srv/qwen", "/adapters/one", "float32") == (qwen.directory, qwen.adapter, qwen.dtype)
     assert (32, 2, 3 << 20, 4 << 20) == (
-        qwen.chunk_tokens,
+        qwen.block_tokens,
         qwen.decode_rows,
         qwen.pool_bytes,
         qwen.blocks_bytes,
@@ -70,7 +70,7 @@ FAULTS = [
     ("[models.a]\npath = 1", "path is 1; it must be a text"),
     ('[models.a]\nbuiltin = "yes"', "builtin is 'yes'; it must be true or false"),
     ("[models.a]\nbuiltin = true\ndtype = 'half'", "it must be one of auto, float32, model"),
-    ("[models.a]\nbuiltin = true\nchunk_tokens = 4", "chunk_tokens is 4; it must be a number"),
+    ("[models.a]\nbuiltin = true\nchunk_tokens = 4", "block_tokens is 4; it must be a number"),
     ("[models.a]\nbuiltin = true\ndecode_rows = true", "decode_rows is True"),
     ("[models.a]\nbuiltin = true\naliases = 'b'", "aliases is 'b'; it must be a list of texts"),
     ("[models.a]\nbuiltin = true\naliases = ['']", "the alias '' is no name"),

@@ -173,7 +173,7 @@ def test_a_turn_costs_what_is_new_in_it(loaded: Any) -> None:
 
     assert len(longer) > 40_000
     assert encoder.encoded_characters - encoded < 100
-    assert encoder.remembered_characters > 0.99 * len(longer)
+    assert encoder.cached_characters > 0.99 * len(longer)
 
 
 def test_an_edit_costs_the_message_that_it_is_in(loaded: Any) -> None:
@@ -257,7 +257,7 @@ def test_several_threads_at_once() -> None:
 
     assert [] == wrong
     assert 4 * 60 * sum(map(len, texts)) // 4 == (
-        encoder.encoded_characters + encoder.remembered_characters
+        encoder.encoded_characters + encoder.cached_characters
     )
 
 
@@ -317,7 +317,7 @@ def test_a_tokenizer_that_cannot_be_cut_takes_the_whole() -> None:
         assert whole(tokenizer, text) == encoder.encode(text, tenant="t")
     assert encoder.whole_because is not None
     assert "single word" in encoder.whole_because
-    assert (2 * len(text), 0) == (encoder.encoded_characters, encoder.remembered_characters)
+    assert (2 * len(text), 0) == (encoder.encoded_characters, encoder.cached_characters)
     assert 0 == encoder.kept_bytes
 
 
@@ -338,7 +338,7 @@ def test_settings_of_the_library_are_noticed(setting: str) -> None:
     text = f"{START}user\nstones on stones{END}"
     ids = encoder.encode(text, tenant="t")
     assert whole(tokenizer, text) == ids
-    assert 0 == encoder.remembered_characters + encoder.kept_bytes
+    assert 0 == encoder.cached_characters + encoder.kept_bytes
 
 
 def test_a_library_that_does_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +364,7 @@ def test_a_raw_prompt_is_tokenised_as_a_whole() -> None:
     for _ in range(2):
         assert tuple(tokenizer.encode(text)) == encoder.encode_raw(text)
     assert tuple(tokenizer.encode(text)) != whole(tokenizer, text)
-    assert (2 * len(text), 0) == (encoder.encoded_characters, encoder.remembered_characters)
+    assert (2 * len(text), 0) == (encoder.encoded_characters, encoder.cached_characters)
     assert 0 == encoder.kept_bytes
 
 

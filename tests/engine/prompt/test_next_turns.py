@@ -14,7 +14,7 @@ import pytest
 import trio
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
-from cairn.actors.sessions.next_prompt import Beginning, Foresight, Ids, Step, Unrendered
+from cairn.actors.sessions.next_prompt import Beginning, Ids, NextPrompt, Step, Unrendered
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.prompt.template import Conversation, Message, message_of, next_role, prompt_ids
@@ -48,8 +48,8 @@ def beginning(tokenizer: Any, conversation: Conversation, said: Message) -> Begi
     async def at_once(step: Step) -> Ids | None:
         return await step(lambda: True)
 
-    foresight = Foresight(tokenizer, Encoder(tokenizer), trio.CapacityLimiter(1))
-    found = trio.run(foresight.beginning, conversation, said, "local", at_once)
+    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), trio.CapacityLimiter(1))
+    found = trio.run(next_prompt.beginning, conversation, said, "local", at_once)
     assert found is not None
     return found
 
@@ -131,8 +131,8 @@ def test_who_does_not_want_it_any_more_does_not_render(tokenizer: Any) -> None:
             asked.append("once")
             return await step(lambda: False)
 
-        foresight = Foresight(tokenizer, Encoder(tokenizer), trio.CapacityLimiter(1))
-        assert await foresight.beginning(ASKED, THOUGHT, "local", never) is None
+        next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), trio.CapacityLimiter(1))
+        assert await next_prompt.beginning(ASKED, THOUGHT, "local", never) is None
         assert ["once"] == asked
 
     trio.run(main)

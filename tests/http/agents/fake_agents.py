@@ -8,12 +8,12 @@ import attrs
 import trio
 
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
-from cairn.actors.requests.messages import AgentBusy, AgentExists, Finished, KeptTurn
+from cairn.actors.requests.messages import AgentBusy, AgentExists, Finished, StoredTurn
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.journal.tenants import LOCAL
 
-TURN = KeptTurn(
+TURN = StoredTurn(
     request="req-0",
     previous=None,
     created_s=1_700_000_000,
@@ -47,7 +47,7 @@ class FakeAgents:
         self.made: dict[str, AgentFacts] = {}
 
     def have(
-        self, name: str = "notes", *turns: KeptTurn, tenant: str = LOCAL, **fields: Any
+        self, name: str = "notes", *turns: StoredTurn, tenant: str = LOCAL, **fields: Any
     ) -> None:
         """Have an agent with these turns."""
         head = turns[-1].request if turns else None

@@ -127,7 +127,7 @@ async def test_only_what_is_new_is_sent():
         command.keep.previous,
         command.session_name,
         command.context_max,
-        command.asked_model,
+        command.requested_model,
         command.protocol,
     )
     assert command.constraint is not None
@@ -158,7 +158,7 @@ async def test_an_answer_is_streamed():
     )
     assert (200, True) == (status, text.endswith("data: [DONE]\n\n"))
     assert "chat.completion.chunk" in text
-    assert ("large", None) == (asked(service).asked_model, asked(service).group)
+    assert ("large", None) == (asked(service).requested_model, asked(service).group)
 
 
 async def test_what_was_said_is_told_turn_by_turn():

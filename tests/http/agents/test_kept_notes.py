@@ -44,7 +44,7 @@ def store_() -> MemoryStore:
     return MemoryStore()
 
 
-def house(store: MemoryStore) -> Any:
+def setup(store: MemoryStore) -> Any:
     """A server over it."""
     return serving(Path("numbers"), store)
 
@@ -72,27 +72,27 @@ def as_told(told: Any) -> Any:
     return {name: value for name, value in told.items() if name != "cairn"}
 
 
-def notes(store: MemoryStore) -> list[ev.TurnKept]:
+def notes(store: MemoryStore) -> list[ev.TurnStored]:
     """The turns on record."""
     events = (decode(row).event for row in store.rows)
-    return [event for event in events if isinstance(event, ev.TurnKept)]
+    return [event for event in events if isinstance(event, ev.TurnStored)]
 
 
 async def test_ten_turns_with_the_same_tools(store: MemoryStore):
     """They are noted once, over a restart as well, and each response has them."""
     told: list[Any] = [None]
     for _ in range(2):
-        async with house(store) as server:
+        async with setup(store) as server:
             for _ in range(5):
                 told.append(await say(server, "And then?", told[-1]))
             for one in told[1:]:
                 assert as_told(one) == await found(server, one)
-    sizes = [len(row.private or b"") for row in store.rows if row.kind == "turn_kept"]
+    sizes = [len(row.private or b"") for row in store.rows if row.kind == "turn_stored"]
     assert sizes[0] > 50_000
     assert max(sizes[1:]) < 2_000
     first, *others = notes(store)
     assert {"tools", "instructions"} == set(first.texts)
-    at = next(row.position for row in store.rows if row.kind == "turn_kept")
+    at = next(row.position for row in store.rows if row.kind == "turn_stored")
     assert [{"tools": at, "instructions": at}] * 9 == [dict(one.texts_at) for one in others]
     assert [{}] * 9 == [dict(one.texts) for one in others]
     assert () == replay(store.read()).findings
@@ -100,7 +100,7 @@ async def test_ten_turns_with_the_same_tools(store: MemoryStore):
 
 async def test_what_changes_is_noted(store: MemoryStore):
     """By itself; and what comes back is there already."""
-    async with house(store) as server:
+    async with setup(store) as server:
         one, other = ({"a": letter * 200} for letter in "xy")
         told: list[Any] = [None]
         for metadata in (one, other, one):
@@ -114,7 +114,7 @@ async def test_what_changes_is_noted(store: MemoryStore):
 
 async def test_a_response_whose_texts_an_earlier_one_brought_that_was_deleted(store: MemoryStore):
     """It is told as it was, and so is what goes on from another; after a restart as well."""
-    async with house(store) as server:
+    async with setup(store) as server:
         first = await say(server, "Hello")
         second = await say(server, "And then?", first)
         app = create_app(server)
@@ -123,7 +123,7 @@ async def test_a_response_whose_texts_an_earlier_one_brought_that_was_deleted(st
         assert await found(server, first) is None
         assert as_told(second) == await found(server, second)
         third = await say(server, "Hello")
-    async with house(store) as server:
+    async with setup(store) as server:
         assert await found(server, first) is None
         for told in (second, third):
             assert as_told(told) == await found(server, told)
@@ -131,7 +131,7 @@ async def test_a_response_whose_texts_an_earlier_one_brought_that_was_deleted(st
 
 async def test_two_that_go_on_from_one(store: MemoryStore):
     """Each has what it came with; in a session of its own it is written there."""
-    async with house(store) as server:
+    async with setup(store) as server:
         first = await say(server, "Hello")
         branches = [await say(server, text, first) for text in ("And then?", "Or else?")]
         further = [await say(server, "So?", branch) for branch in branches]
@@ -146,7 +146,7 @@ async def test_two_that_go_on_from_one(store: MemoryStore):
 
 async def test_a_session_that_is_opened_again(store: MemoryStore):
     """It brings its texts anew: the rows of the one before may be pruned without it."""
-    async with house(store) as server:
+    async with setup(store) as server:
         first = await say(server, "Hello", session_id="talk")
         await server.close_session("talk", "-")
         second = await say(server, "And then?", first, session_id="talk")
@@ -157,17 +157,17 @@ async def test_a_session_that_is_opened_again(store: MemoryStore):
 
 async def test_texts_that_were_forgotten(store: MemoryStore):
     """Without them the response is none any more."""
-    async with house(store) as server:
+    async with setup(store) as server:
         first = await say(server, "Hello")
         second = await say(server, "And then?", first)
-        at, row = next(one for one in enumerate(store.rows) if one[1].kind == "turn_kept")
+        at, row = next(one for one in enumerate(store.rows) if one[1].kind == "turn_stored")
         store.rows[at] = attrs.evolve(row, private=None)
         assert await found(server, second) is None
 
 
 async def test_who_wants_nothing_kept_notes_nothing(store: MemoryStore):
     """What such a request brings is in no row, and the next one brings it."""
-    async with house(store) as server:
+    async with setup(store) as server:
         await say(server, "Hello", store=False)
         told = await say(server, "Hello")
         assert as_told(told) == await found(server, told)

@@ -17,7 +17,7 @@ from cairn.actors.requests.messages import (
     PromptTooLong,
     QueueFull,
     Stopping,
-    TimeOver,
+    TimedOut,
     TooManyAnswers,
 )
 from tests.http.conftest import Serve
@@ -214,10 +214,10 @@ REFUSALS = [
         {"retry-after": "7"},
     ),
     (
-        TimeOver(90.0),
+        TimedOut(90.0),
         openai.InternalServerError,
         504,
-        "time_over",
+        "timed_out",
         "not complete after 90 seconds",
         {"x-should-retry": "false"},
     ),

@@ -13,7 +13,7 @@ from cairn.actors.requests.messages import Generate
 from cairn.engine.prompt.template import Conversation, Message, conversation_parts
 from cairn.engine.sampling import Sampling
 from cairn.http.chat_completions.request import ChatRequest, read_chat_request
-from cairn.http.wire import placeholders as stand_ins
+from cairn.http.wire import placeholders as placeholders
 from cairn.http.wire.errors import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import FACTS
@@ -51,7 +51,7 @@ def test_plain_request():
             sampling=Sampling(),
             seed=None,
             max_tokens=None,
-            asked_model="m",
+            requested_model="m",
         ),
         stream=False,
         include_usage=False,
@@ -115,7 +115,7 @@ def test_all_parameters():
                 session_name="mine",
                 group="group-1",
                 cache_prompt=False,
-                asked_model="m",
+                requested_model="m",
             ),
             stream=True,
             include_usage=True,
@@ -308,7 +308,7 @@ def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
     one = asked("data:image/png;base64,AAAA")
     assert one.command.conversation is not None
     said = one.command.conversation.messages[1].content
-    assert f"A map: {stand_ins.IMAGE}{stand_ins.DOCUMENT}" == said
+    assert f"A map: {placeholders.IMAGE}{placeholders.DOCUMENT}" == said
     assert ("messages.file", "messages.image_url") == one.ignored
     assert one == asked("data:image/png;base64,BBBB")
 
@@ -319,7 +319,7 @@ def test_an_image_in_a_turn_that_was_answered():
     seen, said = {"role": "user", "content": image}, {"role": "assistant", "content": "A hill."}
     past = read(messages=[seen, said, {"role": "user", "content": "How high?"}])
     assert past.command.conversation is not None
-    assert stand_ins.IMAGE == past.command.conversation.messages[0].content
+    assert placeholders.IMAGE == past.command.conversation.messages[0].content
     assert ("messages.image_url",) == past.ignored
     for messages in ([seen], [seen, *HELLO], [*HELLO, said, seen], [seen, said, seen]):
         with pytest.raises(ClientError) as refused:

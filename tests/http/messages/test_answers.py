@@ -22,7 +22,7 @@ from cairn.actors.requests.messages import (
     QueueFull,
     RefusalError,
     Stopping,
-    TimeOver,
+    TimedOut,
 )
 from cairn.engine.answer.parts import Called, Calling, Said, Thought
 from cairn.http.app import create_app
@@ -345,7 +345,7 @@ def of_request(refusal: RefusalError) -> RefusalError:
         (NoMemory("none", 7), 529, "overloaded_error", {"retry-after": "7"}),
         (JournalFull(), 529, "overloaded_error", {"retry-after": "10"}),
         (Stopping("stops"), 529, "overloaded_error", {"retry-after": "5"}),
-        (TimeOver(90.0), 504, "timeout_error", {"x-should-retry": "false"}),
+        (TimedOut(90.0), 504, "timeout_error", {"x-should-retry": "false"}),
         (Broken(BUG), 500, "api_error", {"x-should-retry": "false"}),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, RefusalError) else "",

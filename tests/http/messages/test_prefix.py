@@ -18,7 +18,7 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from cairn.engine.prompt.template import Conversation, conversation_parts, render
 from cairn.http.messages.request import read_messages_request
-from cairn.http.wire import placeholders as stand_ins
+from cairn.http.wire import placeholders as placeholders
 from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import FACTS
 
@@ -308,7 +308,7 @@ def test_pages_that_come_along_with_a_result_leave_what_came_before(tokenizer: A
     """They have a constant text in their place, in this turn and in those behind it."""
     found = [read(body) for body in reading()]
     assert_grows(tokenizer, found)
-    assert [stand_ins.DOCUMENT, stand_ins.IMAGE] == [
+    assert [placeholders.DOCUMENT, placeholders.IMAGE] == [
         message.content
         for message in found[-1].messages
         if message.role == "user" and message.content.startswith("[")

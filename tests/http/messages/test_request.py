@@ -13,7 +13,7 @@ from cairn.actors.requests.messages import Generate
 from cairn.engine.prompt.template import Conversation, Message, conversation_parts
 from cairn.engine.sampling import Sampling
 from cairn.http.messages.request import MessagesRequest, read_count_request, read_messages_request
-from cairn.http.wire import placeholders as stand_ins
+from cairn.http.wire import placeholders as placeholders
 from cairn.http.wire.errors import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import FACTS
@@ -74,7 +74,7 @@ def test_plain_request():
             sampling=Sampling(),
             seed=None,
             max_tokens=100,
-            asked_model="m",
+            requested_model="m",
         ),
         stream=False,
     ) == read(model="m")
@@ -120,7 +120,7 @@ def test_all_parameters():
                 session_name="mine",
                 group="group-1",
                 cache_prompt=False,
-                asked_model="m",
+                requested_model="m",
             ),
             stream=True,
             ignored=("thinking.budget_tokens",),
@@ -296,10 +296,10 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
     [
         (
             [text("A map: "), {"type": "image", "source": {"type": "base64", "data": "AAAA"}}],
-            f"A map: {stand_ins.IMAGE}",
+            f"A map: {placeholders.IMAGE}",
             ("messages.image",),
         ),
-        ([PDF, text(" Read.")], f"{stand_ins.DOCUMENT} Read.", ("messages.document",)),
+        ([PDF, text(" Read.")], f"{placeholders.DOCUMENT} Read.", ("messages.document",)),
         (
             [{"type": "document", "source": {"type": "text", "data": "Words."}}],
             "Words.\n",
@@ -307,10 +307,10 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
         ),
         (
             [text("Open: "), {"type": "browser_state", "tabs": [{"tab_id": "1"}]}],
-            f"Open: {stand_ins.UNKNOWN}",
+            f"Open: {placeholders.UNKNOWN}",
             ("messages.browser_state",),
         ),
-        ([{"type": "tool_use", "name": "x"}], stand_ins.UNKNOWN, ("messages.tool_use",)),
+        ([{"type": "tool_use", "name": "x"}], placeholders.UNKNOWN, ("messages.tool_use",)),
     ],
 )
 def test_what_a_tool_gave_does_not_end_the_conversation(
@@ -343,7 +343,7 @@ def test_pages_that_come_along_with_a_result(turn: list[list[Any]]):
     messages = [message for part in turn for message in part]
     asked = read(messages=[*HELLO, *messages])
     assert asked.command.conversation is not None
-    kinds = {"image": stand_ins.IMAGE, "document": stand_ins.DOCUMENT}
+    kinds = {"image": placeholders.IMAGE, "document": placeholders.DOCUMENT}
     sent = [
         block["type"]
         for message in messages
@@ -373,7 +373,7 @@ def test_pages_in_a_turn_that_was_answered(block: Any, kind: str):
     said = {"role": "assistant", "content": "I see."}
     asked = read(messages=[*user(block), said, *HELLO])
     assert asked.command.conversation is not None
-    stood_in = {"image": stand_ins.IMAGE, "document": stand_ins.DOCUMENT}[kind]
+    stood_in = {"image": placeholders.IMAGE, "document": placeholders.DOCUMENT}[kind]
     assert stood_in == asked.command.conversation.messages[0].content
     assert (f"messages.{kind}",) == asked.ignored
 
@@ -425,8 +425,8 @@ def test_a_conversation_with_the_tools_of_a_server_goes_on():
     assert one.command.conversation is not None
     assert one.command.conversation == other.command.conversation
     _, answer, late = one.command.conversation.messages
-    assert answer.content.endswith(f"{stand_ins.of_server_tools('x_tool_result')}So it rains.")
-    assert late.content == f"{stand_ins.of_server_tools('x_tool_result')}And then?"
+    assert answer.content.endswith(f"{placeholders.of_server_tools('x_tool_result')}So it rains.")
+    assert late.content == f"{placeholders.of_server_tools('x_tool_result')}And then?"
     assert (
         "messages.code_execution_tool_result",
         "messages.compaction",
@@ -809,7 +809,7 @@ def test_results_within_results():
     """What is in a result and no part of one is something that a tool gave, however deep it is."""
     asked = read_messages_request(nested(300), {}, Ignored(), FACTS)
     assert asked.command.conversation is not None
-    assert [stand_ins.UNKNOWN] == [one.content for one in asked.command.conversation.messages]
+    assert [placeholders.UNKNOWN] == [one.content for one in asked.command.conversation.messages]
 
 
 def test_a_body_that_is_nested_too_deep():

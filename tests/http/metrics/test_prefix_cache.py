@@ -65,8 +65,8 @@ def test_tokens_by_tier():
             300,
             "continuation",
             None,
-            kept_blocks=2,
-            shared_blocks=2,
+            blocks_from_slab=2,
+            blocks_from_pool=2,
             reused_tokens=256,
             rerendered_tokens=40,
         ),
@@ -74,7 +74,7 @@ def test_tokens_by_tier():
         RAN,
         RAN,
         finished(),
-        *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        *asked(100, "new_session", "diverged", blocks_from_pool=1, reused_tokens=64),
         evolve(copied, keys=("k2",)),
         RAN,
     )
@@ -95,10 +95,10 @@ def test_a_block_that_was_read_for_another():
     """
     read = values(
         evolve(LOADED, key="d"),
-        *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        *asked(100, "new_session", "diverged", blocks_from_pool=1, reused_tokens=64),
         cancelled(),
         evolve(EVICTED, key="d"),
-        *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        *asked(100, "new_session", "diverged", blocks_from_pool=1, reused_tokens=64),
         evolve(shared(1), keys=("d",)),
         RAN,
     )
@@ -114,7 +114,7 @@ def test_what_is_copied_ahead_is_no_hit():
     read = values(
         evolve(LOADED, key="d"),
         evolve(shared(1), request=None, keys=("d",)),
-        *asked(100, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        *asked(100, "new_session", "diverged", blocks_from_pool=1, reused_tokens=64),
         evolve(shared(1), keys=("d",)),
         RAN,
     )
@@ -127,7 +127,7 @@ def test_who_ends_before_its_first_pass_reuses_nothing():
     as a hit.
     """
     read = values(
-        *asked(300, "new_session", "diverged", shared_blocks=1, reused_tokens=64),
+        *asked(300, "new_session", "diverged", blocks_from_pool=1, reused_tokens=64),
         shared(1),
         cancelled(),
     )
@@ -143,11 +143,11 @@ async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
     the tokens of all tiers are those that the answers said, and the ratio's.
     """
     monkeypatch.setattr(loading, "_start", started)
-    house = Journaled(model=Path("numbers"))
+    setup = Journaled(model=Path("numbers"))
     told = Message(role="system", content="stone " * 100)
     first = generate(Conversation(messages=(told, Message(role="user", content="a" * 200))))
     said = []
-    async with house.serving() as server:
+    async with setup.serving() as server:
         metrics = Metrics(server)
         for max_tokens in (70, 300, 300):
             said.append(await ask(server, evolve(first, max_tokens=max_tokens)))
@@ -162,8 +162,8 @@ async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
         hits = [read(HITS, {"tier": tier}) or 0 for tier in ("slab", "memory")]
         ratio = read("cairn_prefix_cache_ratio") or 0
         asked_for = read("cairn_prefix_cache_query_tokens_total") or 0
-    assert any(event.request is None for event in house.events(ev.BlocksShared))
-    (gone,) = house.events(ev.RequestCancelled)
+    assert any(event.request is None for event in setup.events(ev.BlocksRestored))
+    (gone,) = setup.events(ev.RequestCancelled)
     assert "no_memory" == gone.stage
     assert sum(one.accepted.cached_tokens for one in said) == sum(hits)
     assert sum(one.accepted.prompt_tokens for one in said) == asked_for

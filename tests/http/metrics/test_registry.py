@@ -10,20 +10,20 @@ from attrs import evolve
 from cairn.http.app import create_app
 from cairn.http.metrics.registry import Metrics
 from cairn.journal.events import (
-    AnticipationBegun,
-    AnticipationGivenUp,
-    AnticipationSettled,
     BlockDropped,
     BlockEvicted,
     BlockLoaded,
     BlockRejected,
     BlockSealed,
     BlockSpilled,
-    BlocksShared,
+    BlocksRestored,
     CacheExtended,
     Event,
     InvariantViolated,
     PathSelected,
+    PrewarmAbandoned,
+    PrewarmFinished,
+    PrewarmStarted,
     RequestCancelled,
     RequestFinished,
     RequestReceived,
@@ -52,18 +52,18 @@ def received(request: str = "r1") -> RequestReceived:
         group=None,
         cache_prompt=True,
         base_request=None,
-        kept_parts=0,
+        base_parts=0,
         new_parts=(),
-        kept_tokens=0,
+        base_tokens=0,
         new_ids=(1, 2),
-        kept_keys=0,
+        base_keys=0,
         new_keys=(),
         prompt_tokens=2,
         max_tokens=10,
         sampling={},
         seed=1,
         seed_given=False,
-        asked_model="",
+        requested_model="",
     )
 
 
@@ -76,10 +76,10 @@ def selected(path: Any, reason: str | None, request: str = "r1", reused: int = 0
         decided_at=1,
         path=path,
         reason=reason,
-        kept_blocks=0,
-        shared_blocks=0,
+        blocks_from_slab=0,
+        blocks_from_pool=0,
         reused_tokens=reused,
-        anticipated_tokens=reused,
+        prewarmed_tokens=reused,
         rerendered_tokens=0,
         nearest=None,
         diverged_part=None,
@@ -88,9 +88,9 @@ def selected(path: Any, reason: str | None, request: str = "r1", reused: int = 0
     )
 
 
-def shared(duration_us: int, request: str = "r1") -> BlocksShared:
+def shared(duration_us: int, request: str = "r1") -> BlocksRestored:
     """Blocks are copied in."""
-    return BlocksShared(
+    return BlocksRestored(
         session="s1",
         request=request,
         start=0,
@@ -208,8 +208,8 @@ def test_every_series_is_there_from_the_start():
         assert 0 == read("cairn_requests_total", outcome=outcome)
     for name in (
         "cairn_continuation_tokens_skipped_total",
-        "cairn_anticipated_tokens_total",
-        "cairn_anticipated_tokens_used_total",
+        "cairn_prewarmed_tokens_total",
+        "cairn_prewarmed_tokens_used_total",
         "cairn_tokens_emitted_total",
         "cairn_blocks_sealed_total",
         "cairn_blocks_evicted_total",
@@ -222,8 +222,8 @@ def test_every_series_is_there_from_the_start():
         assert 0 == read("cairn_blocks_rejected_total", reason=reason)
     for tier in ("slab", "memory"):
         assert 0 == read("cairn_blocks_reused_total", tier=tier)
-    for reason in ("request", "slab_wanted", "closing", "unrendered", "doubt"):
-        assert 0 == read("cairn_anticipation_given_up_total", reason=reason)
+    for reason in ("request", "slab_needed", "closing", "unrendered", "doubt"):
+        assert 0 == read("cairn_prewarm_abandoned_total", reason=reason)
     for result in ("same", "differs", "skipped"):
         assert 0 == read("cairn_shadow_checks_total", result=result)
 
@@ -294,17 +294,17 @@ def settling(session: str) -> CacheExtended:
 
 def begun_and_run(session: str, passes: int) -> list[Any]:
     """An anticipation begins and runs some passes."""
-    begun = AnticipationBegun(
+    begun = PrewarmStarted(
         session=session,
         next_role="user",
         rules_version=1,
         tokens=640,
-        kept_tokens=0,
+        base_tokens=0,
         new_ids=(),
-        kept_keys=0,
+        base_keys=0,
         new_keys=(),
-        kept_blocks=0,
-        shared_blocks=0,
+        blocks_from_slab=0,
+        blocks_from_pool=0,
     )
     return [begun, *[settling(session)] * passes]
 
@@ -316,13 +316,13 @@ def test_anticipation():
     """
     read = values(
         *begun_and_run("s1", 4),
-        AnticipationSettled(session="s1", tokens=640, computed_tokens=256),
+        PrewarmFinished(session="s1", tokens=640, computed_tokens=256),
         settling("s1"),
         *begun_and_run("s2", 1),
-        AnticipationGivenUp(session="s2", reason="request", computed_tokens=64),
+        PrewarmAbandoned(session="s2", reason="request", computed_tokens=64),
         settling("s2"),
         *begun_and_run("s3", 0),
-        AnticipationGivenUp(session="s3", reason="request", computed_tokens=0),
+        PrewarmAbandoned(session="s3", reason="request", computed_tokens=0),
         *begun_and_run("s4", 1),
         SessionQuarantined(session="s4", bug_id="b"),
         settling("s4"),
@@ -330,9 +330,9 @@ def test_anticipation():
         selected("continuation", None, reused=128),
         selected("new_session", "diverged", reused=64),
     )
-    assert 512 == read("cairn_anticipated_tokens_total")
-    assert 192 == read("cairn_anticipated_tokens_used_total")
-    assert 2 == read("cairn_anticipation_given_up_total", reason="request")
+    assert 512 == read("cairn_prewarmed_tokens_total")
+    assert 192 == read("cairn_prewarmed_tokens_used_total")
+    assert 2 == read("cairn_prewarm_abandoned_total", reason="request")
 
 
 def test_prefill_is_summed_until_the_first_token():
@@ -438,9 +438,9 @@ def test_blocks():
 
 def test_lives_that_are_over():
     """What was removed for that made room for nobody."""
-    over = (evolve(EVICTED, reason="life_over"), evolve(DROPPED, reason="life_over"))
+    over = (evolve(EVICTED, reason="expired"), evolve(DROPPED, reason="expired"))
     read = values(*over, EVICTED, over[1])
-    assert [1, 2] == [read("cairn_lives_over_total", what=what) for what in ("memory", "file")]
+    assert [1, 2] == [read("cairn_expired_total", what=what) for what in ("memory", "file")]
     assert [1, 0] == [read(f"cairn_blocks_{name}_total") for name in ("evicted", "dropped")]
     assert 9 == read("cairn_prefix_index_blocks")
 
@@ -457,7 +457,9 @@ def test_block_files():
 
 def test_reuse_by_tier():
     """What a request reuses is counted by where it lay."""
-    path = evolve(selected("continuation", None, reused=192), kept_blocks=1, shared_blocks=2)
+    path = evolve(
+        selected("continuation", None, reused=192), blocks_from_slab=1, blocks_from_pool=2
+    )
     read = values(received(), path)
     assert (1, 2) == tuple(
         read("cairn_blocks_reused_total", tier=tier) for tier in ("slab", "memory")
@@ -479,12 +481,12 @@ def test_gauges_are_read_at_the_scrape():
     assert 400 == read("cairn_scheduler_pool_bytes", state="in_use")
     assert 600 == read("cairn_scheduler_pool_bytes", state="free")
     assert 390 == read("cairn_kv_live_bytes")
-    assert 380 == read("cairn_kv_due_bytes")
+    assert 380 == read("cairn_kv_expected_bytes")
     assert 1500 == read("cairn_device_memory_bytes", what="active")
     assert 20 == read("cairn_device_memory_bytes", what="cache")
     assert 1100 == read("cairn_device_memory_bytes", what="weights")
-    assert 1 == read("cairn_sessions", life="quarantined")
-    assert 0 == read("cairn_sessions", life="idle")
+    assert 1 == read("cairn_sessions", state="quarantined")
+    assert 0 == read("cairn_sessions", state="idle")
     assert 9 == read("cairn_queue_depth")
     assert 5 == read("cairn_blocks")
     assert 500 == read("cairn_block_bytes")
@@ -520,9 +522,9 @@ async def test_scrape():
         "cairn_prefix_match_depth_tokens": "histogram",
         "cairn_prefix_cache_too_short_total": "counter",
         "cairn_rerendered_tokens_total": "counter",
-        "cairn_anticipated_tokens_total": "counter",
-        "cairn_anticipated_tokens_used_total": "counter",
-        "cairn_anticipation_given_up_total": "counter",
+        "cairn_prewarmed_tokens_total": "counter",
+        "cairn_prewarmed_tokens_used_total": "counter",
+        "cairn_prewarm_abandoned_total": "counter",
         "cairn_prefill_duration_seconds": "histogram",
         "cairn_cache_invariant_violations_total": "counter",
         "cairn_tokens_emitted_total": "counter",
@@ -533,14 +535,14 @@ async def test_scrape():
         "cairn_blocks_loaded_total": "counter",
         "cairn_blocks_dropped_total": "counter",
         "cairn_blocks_rejected_total": "counter",
-        "cairn_lives_over_total": "counter",
+        "cairn_expired_total": "counter",
         "cairn_blocks_reused_total": "counter",
         "cairn_shadow_checks_total": "counter",
         "cairn_scheduler_pool_in_use": "gauge",
         "cairn_scheduler_pool_total": "gauge",
         "cairn_scheduler_pool_bytes": "gauge",
         "cairn_kv_live_bytes": "gauge",
-        "cairn_kv_due_bytes": "gauge",
+        "cairn_kv_expected_bytes": "gauge",
         "cairn_device_memory_bytes": "gauge",
         "cairn_sessions": "gauge",
         "cairn_queue_depth": "gauge",

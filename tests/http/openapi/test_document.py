@@ -11,7 +11,7 @@ import attrs
 import msgspec
 import pytest
 
-from cairn.actors.requests.messages import Delta, JournalFull, KeptTurn
+from cairn.actors.requests.messages import Delta, JournalFull, StoredTurn
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.http.access.keys import Keys
@@ -34,7 +34,7 @@ SPOKEN = (
 )
 TEXT = (ACCEPTED, *DELTAS, FINISHED)
 TWO = (*TEXT, attrs.evolve(ACCEPTED, choice=1), attrs.evolve(FINISHED, choice=1))
-KEPT = KeptTurn(
+KEPT = StoredTurn(
     request="r1",
     previous=None,
     created_s=1,

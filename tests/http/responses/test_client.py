@@ -13,9 +13,9 @@ from cairn.actors.requests.messages import (
     Delta,
     FormatRefused,
     JournalFull,
-    KeptTurn,
     PromptTooLong,
     Reply,
+    StoredTurn,
 )
 from cairn.engine.answer.parts import Called, Calling, Said, Thought
 from cairn.engine.prompt.template import Message
@@ -55,9 +55,9 @@ ITEMS = ["reasoning", "message", "function_call", "function_call", "message"]
 IDS = ["rs_req-1_0", "msg_req-1_1", "fc_req-1_2", "fc_req-1_3", "msg_req-1_4"]
 
 
-def kept(request: str = "req-1", previous: str | None = None, **form: Any) -> KeptTurn:
+def kept(request: str = "req-1", previous: str | None = None, **form: Any) -> StoredTurn:
     """A turn that is kept."""
-    return KeptTurn(
+    return StoredTurn(
         request=request,
         previous=previous,
         created_s=ACCEPTED.created_s,

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from cairn.actors.requests.messages import Delta, Generate, KeptTurn, Reply
+from cairn.actors.requests.messages import Delta, Generate, Reply, StoredTurn
 from cairn.engine.answer.parts import AnswerPart, Called, Said, Thought
 from cairn.engine.prompt.template import conversation_parts, message_of
 from cairn.engine.prompt.turns import messages_of, messages_text, parts_of, parts_text
@@ -145,7 +145,7 @@ def test_an_answer_that_is_named(told: tuple[AnswerPart, ...]):
     asked = draft(body).complete((), {}).command
     keep = asked.keep
     assert keep is not None
-    turn = KeptTurn(
+    turn = StoredTurn(
         request="req-1",
         previous=keep.previous,
         created_s=1,

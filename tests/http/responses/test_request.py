@@ -12,7 +12,7 @@ from cairn.actors.requests.messages import Generate
 from cairn.engine.answer.grammar import ANY_OBJECT, Constraint
 from cairn.engine.prompt.template import Message
 from cairn.http.responses.request import ResponsesRequest, read_responses_request
-from cairn.http.wire import placeholders as stand_ins
+from cairn.http.wire import placeholders as placeholders
 from cairn.http.wire.errors import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import FACTS
@@ -255,7 +255,7 @@ def test_parameters():
         found.seed,
         found.cache_prompt,
         found.session_name,
-        found.asked_model,
+        found.requested_model,
     )
 
 
@@ -310,7 +310,7 @@ def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
     one, other = asked("AAAA"), asked("BBBB")
     assert one.command.conversation is not None
     said = one.command.conversation.messages[1].content
-    assert f"A map: {stand_ins.IMAGE}{stand_ins.DOCUMENT}" == said
+    assert f"A map: {placeholders.IMAGE}{placeholders.DOCUMENT}" == said
     assert ("input.input_file", "input.input_image") == one.ignored
     assert one.command.conversation == other.command.conversation
 
@@ -329,7 +329,7 @@ def test_an_image_in_a_turn_that_was_answered(answer: list[Any]):
     seen = {"role": "user", "content": [{"type": "input_image", "image_url": "AAAA"}]}
     past = request(input=[seen, *answer, HELLO])
     assert past.command.conversation is not None
-    assert stand_ins.IMAGE == past.command.conversation.messages[0].content
+    assert placeholders.IMAGE == past.command.conversation.messages[0].content
     assert ("input.input_image",) == past.ignored
     for items in ([seen], [seen, HELLO], [HELLO, *answer, seen], [seen, *answer, seen]):
         with pytest.raises(ClientError) as refused:

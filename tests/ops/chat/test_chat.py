@@ -282,7 +282,7 @@ def test_what_is_asked_for():
     assert [True, False] == [
         conversation.template["enable_thinking"] for conversation in server.conversations()
     ]
-    assert {"cairn/small-1"} == {named.asked_model, plain.asked_model}
+    assert {"cairn/small-1"} == {named.requested_model, plain.requested_model}
 
 
 def test_commands_of_the_chat():

@@ -46,10 +46,10 @@ class Agents(Builder):
             super().propose(event)
 
 
-def kept(end: ev.RequestFinished, agent: str, previous: str | None) -> ev.TurnKept:
+def kept(end: ev.RequestFinished, agent: str, previous: str | None) -> ev.TurnStored:
     """A turn with all that there can be in one."""
     call = Called(index=0, id="c1", name="look", arguments='{"far":true}')
-    return ev.TurnKept(
+    return ev.TurnStored(
         session=end.session,
         request=end.request,
         tenant="local",

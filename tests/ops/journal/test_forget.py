@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from cairn.actors.clock import outside
+from cairn.actors.clock import clock
 from cairn.engine.block_folder import place_of
 from cairn.journal import events as ev
 from cairn.journal import paths
@@ -28,7 +28,7 @@ SIZE = 300
 
 
 @attrs.frozen
-class House:
+class Setup:
     """
     A journal in a data directory, with block files beside it.
 
@@ -70,7 +70,7 @@ class House:
     def append(self, event: ev.Event) -> None:
         """Take an event into the journal."""
         read = self.read()
-        outcome = Ledger(outside(), state=read.state, head=read.head).propose([event])
+        outcome = Ledger(clock(), state=read.state, head=read.head).propose([event])
         assert outcome.bug is None
         store = SqlStore.open(journal_url(self.data))
         store.append(outcome.rows)
@@ -87,7 +87,7 @@ class House:
 
 
 @pytest.fixture
-def house(stored) -> House:
+def setup(stored) -> Setup:
     """
     Sessions s1 and s2 of January and s3 of June, which goes on from blocks of s1. All blocks have
     files.
@@ -109,7 +109,7 @@ def house(stored) -> House:
     kept.add(settled_turn(made, (*range(11, 19), 90, 91), (61, 62)))
     spill(made)
     made.stop()
-    found = House(stored(made.rows), gone, kept)
+    found = Setup(stored(made.rows), gone, kept)
     for key in gone | kept:
         path = place_of(found.folder, FINGERPRINT, key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ def settled_turn(made: Builder, prompt: tuple[int, ...], answer: tuple[int, ...]
     """
     ids = (*prompt, *answer)
     keys = block_keys(
-        secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=ids, chunk_tokens=CHUNK
+        secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=ids, block_tokens=CHUNK
     )
     start, end = len(ids) - CHUNK, len(ids)
     for event in made._steps("s3", "r3", ["Hello", "No", "Well"], prompt, answer):
@@ -173,18 +173,18 @@ def settled_turn(made: Builder, prompt: tuple[int, ...], answer: tuple[int, ...]
     return keys[-1]
 
 
-def test_files_of_what_was_pruned_go(run, house: House):
+def test_files_of_what_was_pruned_go(run, setup: Setup):
     """What was set aside goes too; what a conversation that is left needs stays. Rows tell it."""
-    aside = place_of(house.folder, FINGERPRINT, min(house.gone))
+    aside = place_of(setup.folder, FINGERPRINT, min(setup.gone))
     aside = aside.with_name(f"{aside.name}.rejected")
     aside.write_bytes(b"looked at")
     result = run(*PRUNE)
     assert 0 == result.exit_code
     assert "2 block files of what was removed are gone too\n" in result.stdout
-    assert house.kept == house.there()
+    assert setup.kept == setup.there()
     assert not aside.exists()
-    assert house.gone == house.dropped()
-    read = house.read()
+    assert setup.gone == setup.dropped()
+    read = setup.read()
     assert () == read.findings
     assert (3, 3 * SIZE) == (read.state.pool.disk_blocks, read.state.pool.disk_bytes)
     assert "block file" not in run(*PRUNE).output
@@ -196,27 +196,27 @@ def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -
     slab. No prompt of its own has them.
     """
     keys = block_keys(
-        secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=ids, chunk_tokens=CHUNK
+        secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=ids, block_tokens=CHUNK
     )
     for event in made._steps(name, request, ["Tell"], tuple(range(70, 80)), (81, 82)):
         if not isinstance(event, ev.SessionSettled):
             made.propose(event)
             continue
         made.propose(
-            ev.AnticipationBegun(
+            ev.PrewarmStarted(
                 session=name,
                 next_role="user",
                 rules_version=paths.RULES_VERSION,
                 tokens=len(ids),
-                kept_tokens=0,
+                base_tokens=0,
                 new_ids=ids,
-                kept_keys=0,
+                base_keys=0,
                 new_keys=keys,
-                kept_blocks=0,
-                shared_blocks=1,
+                blocks_from_slab=0,
+                blocks_from_pool=1,
             ),
             made._trimmed(name, event.canonical_tokens, 0),
-            ev.BlocksShared(
+            ev.BlocksRestored(
                 session=name,
                 request=None,
                 start=0,
@@ -226,7 +226,7 @@ def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -
                 coverage=made._coverage(CHUNK),
                 duration_us=5,
             ),
-            ev.AnticipationGivenUp(session=name, reason="request", computed_tokens=0),
+            ev.PrewarmAbandoned(session=name, reason="request", computed_tokens=0),
             attrs.evolve(event, canonical_tokens=CHUNK, complete=False),
         )
     assert made.bug is None
@@ -234,7 +234,7 @@ def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -
 
 def test_a_file_that_is_anticipated_stays(run, stored):
     """
-    A session that is left has a block in its slab that only what it anticipates names: who computed
+    A session that is left has a block in its slab that only what it prewarms names: who computed
     it is pruned, and its file is needed all the same.
     """
     made = Builder()
@@ -247,7 +247,7 @@ def test_a_file_that_is_anticipated_stays(run, stored):
     anticipating(made, "s2", "r2", tuple(range(40, 40 + CHUNK)) + (1, 1, 1, 1)[:CHUNK])
     spill(made)
     made.stop()
-    found = House(stored(made.rows), set(), set())
+    found = Setup(stored(made.rows), set(), set())
     for key in (first, second):
         path = place_of(found.folder, FINGERPRINT, key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,18 +257,18 @@ def test_a_file_that_is_anticipated_stays(run, stored):
     assert () == found.read().findings
 
 
-def test_a_dry_run_leaves_files(run, house: House):
+def test_a_dry_run_leaves_files(run, setup: Setup):
     """Nothing is removed where nothing is pruned."""
     assert 0 == run(*PRUNE, "--dry-run").exit_code
-    assert house.gone | house.kept == house.there()
+    assert setup.gone | setup.kept == setup.there()
 
 
-def test_a_file_that_cannot_be_removed(run, house: House, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_cannot_be_removed(run, setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """It is told, with where it lies; no row says that it is gone. The next prune removes it."""
     plain = Path.unlink
 
     def failing(self: Path, missing_ok: bool = False) -> None:
-        if self.stem == min(house.gone):
+        if self.stem == min(setup.gone):
             raise PermissionError(1, "Operation not permitted")
         plain(self, missing_ok)
 
@@ -278,37 +278,37 @@ def test_a_file_that_cannot_be_removed(run, house: House, monkeypatch: pytest.Mo
     assert 0 == result.exit_code
     assert "1 block file of what was removed is gone too\n" in result.stdout
     words = "1 block file of what was removed is not gone (Operation not permitted). "
-    assert f"{words}They were looked for in {house.folder}. " in result.stderr
-    assert {max(house.gone)} == house.dropped()
+    assert f"{words}They were looked for in {setup.folder}. " in result.stderr
+    assert {max(setup.gone)} == setup.dropped()
     assert "1 block file of what was removed is gone too\n" in run(*PRUNE).stdout
-    assert house.kept == house.there()
-    assert () == house.read().findings
+    assert setup.kept == setup.there()
+    assert () == setup.read().findings
 
 
-def test_files_that_are_elsewhere(run, house: House):
+def test_files_that_are_elsewhere(run, setup: Setup):
     """Without a folder no prune is theirs: that is said, and nothing is on record."""
-    house.folder.rename(house.data / "moved")
+    setup.folder.rename(setup.data / "moved")
     result = run(*PRUNE)
     assert "2 block files of what was removed are not gone (not there). " in result.stderr
-    assert set() == house.dropped()
-    assert () == house.read().findings
+    assert set() == setup.dropped()
+    assert () == setup.read().findings
 
 
-def test_files_that_are_gone(run, house: House):
+def test_files_that_are_gone(run, setup: Setup):
     """A folder in which they are not is looked at once: that is on record, and told."""
-    for key in house.gone:
-        place_of(house.folder, FINGERPRINT, key).unlink()
+    for key in setup.gone:
+        place_of(setup.folder, FINGERPRINT, key).unlink()
     result = run(*PRUNE)
     assert "2 block files of what was removed are gone too\n" in result.stdout
-    assert f"2 of them were not in {house.folder} before. If the server has " in result.stderr
-    assert house.gone == house.dropped()
+    assert f"2 of them were not in {setup.folder} before. If the server has " in result.stderr
+    assert setup.gone == setup.dropped()
     assert "block file" not in run(*PRUNE).output
 
 
-def test_a_folder_that_cannot_be_looked_into(run, house: House, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_cannot_be_looked_into(run, setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """What nobody can see is not gone."""
-    key = min(house.gone)
-    place = place_of(house.folder, FINGERPRINT, key)
+    key = min(setup.gone)
+    place = place_of(setup.folder, FINGERPRINT, key)
     place.unlink()
     plain = Path.lstat
 
@@ -320,39 +320,39 @@ def test_a_folder_that_cannot_be_looked_into(run, house: House, monkeypatch: pyt
     monkeypatch.setattr(Path, "lstat", failing)
     result = run(*PRUNE)
     assert "1 block file of what was removed is not gone (something is in the" in result.stderr
-    assert house.gone - {key} == house.dropped()
+    assert setup.gone - {key} == setup.dropped()
 
 
-def test_a_directory_in_use(run, house: House):
+def test_a_directory_in_use(run, setup: Setup):
     """
     The journal is a copy's, and a server with the original uses the folder: no file is removed, and
     that is said. When the server has stopped, the same command does it.
     """
-    copy = house.data.parent / "copy.db"
-    shutil.copy(house.data / "journal.db", copy)
+    copy = setup.data.parent / "copy.db"
+    shutil.copy(setup.data / "journal.db", copy)
     command = (*PRUNE, "--journal", copy)
-    with hold(house.data, journal_url(house.data)):
+    with hold(setup.data, journal_url(setup.data)):
         result = run(*command)
     assert 0 == result.exit_code
     assert "2 sessions removed" in result.stdout
     words = "2 block files of what was removed are not gone. "
-    who = f"A server (process {os.getpid()}) uses {house.data}. "
+    who = f"A server (process {os.getpid()}) uses {setup.data}. "
     assert f"{words}{who}Stop it, and give the same command again.\n" in result.stderr
-    assert house.gone | house.kept == house.there()
+    assert setup.gone | setup.kept == setup.there()
     assert "2 block files of what was removed are gone too\n" in run(*command).stdout
-    assert house.kept == house.there()
+    assert setup.kept == setup.there()
 
 
-def test_a_file_that_no_record_tells_of(run, house: House):
+def test_a_file_that_no_record_tells_of(run, setup: Setup):
     """A file at the place of a block that has none on record is another journal's, and stays."""
-    stays, goes = sorted(house.gone)
-    house.append(
+    stays, goes = sorted(setup.gone)
+    setup.append(
         ev.BlockDropped(key=stays, bytes=SIZE, disk_blocks=4, disk_bytes=4 * SIZE),
     )
     result = run(*PRUNE)
     assert "1 block file of what was removed is gone too\n" in result.stdout
-    assert house.kept | {stays} == house.there()
-    assert {stays, goes} == house.dropped()
+    assert setup.kept | {stays} == setup.there()
+    assert {stays, goes} == setup.dropped()
 
 
 def told_by(key: str, run: str) -> bytes:
@@ -362,29 +362,29 @@ def told_by(key: str, run: str) -> bytes:
     return len(head).to_bytes(8, "little") + head
 
 
-def test_files_of_other_runs(run, house: House):
+def test_files_of_other_runs(run, setup: Setup):
     """
     What another journal's run set aside or has not finished stays, and is counted. That of a run
     of which only pruned rows told goes.
     """
-    first, second = sorted(house.gone)
+    first, second = sorted(setup.gone)
     theirs = [
-        house.put(first, ".boot-9.unfinished"),
-        house.put(first, ".safetensors.rejected", told_by(first, "boot-9")),
+        setup.put(first, ".boot-9.unfinished"),
+        setup.put(first, ".safetensors.rejected", told_by(first, "boot-9")),
     ]
     ours = [
-        house.put(second, ".boot-1.unfinished"),
-        house.put(second, ".safetensors.rejected", told_by(second, "boot-1")),
+        setup.put(second, ".boot-1.unfinished"),
+        setup.put(second, ".safetensors.rejected", told_by(second, "boot-1")),
     ]
     result = run("journal", "prune", "--before", "0m", "--recent", "--close-idle")
-    assert set() == house.there()
+    assert set() == setup.there()
     assert [True] * 2 == [path.exists() for path in theirs]
     assert [False] * 2 == [path.exists() for path in ours]
     assert "2 files of the same blocks, set aside or not finished, may be" in result.stderr
-    assert () == house.read().findings
+    assert () == setup.read().findings
 
 
-def test_a_disk_that_is_full_afterwards(run, house: House, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_is_full_afterwards(run, setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """
     Files that are gone and could not be put on record end no prune, as the rows are gone: it is
     told, the space is given back, and the next prune puts them on record.
@@ -403,7 +403,7 @@ def test_a_disk_that_is_full_afterwards(run, house: House, monkeypatch: pytest.M
     words = "could be removed and put on record: Cannot write to it: disk full. The same command"
     assert words in result.stderr
     assert "on disk: " in result.stdout
-    assert (house.kept, set()) == (house.there(), house.dropped())
+    assert (setup.kept, set()) == (setup.there(), setup.dropped())
     assert "2 block files of what was removed are gone too\n" in run(*PRUNE).stdout
-    assert house.gone == house.dropped()
+    assert setup.gone == setup.dropped()
     assert "block file" not in run(*PRUNE).output

@@ -157,7 +157,7 @@ def test_a_session_on_shared_blocks_is_the_same(rows: list[Row]) -> None:
     Blocks that another session sealed are computed from their tokens, with the digests on record.
     """
     other = next(
-        row.stream.removeprefix("session/") for row in rows if row.kind == ev.BlocksShared.kind
+        row.stream.removeprefix("session/") for row in rows if row.kind == ev.BlocksRestored.kind
     )
 
     assert other != NAMED

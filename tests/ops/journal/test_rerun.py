@@ -16,7 +16,7 @@ from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import Row, decode
 from cairn.journal.keys import ids_hash
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from cairn.ops.journal.replay_engine import DIFFERS, SAME, rerun
@@ -46,7 +46,7 @@ def short_rows(model_directory: Path) -> list[Row]:
                 message = Message(role="user", content=f"{text} " + "a stone, a path " * 40)
                 conversation = Conversation(messages=(message,))
                 await ask(server, generate(conversation, session_name=name, max_tokens=most))
-                while server._sequencer.session(name).life is not Life.IDLE:
+                while server._sequencer.session(name).state is not SessionState.IDLE:
                     await trio.testing.wait_all_tasks_blocked()
 
     trio.run(main)
@@ -179,7 +179,7 @@ def test_the_digest_of_a_shared_block_alone_is_found(
         event
         for row in short_rows
         for event in [decode(row).event]
-        if isinstance(event, ev.BlocksShared)
+        if isinstance(event, ev.BlocksRestored)
     )
     key, wrong = shared.keys[place], "0" * 64
     digests = list(shared.digests)
@@ -196,5 +196,5 @@ def test_the_digest_of_a_shared_block_alone_is_found(
     out = differs_at(others, shared.session, capsys)
 
     assert replay(others).findings == ()
-    assert "(blocks_shared)" in out
+    assert "(blocks_restored)" in out
     assert f"digest: the journal has {wrong}" in out

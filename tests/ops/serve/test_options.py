@@ -11,15 +11,15 @@ from cairn.ops.serve.command import serve
 from cairn.ops.serve.run import settings_of
 
 
-@pytest.mark.parametrize(("arguments", "anticipates"), [([], True), (["--no-anticipation"], False)])
+@pytest.mark.parametrize(("arguments", "prewarms"), [([], True), (["--no-prewarm"], False)])
 def test_anticipation_can_be_switched_off(
-    tmp_path: Path, arguments: list[str], anticipates: bool
+    tmp_path: Path, arguments: list[str], prewarms: bool
 ) -> None:
     """It is on, and the option switches it off; the journal has which."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
-    assert anticipates == settings.anticipate
-    assert anticipates != settings.on_record["no_anticipation"]
+    assert prewarms == settings.prewarm
+    assert prewarms != settings.on_record["no_prewarm"]
 
 
 def test_who_waits_hears_of_it_in_time(tmp_path: Path) -> None:
@@ -47,12 +47,12 @@ def test_what_is_no_number_is_refused(tmp_path: Path, option: str) -> None:
         serve.make_context("serve", [option, "nan", "--data-dir", str(tmp_path)])
 
 
-@pytest.mark.parametrize(("arguments", "seconds"), [([], 60), (["--slab-rest", "0"], 0)])
+@pytest.mark.parametrize(("arguments", "seconds"), [([], 60), (["--slab-idle", "0"], 0)])
 def test_how_long_slabs_are_kept(tmp_path: Path, arguments: list[str], seconds: int) -> None:
     """A minute, or as long as the option says; the journal has it."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
-    assert seconds == settings.limits.slab_rest_s == settings.on_record["slab_rest"]
+    assert seconds == settings.limits.slab_idle_s == settings.on_record["slab_rest"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_of_how_short_a_prompt_nothing_is_kept(
 def test_slabs_are_kept_for_a_day_at_most(tmp_path: Path, seconds: str) -> None:
     """A time that is none is refused, and so is one that nobody means."""
     with pytest.raises(click.BadParameter):
-        serve.make_context("serve", ["--slab-rest", seconds, "--data-dir", str(tmp_path)])
+        serve.make_context("serve", ["--slab-idle", seconds, "--data-dir", str(tmp_path)])
 
 
 @pytest.mark.parametrize(

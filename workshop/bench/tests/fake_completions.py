@@ -23,7 +23,7 @@ _CROWD = 4
 _NEIGHBOUR_S = 1.5
 _GATHERED_S = 60.0
 _LONG = 100
-_AHEAD, _AHEAD_USED = "cairn_anticipated_tokens_total", "cairn_anticipated_tokens_used_total"
+_AHEAD, _AHEAD_USED = "cairn_prewarmed_tokens_total", "cairn_prewarmed_tokens_used_total"
 _MIB = 1 << 20
 _FEW = 5
 _ROLES = ("system", "user", "assistant")
@@ -153,7 +153,7 @@ class Fake:
         at_work, self.settling = self.settling, max(0, self.settling - 1)
         held, self.holding = self.holding, max(0, self.holding - 1)
         return {
-            "chunk_tokens": _BLOCK,
+            "block_tokens": _BLOCK,
             "queue": {"queued": 0, "running": 0},
             "sessions": {"settling": 1} if at_work else {"idle": 1},
             "pool": {"bytes_total": 8 * _MIB, "slabs": min(1, held)},

@@ -681,10 +681,10 @@ def test_a_kind_is_started_with_further_options(tmp_path: Path):
         start=start,
         alone=start,
     )
-    stage.apart("other chunks", "--chunk-tokens", "16")
+    stage.apart("other chunks", "--block-tokens", "16")
     stage.apart("null store", kind=servers.unrecorded())
     (one, _, folder), (other, *_) = started
-    assert (*servers.ours().command, "--chunk-tokens", "16") == one.command
+    assert (*servers.ours().command, "--block-tokens", "16") == one.command
     assert tmp_path / "apart" / "other-chunks" == folder
     assert servers.unrecorded().command == other.command
 

@@ -16,7 +16,7 @@ import attrs
 import pytest
 from immutables import Map
 
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import OpenRequest
 from cairn.journal.store import MemoryStore
 from cairn_bench import capacity, first_token, given_up, matching, recovery, servers, stage
@@ -97,7 +97,7 @@ def changed(fake: Fake, **changes: Any) -> Fake:
 def alone(_kind: Kind, _model: Path, *, spans: Any = (), decodes: Any = (), **_: Any) -> Bare:
     """The model alone takes next to nothing, and a loop of any number of rows takes a second."""
     return Bare(
-        chunk_tokens=CHUNK,
+        block_tokens=CHUNK,
         decode_rows=4,
         spans_s=tuple(1e-9 * (tokens - reused) for reused, tokens in spans),
         decodes_s=(1.0,) * len(decodes),
@@ -107,14 +107,14 @@ def alone(_kind: Kind, _model: Path, *, spans: Any = (), decodes: Any = (), **_:
 def sound_beside(kind: Kind) -> Fake:
     """A sound server of each kind that is started besides: with other options, other bits."""
     options = set(kind.command)
-    if {"--chunk-tokens", "--decode-rows"} & options:
+    if {"--block-tokens", "--decode-rows"} & options:
         return Otherwise(prefill_s=0)
     if "--blocks-mb" in options:
         return Bounded(200)
     return quick(
         keeps=True,
         # Longer than it takes to see that it is at rest.
-        holds=4 if "--slab-rest" in options else 0,
+        holds=4 if "--slab-idle" in options else 0,
         tells_prefill=20 if "--heartbeat" in options else 0,
         # So long between two steps that a client which leaves at one is gone at the next.
         prefill_s=0.05 if "--heartbeat" in options else 0,
@@ -441,7 +441,7 @@ def test_the_loop_alone_has_the_rows_that_are_served(tmp_path: Path):
         took = tuple(0.001 * rows * steps for rows, _, steps in decodes)
         for rows, history, _ in decodes:
             histories.setdefault(rows, set()).add(history)
-        return Bare(chunk_tokens=CHUNK, decode_rows=4, spans_s=(), decodes_s=took)
+        return Bare(block_tokens=CHUNK, decode_rows=4, spans_s=(), decodes_s=took)
 
     over_http, price, gain = rows_on(tmp_path, "decoding", bare=loops)
     assert pytest.approx(250) == over_http.figures["for_one"][4]
@@ -734,7 +734,10 @@ def test_the_events_of_a_turn_are_those_of_a_server():
     assert [["begin", "answer", "settle"]] * 3 == [list(steps) for steps in took]
     assert all(seconds > 0 for steps in took for seconds in steps.values())
     held = talk._session
-    assert (Life.IDLE, 1000 - 100 + 3 * (100 + 16)) == (held.life, len(talk._last.sequence))
+    assert (SessionState.IDLE, 1000 - 100 + 3 * (100 + 16)) == (
+        held.state,
+        len(talk._last.sequence),
+    )
     assert len(talk._last.sequence) // 16 == len(held.slab_keys)
 
 
@@ -817,7 +820,7 @@ def test_a_server_that_counts_nothing_cannot_be_measured(tmp_path: Path):
 
 def test_what_the_process_wrote_is_in_the_order_of_the_question():
     """A span that is asked for twice is measured once."""
-    found = {"chunk_tokens": 64, "decode_rows": 4, "spans": [[1, 3, 2], [9]], "decodes": [5]}
+    found = {"block_tokens": 64, "decode_rows": 4, "spans": [[1, 3, 2], [9]], "decodes": [5]}
     bare = stage.bare_of(found, [(64, 80), (0, 64), (64, 80)], [(0, 64), (64, 80)])
     assert ((9, 2, 9), (5,)) == (bare.spans_s, bare.decodes_s)
 

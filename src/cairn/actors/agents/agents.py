@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
-from cairn.actors.agents.stored_turns import KeptTurns, stopping
+from cairn.actors.agents.stored_turns import StoredTurns, stopping
 from cairn.actors.clock import wall_clock_us
 from cairn.actors.requests.messages import AgentBusy, AgentExists, Generate, TooManyAgents
 from cairn.actors.sequencer import Sequencer
@@ -54,7 +54,7 @@ _ANSWERING = "answering another request"
 
 
 @attrs.define(kw_only=True, eq=False)
-class KeptAgents:
+class StoredAgents:
     """
     The agents of a run of the server, whatever models it loads. ``agents`` has to see each event
     that is committed, and so has ``see``.
@@ -66,10 +66,10 @@ class KeptAgents:
     """
 
     agents: Agents
-    kept: KeptTurns
+    kept: StoredTurns
     writer: JournalWriter
     sequencer: Sequencer
-    context_of: Callable[[str], int] = attrs.field(default=lambda asked_model: 0)
+    context_of: Callable[[str], int] = attrs.field(default=lambda requested_model: 0)
     close: Callable[[str, str], Awaitable[None]] = attrs.field(default=_stays)
     _at_work: dict[_Key, str] = attrs.field(factory=dict, init=False)
     _requests: dict[str, _Key] = attrs.field(factory=dict, init=False)

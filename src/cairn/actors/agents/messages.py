@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from cairn.actors.requests.messages import KeptTurn
+from cairn.actors.requests.messages import StoredTurn
 from cairn.engine.prompt.template import Message
 from cairn.journal.agents import Status
 from cairn.journal.events import FinishReason
@@ -75,7 +75,7 @@ class AgentHistory:
     agent: NewAgent
     created: int
     head: str | None
-    turns: tuple[KeptTurn, ...]
+    turns: tuple[StoredTurn, ...]
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -14,8 +14,8 @@ import attrs
 import msgspec
 import structlog
 
-from cairn.actors.agents.text_cache import Remembered
-from cairn.actors.requests.messages import Finished, KeptTurn, Stopping
+from cairn.actors.agents.text_cache import TextCache
+from cairn.actors.requests.messages import Finished, Stopping, StoredTurn
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.engine.prompt.turns import messages_of, parts_of
@@ -28,7 +28,7 @@ log = structlog.get_logger("cairn")
 
 
 @attrs.frozen
-class KeptTurns:
+class StoredTurns:
     """
     The turns that clients may go on from. ``_turns`` has to see each event that is committed.
 
@@ -39,9 +39,9 @@ class KeptTurns:
     _turns: Turns
     _writer: JournalWriter
     _sequencer: Sequencer
-    remembered: Remembered = attrs.field(factory=Remembered)
+    remembered: TextCache = attrs.field(factory=TextCache)
 
-    async def turn(self, request: str, tenant: str) -> KeptTurn | None:
+    async def turn(self, request: str, tenant: str) -> StoredTurn | None:
         """
         The turn of a request; None where it is not kept, or not the tenant's.
 
@@ -56,7 +56,7 @@ class KeptTurns:
         texts = await self._texts(place)
         return attrs.evolve(turn, texts={**texts, **turn.texts}) if texts is not None else None
 
-    async def history(self, request: str, tenant: str) -> tuple[KeptTurn, ...] | None:
+    async def history(self, request: str, tenant: str) -> tuple[StoredTurn, ...] | None:
         """
         The turns up to that of a request and with it, the oldest first; None where one of them is
         not kept, or not the tenant's. Raises as ``turn``.
@@ -82,11 +82,11 @@ class KeptTurns:
             raise stopping() from died
         return True
 
-    async def read(self, places: Sequence[Place]) -> tuple[KeptTurn, ...] | None:
+    async def read(self, places: Sequence[Place]) -> tuple[StoredTurn, ...] | None:
         """
         The turns that stand there; None where a text of one was forgotten. Raises as ``turn``.
         """
-        found: dict[Place, KeptTurn] = {}
+        found: dict[Place, StoredTurn] = {}
         unread: list[Place] = []
         for place in places:
             known = self.remembered.find(place)
@@ -137,19 +137,19 @@ class KeptTurns:
         except WriterDied as died:
             raise stopping() from died
 
-    def _is_held(self, place: Place, turn: KeptTurn) -> bool:
+    def _is_held(self, place: Place, turn: StoredTurn) -> bool:
         return self._turns.held(turn.request) == place
 
 
-def _turn_of(kept: Row | None, finished: Row | None) -> KeptTurn | None:
+def _turn_of(kept: Row | None, finished: Row | None) -> StoredTurn | None:
     """The turn that two rows tell of; None where they do not, since their text was forgotten."""
     if kept is None or finished is None:
         return None
     try:
         turn, end = decode(kept).event, decode(finished).event
-        assert isinstance(turn, ev.TurnKept)
+        assert isinstance(turn, ev.TurnStored)
         assert isinstance(end, ev.RequestFinished)
-        return KeptTurn(
+        return StoredTurn(
             request=turn.request,
             previous=turn.previous,
             created_s=turn.created_s,
@@ -178,7 +178,7 @@ def _texts_of(row: Row | None, session: str) -> Mapping[str, str]:
         LookupError: there is no such turn.
     """
     event = decode(row).event if row is not None else None
-    if not isinstance(event, ev.TurnKept) or event.session != session:
+    if not isinstance(event, ev.TurnStored) or event.session != session:
         raise LookupError("texts of its note are not where it says")
     return event.texts
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import attrs
 
-REMEMBERED_BYTES: Final = 64 * 2**20
+TEXT_CACHE_BYTES: Final = 64 * 2**20
 """About a hundred and fifty conversations of 100,000 tokens."""
 
 _ENTRY_BYTES: Final = 256
@@ -28,7 +28,7 @@ class _Entry:
     bytes: int
 
 
-class Remembered:
+class TextCache:
     """
     Values by where they stand. For trio's thread.
 
@@ -36,7 +36,7 @@ class Remembered:
         bytes: what they take.
     """
 
-    def __init__(self, budget_bytes: int = REMEMBERED_BYTES) -> None:
+    def __init__(self, budget_bytes: int = TEXT_CACHE_BYTES) -> None:
         """
         Args:
             budget_bytes: what they may take.

@@ -27,7 +27,7 @@ _LEAST_S = 0.05
 """A clock that says the time has not quite come is asked again after so long."""
 
 
-class Lives:
+class Expiry:
     """Waits until a life is over and nobody wants anything, and ends it."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Lives:
         How long to wait where nothing stirs: for ever where something that is over waits for that.
         """
         state = self._sequencer.state
-        due_us = eviction.next_due(state, self._sequencer.order)
-        if due_us is None or due_us <= eviction.moment_us(state, self._now_us()):
+        expires_us = eviction.next_expiry(state, self._sequencer.order)
+        if expires_us is None or expires_us <= eviction.moment_us(state, self._now_us()):
             return math.inf
-        return max(_LEAST_S, (due_us - self._now_us()) / 1_000_000)
+        return max(_LEAST_S, (expires_us - self._now_us()) / 1_000_000)

@@ -16,21 +16,21 @@ from typing import Literal, TypeVar
 import trio
 
 from cairn.actors.sessions.cache import SessionCache
-from cairn.actors.sessions.context import House
+from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.inbox import Inbox
 from cairn.journal import events as ev
 
 T = TypeVar("T")
 
 
-class OwnTime:
+class IdleTime:
     """What one session may do for itself behind one answer."""
 
-    def __init__(self, house: House, cache: SessionCache, inbox: Inbox) -> None:
-        self._house = house
+    def __init__(self, context: SessionContext, cache: SessionCache, inbox: Inbox) -> None:
+        self._context = context
         self._cache = cache
         self._inbox = inbox
-        self._left_s = house.patience_s
+        self._left_s = context.patience_s
         self._out_of_patience = False
 
     def lasts(self) -> bool:
@@ -51,7 +51,7 @@ class OwnTime:
                 None where it was not, and is then done later. May be cancelled.
         """
         while self.lasts():
-            with trio.CancelScope() as self._inbox.own_time:
+            with trio.CancelScope() as self._inbox.idle_time:
                 await self._calm()
                 done = await step(self._is_now) if self.lasts() else None
                 if done is not None:
@@ -59,7 +59,7 @@ class OwnTime:
         return None
 
     async def settle_chunk(
-        self, ids: Sequence[int], key: str, place: int, *, foreseen: bool = False
+        self, ids: Sequence[int], key: str, place: int, *, prewarmed: bool = False
     ) -> Literal["sealed", "doubt"] | None:
         """
         Compute canonical KV over a chunk behind what the slab holds, and make a block of it.
@@ -90,15 +90,15 @@ class OwnTime:
             if ran:
                 await cache.trim(start, "built on a block in doubt, or one itself")
             return "doubt"
-        await cache.seal(key, start, end, foreseen=foreseen)
+        await cache.seal(key, start, end, prewarmed=prewarmed)
         return "sealed"
 
     def _is_now(self) -> bool:
-        return self._inbox.undisturbed and self._house.quiet()
+        return self._inbox.undisturbed and self._context.quiet()
 
     async def _calm(self) -> None:
         began_s = trio.current_time()
         with trio.move_on_after(self._left_s) as limit:
-            await self._house.calm()
+            await self._context.calm()
         self._left_s = max(0.0, self._left_s - (trio.current_time() - began_s))
         self._out_of_patience = limit.cancelled_caught

@@ -43,7 +43,7 @@ from cairn.engine.reports import (
     DecodeRow,
     EngineFault,
     Forgotten,
-    Guide,
+    GrammarMatcher,
     ModelFacts,
     NotFinite,
     NotHeld,
@@ -126,7 +126,7 @@ class ShadowCheck:
         came: Callable[[], int],
         at_rest: Callable[[], bool],
         taken_out: Callable[[str], None],
-        guide: Callable[[str], Awaitable[Guide]],
+        matcher: Callable[[str], Awaitable[GrammarMatcher]],
     ) -> None:
         """
         Args:
@@ -150,7 +150,7 @@ class ShadowCheck:
         self._came = came
         self._at_rest = at_rest
         self._taken_out = taken_out
-        self._guide = guide
+        self._matcher = matcher
         self._open: dict[str, _Answer] = {}  # by session, which has one request in hand at a time
         self._waiting: deque[_Answer] = deque()
         self._skipped: deque[tuple[_Answer, ev.ShadowSkip]] = deque()  # not yet put down
@@ -295,7 +295,7 @@ class ShadowCheck:
 
         def began(report: SlabReport) -> None:
             self._sequencer.append(
-                ev.ShadowBegan(
+                ev.ShadowStarted(
                     of_session=answer.ask.session,
                     request=answer.ask.request,
                     slab=report.slab,
@@ -368,8 +368,8 @@ class ShadowCheck:
                     keys=keys,
                     digests=digests,
                     held=held,
-                    ids_due=ids_hash(answer.sampled),
-                    drawn_due=drawn_hash(answer.sampled, answer.logprobs),
+                    ids_expected=ids_hash(answer.sampled),
+                    drawn_expected=drawn_hash(answer.sampled, answer.logprobs),
                     drawn=drawn_hash(
                         [token for token, _ in found.drawn],
                         [logprob for _, logprob in found.drawn],
@@ -458,14 +458,14 @@ class ShadowCheck:
             if key is not None:
                 found.blocks.append((key, *digests))
 
-        ask, prompt, chunk = answer.ask, answer.prompt_ids, self._facts.chunk_tokens
+        ask, prompt, chunk = answer.ask, answer.prompt_ids, self._facts.block_tokens
         sequence = prompt + tuple(answer.sampled)
         keys = self._keys(answer, sequence)
         draws = Wanted.first(
             Sampling(**ask.sampling),
             seed=ask.seed,
             prompt_ids=prompt,
-            guide=await self._guide(ask.grammar) if ask.grammar is not None else None,
+            matcher=await self._matcher(ask.grammar) if ask.grammar is not None else None,
         )
         for start, end in passes(0, len(prompt), chunk):
             last = draws if end == len(prompt) else None
@@ -495,13 +495,13 @@ class ShadowCheck:
             fingerprint=facts.fingerprint,
             tenant=answer.ask.tenant,
             ids=sequence,
-            chunk_tokens=facts.chunk_tokens,
+            block_tokens=facts.block_tokens,
             known=answer.prompt_keys,
         )
         for place, key in enumerate(keys):
             if key not in self._sequencer.state.blocks:
                 break
-            found[place * facts.chunk_tokens] = key
+            found[place * facts.block_tokens] = key
         return found
 
 

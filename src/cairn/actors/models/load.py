@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import structlog
 
-from cairn.actors.agents.agents import KeptAgents
+from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
 from cairn.actors.settings import BootRefused, Progress, Settings
@@ -37,7 +37,7 @@ class Run:
     sequencer: Sequencer
     writer: JournalWriter
     engine: EngineThread
-    agents: KeptAgents
+    agents: StoredAgents
     stalls: Stalls
     secret: bytes = attrs.field(repr=False)
     boot: str
@@ -71,7 +71,7 @@ async def server_over(run: Run, settings: Settings, started: Any) -> Server:
         secret=run.secret,
         limits=settings.limits,
         kv_cache=settings.kv_cache,
-        anticipate=settings.anticipate,
+        prewarm=settings.prewarm,
         shadow_share=settings.shadow_share,
         agents=run.agents,
         stalls=run.stalls,
@@ -114,7 +114,7 @@ def _start(settings: Settings, state: State, progress: Progress) -> Any:
     return start_engine(
         settings.model,
         name=settings.model_name,
-        chunk_tokens=settings.chunk_tokens,
+        block_tokens=settings.block_tokens,
         decode_rows=settings.decode_rows,
         kv_cache=settings.kv_cache,
         pool_bytes=settings.pool_bytes,
@@ -140,8 +140,8 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
     if facts.context_tokens < 2:  # a prompt and an answer, of a token each
         raise BootRefused(
             f"the memory for sessions ({started.held.pool_bytes} bytes) does not hold the KV of "
-            f"one chunk of {facts.chunk_tokens} tokens ({_told(facts)}), so "
-            "nothing could be served. Start with a larger --pool-mb or a smaller --chunk-tokens."
+            f"one chunk of {facts.block_tokens} tokens ({_told(facts)}), so "
+            "nothing could be served. Start with a larger --pool-mb or a smaller --block-tokens."
         )
     if started.tight is not None:
         log.warning("memory is tight", fact=started.tight)
@@ -187,7 +187,7 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
             fields=facts.fields,
             dtype=facts.dtype,
             layers=facts.layers,
-            chunk_tokens=facts.chunk_tokens,
+            block_tokens=facts.block_tokens,
             decode_rows=facts.decode_rows,
             context_tokens=facts.context_tokens,
             reusable=facts.reusable,
@@ -232,7 +232,7 @@ def _tell_less(tested: Any, *, cold: bool) -> None:
 def _told(facts: ModelFacts) -> str:
     """What a chunk takes."""
     if facts.growth is not None:
-        return f"{facts.growth.bytes_at(facts.chunk_tokens)} bytes in mlx-lm's own caches"
+        return f"{facts.growth.bytes_at(facts.block_tokens)} bytes in mlx-lm's own caches"
     each = f"{facts.kv_token_bytes} bytes each"
     if not facts.state_bytes:
         return each

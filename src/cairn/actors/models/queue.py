@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 import trio
 
-from cairn.actors.requests.arrival import Arrival
+from cairn.actors.requests.arrival import RequestContext
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import (
     Generate,
@@ -19,7 +19,7 @@ from cairn.actors.requests.messages import (
     RefusalError,
     Reply,
     ServerFacts,
-    TimeOver,
+    TimedOut,
     TooManyAnswers,
     Waiting,
 )
@@ -78,7 +78,7 @@ class Waiter(Generic[T]):
     gone: bool = False
 
 
-class Line:
+class ModelQueue:
     """
     Those who wait until a model has its turn, in the order of coming, and their going in.
 
@@ -175,11 +175,11 @@ class Line:
             self.refuse(waiter, refusal(), *REJECTED[why])
         self._stir()
 
-    def time_over(self, waiter: Waiter[Any]) -> RefusalError:
+    def timed_out(self, waiter: Waiter[Any]) -> RefusalError:
         """A request's time is over while it waits."""
-        refusal = TimeOver(self._limits.request_s)
+        refusal = TimedOut(self._limits.request_s)
         if waiter in self._waiters:
-            self.refuse(waiter, refusal, *REJECTED["time_over"])
+            self.refuse(waiter, refusal, *REJECTED["timed_out"])
             self._stir()
         return refusal
 
@@ -227,16 +227,16 @@ class Patient:
     def __init__(
         self,
         waiter: Waiter[tuple[Sequence[Ticket], AsyncIterator[Reply]]],
-        arrival: Arrival,
-        time_over: Callable[[Waiter[Any]], RefusalError],
+        arrival: RequestContext,
+        timed_out: Callable[[Waiter[Any]], RefusalError],
     ) -> None:
         """
         Args:
-            time_over: is told when its time is over, and gives the refusal.
+            timed_out: is told when its time is over, and gives the refusal.
         """
         self._waiter = waiter
         self._arrival = arrival
-        self._time_over = time_over
+        self._time_over = timed_out
 
     def __aiter__(self) -> Patient:
         return self
@@ -255,7 +255,7 @@ class Patient:
 
 
 async def taken(
-    command: Generate, arrival: Arrival, server: Server
+    command: Generate, arrival: RequestContext, server: Server
 ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
     """A request that was taken, and its replies."""
     known = server.facts.vocabulary_tokens
@@ -300,7 +300,7 @@ def first_facts(choice: Choice, started_s: int) -> ServerFacts:
         model=choice.name,
         fingerprint="",
         context_tokens=told.context_tokens,
-        chunk_tokens=settings.chunk_tokens or 0,
+        block_tokens=settings.block_tokens or 0,
         decode_rows=settings.decode_rows or 0,
         kv_cache=settings.kv_cache,
         started_s=started_s,

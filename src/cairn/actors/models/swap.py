@@ -40,7 +40,7 @@ from cairn.actors.clock import new_id, wall_clock_us
 from cairn.actors.models.load import Run, load, server_over, unload
 from cairn.actors.models.queue import Choice as Choice
 from cairn.actors.models.queue import (
-    Line,
+    ModelQueue,
     Patient,
     Waiter,
     first_facts,
@@ -49,19 +49,19 @@ from cairn.actors.models.queue import (
     taken,
 )
 from cairn.actors.models.token_count import Counting
-from cairn.actors.requests.arrival import Arrival
+from cairn.actors.requests.arrival import RequestContext
 from cairn.actors.requests.messages import (
     Broken,
     ContextUse,
     Generate,
     JournalFull,
-    KeptTurn,
     ListedModel,
     RefusalError,
     Reply,
     ServerFacts,
     Statistics,
     Stopping,
+    StoredTurn,
 )
 from cairn.actors.requests.replies import unless_dead
 from cairn.actors.requests.ticket import Ticket
@@ -114,7 +114,7 @@ class Models:
         self._open = False  # whether requests may go in
         self._loading: Choice | None = None
         self._at_load = False  # whether the engine's thread is at nothing but to load a model
-        self._line = Line(self._limits, self._stir)
+        self._queue = ModelQueue(self._limits, self._stir)
         self._counting = Counting(run.engine, self._limits)
         self._pauses: dict[str, float] = {}
         self._stirred = trio.lowlevel.ParkingLot()
@@ -130,12 +130,12 @@ class Models:
         """Of the model that is loaded; of the first one, while none is."""
         return self._facts[(self._loaded or self._default).name]
 
-    def facts_of(self, asked_model: str) -> ServerFacts:
+    def facts_of(self, requested_model: str) -> ServerFacts:
         """
         Of the model that would answer who asks for this one. What only a loaded model tells is told
         of one that was loaded.
         """
-        return self._facts[self._choice_of(asked_model).name]
+        return self._facts[self._choice_of(requested_model).name]
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
@@ -144,7 +144,7 @@ class Models:
             ListedModel(
                 aliases=choice.entry.aliases,
                 state=self._state_of(choice),
-                waiting=len(self._line.all_for(choice)),
+                waiting=len(self._queue.all_for(choice)),
                 facts=self._facts[name],
             )
             for name, choice in self._choices.items()
@@ -157,13 +157,13 @@ class Models:
             now = server.statistics()
         else:
             held = run.agents.kept.remembered.bytes
-            now = figures(run.sequencer, run.writer, run.engine, remembered_bytes=held)
+            now = figures(run.sequencer, run.writer, run.engine, text_cache_bytes=held)
         encoded, remembered = self._gone_characters
         return attrs.evolve(
             now,
-            queued=now.queued + len(self._line),
+            queued=now.queued + len(self._queue),
             encoded_characters=now.encoded_characters + encoded,
-            remembered_characters=now.remembered_characters + remembered,
+            cached_characters=now.cached_characters + remembered,
         )
 
     @property
@@ -191,7 +191,7 @@ class Models:
         The tokens of a prompt, by the tokenizer of the model that it asks for. As ``Server.count``;
         no model is loaded for it.
         """
-        choice = self._choice_of(command.asked_model)
+        choice = self._choice_of(command.requested_model)
         server = self._server_of(choice)
         if server is not None:
             return await server.count(command)
@@ -199,11 +199,11 @@ class Models:
             raise Stopping("the server is stopping; try again in a moment")
         return await self._counting.count(choice, command)
 
-    async def turn(self, request: str, tenant: str = LOCAL) -> KeptTurn | None:
+    async def turn(self, request: str, tenant: str = LOCAL) -> StoredTurn | None:
         """See ``Server.turn``."""
         return await self._run.agents.kept.turn(request, tenant)
 
-    async def history(self, request: str, tenant: str = LOCAL) -> tuple[KeptTurn, ...] | None:
+    async def history(self, request: str, tenant: str = LOCAL) -> tuple[StoredTurn, ...] | None:
         """See ``Server.history``."""
         return await self._run.agents.kept.history(request, tenant)
 
@@ -211,8 +211,8 @@ class Models:
         """See ``Server.forget``."""
         return await self._run.agents.kept.forget(request, tenant)
 
-    def _choice_of(self, asked_model: str) -> Choice:
-        return self._names.get(asked_model, self._default)
+    def _choice_of(self, requested_model: str) -> Choice:
+        return self._names.get(requested_model, self._default)
 
     def _state_of(self, choice: Choice) -> Literal["loaded", "loading", "not_loaded"]:
         if choice is self._loading:
@@ -221,18 +221,18 @@ class Models:
 
     def _server_of(self, choice: Choice) -> Server | None:
         """The server that takes a request for a model at once; None where it has to wait."""
-        at_once = self._open and choice is self._loaded and not self._line
+        at_once = self._open and choice is self._loaded and not self._queue
         return self._server if at_once else None
 
     @contextlib.asynccontextmanager
     async def _generate(self, command: Generate) -> AsyncIterator[AsyncIterator[Reply]]:
-        choice = self._choice_of(command.asked_model)
+        choice = self._choice_of(command.requested_model)
         server = self._server_of(choice)
         if server is not None:
             async with server.generate(command) as replies:
                 yield replies
             return
-        arrival = Arrival(new_id(), self._limits)
+        arrival = RequestContext(new_id(), self._limits)
         waiter = None
         try:
             await self._check_bugs()
@@ -240,7 +240,7 @@ class Models:
             # when it has waited too.
             self._run.agents.begin(command, arrival.request)
             try:
-                waiter = self._queue(
+                waiter = self._enqueue(
                     choice,
                     partial(self._take, command, arrival),
                     leave_all,
@@ -250,16 +250,16 @@ class Models:
             except RefusalError:
                 self._run.agents.leave(arrival.request)
                 raise
-            yield Patient(waiter, arrival, self._line.time_over)
+            yield Patient(waiter, arrival, self._queue.timed_out)
         except RefusalError as refusal:
             arrival.name(refusal, command)
             raise
         finally:
             if waiter is not None:
-                self._line.leave(waiter)
+                self._queue.leave(waiter)
 
     async def _take(
-        self, command: Generate, arrival: Arrival, server: Server
+        self, command: Generate, arrival: RequestContext, server: Server
     ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
         """Take a request that has waited. Where it is not taken, its agent is free."""
         try:
@@ -281,7 +281,7 @@ class Models:
             await unless_dead(self._run.writer.wait_all_committed())
             raise Broken(bug_id)
 
-    def _queue(
+    def _enqueue(
         self,
         choice: Choice,
         work: Callable[[Server], Awaitable[T]],
@@ -304,7 +304,7 @@ class Models:
             rejected(503, "model_not_loaded")
             raise not_loaded(choice, pause_s)
         waiter = Waiter(choice, work, undo, rejected, places)
-        self._line.join(waiter, self._facts[choice.name].decode_rows)
+        self._queue.join(waiter, self._facts[choice.name].decode_rows)
         return waiter
 
     def _turned_away(self, request: str, tenant: str, status: int, code: str) -> None:
@@ -324,7 +324,7 @@ class Models:
         try:
             with self._run.stalls.heard_by(self._stalled):
                 async with trio.open_nursery() as nursery:
-                    self._line.begin_in(nursery)
+                    self._queue.begin_in(nursery)
                     opened: Callable[[], None] = task_status.started
                     while await self._serve(opened):
                         opened = _told_already
@@ -338,7 +338,7 @@ class Models:
         load that is under way is abandoned.
         """
         self._stopping = True
-        self._line.refuse_all(
+        self._queue.refuse_all(
             "server_stopped",
             lambda: Stopping("the server was stopped before the answer was complete"),
         )
@@ -362,7 +362,7 @@ class Models:
                 server.on_stir = self._stir
                 self._open = True
                 opened()
-                self._line.go_in(self._line.all_for(self._loaded), server)
+                self._queue.go_in(self._queue.all_for(self._loaded), server)
                 target = await self._next()
                 self._open = False
                 self._loading = target
@@ -387,12 +387,12 @@ class Models:
         while not self._stopping:
             if self._open:
                 assert self._server is not None
-                self._line.go_in(self._line.first_for(self._loaded), self._server)
-            if not self._line:
+                self._queue.go_in(self._queue.first_for(self._loaded), self._server)
+            if not self._queue:
                 sound = None
                 await self._stirred.park()
                 continue
-            target = self._line.target
+            target = self._queue.target
             if target is not sound:
                 fault = await trio.to_thread.run_sync(entry_fault, target.entry)
                 sound = target if fault is None else None
@@ -400,7 +400,7 @@ class Models:
                     self._fail(target, fault)
                 continue
             busy = self._server is not None and not self._server.quiet
-            if not busy and not self._line.entering and not self._run.writer.stalled:
+            if not busy and not self._queue.entering and not self._run.writer.stalled:
                 return target
             await self._stirred.park()
         return None
@@ -458,8 +458,8 @@ class Models:
         log.error("model not loaded", model=choice.name, reason=reason, pause_s=PAUSE_S)
         self._run.sequencer.append(ev.ModelNotLoaded(name=choice.name, reason=reason))
         self._pauses[choice.name] = trio.current_time() + PAUSE_S
-        for waiter in self._line.all_for(choice):
-            self._line.refuse(waiter, not_loaded(choice, PAUSE_S), 503, "model_not_loaded")
+        for waiter in self._queue.all_for(choice):
+            self._queue.refuse(waiter, not_loaded(choice, PAUSE_S), 503, "model_not_loaded")
 
     def _leave_load(self, choice: Choice) -> None:
         """
@@ -472,7 +472,7 @@ class Models:
         self._loading, self._server, self._loaded = None, None, None
 
     def _stalled(self) -> None:
-        self._line.refuse_all("journal_full", JournalFull)
+        self._queue.refuse_all("journal_full", JournalFull)
 
     def _took_over(self) -> None:
         """
@@ -499,7 +499,7 @@ class Models:
         then, (encoded, remembered) = server.statistics(), self._gone_characters
         self._gone_characters = (
             encoded + then.encoded_characters,
-            remembered + then.remembered_characters,
+            remembered + then.cached_characters,
         )
         self._server, self._loaded = None, None
 

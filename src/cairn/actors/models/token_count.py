@@ -18,7 +18,7 @@ import trio
 
 from cairn.actors.models.queue import Choice, not_loaded
 from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import Generate, PromptRefused, QueueFull, Stopping, TimeOver
+from cairn.actors.requests.messages import Generate, PromptRefused, QueueFull, Stopping, TimedOut
 from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.engine.model.models_file import entry_fault
 from cairn.engine.prompt import template as prompts
@@ -71,7 +71,7 @@ class Counting:
             PromptRefused: the prompt cannot be rendered or tokenised.
             QueueFull: too many wait to be counted.
             Stopping: the server stopped, and the engine's thread is at something else.
-            TimeOver: it took too long.
+            TimedOut: it took too long.
         """
         if self._under_way > self._limits.queue:
             raise QueueFull(
@@ -84,7 +84,7 @@ class Counting:
                 async with self.reading:
                     text = await self._text_of(choice)
                     return await _in_thread(_count, text, command)
-            raise TimeOver(self._limits.request_s)
+            raise TimedOut(self._limits.request_s)
         except prompts.TemplateError as error:
             raise PromptRefused(str(error)) from error
         except EngineGone as gone:

@@ -11,7 +11,7 @@ from cairn.journal.tenants import session_id
 
 
 @attrs.frozen
-class Arrival:
+class RequestContext:
     """
     A request that comes now.
 

@@ -16,7 +16,7 @@ class Limits:
         max_tokens: the longest answer where the client names none.
         heartbeat_s: how often a client that waits hears that it still does.
         drain_s: how long running answers may go on when the server is told to stop.
-        slab_rest_s: how long a session at rest keeps its slab, where all of it lies in blocks too.
+        slab_idle_s: how long a session at rest keeps its slab, where all of it lies in blocks too.
         patience_s: how long a session that settles waits, behind one answer and all in all, for
             moments in which no request is under way. Then it comes to rest with what it has.
         ttl_s: how long a conversation and its blocks are kept after their last use, in seconds,
@@ -29,7 +29,7 @@ class Limits:
     max_tokens: int = 1024
     heartbeat_s: float = 10.0
     drain_s: float = 30.0
-    slab_rest_s: float = 60.0
+    slab_idle_s: float = 60.0
     patience_s: float = 120.0
     request_s: float = 3600.0
     ttl_s: int = 86_400

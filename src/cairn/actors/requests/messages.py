@@ -70,7 +70,7 @@ class Generate:
         ttl_s: the life of what the request uses and leaves, from its last use on, in seconds; None
             for the server's default.
         least_ttl_s: where that is the default, it is at least so long.
-        asked_model: the model's name as the client wrote it.
+        requested_model: the model's name as the client wrote it.
         constraint: what the answer is held to; None for nothing.
         keep: what is kept of it, with the answer; None for nothing.
         choices: how many answers, each a request of its own. The first one is as if it were alone;
@@ -95,7 +95,7 @@ class Generate:
     cache_mode: CacheMode = "full"
     ttl_s: int | None = None
     least_ttl_s: int = 0
-    asked_model: str = ""
+    requested_model: str = ""
     constraint: Constraint | None = None
     keep: Keep | None = None
     choices: int = 1
@@ -204,7 +204,7 @@ class Finished:
 
 
 @attrs.frozen(kw_only=True)
-class KeptTurn:
+class StoredTurn:
     """
     What a request brought and what it was answered, from the journal.
 
@@ -248,7 +248,7 @@ class RefusalError(Exception):
           |- AgentBusy          the client's: 409; the agent is at work, and can be asked again
           |- TooManyAgents      the client's: 409; there are as many as there may be
           |- QueueFull          the load's: 429, with a time to come back
-          |- TimeOver           the load's: 504; it took longer than the operator allows
+          |- TimedOut           the load's: 504; it took longer than the operator allows
           |- ModelNotLoaded     the operator's: 503, with a time to come back
           |- NoMemory           the load's: 503, with a time to come back
           |- JournalFull        the disk's: 503, with a time to come back
@@ -360,7 +360,7 @@ class QueueFull(RefusalError):
         self.retry_after_s = retry_after_s
 
 
-class TimeOver(RefusalError):
+class TimedOut(RefusalError):
     """The request was not answered within the time that a request may take."""
 
     def __init__(self, limit_s: float) -> None:
@@ -435,7 +435,7 @@ class ServerFacts:
     model: str
     fingerprint: str
     context_tokens: int
-    chunk_tokens: int
+    block_tokens: int
     decode_rows: int
     kv_cache: str
     started_s: int
@@ -499,12 +499,12 @@ class Statistics:
         disk_blocks, disk_bytes, disk_bytes_total: block files.
         index_blocks: sealed blocks in memory or in a file, each once.
         kv_live_bytes: arrays of slabs and blocks, measured.
-        kv_due_bytes: what the tokens in them take by the model's shapes, each once.
+        kv_expected_bytes: what the tokens in them take by the model's shapes, each once.
         weights_bytes: arrays of the model, measured.
         active_bytes, cache_bytes: what MLX has in arrays, and keeps of freed ones, by its count.
         encoded_characters: of prompts, that went through the tokenizer since the start.
-        remembered_characters: of prompts, whose token ids were remembered.
-        remembered_bytes: that texts and token ids take which are remembered.
+        cached_characters: of prompts, whose token ids were remembered.
+        text_cache_bytes: that texts and token ids take which are remembered.
         bugs: violations on record.
         admission_bug: the bug that closed admission, if one did.
         journal_full: whether there is no room for the journal at the moment.
@@ -525,14 +525,14 @@ class Statistics:
     disk_bytes_total: int
     index_blocks: int
     kv_live_bytes: int
-    kv_due_bytes: int
+    kv_expected_bytes: int
     weights_bytes: int
     active_bytes: int
     cache_bytes: int
     journal_position: int
     encoded_characters: int
-    remembered_characters: int
-    remembered_bytes: int
+    cached_characters: int
+    text_cache_bytes: int
     bugs: int
     admission_bug: str | None
     journal_full: bool

@@ -21,12 +21,12 @@ from cairn.actors.requests.ticket import Prepared
 from cairn.actors.sequencer import Sequencer
 from cairn.engine.answer.grammar import CannotHold, Constraint, grammar_of
 from cairn.engine.answer.markers import Markers, markers_of
-from cairn.engine.answer.matcher import guidance_for
+from cairn.engine.answer.matcher import compiler_for
 from cairn.engine.answer.parts import AnswerForm
 from cairn.engine.answer.token_bytes import TokenBytes
 from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.encoder import Encoder
-from cairn.engine.reports import Guide, ModelFacts
+from cairn.engine.reports import GrammarMatcher, ModelFacts
 from cairn.engine.sampling import BIASES_MAX, seed_of_choice
 from cairn.journal.keys import block_keys
 from cairn.journal.paths import Ask, keys_on_record
@@ -77,7 +77,7 @@ class Reader:
         if self.encoder.whole_because is not None:
             log.info("prompts are tokenised as a whole", reason=self.encoder.whole_because)
         self._markers = markers_of(tokenizer)
-        self._guidance = guidance_for(tokenizer, self._markers, facts)
+        self._compiler = compiler_for(tokenizer, self._markers, facts)
         self._token_bytes = TokenBytes(tokenizer)
         self._first_of_calls = _token_of(tokenizer, self._markers)
         self.tokenizing = trio.CapacityLimiter(1)
@@ -103,9 +103,11 @@ class Reader:
         ask = attrs.evolve(first.ask, session_name=None)
         for choice in range(1, command.choices):
             # A guide follows one answer.
-            guide = await self.guide(first.grammar) if first.grammar is not None else None
+            matcher = await self.matcher(first.grammar) if first.grammar is not None else None
             seed = seed_of_choice(first.seed, choice)
-            prepared.append(attrs.evolve(first, command=command, ask=ask, seed=seed, guide=guide))
+            prepared.append(
+                attrs.evolve(first, command=command, ask=ask, seed=seed, matcher=matcher)
+            )
         return prepared
 
     async def _prepare(self, command: Generate) -> Prepared:
@@ -166,7 +168,7 @@ class Reader:
             fingerprint=self._model.fingerprint,
             tenant=command.tenant,
             ids=ids,
-            chunk_tokens=self._model.chunk_tokens,
+            block_tokens=self._model.block_tokens,
             known=keys_on_record(self._sequencer.state, ask, ids),
         )
         wants_bytes = command.top_logprobs is not None
@@ -205,13 +207,13 @@ class Reader:
     def held(self, prepared: Prepared, constraint: Constraint) -> Prepared:
         """A request whose answer is held to a grammar, with that grammar and what follows it."""
         grammar = grammar_of(constraint, prepared.form)
-        guide = self._guidance.guide_of(grammar)
-        return attrs.evolve(prepared, grammar=grammar.text, guide=guide)
+        matcher = self._compiler.matcher_of(grammar)
+        return attrs.evolve(prepared, grammar=grammar.text, matcher=matcher)
 
-    async def guide(self, grammar: str) -> Guide:
+    async def matcher(self, grammar: str) -> GrammarMatcher:
         """What holds an answer to a grammar that is on record."""
         return await trio.to_thread.run_sync(
-            self._guidance.guide, grammar, limiter=self._compiling, abandon_on_cancel=False
+            self._compiler.guide, grammar, limiter=self._compiling, abandon_on_cancel=False
         )
 
     def read(

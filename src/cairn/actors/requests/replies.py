@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 
-from cairn.actors.requests.arrival import Arrival
+from cairn.actors.requests.arrival import RequestContext
 from cairn.actors.requests.messages import (
     Broken,
     Finished,
     RefusalError,
     Reply,
     Stopping,
-    TimeOver,
+    TimedOut,
     Waiting,
 )
 from cairn.actors.requests.ticket import Ticket
@@ -21,7 +21,9 @@ from cairn.actors.threads.writer import JournalWriter, WriterDied
 class Replies:
     """What sessions say to one client, each reply once it is committed."""
 
-    def __init__(self, tickets: Sequence[Ticket], writer: JournalWriter, arrival: Arrival) -> None:
+    def __init__(
+        self, tickets: Sequence[Ticket], writer: JournalWriter, arrival: RequestContext
+    ) -> None:
         """
         Args:
             tickets: one for each answer that was asked for, the first one first.
@@ -45,8 +47,8 @@ class Replies:
             if self._arrival.is_over:
                 self._left = 0
                 for ticket in self._tickets:
-                    ticket.leave("time_over")
-                raise TimeOver(self._arrival.limits.request_s)
+                    ticket.leave("timed_out")
+                raise TimedOut(self._arrival.limits.request_s)
             return Waiting(queued=not first.accepted, prefilled_tokens=first.prefilled_tokens)
         left, self._left = self._left, 0  # nothing comes behind a failure
         if isinstance(item, RefusalError):

@@ -11,7 +11,7 @@ import trio
 from cairn.actors.requests.messages import Generate, RefusalError, Reply, Waiting
 from cairn.engine.answer.parts import AnswerForm
 from cairn.engine.answer.token_bytes import TokenBytes
-from cairn.engine.reports import Guide
+from cairn.engine.reports import GrammarMatcher
 from cairn.journal.paths import Ask
 from cairn.journal.state import Part
 
@@ -52,7 +52,7 @@ class Prepared:
     capacity_tokens: int
     form: AnswerForm
     grammar: str | None = None
-    guide: Guide | None = None
+    matcher: GrammarMatcher | None = None
     token_bytes: TokenBytes | None = None
 
 
@@ -98,7 +98,7 @@ class Ticket:
         self.prepared = prepared
         self.created_s = created_s
         self.gone: str | None = None
-        self.seated = False
+        self.admitted = False
         self.rerouted = False
         self.accepted = False
         self.failed = False
@@ -145,6 +145,6 @@ def leave_together(tickets: Sequence[Ticket]) -> None:
     The client of a request waits for none of its answers any more. Where one of them failed it is
     that which ends the others, and not the client.
     """
-    reason = "sister_failed" if any(ticket.failed for ticket in tickets) else "client"
+    reason = "sibling_failed" if any(ticket.failed for ticket in tickets) else "client"
     for ticket in tickets:
         ticket.leave(reason)

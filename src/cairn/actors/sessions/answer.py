@@ -137,7 +137,7 @@ class Answer:
             return
         texts_at = self._noted(keep.texts)
         self._append(
-            ev.TurnKept(
+            ev.TurnStored(
                 session=self._path.session,
                 request=ticket.id,
                 tenant=ticket.prepared.command.tenant,

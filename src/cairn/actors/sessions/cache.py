@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from cairn.actors.sessions.answer import runs
-from cairn.actors.sessions.context import House
+from cairn.actors.sessions.context import SessionContext
 from cairn.engine.reports import (
     PassReport,
     SealReport,
@@ -25,7 +25,7 @@ from cairn.engine.reports import (
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import OpenRequest, Session, SessionId, State
 from cairn.journal.tenants import tenant_secret
 
@@ -59,12 +59,12 @@ class SessionCache:
         seq: the sequence number of the last event in its stream.
     """
 
-    def __init__(self, session_id: str, tenant: str, house: House) -> None:
+    def __init__(self, session_id: str, tenant: str, context: SessionContext) -> None:
         self.id = session_id
         self.tenant = tenant
-        self._house = house
-        self._secret = tenant_secret(house.secret, tenant)
-        state = house.sequencer.state
+        self._context = context
+        self._secret = tenant_secret(context.secret, tenant)
+        state = context.sequencer.state
         self.opened = session_id in state.sessions
         # Rows up to here are of an earlier session of this id, which has been closed.
         self._closed_at = 0 if self.opened else state.position
@@ -76,12 +76,12 @@ class SessionCache:
     @property
     def held(self) -> Session | None:
         """The session; None where the journal does not know it, or it has been closed."""
-        return self._house.sequencer.state.sessions.get(SessionId(self.id))
+        return self._context.sequencer.state.sessions.get(SessionId(self.id))
 
     @property
     def session(self) -> Session:
         """The session, where there is one."""
-        return self._house.sequencer.session(self.id)
+        return self._context.sequencer.session(self.id)
 
     @property
     def request(self) -> OpenRequest:
@@ -107,7 +107,7 @@ class SessionCache:
     @property
     def chunk(self) -> int:
         """C."""
-        return self._house.facts.chunk_tokens
+        return self._context.facts.block_tokens
 
     def append(self, *events: ev.Event) -> int:
         """
@@ -118,13 +118,13 @@ class SessionCache:
         """
         if (bug := self.taken_out()) is not None:
             raise bug
-        receipt = self._house.sequencer.append(*events, expected_seq=self.seq + 1)
+        receipt = self._context.sequencer.append(*events, expected_seq=self.seq + 1)
         self.seq += len(events)
         return receipt
 
     def taken_out(self) -> BugError | None:
         """The bug by which others took the session out of service while it was at work."""
-        state, held = self._house.sequencer.state, self.held
+        state, held = self._context.sequencer.state, self.held
         if held is None or held.bug_id is None or self.seq == state.streams[f"session/{self.id}"]:
             return None
         return _bug_of(state, held.bug_id)
@@ -134,33 +134,33 @@ class SessionCache:
         Which texts of a note an earlier turn of the session has, and in which row. The fold of the
         turns may not have heard yet that a session was closed.
         """
-        rows = self._house.turns.noted(self.id, texts)
+        rows = self._context.turns.noted(self.id, texts)
         return {name: row for name, row in rows.items() if row > self._closed_at}
 
     @property
     def out_of_service(self) -> bool:
         """Whether the session is quarantined."""
         held = self.held
-        return held is not None and held.life is Life.QUARANTINED
+        return held is not None and held.state is SessionState.QUARANTINED
 
     def look_up_seq(self) -> None:
         """Go on where the journal has the stream, after others have appended to it."""
-        self.seq = self._house.sequencer.state.streams.get(f"session/{self.id}", 0)
+        self.seq = self._context.sequencer.state.streams.get(f"session/{self.id}", 0)
 
     def keys(self, ids: Sequence[int], known: Sequence[str]) -> tuple[str, ...]:
         """The keys of the full chunks of a sequence, of which the first are known."""
         return block_keys(
             secret=self._secret,
-            fingerprint=self._house.facts.fingerprint,
+            fingerprint=self._context.facts.fingerprint,
             tenant=self.tenant,
             ids=ids,
-            chunk_tokens=self.chunk,
+            block_tokens=self.chunk,
             known=known,
         )
 
     def is_indexed(self, tokens: int) -> bool:
         """Whether blocks are sealed of a sequence of so many tokens."""
-        model = self._house.sequencer.state.model
+        model = self._context.sequencer.state.model
         return model is not None and tokens >= model.min_cache_tokens
 
     def can_seal(self, key: str, start: int) -> bool:
@@ -168,22 +168,22 @@ class SessionCache:
         Whether a chunk may become a block: not one in doubt, and not one behind it. The passes of a
         block in doubt run like any other; its digest on record stays the first one.
         """
-        blocks, held = self._house.sequencer.state.blocks, self.session.slab_keys
+        blocks, held = self._context.sequencer.state.blocks, self.session.slab_keys
         # With a block, all on record that are built on it are in doubt: the last one tells of all.
         known = [blocks[one] for one in (*held[-1:], key) if one in blocks]
         unbroken = len(held) * self.chunk == start
         return unbroken and all(block.bug_id is None for block in known)
 
-    def is_in_doubt(self, keys: Sequence[str]) -> bool:
+    def is_quarantined(self, keys: Sequence[str]) -> bool:
         """Whether one of these blocks is quarantined."""
-        blocks = self._house.sequencer.state.blocks
+        blocks = self._context.sequencer.state.blocks
         return any(blocks[key].bug_id is not None for key in keys if key in blocks)
 
     def doubt(self, chain: Sequence[str]) -> BugError | None:
         """
         The bug that quarantined a block of a chain that is on record. Its last one tells of all.
         """
-        state = self._house.sequencer.state
+        state = self._context.sequencer.state
         bug_id = state.blocks[chain[-1]].bug_id
         return _bug_of(state, bug_id) if bug_id is not None else None
 
@@ -204,7 +204,7 @@ class SessionCache:
                 )
             )
 
-        return await self._house.memory.open_slab(capacity_tokens, record)
+        return await self._context.memory.open_slab(capacity_tokens, record)
 
     async def release_slab(self, reason: str) -> None:
         """Close the slab; all KV in it is gone."""
@@ -222,7 +222,7 @@ class SessionCache:
                 )
             )
 
-        await self._house.engine.call(lambda mlx: mlx.close_slab(slab), record)
+        await self._context.engine.call(lambda mlx: mlx.close_slab(slab), record)
 
     async def trim(self, end: int, reason: str) -> None:
         """Cut the KV in the slab back to ``[0, end)``."""
@@ -239,7 +239,7 @@ class SessionCache:
                 )
             )
 
-        await self._house.engine.call(lambda mlx: mlx.trim(slab, end), record)
+        await self._context.engine.call(lambda mlx: mlx.trim(slab, end), record)
 
     def copies(self, keys: Sequence[str], start: int) -> list[Copy]:
         """
@@ -248,7 +248,7 @@ class SessionCache:
         """
         chunk, kept = self.chunk, start // self.chunk
         found = []
-        for places in self._house.facts.copies(kept, kept + len(keys)):
+        for places in self._context.facts.copies(kept, kept + len(keys)):
             end = (places[-1] + 1) * chunk
             found.append(
                 Copy(
@@ -272,12 +272,12 @@ class SessionCache:
             wanted: asked on the engine's thread.
         """
         parts = [self._copying(request, copy) for copy in self.copies(keys, start)]
-        done = await self._house.engine.copy(parts, wanted)
+        done = await self._context.engine.copy(parts, wanted)
         if not done:
             await self.end_copy()
         return done
 
-    async def share_ahead(self, copy: Copy, wanted: Callable[[], bool]) -> bool:
+    async def restore_prewarmed(self, copy: Copy, wanted: Callable[[], bool]) -> bool:
         """
         Copy a part of what is anticipated into the slab, when the engine has nothing else to do.
         False where that was not wanted any more before its turn came.
@@ -286,14 +286,14 @@ class SessionCache:
             wanted: asked on the engine's thread.
         """
         run, record = self._copying(None, copy)
-        return await self._house.engine.settle(run, record, wanted) is not None
+        return await self._context.engine.settle(run, record, wanted) is not None
 
     async def end_copy(self) -> None:
         """
         Have the slab hold something to go on from, where not all parts were copied: the first
         blocks of a window are nothing without its last ones.
         """
-        policy, session = self._house.facts.policy, self.session
+        policy, session = self._context.facts.policy, self.session
         if policy is not None and not policy.reaches(session.window_start, session.cached_tokens):
             await self.trim(0, "the blocks of its window are not all there")
 
@@ -309,7 +309,7 @@ class SessionCache:
 
         def record(report: ShareReport) -> int:
             return self.append(
-                ev.BlocksShared(
+                ev.BlocksRestored(
                     session=self.id,
                     request=request,
                     start=copy.start,
@@ -339,7 +339,7 @@ class SessionCache:
         def record(report: PassReport) -> PassReport:
             return self._extended(report, "prefill", request)
 
-        return await self._house.engine.prefill(run, record)
+        return await self._context.engine.prefill(run, record)
 
     async def settle(self, ids: Sequence[int], wanted: Callable[[], bool]) -> bool:
         """
@@ -358,9 +358,9 @@ class SessionCache:
         def record(report: PassReport) -> PassReport:
             return self._extended(report, "settle", None)
 
-        return await self._house.engine.settle(run, record, wanted) is not None
+        return await self._context.engine.settle(run, record, wanted) is not None
 
-    async def seal(self, key: str, start: int, end: int, *, foreseen: bool = False) -> None:
+    async def seal(self, key: str, start: int, end: int, *, prewarmed: bool = False) -> None:
         """
         Make a block of the rows ``[start, end)`` of the slab.
 
@@ -379,14 +379,14 @@ class SessionCache:
                     start=start,
                     end=end,
                     bytes=report.bytes,
-                    again=key in self._house.sequencer.state.blocks,
+                    again=key in self._context.sequencer.state.blocks,
                     stored=report.stored,
                     store_blocks=report.store_blocks,
                     store_bytes=report.store_bytes,
                 )
             )
 
-        await self._house.memory.seal(self.slab_id, key, start, end, record, foreseen=foreseen)
+        await self._context.memory.seal(self.slab_id, key, start, end, record, prewarmed=prewarmed)
 
     def decoded(self, batch: Sequence[PassReport], request: str) -> None:
         """
@@ -426,7 +426,7 @@ class SessionCache:
             record(0)
             return
         slab = self.slab_id
-        await self._house.engine.call(lambda mlx: mlx.held_tokens(slab), record)
+        await self._context.engine.call(lambda mlx: mlx.held_tokens(slab), record)
 
     def _extended(self, report: PassReport, step: ev.Step, request: str | None) -> PassReport:
         drawn = report.drawn

@@ -13,14 +13,14 @@ import attrs
 from cairn.actors.requests.messages import Accepted
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
-from cairn.actors.sessions.context import House
+from cairn.actors.sessions.context import SessionContext
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.tenants import session_name
 
 
 @attrs.frozen(kw_only=True)
-class Taking:
+class Claim:
     """
     Takes requests in hand for one session. For who holds ``Memory.steady``.
 
@@ -29,15 +29,15 @@ class Taking:
         named: whether its client gave it its name.
     """
 
-    house: House
+    context: SessionContext
     cache: SessionCache
     group: str | None
     named: bool
 
     async def load_blocks(self, ticket: Ticket) -> None:
         """Bring sealed blocks from files into memory that the decision could reuse."""
-        house, prepared = self.house, ticket.prepared
-        state = house.sequencer.state
+        context, prepared = self.context, ticket.prepared
+        state = context.sequencer.state
         idle = ticket.gone is not None or state.admission_bug is not None
         if idle or not self._serves(ticket):
             return
@@ -50,7 +50,7 @@ class Taking:
             tokens,
             tokens + prepared.max_tokens,
         )
-        await house.memory.load(chain, lambda: ticket.gone is None)
+        await context.memory.load(chain, lambda: ticket.gone is None)
 
     def take(self, ticket: Ticket) -> tuple[int, Accepted] | None:
         """
@@ -59,7 +59,7 @@ class Taking:
         Returns:
             What to tell its client and the receipt that it waits for; None for another's request.
         """
-        house, cache, prepared = self.house, self.cache, ticket.prepared
+        context, cache, prepared = self.context, self.cache, ticket.prepared
         if not self._serves(ticket) or cache.out_of_service:
             return None
         opened = None
@@ -75,9 +75,9 @@ class Taking:
         ids = prepared.prompt_ids
 
         def around(token: int) -> str:
-            return house.tokenizer.decode(ids[max(0, token - 8) : token + 8])
+            return context.tokenizer.decode(ids[max(0, token - 8) : token + 8])
 
-        receipt = house.sequencer.begin(self._received(ticket), opened, around)
+        receipt = context.sequencer.begin(self._received(ticket), opened, around)
         cache.seq += 2 if opened is None else 3
         ticket.accepted = True
         path = cache.path
@@ -85,8 +85,8 @@ class Taking:
         return receipt, Accepted(
             request=ticket.id,
             session=session_name(cache.id),
-            model=house.facts.name,
-            fingerprint=house.facts.fingerprint,
+            model=context.facts.name,
+            fingerprint=context.facts.fingerprint,
             path=path.path,
             reason=path.reason,
             prompt_tokens=len(prepared.prompt_ids),
@@ -98,17 +98,17 @@ class Taking:
 
     def _serves(self, ticket: Ticket) -> bool:
         """Whether a request is still this session's to serve."""
-        chosen = self.house.sequencer.choose(ticket.prepared.ask)
+        chosen = self.context.sequencer.choose(ticket.prepared.ask)
         return chosen == self.cache.id or (chosen is None and not self.cache.opened)
 
     def _received(self, ticket: Ticket) -> ev.RequestReceived:
         """The request, told by what is new against the session's last one."""
         prepared, command = ticket.prepared, ticket.prepared.command
-        sessions = self.house.sequencer.state.sessions
+        sessions = self.context.sequencer.state.sessions
         last = self.cache.session.last if self.cache.id in sessions else None
-        kept_tokens = paths.common_length(last.prompt_ids, prepared.prompt_ids) if last else 0
-        kept_keys = _common_parts(last.prompt_keys, prepared.keys) if last else 0
-        kept_parts = _common_parts(last.chain, prepared.chain) if last else 0
+        base_tokens = paths.common_length(last.prompt_ids, prepared.prompt_ids) if last else 0
+        base_keys = _common_parts(last.prompt_keys, prepared.keys) if last else 0
+        base_parts = _common_parts(last.chain, prepared.chain) if last else 0
         return ev.RequestReceived(
             session=self.cache.id,
             request=ticket.id,
@@ -120,20 +120,20 @@ class Taking:
             cache_prompt=command.cache_prompt,
             cache_mode=command.cache_mode,
             base_request=last.request if last else None,
-            kept_parts=kept_parts,
-            new_parts=prepared.chain[kept_parts:],
-            kept_tokens=kept_tokens,
-            new_ids=prepared.prompt_ids[kept_tokens:],
-            kept_keys=kept_keys,
-            new_keys=prepared.keys[kept_keys:],
+            base_parts=base_parts,
+            new_parts=prepared.chain[base_parts:],
+            base_tokens=base_tokens,
+            new_ids=prepared.prompt_ids[base_tokens:],
+            base_keys=base_keys,
+            new_keys=prepared.keys[base_keys:],
             prompt_tokens=len(prepared.prompt_ids),
             max_tokens=prepared.max_tokens,
             sampling=attrs.asdict(command.sampling),
             seed=prepared.seed,
             seed_given=command.seed is not None,
-            asked_model=command.asked_model,
+            requested_model=command.requested_model,
             grammar=prepared.grammar,
-            ttl_s=max(self.house.ttl_s, command.least_ttl_s)
+            ttl_s=max(self.context.ttl_s, command.least_ttl_s)
             if command.ttl_s is None
             else command.ttl_s,
         )

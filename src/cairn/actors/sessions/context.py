@@ -9,7 +9,7 @@ import attrs
 
 from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
-from cairn.actors.sessions.next_prompt import Foresight
+from cairn.actors.sessions.next_prompt import NextPrompt
 from cairn.actors.threads.engine import EngineThread
 from cairn.engine.prompt.template import Tokenizer
 from cairn.engine.reports import ModelFacts
@@ -17,7 +17,7 @@ from cairn.journal.turns import Turns
 
 
 @attrs.frozen(kw_only=True)
-class House:
+class SessionContext:
     """
     What all sessions share.
 
@@ -30,7 +30,7 @@ class House:
         one_ended: waits until a request has ended, or somebody waits for one no more.
         patience_s: how long a session waits for that behind one answer, all in all.
         foresight: tells what the next prompt will begin with; None where that is not wanted.
-        slab_rest_s: how long a session at rest keeps a slab that it can do without.
+        slab_idle_s: how long a session at rest keeps a slab that it can do without.
         ttl_s: the life of what is kept where a client says nothing of it, in seconds.
         turns: those that are kept.
         rested: is called when a session has done what it had to do.
@@ -47,8 +47,8 @@ class House:
     calm: Callable[[], Awaitable[None]]
     one_ended: Callable[[], Awaitable[None]]
     patience_s: float
-    foresight: Foresight | None
-    slab_rest_s: float
+    next_prompt: NextPrompt | None
+    slab_idle_s: float
     ttl_s: int
     turns: Turns
     rested: Callable[[], None] = attrs.field(repr=False)

@@ -15,7 +15,7 @@ from cairn.actors.requests.messages import FormatRefused, NoMemory
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.answer import Answer, into
 from cairn.actors.sessions.cache import SessionCache
-from cairn.actors.sessions.context import House
+from cairn.actors.sessions.context import SessionContext
 from cairn.actors.threads.engine import Decoding
 from cairn.engine.answer.parts import AnswerParts
 from cairn.engine.answer.text import AnswerText
@@ -29,8 +29,8 @@ _STAGES: Mapping[str, ev.CancelStage] = MappingProxyType(
     {
         "server_stopped": "server_stopped",
         "journal_full": "journal_full",
-        "time_over": "time_over",
-        "sister_failed": "sister_failed",
+        "timed_out": "timed_out",
+        "sibling_failed": "sibling_failed",
     }
 )
 """Why nobody waits any more, where that says more than the step at which it was seen."""
@@ -50,11 +50,11 @@ class Answering:
     raises ``Gone`` where nobody waits any more.
     """
 
-    house: House
+    context: SessionContext
     cache: SessionCache
     ticket: Ticket
 
-    async def lay_stones(self) -> None:
+    async def restore_prefix(self) -> None:
         """
         Bring the slab to what the decision reuses: trim it, or open one, and share blocks into it.
 
@@ -64,7 +64,7 @@ class Answering:
         """
         cache, prepared = self.cache, self.ticket.prepared
         path = cache.path
-        keep = path.kept_blocks * cache.chunk
+        keep = path.blocks_from_slab * cache.chunk
         needed = len(prepared.prompt_ids) + prepared.max_tokens
         if cache.session.slab is not None and cache.session.slab.capacity_tokens < needed:
             await cache.release_slab("too small for the prompt and its answer")
@@ -72,8 +72,8 @@ class Answering:
             await self._acquire_slab(prepared.capacity_tokens)
         if cache.session.cached_tokens > keep:
             await cache.trim(keep, "not shared with this request")
-        if path.shared_blocks:
-            keys = cache.request.prompt_keys[path.kept_blocks :][: path.shared_blocks]
+        if path.blocks_from_pool:
+            keys = cache.request.prompt_keys[path.blocks_from_slab :][: path.blocks_from_pool]
 
             def wanted() -> bool:
                 return self.ticket.gone is None and cache.doubt(keys) is None
@@ -95,7 +95,7 @@ class Answering:
         cache = self.cache
         prompt = cache.request.prompt_ids
         wanted = self._wanted()
-        indexed = self.house.facts.reusable and cache.is_indexed(len(prompt))
+        indexed = self.context.facts.reusable and cache.is_indexed(len(prompt))
         drawn = None
         for start, end in passes(cache.session.cached_tokens, len(prompt), cache.chunk):
             self._look("prefill")
@@ -127,24 +127,24 @@ class Answering:
         Returns:
             The answer, as its client will send it back.
         """
-        house, cache, ticket = self.house, self.cache, self.ticket
+        context, cache, ticket = self.context, self.cache, self.ticket
         command = ticket.prepared.command
         answer = Answer(
             ticket,
             cache.path,
-            AnswerText(house.detokenizer, command.stop, goes_on=command.conversation is None),
+            AnswerText(context.detokenizer, command.stop, goes_on=command.conversation is None),
             AnswerParts(ticket.prepared.form, name=ticket.id),
-            house.tokenizer,
-            house.facts.eos_ids,
+            context.tokenizer,
+            context.facts.eos_ids,
             cache.append,
             cache.noted,
         )
         if not answer.take([first]):
-            decoding, reports = house.engine.decode(
+            decoding, reports = context.engine.decode(
                 _rows(cache.slab_id, self._wanted()),
                 token=first.token,
                 left=ticket.prepared.max_tokens - 1,
-                ends=house.facts.eos_ids,
+                ends=context.facts.eos_ids,
             )
             try:
                 await self._follow(answer, decoding, reports)
@@ -177,10 +177,10 @@ class Answering:
                     continue  # these passes were under way when the answer ended; they are trimmed
                 drawn = [report.drawn for report in batch if report.drawn is not None]
                 if answer.take(drawn) or self.ticket.gone is not None:
-                    self.house.engine.stop(decoding)
+                    self.context.engine.stop(decoding)
         finally:
             if not ended:
-                self.house.engine.stop(decoding)
+                self.context.engine.stop(decoding)
                 with trio.CancelScope(shield=True):
                     while not ended:
                         ended, _ = into([], await reports.receive())
@@ -194,7 +194,7 @@ class Answering:
         """
         while not await self.cache.acquire_slab(capacity):
             # Nothing comes between that and the wait, so that no end is missed.
-            state = self.house.sequencer.state
+            state = self.context.sequencer.state
             if self.ticket.first is None or not eviction.slab_will_come(state):
                 self.ticket.fail(
                     NoMemory(
@@ -205,7 +205,7 @@ class Answering:
                 )
                 raise Gone("no_memory")
             if self.ticket.gone is None:
-                await self.house.one_ended()
+                await self.context.one_ended()
             self._look("prefill")
 
     def _not_held(self, fault: NotHeld) -> Gone:
@@ -220,7 +220,7 @@ class Answering:
             seed=self.ticket.prepared.seed,
             prompt_ids=self.cache.request.prompt_ids,
             top=command.top_logprobs or 0,
-            guide=self.ticket.prepared.guide,
+            matcher=self.ticket.prepared.matcher,
         )
 
     def _look(self, stage: ev.CancelStage) -> None:

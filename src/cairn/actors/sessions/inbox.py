@@ -56,14 +56,14 @@ class Inbox:
     Attributes:
         requests_waiting: requests that the session has not taken out yet.
         asked_for_slab: who waits for its slab, each until it is set.
-        own_time: around what the session does for itself and may leave where it is; whoever wants
+        idle_time: around what the session does for itself and may leave where it is; whoever wants
             something cancels it.
     """
 
     def __init__(self) -> None:
         self.requests_waiting = 0
         self.asked_for_slab: list[trio.Event] = []
-        self.own_time = trio.CancelScope()
+        self.idle_time = trio.CancelScope()
         self._leaving = False
         self._closed = False
         self._send, self._receive = trio.open_memory_channel[Command](float("inf"))
@@ -75,7 +75,7 @@ class Inbox:
         ticket.left_turn = trio.Event()
         self._send.send_nowait(Serve(ticket))
         self.requests_waiting += 1
-        self.own_time.cancel()
+        self.idle_time.cancel()
         await ticket.left_turn.wait()
 
     async def give_up_slab(self, reason: str) -> None:
@@ -85,7 +85,7 @@ class Inbox:
         done = trio.Event()
         self.asked_for_slab.append(done)
         self._send.send_nowait(GiveUpSlab(done, reason))
-        self.own_time.cancel()
+        self.idle_time.cancel()
         await done.wait()
 
     def leave_service(self) -> None:
@@ -94,13 +94,13 @@ class Inbox:
             return  # who ends serves nobody any more
         self._send.send_nowait(LeaveService())
         self._leaving = True
-        self.own_time.cancel()
+        self.idle_time.cancel()
 
     def close(self) -> None:
         """Take no more commands. Those that are in can still be had."""
         self._closed = True
         self._send.close()
-        self.own_time.cancel()
+        self.idle_time.cancel()
 
     # --- for the session -------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Inbox:
             return "bug"
         if self.requests_waiting:
             return "request"
-        return "slab_wanted" if self.asked_for_slab else "closing"
+        return "slab_needed" if self.asked_for_slab else "closing"
 
     def _taken(self, command: Command) -> Command:
         if isinstance(command, Serve):

@@ -26,7 +26,7 @@ from cairn.journal.paths import common_length
 
 Ids = tuple[int, ...]
 Step = Callable[[Callable[[], bool]], Awaitable[Ids | None]]
-"""See ``OwnTime.run``."""
+"""See ``IdleTime.run``."""
 
 
 class Unrendered(Exception):
@@ -47,7 +47,7 @@ class Beginning:
     ids: Ids
 
 
-class Foresight:
+class NextPrompt:
     """Renders conversations one turn further. Changes nothing."""
 
     def __init__(self, tokenizer: Any, encoder: Encoder, tokenizing: trio.CapacityLimiter) -> None:
@@ -68,7 +68,7 @@ class Foresight:
         conversation: Conversation,
         said: Message,
         tenant: str,
-        in_own_time: Callable[[Step], Awaitable[Ids | None]],
+        in_idle_time: Callable[[Step], Awaitable[Ids | None]],
     ) -> Beginning | None:
         """
         What the prompt after this answer will begin with; None where there was no time. May be
@@ -77,16 +77,16 @@ class Foresight:
         Args:
             said: the answer, as its client will send it back.
             tenant: whose conversation it is.
-            in_own_time: runs each rendering when that disturbs nobody.
+            in_idle_time: runs each rendering when that disturbs nobody.
 
         Raises:
             Unrendered: the template cannot render it, or the tokenizer not take it.
         """
         one, other = prompts.next_turns(conversation, said)
-        first = await in_own_time(lambda wanted: self._ids(one, tenant, wanted))
+        first = await in_idle_time(lambda wanted: self._ids(one, tenant, wanted))
         if first is None:
             return None
-        second = await in_own_time(lambda wanted: self._ids(other, tenant, wanted))
+        second = await in_idle_time(lambda wanted: self._ids(other, tenant, wanted))
         if second is None:
             return None
         return Beginning(prompts.next_role(said), first[: common_length(first, second)])

@@ -12,12 +12,12 @@ import trio
 
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.ticket import Ticket
-from cairn.actors.sessions.context import House
+from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.session import SessionActor
 from cairn.actors.threads.writer import WriterDied
 from cairn.journal import events as ev
 from cairn.journal import eviction
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import SessionId
 
 log = structlog.get_logger("cairn")
@@ -31,14 +31,16 @@ class Sessions:
         actors: those that live, by their sessions' ids.
     """
 
-    def __init__(self, house: House, limits: Limits, at_rest: Callable[[], bool]) -> None:
+    def __init__(
+        self, context: SessionContext, limits: Limits, at_rest: Callable[[], bool]
+    ) -> None:
         """
         Args:
             at_rest: whether nobody wants anything and no session has anything to do.
         """
         self.actors: dict[str, SessionActor] = {}
-        self._house = house
-        self._sequencer = house.sequencer
+        self._context = context
+        self._sequencer = context.sequencer
         self._limits = limits
         self._at_rest = at_rest
         self._nursery: trio.Nursery | None = None
@@ -75,7 +77,7 @@ class Sessions:
         if actor is None or actor.ended:
             command = ticket.prepared.command
             actor = SessionActor(
-                session_id, self._house, tenant=command.tenant, group=command.group, named=named
+                session_id, self._context, tenant=command.tenant, group=command.group, named=named
             )
             self.actors[session_id] = actor
             assert self._nursery is not None
@@ -144,5 +146,5 @@ class Sessions:
         held = self._sequencer.state.sessions.get(SessionId(session_id))
         if held is None or held.slab is not None:
             return
-        if held.life in (Life.IDLE, Life.COLD, Life.QUARANTINED):
+        if held.state in (SessionState.IDLE, SessionState.COLD, SessionState.QUARANTINED):
             self._close(session_id, reason)

@@ -30,15 +30,15 @@ import trio
 from cairn.actors.requests.messages import Broken
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
-from cairn.actors.sessions.claim import Taking
-from cairn.actors.sessions.context import House
+from cairn.actors.sessions.claim import Claim
+from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.generate import Answering, Gone
 from cairn.actors.sessions.inbox import Command, GiveUpSlab, Inbox, Serve
 from cairn.actors.sessions.settle import Settling
 from cairn.engine.reports import EngineFault
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 
 log = structlog.get_logger("cairn")
 
@@ -60,17 +60,23 @@ class SessionActor:
     """
 
     def __init__(
-        self, session_id: str, house: House, *, tenant: str, group: str | None, named: bool
+        self,
+        session_id: str,
+        context: SessionContext,
+        *,
+        tenant: str,
+        group: str | None,
+        named: bool,
     ) -> None:
         self.id = session_id
         self.line = trio.Lock()
         self.inbox = Inbox()
-        self.cache = SessionCache(session_id, tenant, house)
+        self.cache = SessionCache(session_id, tenant, context)
         self.busy = False
         self.ended = False
-        self._house = house
-        self._taking = Taking(house=house, cache=self.cache, group=group, named=named)
-        self._settling = Settling(house, self.cache, self.inbox)
+        self._context = context
+        self._claim = Claim(context=context, cache=self.cache, group=group, named=named)
+        self._settling = Settling(context, self.cache, self.inbox)
 
     @property
     def opened(self) -> bool:
@@ -128,7 +134,7 @@ class SessionActor:
             await self._obey(command)
         finally:
             self.busy = False
-            self._house.rested()
+            self._context.rested()
 
     async def _obey(self, command: Command) -> None:
         ticket = command.ticket if isinstance(command, Serve) else None
@@ -145,7 +151,7 @@ class SessionActor:
             await self._break(ticket, bug)
         except Exception as error:
             # Who is taken out of service in the middle of a step has no request to go on with.
-            found = self.cache.taken_out() or self._house.sequencer.crash(self.id, error)
+            found = self.cache.taken_out() or self._context.sequencer.crash(self.id, error)
             await self._break(ticket, found)
         finally:
             command.done.set()
@@ -164,23 +170,23 @@ class SessionActor:
             await self.cache.release_slab(f"bug {self.cache.session.bug_id}")
 
     async def _serve(self, ticket: Ticket) -> None:
-        async with self._house.memory.steady:
-            await self._taking.load_blocks(ticket)
+        async with self._context.memory.eviction_lock:
+            await self._claim.load_blocks(ticket)
             if ticket.gone is not None:
                 return
-            closed = self._house.sequencer.state.admission_bug
+            closed = self._context.sequencer.state.admission_bug
             if closed is not None:
                 ticket.fail(Broken(closed))
                 return
-            taken = self._taking.take(ticket)
+            taken = self._claim.take(ticket)
         if taken is None:
             ticket.rerouted = True
             return
         self.inbox.keep_slab()
         said = None
-        answering = Answering(self._house, self.cache, ticket)
+        answering = Answering(self._context, self.cache, ticket)
         try:
-            await answering.lay_stones()
+            await answering.restore_prefix()
             # Not before there is a slab: until then the request may still be refused.
             ticket.reply(*taken)
             said = await answering.answer(await answering.prefill())
@@ -210,10 +216,10 @@ class SessionActor:
             # The bug was another's: this request ends with it, and the session goes on.
             request = cache.session.request.ask.request
             cache.append(ev.RequestCancelled(session=self.id, request=request, stage="bug"))
-        if (ahead := cache.session.ahead) is not None:
+        if (prewarm := cache.session.prewarm) is not None:
             cache.append(
-                ev.AnticipationGivenUp(
-                    session=self.id, reason="bug", computed_tokens=ahead.computed_tokens
+                ev.PrewarmAbandoned(
+                    session=self.id, reason="bug", computed_tokens=prewarm.computed_tokens
                 )
             )
         if cache.session.slab is not None:
@@ -223,7 +229,7 @@ class SessionActor:
                 # The bug is on record, and the pool's next measure (INV-5) will not add up.
                 log.error("slab not released", session=self.id, bug_id=bug.bug_id, fact=str(fault))
                 return
-        if cache.session.life is Life.SETTLING:
+        if cache.session.state is SessionState.SETTLING:
             cache.append(ev.SessionSettled(session=self.id, canonical_tokens=0, complete=False))
 
     def _turn_away(self) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import attrs
 import trio
 
-from cairn.actors.idle.idle_time import OwnTime
+from cairn.actors.idle.idle_time import IdleTime
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
-from cairn.actors.sessions.context import House
+from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.inbox import Inbox
-from cairn.actors.sessions.prewarm import Anticipation
+from cairn.actors.sessions.prewarm import Prewarm
 from cairn.engine.prompt.template import Message
 from cairn.journal import eviction
 
@@ -22,7 +22,7 @@ from cairn.journal import eviction
 class Settling:
     """Brings one session to rest."""
 
-    house: House
+    context: SessionContext
     cache: SessionCache
     inbox: Inbox
 
@@ -34,7 +34,7 @@ class Settling:
         Args:
             said: the answer, as its client will send it back; None where there is none.
         """
-        cache, facts = self.cache, self.house.facts
+        cache, facts = self.cache, self.context.facts
         session = cache.session
         sealed = len(session.slab_keys)
         if session.slab is not None and not facts.reusable:
@@ -49,7 +49,7 @@ class Settling:
 
     async def _cut_back(self, end: int) -> None:
         """Cut off what is not canonical; all of it, where the window has moved on from what is."""
-        policy, session = self.house.facts.policy, self.cache.session
+        policy, session = self.context.facts.policy, self.cache.session
         if policy is None or policy.reaches(session.window_start, end):
             await self.cache.trim(end, "decoded or partial, so not canonical")
         else:
@@ -62,9 +62,9 @@ class Settling:
         """
         # Not those of the slab alone: a window that has moved on leaves none in it.
         for key in eviction.chain_of(self.cache.session):
-            if not await self.house.memory.write_through(key, lambda: self.inbox.undisturbed):
+            if not await self.context.memory.write_through(key, lambda: self.inbox.undisturbed):
                 return
-        await self.house.memory.let_go_at_rest(self.cache.id, lambda: self.inbox.undisturbed)
+        await self.context.memory.release_idle(self.cache.id, lambda: self.inbox.undisturbed)
 
     async def has_rested_long(self) -> bool:
         """
@@ -73,8 +73,8 @@ class Settling:
         """
         if not self._can_spare_slab():
             return False
-        with trio.CancelScope() as self.inbox.own_time:
-            await trio.sleep(self.house.slab_rest_s)
+        with trio.CancelScope() as self.inbox.idle_time:
+            await trio.sleep(self.context.slab_idle_s)
         # Its blocks may have left memory in the meantime.
         return self._can_spare_slab()
 
@@ -84,13 +84,13 @@ class Settling:
         for it, and who asks meanwhile may fill it. A step of its own: whatever comes of it, that
         the slab is closed is on record.
         """
-        engine = self.house.engine
-        await OwnTime(self.house, self.cache, self.inbox).run(
+        engine = self.context.engine
+        await IdleTime(self.context, self.cache, self.inbox).run(
             lambda wanted: engine.settle(lambda mlx: mlx.give_back_memory(), lambda _: True, wanted)
         )
 
     def _can_spare_slab(self) -> bool:
-        state, session = self.house.sequencer.state, self.cache.held
+        state, session = self.context.sequencer.state, self.cache.held
         known = session is not None and eviction.can_spare_slab(state, session)
         return known and self.inbox.undisturbed
 
@@ -99,16 +99,16 @@ class Settling:
         Compute what the next prompt will begin with, where that can be known, else prompt and
         answer. False where somebody wanted something before all was there.
         """
-        own_time = OwnTime(self.house, self.cache, self.inbox)
+        idle_time = IdleTime(self.context, self.cache, self.inbox)
         conversation = ticket.prepared.command.conversation
-        if self.house.foresight is not None and conversation is not None:
-            anticipation = Anticipation(self.house, self.cache, own_time)
-            complete = await anticipation.compute(conversation, said)
+        if self.context.next_prompt is not None and conversation is not None:
+            prewarm = Prewarm(self.context, self.cache, idle_time)
+            complete = await prewarm.compute(conversation, said)
             if complete is not None:
                 return complete
-        return await self._what_was_said(own_time)
+        return await self._what_was_said(idle_time)
 
-    async def _what_was_said(self, own_time: OwnTime) -> bool:
+    async def _what_was_said(self, idle_time: IdleTime) -> bool:
         """Compute canonical KV over prompt and answer. False where somebody wanted something."""
         cache = self.cache
         session = cache.session
@@ -116,11 +116,11 @@ class Settling:
         sequence, sealed = session.last.sequence, len(session.slab_keys)
         if sealed == len(sequence) // cache.chunk or not cache.is_indexed(len(sequence)):
             return True
-        if self.house.facts.policy is not None and not sealed and session.last.prompt_keys:
+        if self.context.facts.policy is not None and not sealed and session.last.prompt_keys:
             return True  # it was all cut off; the next request copies in what it needs
         keys = cache.keys(sequence, session.last.prompt_keys)
         for place in range(sealed, len(keys)):
-            done = await own_time.settle_chunk(sequence, keys[place], place)
+            done = await idle_time.settle_chunk(sequence, keys[place], place)
             if done != "sealed":
                 return done is not None
         return True

@@ -443,21 +443,21 @@ class EngineThread:
             decoding.remove(one)
             token.run_sync_soon(one.reports.send_nowait, None)
         width = self._device.decode_rows
-        seated = decoding[:width]
-        if not seated:
+        admitted = decoding[:width]
+        if not admitted:
             return
-        rows = [one.row(one.token) for one in seated] + [None] * (width - len(seated))
+        rows = [one.row(one.token) for one in admitted] + [None] * (width - len(admitted))
         try:
             reports = self._device.decode(rows)
         except Exception as error:
             # Which of the rows it was cannot be told, so none of them can go on.
-            for one in seated:
+            for one in admitted:
                 decoding.remove(one)
                 token.run_sync_soon(one.reports.send_nowait, error)
             return
         if self._device.grows:
             self.memory = self._device.memory()
-        for one, report in zip(seated, reports, strict=False):
+        for one, report in zip(admitted, reports, strict=False):
             token.run_sync_soon(one.reports.send_nowait, report)
             if isinstance(report, Exception):  # this row's fault, and nobody else's
                 decoding.remove(one)
@@ -469,7 +469,7 @@ class EngineThread:
                 decoding.remove(one)
                 token.run_sync_soon(one.reports.send_nowait, None)
         # Whoever waited for a row comes before who had one.
-        decoding.sort(key=lambda one: one in seated)
+        decoding.sort(key=lambda one: one in admitted)
 
 
 def _as_it_is(value: T) -> T:

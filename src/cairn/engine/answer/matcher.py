@@ -48,7 +48,7 @@ _NO_TOKEN = "no token of this model can come next"
 _BEFORE, _BEHIND = "failed to compile JSON schema: ", "\n   1 | "
 
 
-class Guide:
+class GrammarMatcher:
     """Follows one answer. For one thread at a time."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Guide:
         return found
 
 
-class Guidance:
+class GrammarCompiler:
     """
     Makes guides for the answers of one model, whose vocabulary it reads for the first of them. For
     one thread at a time.
@@ -123,7 +123,7 @@ class Guidance:
         vocabulary = _vocabulary(self._tokenizer, self._ends, self._tokens, self._markers)
         return llguidance.LLTokenizer(vocabulary, n_vocab=self._tokens, eos_token=self._ends)
 
-    def guide(self, text: str) -> Guide:
+    def guide(self, text: str) -> GrammarMatcher:
         """
         The guide of an answer.
 
@@ -140,14 +140,14 @@ class Guidance:
             grammar = llguidance.LLMatcher.grammar_from_lark(text)
             return llguidance.LLMatcher(library, grammar, log_level=0, limits=_LIMITS)
 
-        guide = Guide(matcher, self._ends, self._tokens)
+        guide = GrammarMatcher(matcher, self._ends, self._tokens)
         try:
             guide.allowed(())
         except NotHeld as fault:
             raise CannotHold(f"no answer can begin under it: {fault}", "answer") from fault
         return guide
 
-    def guide_of(self, grammar: Grammar) -> Guide:
+    def matcher_of(self, grammar: Grammar) -> GrammarMatcher:
         """
         The guide of an answer.
 
@@ -166,9 +166,9 @@ class Guidance:
             raise
 
 
-def guidance_for(tokenizer: Any, markers: Markers, facts: ModelFacts) -> Guidance:
+def compiler_for(tokenizer: Any, markers: Markers, facts: ModelFacts) -> GrammarCompiler:
     """The guidance of a model that is loaded."""
-    return Guidance(
+    return GrammarCompiler(
         tokenizer, ends=facts.eos_ids, tokens=facts.vocabulary_tokens, markers=markers.texts
     )
 

@@ -496,7 +496,7 @@ def _allowed(wanted: Wanted) -> Allowed:
     The tokens that may be drawn, where not all may. They follow from the tokens before, so they are
     known before the pass.
     """
-    return wanted.guide.allowed(wanted.answer) if wanted.guide is not None else None
+    return wanted.matcher.allowed(wanted.answer) if wanted.matcher is not None else None
 
 
 def _pending(logits: mx.array, wanted: Wanted, allowed: Allowed, position: int) -> Pending:

@@ -33,7 +33,7 @@ of one is added once: groups of tokens need not fill it evenly.
 """
 
 
-def measured_growth(loaded: LoadedModel, chunk_tokens: int) -> Growth:
+def measured_growth(loaded: LoadedModel, block_tokens: int) -> Growth:
     """
     What mlx-lm's own caches of a model take, found by running it. Changes nothing.
 
@@ -41,7 +41,7 @@ def measured_growth(loaded: LoadedModel, chunk_tokens: int) -> Growth:
         ModelRefused: its code failed on that, or keeps what cannot be counted.
     """
     try:
-        return _measured(loaded, chunk_tokens)
+        return _measured(loaded, block_tokens)
     except ModelRefused:
         raise
     except Exception as fault:  # whatever a model's code may raise

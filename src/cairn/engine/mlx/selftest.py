@@ -85,7 +85,7 @@ class SelfTest:
         return held and self.fault is None
 
 
-def run_self_test(loaded: LoadedModel, engine: MlxEngine, chunk_tokens: int) -> SelfTest:
+def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> SelfTest:
     """
     Measure the schedule on a loaded model. Leaves no slab and no block behind.
 
@@ -96,12 +96,12 @@ def run_self_test(loaded: LoadedModel, engine: MlxEngine, chunk_tokens: int) -> 
     findings: dict[str, bool] = {}
     if not loaded.is_simple:
         try:
-            return _found(_Test(loaded, engine, chunk_tokens), findings, began)
+            return _found(_Test(loaded, engine, block_tokens), findings, began)
         except Exception as error:  # whatever a model's code may raise; nothing may be reused then
             check = next(name for name in CHECKS if name not in findings)
             return _ended({**findings, check: False}, Fault.of(error), began)
     try:
-        test = _Test(loaded, engine, chunk_tokens)
+        test = _Test(loaded, engine, block_tokens)
     except Exception as error:  # likewise
         if engine.decode_rows > 1:  # one row may do, on the caches as they are
             return _ended({"rows_do_not_matter": False}, Fault.of(error), began)
@@ -156,18 +156,18 @@ class _Test:
         fault: what ended a check that others follow all the same.
     """
 
-    def __init__(self, loaded: LoadedModel, engine: MlxEngine, chunk_tokens: int) -> None:
+    def __init__(self, loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> None:
         self.loaded = loaded
         self.engine = engine
-        self.chunk = chunk_tokens
+        self.chunk = block_tokens
         vocabulary = int(loaded.config.get("vocab_size", 1000) or 1000)
         words = np.random.default_rng(20260101).integers(
-            0, min(vocabulary, 50_000), 4 * chunk_tokens
+            0, min(vocabulary, 50_000), 4 * block_tokens
         )
         self.words = [int(word) for word in words]
-        self.prompt = self.words[: 2 * chunk_tokens + chunk_tokens // 2]
+        self.prompt = self.words[: 2 * block_tokens + block_tokens // 2]
         self.capacity = slab_capacity(
-            len(self.prompt) + 2 * _STEPS, chunk_tokens, loaded.context_tokens
+            len(self.prompt) + 2 * _STEPS, block_tokens, loaded.context_tokens
         )
         self.fault: Fault | None = None
         self.cold = self._answer(self.prompt)

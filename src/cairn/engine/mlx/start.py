@@ -64,7 +64,7 @@ def start_engine(
     where: str,
     *,
     name: str | None,
-    chunk_tokens: int | None,
+    block_tokens: int | None,
     decode_rows: int | None,
     kv_cache: str,
     pool_bytes: int | None,
@@ -83,7 +83,7 @@ def start_engine(
     Load a model, name its fingerprint and test it. For the engine's thread.
 
     Args:
-        chunk_tokens: C, or None for the device's.
+        block_tokens: C, or None for the device's.
         decode_rows: W, or None for the device's.
         kv_cache: ``slab`` for Cairn's cache classes, ``mlx-lm`` for mlx-lm's own.
         pool_bytes: the budget of slabs, or None for what goes with the model's size; the context is
@@ -144,7 +144,7 @@ def start_engine(
     ):
         # Its classes for those forget what a cut back would need, so that nothing can be reused.
         loaded = loaded.kept_cold()
-    chunk = chunk_tokens or default_chunk_tokens()
+    chunk = block_tokens or default_block_tokens()
     policy = _policy(loaded, window, chunk, kv_cache) if window is not None else None
     # Rows need caches that can be looked at one token at a time.
     apart = bool(loaded.shapes) and loaded.is_simple
@@ -174,7 +174,7 @@ def freed_memory() -> int:
     return mx.get_active_memory()
 
 
-def default_chunk_tokens() -> int:
+def default_block_tokens() -> int:
     """
     C where nobody asks for another: small chunks waste little on a CPU, a GPU wants larger ones.
     """
@@ -229,7 +229,7 @@ def _with_rows(
             adapter=loaded.adapter,
             device=device_facts(),
             dtypes=_dtypes(loaded.model),
-            chunk_tokens=chunk,
+            block_tokens=chunk,
             decode_rows=rows,
             kv_cache=kv_cache,
             windows=[shape.window for shape in loaded.shapes],
@@ -251,7 +251,7 @@ def _with_rows(
         fields=fields,
         layers=len(loaded.shapes) or _layers_that_count(loaded),
         kv_token_bytes=token_bytes,
-        chunk_tokens=chunk,
+        block_tokens=chunk,
         decode_rows=rows,
         context_tokens=context,
         reusable=bool(loaded.shapes),
@@ -316,7 +316,7 @@ def _policy(loaded: LoadedModel, window: tuple[int, int], chunk: int, kv_cache: 
         raise ModelRefused(
             f"A window of {tokens} tokens is too short for chunks of {chunk}: it takes "
             f"{LEAST_CHUNKS * chunk}. Start with a larger --window-tokens, or a smaller "
-            "--chunk-tokens."
+            "--block-tokens."
         )
     return SinkWindow.of(sinks, tokens, chunk)
 
@@ -326,7 +326,7 @@ def _checkpoints(loaded: LoadedModel, chunk: int, blocks: int | None) -> Checkpo
     if not loaded.state_bytes:
         return None
     if blocks:
-        return Checkpoints(chunk_tokens=chunk, blocks=blocks)
+        return Checkpoints(block_tokens=chunk, blocks=blocks)
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
     return Checkpoints.of(chunk, token_bytes, loaded.state_bytes)
 

@@ -46,13 +46,13 @@ _KEYS: Mapping[str, tuple[type, str]] = {
     "adapter": (str, "a text: the adapter's directory"),
     "aliases": (list, "a list of texts"),
     "dtype": (str, "one of " + ", ".join(get_args(Dtype))),
-    "chunk_tokens": (int, "a number from 8 to 4096"),
+    "block_tokens": (int, "a number from 8 to 4096"),
     "decode_rows": (int, "a number from 1 to 64"),
     "pool_mb": (int, "a number above 0"),
     "blocks_mb": (int, "a number above 0"),
 }
 _RANGES = {
-    "chunk_tokens": (8, 4096),
+    "block_tokens": (8, 4096),
     "decode_rows": (1, 64),
     "pool_mb": (1, 1 << 30),
     "blocks_mb": (1, 1 << 30),
@@ -87,7 +87,7 @@ class ModelEntry:
         adapter: the directory of an adapter over it, if there is one.
         aliases: further names by which clients may ask for it.
         dtype: see ``Settings``; None, here and in what follows, where the command's option holds.
-        chunk_tokens: C.
+        block_tokens: C.
         decode_rows: W.
         pool_bytes: the budget of slabs.
         blocks_bytes: the budget of sealed blocks in memory.
@@ -98,7 +98,7 @@ class ModelEntry:
     adapter: str | None = None
     aliases: tuple[str, ...] = ()
     dtype: Dtype | None = None
-    chunk_tokens: int | None = None
+    block_tokens: int | None = None
     decode_rows: int | None = None
     pool_bytes: int | None = None
     blocks_bytes: int | None = None
@@ -317,7 +317,7 @@ def _entry(name: str, table: Any, text: str, path: Path) -> ModelEntry:
         adapter=_place(table["adapter"], path) if "adapter" in table else None,
         aliases=tuple(table.get("aliases", ())),
         dtype=table.get("dtype"),
-        chunk_tokens=table.get("chunk_tokens"),
+        block_tokens=table.get("block_tokens"),
         decode_rows=table.get("decode_rows"),
         **sizes,
     )

@@ -39,7 +39,7 @@ class Encoder:
     Attributes:
         whole_because: why every text is tokenised as a whole, or None where pieces are reused.
         encoded_characters: how many went through the tokenizer, raw prompts too.
-        remembered_characters: for how many the ids were remembered.
+        cached_characters: for how many the ids were remembered.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, kept_bytes: int = KEPT_BYTES) -> None:
@@ -57,7 +57,7 @@ class Encoder:
         self._encoding_whole = threading.Lock()
         self.whole_because: str | None = None
         self.encoded_characters = 0
-        self.remembered_characters = 0
+        self.cached_characters = 0
         try:
             cuts, self._backend = cuts_of(tokenizer)
             self._probe(cuts)
@@ -162,7 +162,7 @@ class Encoder:
     def _count(self, encoded: int, reused: int) -> None:
         with self._counting:
             self.encoded_characters += encoded
-            self.remembered_characters += reused
+            self.cached_characters += reused
 
 
 class _Kept:

@@ -24,11 +24,11 @@ from cairn.actors.agents.messages import AgentFacts, AgentHistory, AgentService,
 from cairn.actors.requests.messages import (
     ContextUse,
     Generate,
-    KeptTurn,
     ListedModel,
     Reply,
     ServerFacts,
     Statistics,
+    StoredTurn,
 )
 from cairn.http.service import Service
 from cairn.http.wire.errors import ClientError
@@ -131,9 +131,9 @@ class CallersService:
         """See ``Service.agents``. As ``generate``, for who asks."""
         return CallersAgents(self._service.agents)
 
-    def facts_of(self, asked_model: str) -> ServerFacts:
+    def facts_of(self, requested_model: str) -> ServerFacts:
         """See ``Service.facts_of``."""
-        return self._service.facts_of(asked_model)
+        return self._service.facts_of(requested_model)
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
@@ -156,11 +156,11 @@ class CallersService:
         """See ``Service.count``. As ``generate``, for who asks."""
         return await self._service.count(attrs.evolve(command, tenant=g.tenant))
 
-    async def turn(self, request: str, tenant: str = LOCAL) -> KeptTurn | None:
+    async def turn(self, request: str, tenant: str = LOCAL) -> StoredTurn | None:
         """See ``Service.turn``. As ``generate``, for who asks."""
         return await self._service.turn(request, g.tenant)
 
-    async def history(self, request: str, tenant: str = LOCAL) -> tuple[KeptTurn, ...] | None:
+    async def history(self, request: str, tenant: str = LOCAL) -> tuple[StoredTurn, ...] | None:
         """See ``Service.history``. As ``generate``, for who asks."""
         return await self._service.history(request, g.tenant)
 

@@ -17,7 +17,7 @@ import attrs
 import msgspec
 
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
-from cairn.actors.requests.messages import Keep, KeptTurn, ServerFacts
+from cairn.actors.requests.messages import Keep, ServerFacts, StoredTurn
 from cairn.engine.prompt.template import Message, message_of
 from cairn.http.chat_completions.conversation import message_object, read_tools
 from cairn.http.chat_completions.request import ChatRequest, _Request, chat_request
@@ -178,7 +178,7 @@ def read_generate_request(
         conversation=attrs.evolve(command.conversation, messages=messages),
         session_name=session_of(agent.name),
         group=None,
-        asked_model=command.asked_model or agent.model,
+        requested_model=command.requested_model or agent.model,
         keep=Keep(previous=held.head, asked=new, note="", agent=agent.name, created=held.created),
         context_max=agent.max_context,
     )
@@ -307,7 +307,7 @@ def agent_object(
     return {**told, "ignored": list(ignored)} if ignored else told
 
 
-def _turn_object(number: int, turn: KeptTurn) -> dict[str, Any]:
+def _turn_object(number: int, turn: StoredTurn) -> dict[str, Any]:
     return {
         "turn": number,
         "request": turn.request,
@@ -319,7 +319,7 @@ def _turn_object(number: int, turn: KeptTurn) -> dict[str, Any]:
     }
 
 
-def _answer(turn: KeptTurn) -> Message:
+def _answer(turn: StoredTurn) -> Message:
     return message_of(turn.parts)
 
 

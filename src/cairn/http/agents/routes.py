@@ -71,7 +71,7 @@ def add_agent_routes(
         held = await agents.look_up_history(name, service)
         facts = service.facts_of(named_model(body, service) or held.agent.model)
         asked = agents.read_generate_request(body, headers, ignored, facts, held)
-        check_model(asked.command.asked_model)
+        check_model(asked.command.requested_model)
         return await answered(asked)
 
 

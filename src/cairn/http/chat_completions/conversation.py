@@ -69,8 +69,8 @@ def read_messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
         raise ClientError("messages is empty; send at least one", param="messages")
     check_count(wire, "messages", MESSAGES_MAX)
     return tuple(
-        _message(message, f"messages[{index}]", stand_ins)
-        for index, (message, stand_ins) in enumerate(_with_stand_ins(wire))
+        _message(message, f"messages[{index}]", placeholders)
+        for index, (message, placeholders) in enumerate(_with_placeholders(wire))
     )
 
 
@@ -78,10 +78,10 @@ def ignored_parts(wire: Sequence[WireMessage]) -> set[str]:
     """The types of parts in whose place something else stands."""
     return {
         f"messages.{part.type}"
-        for message, stand_ins in _with_stand_ins(wire)
+        for message, placeholders in _with_placeholders(wire)
         if isinstance(message.content, list)
         for part in message.content
-        if part.type in stand_ins
+        if part.type in placeholders
     }
 
 
@@ -141,7 +141,7 @@ def _call_object(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _with_stand_ins(
+def _with_placeholders(
     wire: Sequence[WireMessage],
 ) -> Iterator[tuple[WireMessage, Mapping[str, str]]]:
     """Each message, and what stands in the place of its parts, by their types."""
@@ -151,7 +151,7 @@ def _with_stand_ins(
         yield message, OF_PARTS if is_past or message.role == "tool" else {}
 
 
-def _message(wire: WireMessage, where: str, stand_ins: Mapping[str, str]) -> Message:
+def _message(wire: WireMessage, where: str, placeholders: Mapping[str, str]) -> Message:
     if wire.role not in _ROLES:
         raise ClientError(
             f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
@@ -176,7 +176,7 @@ def _message(wire: WireMessage, where: str, stand_ins: Mapping[str, str]) -> Mes
     check_count(calls, f"{where}.tool_calls", CALLS_MAX)
     return Message(
         role="system" if wire.role == "developer" else wire.role,
-        content=_text(wire.content, f"{where}.content", stand_ins),
+        content=_text(wire.content, f"{where}.content", placeholders),
         reasoning=(wire.reasoning_content or wire.reasoning or None) if is_assistant else None,
         tool_calls=tuple(
             _tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)
@@ -186,11 +186,11 @@ def _message(wire: WireMessage, where: str, stand_ins: Mapping[str, str]) -> Mes
     )
 
 
-def _text(content: str | list[WirePart] | None, where: str, stand_ins: Mapping[str, str]) -> str:
+def _text(content: str | list[WirePart] | None, where: str, placeholders: Mapping[str, str]) -> str:
     if not isinstance(content, list):
         return content or ""
     return "".join(
-        stand_ins.get(part.type) or _part(part, f"{where}[{index}]")
+        placeholders.get(part.type) or _part(part, f"{where}[{index}]")
         for index, part in enumerate(content)
     )
 

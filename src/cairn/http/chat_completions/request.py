@@ -169,7 +169,7 @@ def chat_request(
         top_logprobs=_top_logprobs(wire),
         group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
         **parameters.reuse(wire),
-        asked_model=parameters.model_name(wire.model),
+        requested_model=parameters.model_name(wire.model),
         constraint=constraint,
         choices=choices(wire.n),
     )

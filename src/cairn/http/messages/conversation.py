@@ -8,9 +8,9 @@ itself, the tools and what stands before it, never from what follows it: what st
 stays the same. (What follows may only be the reason why it is not refused any more.)
 
 What a tool gave that is no text, and what Anthropic's server did for the client, has a constant
-text in its place (``stand_ins``): conversations that were begun elsewhere go on here. Some clients
-put what a tool gave beside its result or behind it, among the user's own (Claude Code the pages of
-a PDF), so images and documents count as a tool's from a result up to the assistant's next message;
+text in its place (``placeholders``): conversations that were begun elsewhere go on here. Some
+clients put what a tool gave after its result, in the content of the user (Claude Code: the pages
+of a PDF), so images and documents belong to the tool from a result to the next assistant message;
 and so do those in a turn that was answered, perhaps by a model that sees.
 
 A message of a user's may hold results of tools and words of the system among its own. It becomes
@@ -201,8 +201,8 @@ def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
     found = set()
     for message, is_past in _with_past(wire):
         for block in message.content if isinstance(message.content, list) else ():
-            stand_in = _stand_in(block) if is_past else None
-            if stand_in is not None or of_server_tools(block.type) is not None:
+            placeholder = _stand_in(block) if is_past else None
+            if placeholder is not None or of_server_tools(block.type) is not None:
                 found.add(f"messages.{block.type}")
             elif block.type == "tool_result" and isinstance(block.content, list):
                 parts = (part for part in block.content if _of_result(part) is not None)
@@ -340,8 +340,8 @@ class _Reader:
                 yield self._inserted(_content(block, place), f"{place}.content")
                 is_whole = False
             else:
-                stand_in = _stand_in(block) if is_past else None
-                words.append(stand_in or self._text(block, place))
+                placeholder = _stand_in(block) if is_past else None
+                words.append(placeholder or self._text(block, place))
         if is_whole:
             # Also where it says nothing at all.
             yield Message(role="user", content="".join(words))

@@ -176,7 +176,7 @@ def _read(
         group=parameters.group(headers),
         **parameters.reuse(wire),
         least_ttl_s=_least_life(wire),
-        asked_model=parameters.model_name(wire.model),
+        requested_model=parameters.model_name(wire.model),
         constraint=constraint,
     )
     return MessagesRequest(

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cairn.journal.events import (
     BlockLoaded,
-    BlocksShared,
+    BlocksRestored,
     CacheExtended,
     Event,
     PathSelected,
@@ -105,7 +105,7 @@ class ReuseMetrics:
                 self._select(event)
             case BlockLoaded():
                 self._just_loaded.add(event.key)
-            case BlocksShared():
+            case BlocksRestored():
                 self._share(event)
             case CacheExtended() if event.step == "prefill":
                 self._count(self._begun.pop(event.request or "", None))
@@ -124,12 +124,12 @@ class ReuseMetrics:
             # Blocks are read right before the decision that they are read for; the next one finds
             # them in memory.
             query.from_files = frozenset(self._just_loaded)
-            if event.kept_blocks:
-                blocks = event.kept_blocks + event.shared_blocks
-                query.tiers["slab"] = event.reused_tokens * event.kept_blocks // blocks
+            if event.blocks_from_slab:
+                blocks = event.blocks_from_slab + event.blocks_from_pool
+                query.tiers["slab"] = event.reused_tokens * event.blocks_from_slab // blocks
         self._just_loaded.clear()
 
-    def _share(self, event: BlocksShared) -> None:
+    def _share(self, event: BlocksRestored) -> None:
         # What is copied for the next turn is counted when that comes, and finds it in its slab.
         query = self._begun.get(event.request or "")
         if query is None:

@@ -29,16 +29,13 @@ from prometheus_client.registry import Collector
 from cairn.http.metrics.prefix_cache import ReuseMetrics
 from cairn.http.service import Service
 from cairn.journal.events import (
-    AnticipationBegun,
-    AnticipationGivenUp,
-    AnticipationSettled,
     BlockDropped,
     BlockEvicted,
     BlockLoaded,
     BlockRejected,
     BlockSealed,
     BlockSpilled,
-    BlocksShared,
+    BlocksRestored,
     CacheExtended,
     FileFault,
     FinishReason,
@@ -46,6 +43,9 @@ from cairn.journal.events import (
     InvariantViolated,
     Path,
     PathSelected,
+    PrewarmAbandoned,
+    PrewarmFinished,
+    PrewarmStarted,
     Recorded,
     RequestCancelled,
     RequestFinished,
@@ -56,7 +56,7 @@ from cairn.journal.events import (
     ShadowSkipped,
     TokensEmitted,
 )
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.paths import Reason
 
 # A second sample for each series, of when it was made: the time of the first event is in the
@@ -104,7 +104,7 @@ class Metrics:
                 self._running[event.request] = _Prefill(path="")
             case PathSelected():
                 self._select(event)
-            case BlocksShared():
+            case BlocksRestored():
                 self._add_prefill(event.request, event.duration_us)
             case CacheExtended() if event.step == "prefill":
                 self._add_prefill(event.request, event.duration_us)
@@ -128,25 +128,25 @@ class Metrics:
                 # One broken request may break several invariants, and be cancelled after it.
                 if event.request in self._running:
                     self._end(event.request, "broken")
-            case AnticipationBegun():
+            case PrewarmStarted():
                 self._anticipating.add(event.session)
-            case AnticipationSettled() | SessionQuarantined():
+            case PrewarmFinished() | SessionQuarantined():
                 self._anticipating.discard(event.session)
-            case AnticipationGivenUp():
+            case PrewarmAbandoned():
                 self._anticipating.discard(event.session)
                 self._given_up.labels(event.reason).inc()
             case BlockSealed():
                 self._blocks_sealed.inc()
-            case BlockEvicted() if event.reason == "life_over":
-                self._lives_over.labels("memory").inc()
+            case BlockEvicted() if event.reason == "expired":
+                self._expired.labels("memory").inc()
             case BlockEvicted():
                 self._blocks_evicted.inc()
             case BlockSpilled():
                 self._blocks_spilled.inc()
             case BlockLoaded():
                 self._blocks_loaded.inc()
-            case BlockDropped() if event.reason == "life_over":
-                self._lives_over.labels("file").inc()
+            case BlockDropped() if event.reason == "expired":
+                self._expired.labels("file").inc()
             case BlockDropped():
                 self._blocks_dropped.inc()
             case BlockRejected():
@@ -185,17 +185,17 @@ class Metrics:
             registry=registry,
         )
         self._anticipated = Counter(
-            "cairn_anticipated_tokens_total",
+            "cairn_prewarmed_tokens_total",
             "Tokens whose KV was computed before the request that they are of",
             registry=registry,
         )
         self._anticipated_used = Counter(
-            "cairn_anticipated_tokens_used_total",
+            "cairn_prewarmed_tokens_used_total",
             "Tokens computed so, in this run or before, that a decision reused, each once",
             registry=registry,
         )
         self._given_up = Counter(
-            "cairn_anticipation_given_up_total",
+            "cairn_prewarm_abandoned_total",
             "Anticipations that began and did not come to their end, or could not begin",
             ["reason"],
             registry=registry,
@@ -245,8 +245,8 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
-        self._lives_over = Counter(
-            "cairn_lives_over_total",
+        self._expired = Counter(
+            "cairn_expired_total",
             "Blocks in memory and block files that were removed since their lives were over",
             ["what"],
             registry=registry,
@@ -268,7 +268,7 @@ class Metrics:
         for fault in get_args(FileFault):
             self._blocks_rejected.labels(fault)
         for what in ("memory", "file"):
-            self._lives_over.labels(what)
+            self._expired.labels(what)
         for tier in ("slab", "memory"):
             self._blocks_reused.labels(tier)
         for path in get_args(Path):
@@ -287,11 +287,11 @@ class Metrics:
         self._paths.labels(event.path).inc()
         if event.reason is not None:
             self._reasons.labels(event.reason).inc()
-        self._blocks_reused.labels("slab").inc(event.kept_blocks)
-        self._blocks_reused.labels("memory").inc(event.shared_blocks)
+        self._blocks_reused.labels("slab").inc(event.blocks_from_slab)
+        self._blocks_reused.labels("memory").inc(event.blocks_from_pool)
         if event.path == "continuation":
             self._skipped.inc(event.reused_tokens)
-        self._anticipated_used.inc(event.anticipated_tokens)
+        self._anticipated_used.inc(event.prewarmed_tokens)
         self._running[event.request] = _Prefill(path=event.path)
 
     def _add_prefill(self, request: str | None, duration_us: int) -> None:
@@ -339,9 +339,9 @@ class _Figures(Collector):
             "cairn_kv_live_bytes", "Arrays of slabs and blocks, as measured", now.kv_live_bytes
         )
         yield _gauge(
-            "cairn_kv_due_bytes",
+            "cairn_kv_expected_bytes",
             "What the tokens in slabs and blocks take by the model's shapes, each counted once",
-            now.kv_due_bytes,
+            now.kv_expected_bytes,
         )
         yield _labelled(
             "cairn_device_memory_bytes",
@@ -353,8 +353,8 @@ class _Figures(Collector):
                 "weights": now.weights_bytes,
             },
         )
-        lives = {str(life): now.sessions.get(life, 0) for life in Life}
-        yield _labelled("cairn_sessions", "Sessions by where they stand", "life", lives)
+        lives = {str(life): now.sessions.get(life, 0) for life in SessionState}
+        yield _labelled("cairn_sessions", "Sessions by where they stand", "state", lives)
         yield _gauge("cairn_queue_depth", "Requests that wait for a session", now.queued)
         yield _gauge("cairn_blocks", "Sealed blocks in memory", now.blocks)
         yield _gauge("cairn_block_bytes", "Bytes of the sealed blocks in memory", now.block_bytes)
@@ -375,12 +375,12 @@ class _Figures(Collector):
             labels=["source"],
         )
         characters.add_metric(["tokenizer"], now.encoded_characters)
-        characters.add_metric(["memory"], now.remembered_characters)
+        characters.add_metric(["memory"], now.cached_characters)
         yield characters
         yield _gauge(
             "cairn_prompt_memory_bytes",
             "Texts of prompts with their token ids, and of kept turns, that are remembered",
-            now.remembered_bytes,
+            now.text_cache_bytes,
         )
 
 

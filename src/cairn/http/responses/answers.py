@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from cairn.actors.requests.messages import Accepted, Delta, Finished, KeptTurn, Reply, Waiting
+from cairn.actors.requests.messages import Accepted, Delta, Finished, Reply, StoredTurn, Waiting
 from cairn.engine.answer.parts import AnswerPart, Called, Calling, Said, Thought
 from cairn.engine.prompt.turns import joined
 from cairn.http.responses.conversation import SEALED
@@ -278,7 +278,7 @@ class Chunks:
         return self._accepted.request, len(self._output)
 
 
-def kept_body(turn: KeptTurn, model: str) -> dict[str, Any]:
+def kept_body(turn: StoredTurn, model: str) -> dict[str, Any]:
     """
     The ``response`` object of an answer that was kept.
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cairn.actors.requests.messages import KeptTurn
+from cairn.actors.requests.messages import StoredTurn
 from cairn.engine.answer.parts import AnswerPart, Called, Said, Thought
 from cairn.engine.json_text import fault_of
 from cairn.engine.prompt.template import Message, call_arguments
@@ -95,7 +95,7 @@ class WireTool(msgspec.Struct):
 
 
 def read_input(
-    wire: str | Sequence[Item] | None, turns: Mapping[str, KeptTurn]
+    wire: str | Sequence[Item] | None, turns: Mapping[str, StoredTurn]
 ) -> tuple[Message, ...]:
     """
     The input in canonical form.
@@ -110,8 +110,8 @@ def read_input(
         return () if wire is None else (Message(role="user", content=wire),)
     check_count(wire, "input", MESSAGES_MAX)
     reader = _Reader(turns)
-    for index, (item, stand_ins) in enumerate(_with_stand_ins(wire)):
-        reader.read(item, f"input[{index}]", stand_ins)
+    for index, (item, placeholders) in enumerate(_with_placeholders(wire)):
+        reader.read(item, f"input[{index}]", placeholders)
     return reader.messages()
 
 
@@ -128,15 +128,15 @@ def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
     if wire is None or isinstance(wire, str):
         return set()
     kinds = {kind for item in wire if (kind := _type_of(item)) not in (*ITEMS, None)}
-    for item, stand_ins in _with_stand_ins(wire):
+    for item, placeholders in _with_placeholders(wire):
         parts = item.get("output" if _type_of(item) == "function_call_output" else "content")
         if isinstance(parts, list):
             types = {str(part.get("type")) for part in parts if isinstance(part, dict)}
-            kinds |= types & stand_ins.keys()
+            kinds |= types & placeholders.keys()
     return {f"input.{kind}" for kind in kinds}
 
 
-def _with_stand_ins(wire: Sequence[Item]) -> Iterator[tuple[Item, Mapping[str, str]]]:
+def _with_placeholders(wire: Sequence[Item]) -> Iterator[tuple[Item, Mapping[str, str]]]:
     """Each item, and what stands in the place of its parts, by their types."""
     roles = [
         "assistant" if _type_of(item) in ("function_call", "reasoning") else str(item.get("role"))
@@ -191,7 +191,7 @@ class _Reader:
     Reads items in order. What an assistant did is put together until somebody else has a turn.
     """
 
-    def __init__(self, turns: Mapping[str, KeptTurn]) -> None:
+    def __init__(self, turns: Mapping[str, StoredTurn]) -> None:
         self._turns = turns
         self._asked: dict[str, Mapping[str, Item]] = {}
         self._messages: list[Message] = []
@@ -205,24 +205,24 @@ class _Reader:
         self._pass_turn()
         return tuple(self._messages)
 
-    def read(self, item: Item, where: str, stand_ins: Mapping[str, str]) -> None:
+    def read(self, item: Item, where: str, placeholders: Mapping[str, str]) -> None:
         """
         Take in an item.
 
         Args:
-            stand_ins: what stands in the place of its parts, by their types.
+            placeholders: what stands in the place of its parts, by their types.
         """
         kind = _type_of(item)
         match kind:
             case "message":
-                self._message(_at(item, WireMessage, where), where, stand_ins)
+                self._message(_at(item, WireMessage, where), where, placeholders)
             case "function_call":
                 wire = _at(item, WireCall, where)
                 self._call(wire.call_id, wire.name, wire.arguments, where)
             case "function_call_output":
                 result = _at(item, WireResult, where)
                 self._pass_turn()
-                text = _text(result.output, f"{where}.output", stand_ins)
+                text = _text(result.output, f"{where}.output", placeholders)
                 self._messages.append(
                     Message(role="tool", content=text, tool_call_id=result.call_id or None)
                 )
@@ -240,13 +240,13 @@ class _Reader:
             case _:
                 pass  # told as ignored
 
-    def _message(self, wire: WireMessage, where: str, stand_ins: Mapping[str, str]) -> None:
+    def _message(self, wire: WireMessage, where: str, placeholders: Mapping[str, str]) -> None:
         if wire.role not in _ROLES:
             raise ClientError(
                 f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
                 param=f"{where}.role",
             )
-        text = _text(wire.content, f"{where}.content", stand_ins)
+        text = _text(wire.content, f"{where}.content", placeholders)
         if wire.role == "assistant":
             self._acts = True
             self._said.append(text)
@@ -344,11 +344,11 @@ def _thought(wire: WireReasoning, where: str) -> str:
     return "".join(given(part.text, f"{where}.{field}[{n}].text") for n, part in enumerate(parts))
 
 
-def _text(content: str | Sequence[WirePart], where: str, stand_ins: Mapping[str, str]) -> str:
+def _text(content: str | Sequence[WirePart], where: str, placeholders: Mapping[str, str]) -> str:
     if isinstance(content, str):
         return content
     return "".join(
-        stand_ins.get(part.type) or _part(part, f"{where}[{index}]")
+        placeholders.get(part.type) or _part(part, f"{where}[{index}]")
         for index, part in enumerate(content)
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from cairn.actors.requests.messages import Generate, Keep, KeptTurn, ServerFacts
+from cairn.actors.requests.messages import Generate, Keep, ServerFacts, StoredTurn
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.http.responses.answers import PREFIX, Chunks, Completion, Form, kept_body
 from cairn.http.responses.conversation import (
@@ -126,7 +126,7 @@ class Draft:
         return self._wire.previous_response_id or ""
 
     def complete(
-        self, history: tuple[KeptTurn, ...], turns: Mapping[str, KeptTurn]
+        self, history: tuple[StoredTurn, ...], turns: Mapping[str, StoredTurn]
     ) -> ResponsesRequest:
         """
         The request with what it refers to.
@@ -204,7 +204,7 @@ def read_responses_request(
         max_tokens=integer("max_output_tokens", wire.max_output_tokens, 1, INT64_MAX),
         group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
         **parameters.reuse(wire),
-        asked_model=parameters.model_name(wire.model),
+        requested_model=parameters.model_name(wire.model),
         constraint=held.constraint,
     )
     form = Form(
@@ -233,7 +233,7 @@ async def completed(draft: Draft, service: Service) -> ResponsesRequest:
         ClientError: that is not there, or the input cannot be used.
         RefusalError: the journal cannot be read now.
     """
-    history: tuple[KeptTurn, ...] = ()
+    history: tuple[StoredTurn, ...] = ()
     if draft.previous is not None:
         found = await service.history(draft.previous)
         if found is None:
@@ -333,7 +333,7 @@ async def delete(name: str, service: Service) -> dict[str, Any]:
     return {"id": name, "object": "response", "deleted": True}
 
 
-async def _turn(name: str, service: Service) -> KeptTurn:
+async def _turn(name: str, service: Service) -> StoredTurn:
     turn = await service.turn(_request_of(name) or "")
     if turn is None:
         raise _not_found(name)

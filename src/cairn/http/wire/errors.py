@@ -36,7 +36,7 @@ from cairn.actors.requests.messages import (
     QueueFull,
     RefusalError,
     Stopping,
-    TimeOver,
+    TimedOut,
     TooManyAgents,
     TooManyAnswers,
 )
@@ -181,7 +181,7 @@ _REFUSALS: Mapping[type[RefusalError], _Kind] = {
     AgentExists: _Kind(status=409, code="agent_exists", param="agent_id", headers=_NO_RETRY),
     TooManyAgents: _Kind(status=409, code="too_many_agents", headers=_NO_RETRY),
     QueueFull: _Kind(status=429, code="queue_full", type="rate_limit_error"),
-    TimeOver: _Kind(status=504, code="time_over", type="timeout_error", headers=_NO_RETRY),
+    TimedOut: _Kind(status=504, code="timed_out", type="timeout_error", headers=_NO_RETRY),
     ModelNotLoaded: _Kind(
         status=503, code="model_not_loaded", type="overloaded_error", param="model"
     ),

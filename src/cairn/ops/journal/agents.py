@@ -161,7 +161,7 @@ def show(
         _say(Message(role="system", content=created.system))
     for number, place in enumerate(places, 1):
         turn = texts[place.kept]
-        assert isinstance(turn, ev.TurnKept)
+        assert isinstance(turn, ev.TurnStored)
         click.echo()
         click.echo(
             f"turn {number}: {time_text(turn.created_s * 1_000_000)}, "

@@ -1,5 +1,5 @@
 """
-What of a pruned conversation lies outside the journal: the KV of its blocks, in files.
+What of a pruned conversation lies clock the journal: the KV of its blocks, in files.
 
 A block may be that of many conversations. Its file stays as long as a row that is left names it.
 All rows of a session that is open are left, so that they name what it has.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-from cairn.actors.clock import outside
+from cairn.actors.clock import clock
 from cairn.engine.block_folder import Named, files_in, place_of, run_of
 from cairn.journal import events as ev
 from cairn.journal.codec import Row
@@ -130,11 +130,11 @@ def _tell(removal: _Removal, stuck: int, folder: Path) -> None:
 def _keys_in(event: ev.Event) -> Iterator[str]:
     """
     The blocks that a conversation has, as far as this event tells: those of its prompts, and those
-    of answers and of what it anticipates, whose keys no prompt may ever have had. What it shares is
+    of answers and of what it prewarms, whose keys no prompt may ever have had. What it shares is
     of one of these.
     """
     match event:
-        case ev.RequestReceived() | ev.AnticipationBegun():
+        case ev.RequestReceived() | ev.PrewarmStarted():
             yield from event.new_keys
         case ev.BlockSealed():
             yield event.key
@@ -213,7 +213,7 @@ def _on_record(fold: Replay, blocks: list[Block]) -> tuple[Row, ...]:
                 key=block.key, bytes=block.file_bytes or 0, disk_blocks=count, disk_bytes=size
             )
         )
-    outcome = Ledger(outside(), state=state, head=fold.report().head).propose(dropped)
+    outcome = Ledger(clock(), state=state, head=fold.report().head).propose(dropped)
     if outcome.bug is not None:
         raise StoreError(f"Block files are gone that could not be put on record: {outcome.bug}.")
     return outcome.rows

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-from cairn.actors.clock import outside
+from cairn.actors.clock import clock
 from cairn.journal import events as ev
 from cairn.journal.base import (
     Base,
@@ -33,7 +33,7 @@ from cairn.journal.base import (
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import StoreError
 from cairn.journal.ledger import Ledger
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import Replay
 from cairn.journal.retention import Plan, Span, Survey, compared_with
 from cairn.journal.runs import Runs
@@ -238,7 +238,7 @@ def _prepared(store: SqlStore, chosen: _Chosen) -> _Prepared:
             f"({news[0].message}). Nothing was pruned; what is broken should be looked at first. "
             "See it with `ops verify`."
         )
-    ledger = Ledger(outside(), state=report.state, head=report.head)
+    ledger = Ledger(clock(), state=report.state, head=report.head)
     rows, closed = _closings(ledger, survey, chosen)
     plan = survey.plan(closed)
     left = report.state.position - max(plan.cut, begins)
@@ -310,7 +310,7 @@ def _closings(
     if ledger.state.boot is not None:
         # Nobody holds the journal, so that run was lost; the next server would find the same.
         lost = ev.ServerLost(boot=ledger.state.boot)
-    trial = Ledger(outside(), state=ledger.state, head=ledger.head)
+    trial = Ledger(clock(), state=ledger.state, head=ledger.head)
     trial.propose([lost] if lost is not None else [])
     spans = survey.closable(trial.state, **wanted)
     if spans and lost is not None:
@@ -470,7 +470,7 @@ def _held_words(span: Span, plan: Plan, state: State, chosen: _Chosen) -> str:
         return f"{first}it goes when its last row ({time_text(span.last_us)}) is older than DATE."
     if span.used_us >= chosen.before_us:
         return f"{first}it was used since then. Choose a later DATE, or wait."
-    if held.life is Life.QUARANTINED:
+    if held.state is SessionState.QUARANTINED:
         if not chosen.close_quarantined:
             how = f"See `ops replay {held.bug_id}`; --close-quarantined closes it."
             return f"{first}it is quarantined. {how}"

@@ -52,8 +52,8 @@ class Asked:
     path: str = ""
     reason: str | None = None
     prompt: int = 0
-    kept_blocks: int = 0
-    shared_blocks: int = 0
+    blocks_from_slab: int = 0
+    blocks_from_pool: int = 0
     sealed_blocks: int = 0
     reused: int = 0
     prefilled: int = 0
@@ -351,7 +351,7 @@ def _tell_session(source: Source, report: Report, session: str) -> int:
         (
             (
                 *(one.request, one.position, one.path, one.reason, one.prompt, one.reused),
-                *(one.prefilled, one.generated, one.kept_blocks, one.shared_blocks),
+                *(one.prefilled, one.generated, one.blocks_from_slab, one.blocks_from_pool),
                 *(one.sealed_blocks, one.end),
             )
             for one in requests
@@ -414,7 +414,10 @@ def asked(events: Iterable[ev.Recorded]) -> list[Asked]:
         match event:
             case ev.PathSelected():
                 one.path, one.reason = event.path, event.reason
-                one.kept_blocks, one.shared_blocks = event.kept_blocks, event.shared_blocks
+                one.blocks_from_slab, one.blocks_from_pool = (
+                    event.blocks_from_slab,
+                    event.blocks_from_pool,
+                )
                 one.reused = event.reused_tokens
             case ev.CacheExtended(step="prefill"):
                 one.prefilled += event.end - event.start
@@ -481,7 +484,7 @@ def _path(path: ev.PathSelected | None) -> str:
 
 def _of_session(state: State, session: Session) -> Iterator[tuple[str, object]]:
     """A session's state in figures; no texts and no token ids."""
-    yield "life", session.life
+    yield "state", session.state
     yield "tenant", session.tenant
     yield "group", session.group
     if (request := session.request) is not None:
@@ -493,7 +496,7 @@ def _of_session(state: State, session: Session) -> Iterator[tuple[str, object]]:
     if (last := session.last) is not None:
         yield "last request", f"{last.request}, {'answered' if last.answered else 'not answered'}"
         yield "parts", " ".join(label for label, _ in last.chain)
-    if (ahead := session.ahead) is not None:
+    if (ahead := session.prewarm) is not None:
         yield "anticipated tokens", f"{len(ahead.ids)} ({ahead.computed_tokens} computed)"
     if session.slab is not None:
         yield "slab", f"{session.slab.id} ({session.slab.capacity_tokens} tokens)"

@@ -19,7 +19,7 @@ import click
 
 from cairn.engine.answer.grammar import CannotHold
 from cairn.engine.answer.markers import markers_of
-from cairn.engine.answer.matcher import guidance_for
+from cairn.engine.answer.matcher import compiler_for
 from cairn.engine.answer.text import AnswerText
 from cairn.engine.mlx.dtype import widened_on_record
 from cairn.engine.mlx.engine import MlxEngine
@@ -29,7 +29,7 @@ from cairn.engine.model.builtin import still_at
 from cairn.engine.reports import (
     DecodeRow,
     EngineFault,
-    Guide,
+    GrammarMatcher,
     ModelFacts,
     NotHeld,
     PassReport,
@@ -51,7 +51,7 @@ NOTHING = 1
 DIFFERS = 3
 OTHER_FINGERPRINT = 4
 
-_RUN = (ev.CacheExtended, ev.BlocksShared)
+_RUN = (ev.CacheExtended, ev.BlocksRestored)
 _ENDS = (ev.ModelUnloaded, ev.ServerStopped, ev.ServerLost)
 
 
@@ -160,9 +160,9 @@ def _rerun(part: _Part, model: str | None, adapter: str | None) -> _Again | int:
         return OTHER_FINGERPRINT
     again = _Again(
         started.engine,
-        started.facts.chunk_tokens,
+        started.facts.block_tokens,
         _Text(started.loaded.tokenizer.detokenizer, started.facts.eos_ids),
-        _Guides(started.loaded.tokenizer, started.facts),
+        _Matchers(started.loaded.tokenizer, started.facts),
     )
     for step in progress(part.steps, "passes", len(part.steps)):
         try:
@@ -192,7 +192,7 @@ def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> 
         return start_engine(
             where,
             name=recorded.name,
-            chunk_tokens=recorded.chunk_tokens,
+            block_tokens=recorded.block_tokens,
             decode_rows=recorded.decode_rows,
             kv_cache=recorded.fields["kv_cache"],
             pool_bytes=recorded.pool_bytes,
@@ -314,14 +314,14 @@ class _Text:
         )
 
 
-class _Guides:
+class _Matchers:
     """What holds answers to the grammars that are on record, each made once."""
 
     def __init__(self, tokenizer: Any, facts: ModelFacts) -> None:
-        self._guidance = guidance_for(tokenizer, markers_of(tokenizer), facts)
-        self._made: tuple[str, Guide] | None = None
+        self._compiler = compiler_for(tokenizer, markers_of(tokenizer), facts)
+        self._made: tuple[str, GrammarMatcher] | None = None
 
-    def guide(self, ask: ev.RequestReceived) -> Guide | None:
+    def matcher(self, ask: ev.RequestReceived) -> GrammarMatcher | None:
         """
         That of a request, if it has one.
 
@@ -332,7 +332,7 @@ class _Guides:
             return None
         if self._made is None or self._made[0] != ask.request:
             try:
-                self._made = ask.request, self._guidance.guide(ask.grammar)
+                self._made = ask.request, self._compiler.guide(ask.grammar)
             except CannotHold as error:
                 raise _Differs("the grammar", "an answer", f"none: {error.fact}") from error
         return self._made[1]
@@ -341,12 +341,14 @@ class _Guides:
 class _Again:
     """The session's passes on an engine of our own."""
 
-    def __init__(self, engine: MlxEngine, chunk_tokens: int, text: _Text, guides: _Guides) -> None:
+    def __init__(
+        self, engine: MlxEngine, block_tokens: int, text: _Text, matchers: _Matchers
+    ) -> None:
         self.passes = self.tokens = self.blocks = 0
         self._engine = engine
-        self._chunk = chunk_tokens
+        self._chunk = block_tokens
         self._text = text
-        self._guides = guides
+        self._matchers = matchers
         self._slab: int | None = None
 
     def run(self, step: _Step) -> None:
@@ -369,7 +371,7 @@ class _Again:
             case ev.CacheTrimmed():
                 trimmed = self._engine.trim(self._held, event.end)
                 _same("coverage", event.coverage, trimmed.coverage)
-            case ev.BlocksShared():
+            case ev.BlocksRestored():
                 assert session is not None
                 self._share(event, session)
             case ev.BlockSealed():
@@ -426,11 +428,11 @@ class _Again:
             Sampling(**ask.sampling),
             seed=ask.seed,
             prompt_ids=prompt,
-            guide=self._guides.guide(ask),
+            matcher=self._matchers.matcher(ask),
         )
         return wanted.after(*before[len(prompt) :])
 
-    def _share(self, event: ev.BlocksShared, session: Session) -> None:
+    def _share(self, event: ev.BlocksRestored, session: Session) -> None:
         """The journal copied sealed blocks; here their tokens are run."""
         sequence, digests = _sequence(session), dict(zip(event.keys, event.digests, strict=True))
         for start in range(event.start, event.end, self._chunk):
@@ -466,11 +468,11 @@ class _Again:
         self._text.drawn(event.sampled)
 
 
-def _shared_end(session: Session, chunk_tokens: int) -> int:
+def _shared_end(session: Session, block_tokens: int) -> int:
     """Where all that was decided to be shared ends, in tokens."""
-    decided = session.ahead
+    decided = session.prewarm
     if decided is not None:
-        return (decided.kept_blocks + decided.shared_blocks) * chunk_tokens
+        return (decided.blocks_from_slab + decided.blocks_from_pool) * block_tokens
     assert session.request is not None and session.request.path is not None
     return session.request.path.reused_tokens
 

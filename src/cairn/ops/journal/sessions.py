@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cairn.journal import events as ev
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.journal.state import Session, State
 from cairn.journal.tenants import LOCAL
@@ -46,11 +46,11 @@ def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
     # runs. Who reads an export cannot know.
     dead = state.boot is not None and source.is_held is False
     found = sorted(state.sessions.values(), key=lambda session: session.last_used, reverse=True)
-    columns = ("id", "life", "tenant", "requests", "in slab", "blocks", "last request", "bug id")
+    columns = ("id", "state", "tenant", "requests", "in slab", "blocks", "last request", "bug id")
     rows = [
         (
             session.id,
-            _life(session) if dead else session.life,
+            _life(session) if dead else session.state,
             session.tenant,
             requests.get(session.id, 0),
             0 if dead else session.cached_tokens,
@@ -67,9 +67,9 @@ def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
 
 def _life(session: Session) -> str:
     """Where a session stands whose server died."""
-    if session.life in (Life.COLD, Life.QUARANTINED, Life.CLOSED):
-        return session.life
-    return "lost" if session.request is not None else Life.IDLE
+    if session.state in (SessionState.COLD, SessionState.QUARANTINED, SessionState.CLOSED):
+        return session.state
+    return "lost" if session.request is not None else SessionState.IDLE
 
 
 def used(time_us: int | None) -> Shown | None:

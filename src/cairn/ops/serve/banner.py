@@ -22,7 +22,7 @@ def greet(url: str, server: Server | Models, options: dict[str, Any]) -> None:
     curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json'"
     if options["tenants"]:
         curl = f'{curl} -H "authorization: Bearer ${KEY_VARIABLE}"'
-    shape = f"C = {facts.chunk_tokens}, W = {facts.decode_rows}, {facts.kv_cache} cache"
+    shape = f"C = {facts.block_tokens}, W = {facts.decode_rows}, {facts.kv_cache} cache"
     names = ", ".join(listed.facts.model for listed in server.models) + "; one at a time in memory"
     lines = (
         f"Cairn serves {facts.model} at {url}",

@@ -101,7 +101,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
 )
 @click.option("--journal", metavar="URL", help="A database for the journal, if not SQLite there.")
 @click.option(
-    "--chunk-tokens",
+    "--block-tokens",
     type=click.IntRange(8, 4096),
     help="C, the tokens of a canonical pass (64 on a CPU, 256 on a GPU).",
 )
@@ -150,7 +150,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     help="Sessions whose KV is held ready at the same time.",
 )
 @click.option(
-    "--slab-rest",
+    "--slab-idle",
     default=60,
     show_default=True,
     type=click.IntRange(0, 86_400),
@@ -190,7 +190,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     "kept.",
 )
 @click.option(
-    "--no-anticipation",
+    "--no-prewarm",
     is_flag=True,
     help="Settle what was generated, not what the next prompt will begin with.",
 )

@@ -290,7 +290,7 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
         if options[option] is not None
     }
     kept = (
-        *("chunk_tokens", "dtype", "decode_rows", "kv_cache", "pool_slabs", "accept_unstable"),
+        *("block_tokens", "dtype", "decode_rows", "kv_cache", "pool_slabs", "accept_unstable"),
         "min_cache_tokens",
     )
     return Settings(
@@ -307,7 +307,7 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
             heartbeat_s=options["heartbeat"],
             drain_s=options["drain"],
             request_s=options["request_timeout"],
-            slab_rest_s=options["slab_rest"],
+            slab_idle_s=options["slab_rest"],
             ttl_s=options["ttl"],
         ),
         on_record={
@@ -318,7 +318,7 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
         | {"python": sysconfig.get_python_version()},
         blocks_folder=data_dir / "blocks",
         disk_bytes=options["disk_mb"] * 1024 * 1024,
-        anticipate=not options["no_anticipation"],
+        prewarm=not options["no_prewarm"],
         shadow_share=options["shadow_check"],
         **budgets,
         **{name: options[name] for name in kept},
@@ -342,7 +342,7 @@ def choices_of(models: ModelList, settings: Settings) -> tuple[Choice, ...]:
 
 
 def _own_settings(entry: ModelEntry, settings: Settings) -> Settings:
-    own = ("dtype", "chunk_tokens", "decode_rows", "pool_bytes", "blocks_bytes")
+    own = ("dtype", "block_tokens", "decode_rows", "pool_bytes", "blocks_bytes")
     said = {name: value for name in own if (value := getattr(entry, name)) is not None}
     return attrs.evolve(
         settings,

@@ -57,7 +57,7 @@ class Sample:
         return self.answer.ended_s - self.answer.began_s
 
 
-def unhit(samples: Sequence[Sample], chunk_tokens: int | None = None) -> list[tuple[Sample, float]]:
+def unhit(samples: Sequence[Sample], block_tokens: int | None = None) -> list[tuple[Sample, float]]:
     """
     The warm ones that reused too little of what an earlier one of them had sent, each with how many
     tokens that was. Only whole chunks are reused, and where texts meet is not known to the token:
@@ -65,11 +65,11 @@ def unhit(samples: Sequence[Sample], chunk_tokens: int | None = None) -> list[tu
 
     Args:
         samples: of one server, in the order of the requests.
-        chunk_tokens: C; where it is not told, what all reused is taken for multiples of it. Where
+        block_tokens: C; where it is not told, what all reused is taken for multiples of it. Where
             all that hit reuse as much, that is too much, and who reused nothing is passed over.
     """
     reused = (sample.answer.cached_tokens or 0 for sample in samples)
-    chunk = chunk_tokens or math.gcd(*reused)
+    chunk = block_tokens or math.gcd(*reused)
     found = []
     for place, sample in enumerate(samples):
         if sample.request.warm:

@@ -34,11 +34,11 @@ def measured(job: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         job: ``model``, a directory; ``spans``, pairs (tokens that are reused, tokens of the
             prompt); ``repeats``, how often each is run; ``decodes``, triples (rows, tokens of
-            history, steps). May have ``chunk_tokens``, another C than the server would choose, and
+            history, steps). May have ``block_tokens``, another C than the server would choose, and
             ``plain``, pairs as those of ``spans``.
 
     Returns:
-        ``chunk_tokens`` and ``decode_rows`` as the server would choose them; ``spans``, the seconds
+        ``block_tokens`` and ``decode_rows`` as the server would choose them; ``spans``, the seconds
         of each repeat of each span; ``plain``, likewise of one pass over mlx-lm's own caches, from
         the very token on that was not there; ``decodes``, the seconds of each.
 
@@ -48,7 +48,7 @@ def measured(job: Mapping[str, Any]) -> dict[str, Any]:
     started = start_engine(
         job["model"],
         name=None,
-        chunk_tokens=job.get("chunk_tokens"),
+        block_tokens=job.get("block_tokens"),
         decode_rows=None,
         kv_cache="slab",
         pool_bytes=None,
@@ -58,7 +58,7 @@ def measured(job: Mapping[str, Any]) -> dict[str, Any]:
         progress=lambda *_: None,
     )
     return {
-        "chunk_tokens": started.facts.chunk_tokens,
+        "block_tokens": started.facts.block_tokens,
         "decode_rows": started.facts.decode_rows,
         "spans": [
             _span_s(started, reused, tokens, job["repeats"]) for reused, tokens in job["spans"]
@@ -79,7 +79,7 @@ def _span_s(started: Started, reused: int, tokens: int, repeats: int) -> list[fl
     How long the passes take that bring a slab from ``[0, reused)`` to ``[0, tokens)``, with the
     token that follows from them. The first run is not counted.
     """
-    model, chunk = started.loaded.model, started.facts.chunk_tokens
+    model, chunk = started.loaded.model, started.facts.block_tokens
     capacity = slab_capacity(tokens + 1, chunk, started.facts.context_tokens)
     slab = started.engine.pool.open(capacity)
     for cache in slab.attending:

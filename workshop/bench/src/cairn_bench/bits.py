@@ -16,7 +16,7 @@ from cairn_bench.stage import Measure, Part, Stage, ask, require_hits
 from cairn_conform.client_answers import difference
 
 _AT_ONCE = 4
-_OTHER_CHUNK = ("--chunk-tokens", "16")
+_OTHER_CHUNK = ("--block-tokens", "16")
 _ONE_ROW = ("--decode-rows", "1")
 
 

@@ -72,7 +72,7 @@ def full(blocks: list[Block], ever: int) -> State:
         name="none",
         fingerprint="f",
         layers=1,
-        chunk_tokens=64,
+        block_tokens=64,
         decode_rows=1,
         context_tokens=1_000_000,
         reusable=True,

@@ -173,7 +173,7 @@ def computed_again(store: Store) -> tuple[list[int], int]:
         if request is None or not request.ask.cache_prompt:
             continue
         assert before.model is not None
-        chunk = before.model.chunk_tokens
+        chunk = before.model.block_tokens
         there = _canonical(chunk, before, session, request)
         if there:
             found.append(max(0, there - event.reused_tokens))

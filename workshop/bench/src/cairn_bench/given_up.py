@@ -32,7 +32,7 @@ _HISTORY = 7600
 _MOSTLY = 0.75
 _WORDS = 8
 # Long enough for a turn that finds its slab, and soon over.
-_REST = ("--slab-rest", "3")
+_REST = ("--slab-idle", "3")
 _SPOKEN_TOKENS = 600
 _SPOKEN_FIRST = 3
 _LOOK_S = 0.01

@@ -15,7 +15,7 @@ from immutables import Map
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.keys import block_keys
-from cairn.journal.lifecycle import Life
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import (
     EMPTY,
     Block,
@@ -70,7 +70,7 @@ def matching(stage: Stage) -> list[Row]:
     session, what is to be loaded, and the path.
     """
     bare = stage.alone(stage.own, stage.model, spans=[(_AT, _AT + 64)], repeats=9)
-    index = made_index(_PROMPT_TOKENS, _BLOCKS, bare.chunk_tokens)
+    index = made_index(_PROMPT_TOKENS, _BLOCKS, bare.block_tokens)
     took = {step: statistics.median(times) for step, times in timed(index, _REPEATS).items()}
     whole = sum(took.values())
     steps = ", ".join(f"{step} {milliseconds(seconds)}" for step, seconds in took.items())
@@ -125,14 +125,14 @@ def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
         fingerprint=_FINGERPRINT,
         group=None,
         named=False,
-        life=Life.IDLE,
+        state=SessionState.IDLE,
         last=last,
     )
     model = Model(
         name="m",
         fingerprint=_FINGERPRINT,
         layers=1,
-        chunk_tokens=chunk,
+        block_tokens=chunk,
         decode_rows=1,
         context_tokens=2 * prompt_tokens,
         reusable=True,
@@ -166,8 +166,10 @@ def timed(index: Index, repeats: int) -> dict[str, list[float]]:
             took[step].append(ended_s - began_s)
         if chosen != index.session.id or decision.path != "continuation":
             raise NoResult(f"matching: {decision.path}, {decision.reason}, and not a continuation")
-        if decision.kept_blocks + decision.shared_blocks != index.due:
-            raise NoResult(f"matching: {decision.shared_blocks} blocks of {index.due} were found")
+        if decision.blocks_from_slab + decision.blocks_from_pool != index.due:
+            raise NoResult(
+                f"matching: {decision.blocks_from_pool} blocks of {index.due} were found"
+            )
     return took
 
 
@@ -186,7 +188,7 @@ def _matched(index: Index) -> tuple[list[float], SessionId | None, paths.Decisio
         cache_mode="full",
     )
     marks = [time.perf_counter()]
-    keys = _keys(ids, state.model.chunk_tokens, paths.keys_on_record(state, ask, ids))
+    keys = _keys(ids, state.model.block_tokens, paths.keys_on_record(state, ask, ids))
     marks.append(time.perf_counter())
     chosen = paths.choose_session(state, ask)
     marks.append(time.perf_counter())
@@ -206,7 +208,7 @@ def _keys(ids: Sequence[int], chunk: int, known: tuple[str, ...] = ()) -> tuple[
         fingerprint=_FINGERPRINT,
         tenant=_TENANT,
         ids=ids,
-        chunk_tokens=chunk,
+        block_tokens=chunk,
         known=known,
     )
 
@@ -225,18 +227,18 @@ def _received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.Reque
         group=None,
         cache_prompt=True,
         base_request=last.request,
-        kept_parts=len(last.chain),
+        base_parts=len(last.chain),
         new_parts=index.chain[len(last.chain) :],
-        kept_tokens=len(last.prompt_ids),
+        base_tokens=len(last.prompt_ids),
         new_ids=index.ids[len(last.prompt_ids) :],
-        kept_keys=len(last.prompt_keys),
+        base_keys=len(last.prompt_keys),
         new_keys=tuple(keys[len(last.prompt_keys) :]),
         prompt_tokens=len(index.ids),
         max_tokens=answer_tokens,
         sampling={},
         seed=0,
         seed_given=True,
-        asked_model="m",
+        requested_model="m",
     )
 
 
@@ -247,7 +249,7 @@ def turns(stage: Stage) -> list[Row]:
     """
     bare = stage.alone(stage.own, stage.model, spans=[(_AT, _AT + 64)], repeats=9)
     short_s, long_s = (
-        took_by_turn(tokens, _BLOCKS_OF_TURNS, bare.chunk_tokens)
+        took_by_turn(tokens, _BLOCKS_OF_TURNS, bare.block_tokens)
         for tokens in (_SHORT_TOKENS, _PROMPT_TOKENS)
     )
     return [

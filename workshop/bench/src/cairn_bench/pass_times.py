@@ -51,7 +51,7 @@ def main() -> int:
         _tell("mlx-lm", found, len(turns))
         for chunk in asked.chunks:
             spans = [(start // chunk * chunk, end) for start, end in plain] + [(0, _COLD)]
-            found = _measured(model=model, spans=spans, repeats=_REPEATS, chunk_tokens=chunk)
+            found = _measured(model=model, spans=spans, repeats=_REPEATS, block_tokens=chunk)
             count = sum(len(list(passes(*span, chunk))) for span in spans[:-1]) / len(plain)
             _tell(f"C = {chunk}", found["spans"], len(turns), f"{count:.1f} passes a turn")
     return 0

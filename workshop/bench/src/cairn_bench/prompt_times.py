@@ -72,7 +72,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--times", type=int, default=9, help="medians of so many")
-    parser.add_argument("--chunk-tokens", type=int, default=64)
+    parser.add_argument("--block-tokens", type=int, default=64)
     parser.add_argument("--model", type=Path, help="a model directory; else Pebble's")
     asked = parser.parse_args()
 
@@ -114,10 +114,10 @@ def main() -> int:
     timed("chain", lambda _: prompts.chain_of(parts, secret=SECRET, tenant="t"), asked.times)
 
     def keys(_: int) -> tuple[str, ...]:
-        chunk = asked.chunk_tokens
-        return block_keys(secret=SECRET, fingerprint="f", tenant="t", ids=ids, chunk_tokens=chunk)
+        chunk = asked.block_tokens
+        return block_keys(secret=SECRET, fingerprint="f", tenant="t", ids=ids, block_tokens=chunk)
 
-    timed(f"keys of blocks of {asked.chunk_tokens}", keys, asked.times)
+    timed(f"keys of blocks of {asked.block_tokens}", keys, asked.times)
     return 0
 
 

@@ -179,7 +179,7 @@ def short_batch(stage: Stage) -> list[Row]:
     with contextlib.ExitStack() as ending:
         asked_of = {"as served": server}
         for chunk in _SMALLER_CHUNKS:
-            other = stage.apart(f"chunks of {chunk}", "--chunk-tokens", str(chunk))
+            other = stage.apart(f"chunks of {chunk}", "--block-tokens", str(chunk))
             asked_of[f"C = {chunk}"] = ending.enter_context(other)
         for name, one in asked_of.items():
             samples = _held(one, SHORT_BATCH, stage.drawn("short"), words, count)

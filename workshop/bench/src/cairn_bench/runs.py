@@ -93,23 +93,23 @@ def hold(scenario: Scenario, server: Running, salt: str, *, pause_s: float) -> R
     )
     if not server.kind.is_ours:
         return run
-    _require_hits(run, server.chunk_tokens())
+    _require_hits(run, server.block_tokens())
     run = attrs.evolve(run, cold_equal=len(compared_with_cold(run.scenario, run.warm, server)))
     server.wait_at_rest()
     return run
 
 
-def _require_hits(run: Run, chunk_tokens: int | None) -> None:
+def _require_hits(run: Run, block_tokens: int | None) -> None:
     """
     Args:
-        chunk_tokens: see ``unhit``.
+        block_tokens: see ``unhit``.
 
     Raises:
         NoResult: the cache was not hit, or not as far as it could have been.
     """
     if not run.hit_rate:
         raise NoResult(f"{run.scenario}: nothing was reused, so there is no hit to measure")
-    for sample, there in unhit(run.samples, chunk_tokens):
+    for sample, there in unhit(run.samples, block_tokens):
         raise NoResult(
             f"{run.scenario}: the cache was hardly hit: {sample.answer.cached_tokens or 0} of "
             f"{sample.answer.prompt_tokens} tokens were reused; {there:.0f} had been sent before"

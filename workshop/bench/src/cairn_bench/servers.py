@@ -178,10 +178,10 @@ class Running:
         """A counter of its metrics; 0 where it tells none of that name."""
         return _counter((self.client.content("/metrics") or b"").decode(), name)
 
-    def chunk_tokens(self) -> int | None:
+    def block_tokens(self) -> int | None:
         """C; None where it does not tell."""
         health = self.client.get("/health")
-        told = health.get("chunk_tokens") if isinstance(health, Mapping) else None
+        told = health.get("block_tokens") if isinstance(health, Mapping) else None
         return told if isinstance(told, int) else None
 
     def settled(self) -> Settled | None:
@@ -189,8 +189,8 @@ class Running:
         if not self.kind.is_ours:
             return None
         return Settled(
-            computed_tokens=self.counted("cairn_anticipated_tokens_total"),
-            used_tokens=self.counted("cairn_anticipated_tokens_used_total"),
+            computed_tokens=self.counted("cairn_prewarmed_tokens_total"),
+            used_tokens=self.counted("cairn_prewarmed_tokens_used_total"),
         )
 
 

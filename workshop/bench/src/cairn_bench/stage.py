@@ -29,13 +29,13 @@ class Bare:
     What the model alone took.
 
     Attributes:
-        chunk_tokens: C, as a server has it that is not asked for another.
+        block_tokens: C, as a server has it that is not asked for another.
         decode_rows: W, likewise.
         spans_s: for each span, the median time of the passes that the schedule asks for.
         decodes_s: for each decode loop, the time of all its steps.
     """
 
-    chunk_tokens: int
+    block_tokens: int
     decode_rows: int
     spans_s: tuple[float, ...]
     decodes_s: tuple[float, ...]
@@ -290,7 +290,7 @@ def bare_of(
     medians = [statistics.median(times) for times in found["spans"]]
     by_span = dict(zip(different, medians, strict=True))
     return Bare(
-        chunk_tokens=found["chunk_tokens"],
+        block_tokens=found["block_tokens"],
         decode_rows=found["decode_rows"],
         spans_s=tuple(by_span[one] for one in spans),
         decodes_s=tuple(found["decodes"]),

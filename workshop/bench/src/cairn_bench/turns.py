@@ -19,7 +19,7 @@ from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.codec import Row
 from cairn.journal.keys import block_keys, ids_hash
-from cairn.journal.ledger import Ledger, Outside
+from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.state import Session, Slab, State, Turn
 from cairn.journal.token_ids import shared
 from cairn_bench.asking import NoResult
@@ -51,7 +51,7 @@ class Conversation:
             clock: gives seconds.
         """
         assert state.model is not None and session.last is not None
-        self._chunk = state.model.chunk_tokens
+        self._chunk = state.model.block_tokens
         self._secret = secret
         self._clock = clock
         self._took: dict[str, float] = {}
@@ -65,7 +65,7 @@ class Conversation:
             canonical_tokens=len(keys) * self._chunk,
             slab_keys=keys,
         )
-        outside = Outside(new_id=self._new_id, now_us=lambda: 1_000_000, version="bench")
+        outside = Clock(new_id=self._new_id, now_us=lambda: 1_000_000, version="bench")
         ledger = Ledger(outside, state=attrs.evolve(state, sessions=Map({session.id: ready})))
         self._sequencer = Sequencer(ledger, _Nowhere())  # type: ignore[arg-type]  # has no thread
         self._id = session.id
@@ -86,7 +86,7 @@ class Conversation:
         self._sequencer.begin(received, None, str)
         self._took["begin"] += self._clock() - began_s
         request = self._session.request
-        if request is None or request.path is None or request.path.kept_blocks != held:
+        if request is None or request.path is None or request.path.blocks_from_slab != held:
             raise NoResult(f"a turn: not all of {held} blocks were kept")
         self._answer(received.request, ids, held * self._chunk)
         self._settle()
@@ -153,17 +153,17 @@ class Conversation:
         keys = self._keys(ids, last.prompt_keys)
         self._append(
             "settle",
-            ev.AnticipationBegun(
+            ev.PrewarmStarted(
                 session=self._id,
                 next_role="user",
                 rules_version=paths.RULES_VERSION,
                 tokens=len(ids),
-                kept_tokens=len(ids),
+                base_tokens=len(ids),
                 new_ids=(),
-                kept_keys=len(last.prompt_keys),
+                base_keys=len(last.prompt_keys),
                 new_keys=keys[len(last.prompt_keys) :],
-                kept_blocks=kept,
-                shared_blocks=0,
+                blocks_from_slab=kept,
+                blocks_from_pool=0,
             ),
         )
         for place in range(kept, full):
@@ -173,7 +173,7 @@ class Conversation:
         computed = (full - kept) * self._chunk
         self._append(
             "settle",
-            ev.AnticipationSettled(session=self._id, tokens=len(ids), computed_tokens=computed),
+            ev.PrewarmFinished(session=self._id, tokens=len(ids), computed_tokens=computed),
         )
         self._append(
             "settle",
@@ -243,18 +243,18 @@ class Conversation:
             group=None,
             cache_prompt=True,
             base_request=last.request,
-            kept_parts=len(last.chain),
+            base_parts=len(last.chain),
             new_parts=said,
-            kept_tokens=len(last.prompt_ids),
+            base_tokens=len(last.prompt_ids),
             new_ids=ids[len(last.prompt_ids) :],
-            kept_keys=len(last.prompt_keys),
+            base_keys=len(last.prompt_keys),
             new_keys=keys[len(last.prompt_keys) :],
             prompt_tokens=len(ids),
             max_tokens=self._chunk,
             sampling={},
             seed=0,
             seed_given=True,
-            asked_model="m",
+            requested_model="m",
             ttl_s=_LIFE_S,
         )
 
@@ -265,7 +265,7 @@ class Conversation:
             fingerprint=session.fingerprint,
             tenant=session.tenant,
             ids=ids,
-            chunk_tokens=self._chunk,
+            block_tokens=self._chunk,
             known=known,
         )
 

@@ -84,17 +84,17 @@ def requests_of(recorded: Iterable[ev.Recorded]) -> list[Request]:
         match event:
             case ev.RequestReceived():
                 base = prompts[event.base_request] if event.base_request else ()
-                prompts[event.request] = base[: event.kept_tokens] + event.new_ids
+                prompts[event.request] = base[: event.base_tokens] + event.new_ids
                 received.append(event)
                 places[event.request] = place.position
                 last[event.session] = event.request
             case ev.TokensEmitted():
                 answers[event.request] = answers.get(event.request, ()) + event.ids
-            case ev.AnticipationBegun() if event.session in last:
+            case ev.PrewarmStarted() if event.session in last:
                 request = last[event.session]
                 said = prompts[request] + answers.get(request, ())
-                if event.kept_tokens <= len(said):
-                    later[request] = (said[: event.kept_tokens] + event.new_ids,)
+                if event.base_tokens <= len(said):
+                    later[request] = (said[: event.base_tokens] + event.new_ids,)
             case ev.SessionSettled() if event.session in last:
                 rests[last[event.session]] = place.position, event.complete
             case ev.PathSelected():

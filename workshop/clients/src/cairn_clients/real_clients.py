@@ -259,7 +259,7 @@ def _held(talk: Talk, folder: Path, asked: argparse.Namespace) -> list[Turn]:
     find = packages.program if is_program else packages.library
     program = find(talk.client, asked.cache)
     folder.mkdir(parents=True)
-    options: list[object] = ["--chunk-tokens", CHUNK]
+    options: list[object] = ["--block-tokens", CHUNK]
     if talk.lines is not None:
         model = scripted.make(folder / "scripted", talk.lines(), coding.AGREES)
         options += ["--model", model]

@@ -28,7 +28,7 @@ from cairn.ops.serve.data_dir import make_home, root_secret
 _MIB = 1024 * 1024
 _SMALL: dict[str, Any] = {
     # Short chunks give a short conversation several blocks; two rows serve two sessions at a time.
-    "chunk_tokens": 16,
+    "block_tokens": 16,
     "decode_rows": 2,
     "pool_slabs": 6,
     "pool_bytes": 64 * _MIB,
@@ -64,7 +64,7 @@ async def private_server(
         WriterDied: its journal could not be written any more, so it stopped. In a group.
     """
     # What is damaged in a slab must be there still, however slow the model is.
-    limits = Limits(drain_s=5.0, slab_rest_s=3600.0)
+    limits = Limits(drain_s=5.0, slab_idle_s=3600.0)
     settings = Settings(model=str(model), limits=limits, **{**_SMALL, **changes})
     make_home(directory)
     migrate(journal_url(directory))
