@@ -38,6 +38,17 @@ def test_the_model_is_in_it(wheel: Path):
     assert sum(there.values()) <= 8_000_000
 
 
+def test_the_product_alone_is_in_it(wheel: Path):
+    """The benchmarks, the conformance suite and the other packages of the workshop are not."""
+    tops = {Path(name).parts[0] for name in zipfile.ZipFile(wheel).namelist()}
+    packages = {name for name in tops if not name.endswith(".dist-info")}
+    assert {"cairn"} == packages
+    workshop = {path.name for path in (ROOT / "workshop").glob("*/src/*")}
+    assert {"cairn_bench", "cairn_conform"} <= workshop
+    inside = zipfile.ZipFile(wheel).namelist()
+    assert not [name for name in inside if workshop & set(Path(name).parts)]
+
+
 def test_it_is_served_from_where_nothing_can_be_written(wheel: Path, tmp_path: Path):
     """An installation that cannot be written serves Pebble."""
     site = tmp_path / "site"

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import importlib.util
 import json
 import os
 import pty
@@ -51,9 +52,36 @@ def test_help(run, name: str):
 
 
 def test_the_list_loads_nothing(run):
-    """`ops --help` names all commands, of which one may not be installed."""
+    """`ops --help` names all commands that are installed, and loads none of them."""
     listed = run("--help").stdout
     assert all(f"  {name} " in listed for name in COMMANDS)
+    code = (
+        "import sys\n"
+        "from cairn.ops.cli import COMMANDS, ops\n"
+        "ops(['--help'], standalone_mode=False)\n"
+        "modules = {where.partition(':')[0] for where, _ in COMMANDS.values()}\n"
+        "packages = {'cairn_bench', 'cairn_conform'}\n"
+        "assert not (modules | packages) & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("name", ["bench", "conform"])
+def test_a_command_whose_package_is_not_installed(run, monkeypatch: pytest.MonkeyPatch, name: str):
+    """Help leaves it out, and the command itself says how to get it."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda package, *more: None if package == f"cairn_{name}" else find(package, *more),
+    )
+    listed = run("--help").stdout
+    assert [f"  {one} " in listed for one in COMMANDS] == [one != name for one in COMMANDS]
+    result = run(name, "--help")
+    assert 2 == result.exit_code
+    assert (
+        f"`ops {name}` is not installed: clone Cairn's repository and run `make env` there.\n"
+        == result.stderr
+    )
 
 
 def test_a_thread_in_native_code_does_not_abort_the_end():

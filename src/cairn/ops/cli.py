@@ -8,7 +8,7 @@ A command's module is loaded when the command runs: `ops verify` works where MLX
 from __future__ import annotations
 
 import errno
-import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -82,24 +82,30 @@ class Interrupted(Unreadable):
     exit_code = 130
 
 
+def installed(name: str) -> bool:
+    """Whether the package of a command is installed. Does not load it."""
+    package = COMMANDS[name][0].partition(".")[0]
+    return importlib.util.find_spec(package) is not None
+
+
 class Commands(click.Group):
     """A group that loads the module of a command when it is called for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the table."""
-        return list(COMMANDS)
+        """The names of the installed commands, in the order of the table."""
+        return [name for name in COMMANDS if installed(name)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, or None."""
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        try:
-            command: click.Command = getattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as error:
-            if error.name == module:
-                raise Unreadable(f"`ops {cmd_name}` is not part of this installation.") from error
-            raise
+        if not installed(cmd_name):
+            raise Unreadable(
+                f"`ops {cmd_name}` is not installed: clone Cairn's repository and run `make env` "
+                "there."
+            )
+        command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
     def resolve_command(
@@ -122,7 +128,7 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, from the table: nothing is loaded for it."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, sentence) for name, (_, sentence) in COMMANDS.items()])
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
         """

@@ -1,18 +1,16 @@
-"""
-``docs/reference/cli.md``, made of the help of every command: ``python -m cairn.ops.reference``.
-"""
+"""Writes ``docs/reference/cli.md``, the help of all commands: ``python -m cairn.ops.reference``."""
 
 from __future__ import annotations
 
 import click
 
-from cairn.ops.cli import COMMANDS, Unreadable, ops
+from cairn.ops.cli import ops
 
 _WIDTH = 88
 
 
 def page() -> str:
-    """The page in Markdown; without the commands that are not installed."""
+    """The page in Markdown. Commands whose package is not installed are left out."""
     root = click.Context(
         ops, info_name="ops", terminal_width=_WIDTH, help_option_names=["-h", "--help"]
     )
@@ -21,11 +19,8 @@ def page() -> str:
         "<!-- Made by `python -m cairn.ops.reference`. -->",
         _block(ops.get_help(root)),
     ]
-    for name in COMMANDS:
-        try:
-            command = ops.get_command(root, name)
-        except Unreadable:
-            continue
+    for name in ops.list_commands(root):
+        command = ops.get_command(root, name)
         assert command is not None
         context = click.Context(command, root, name, terminal_width=_WIDTH)
         parts += [f"## ops {name}", _block(command.get_help(context))]
