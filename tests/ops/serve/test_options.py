@@ -52,7 +52,7 @@ def test_how_long_slabs_are_kept(tmp_path: Path, arguments: list[str], seconds: 
     """A minute, or as long as the option says; the journal has it."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
-    assert seconds == settings.limits.slab_idle_s == settings.on_record["slab_rest"]
+    assert seconds == settings.limits.slab_idle_s == settings.on_record["slab_idle"]
 
 
 @pytest.mark.parametrize(

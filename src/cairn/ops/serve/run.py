@@ -307,7 +307,7 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
             heartbeat_s=options["heartbeat"],
             drain_s=options["drain"],
             request_s=options["request_timeout"],
-            slab_idle_s=options["slab_rest"],
+            slab_idle_s=options["slab_idle"],
             ttl_s=options["ttl"],
         ),
         on_record={
