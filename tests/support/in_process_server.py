@@ -70,7 +70,7 @@ async def at_rest(server: Server) -> None:
 async def without_slabs(server: Server) -> None:
     """Wait until no session has anything to do, and none holds a slab; all of it is committed."""
     with trio.fail_after(120):
-        while server.statistics().slabs or server._sessions.busy:
+        while server.statistics().slabs or server._activity.at_work:
             await trio.testing.wait_all_tasks_blocked()
         await server._writer.wait_committed(server._sequencer.state.position)
 

@@ -15,6 +15,7 @@ import cairn
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.agents.stored_turns import StoredTurns
 from cairn.actors.clock import clock, new_id
+from cairn.actors.idle.activity import Activity
 from cairn.actors.models.load import Run, load, server_over
 from cairn.actors.models.startup import StartGivenUp as StartGivenUp
 from cairn.actors.models.startup import Starting as Starting
@@ -166,6 +167,11 @@ async def _run(
         await nursery.start(writer.run)
         await nursery.start(engine.run)
         sequencer = Sequencer(ledger, writer)
+
+        def upkeep_allowed() -> bool:
+            state = sequencer.state
+            return not (writer.stalled or state.admission_bug is not None or state.requests)
+
         run = Run(
             sequencer=sequencer,
             writer=writer,
@@ -177,6 +183,7 @@ async def _run(
                 sequencer=sequencer,
             ),
             stalls=Stalls(sequencer, writer),
+            activity=Activity(upkeep_allowed),
             secret=secret,
             boot=new_id(),
             earlier=runs.boots,

@@ -8,7 +8,7 @@ dies nothing may be answered any more, and the server stops. A session that dies
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ import trio
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.agents.messages import AgentService
 from cairn.actors.clock import new_id, wall_clock_us
+from cairn.actors.idle.activity import Activity
 from cairn.actors.idle.expiry import Expiry
 from cairn.actors.idle.shadow_check import ShadowCheck
 from cairn.actors.memory import Memory
@@ -74,12 +75,7 @@ REJECTED = {
 
 
 class Server:
-    """
-    Takes requests, finds each its session, and hands back what the session says.
-
-    Attributes:
-        on_stir: is called when a request or a session may have come to its end.
-    """
+    """Takes requests, finds each its session, and hands back what the session says."""
 
     def __init__(
         self,
@@ -96,6 +92,7 @@ class Server:
         shadow_share: float = 0.0,
         agents: StoredAgents,
         stalls: Stalls,
+        activity: Activity,
     ) -> None:
         """
         Args:
@@ -138,19 +135,15 @@ class Server:
             tokenizer=tokenizer,
             detokenizer=tokenizer.detokenizer,
             secret=secret,
-            quiet=self._quiet,
-            calm=self._calm,
-            one_ended=self._one_ended,
+            activity=activity,
             patience_s=limits.patience_s,
             next_prompt=next_prompt if prewarm else None,
             slab_idle_s=limits.slab_idle_s,
             ttl_s=limits.ttl_s,
             turns=agents.agents.turns,
-            rested=self._stirred,
         )
-        self._sessions = Sessions(context, limits, self._at_rest)
+        self._sessions = Sessions(context, limits)
         self._memory.give_up = self._sessions.give_up_slab
-        self.on_stir: Callable[[], None] = _nobody_minds
         self._agents = agents
         self._kept = agents.kept
         agents.context_of = lambda requested_model: facts.context_tokens
@@ -158,16 +151,14 @@ class Server:
         self._stalls = stalls
         self._running = trio.CapacityLimiter(facts.decode_rows)
         self._tickets: dict[str, Ticket] = {}
-        self._preparing = 0
-        self._came = 0  # requests that ever got a ticket
-        self._ticket_gone = trio.lowlevel.ParkingLot()
+        self._activity = activity
         self._stopping = False
         self._idle = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._expiry = Expiry(
             sequencer=sequencer,
             memory=self._memory,
-            at_rest=self._at_rest,
+            activity=activity,
             close=self._sessions.close_over,
         )
         self._shadow: ShadowCheck | None = None
@@ -179,9 +170,7 @@ class Server:
                 facts=facts,
                 secret=secret,
                 share=shadow_share,
-                disturbed=self._wanted,
-                came=lambda: self._came,
-                at_rest=self._at_rest,
+                activity=activity,
                 taken_out=self._sessions.taken_out,
                 matcher=self._reader.matcher,
             )
@@ -216,11 +205,6 @@ class Server:
     def models(self) -> tuple[ListedModel, ...]:
         """The one model."""
         return (ListedModel(aliases=(), state="loaded", waiting=0, facts=self.facts),)
-
-    @property
-    def quiet(self) -> bool:
-        """Whether no request is under way."""
-        return self._quiet()
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
         """Have every event passed on once it is committed, in order."""
@@ -274,7 +258,7 @@ class Server:
         """
         deadline = trio.current_time() + self._limits.request_s
         self._check_queue(command, None)
-        with self._under_way():
+        with self._activity.preparing():
             return await self._in_time(deadline, self._reader.count(command), command, None)
 
     async def turn(self, request: str, tenant: str = LOCAL) -> StoredTurn | None:
@@ -318,14 +302,14 @@ class Server:
     def _ticketed(self, request_id: str, prepared: Sequence[Prepared]) -> list[Ticket]:
         """A ticket for each answer of a request. The first one has the request's own id."""
         created_s = wall_clock_us() // 1_000_000
-        stir = self._ticket_gone.unpark_all
+        stir = self._activity.changed
         tickets = [Ticket(request_id, prepared[0], created_s, on_leave=stir)]
         for choice, other in enumerate(prepared[1:], start=1):
             tickets.append(
                 Ticket(new_id(), other, created_s, choice=choice, first=tickets[0], on_leave=stir)
             )
         self._tickets.update((ticket.id, ticket) for ticket in tickets)
-        self._came += len(tickets)
+        self._activity.arrive(len(tickets))
         return tickets
 
     async def take(self, command: Generate, arrival: RequestContext) -> Sequence[Ticket]:
@@ -341,7 +325,7 @@ class Server:
         self._check_queue(command, arrival.request)
         self._agents.begin(command, arrival.request)
         try:
-            with self._under_way(command.choices):
+            with self._activity.preparing(command.choices):
                 prepared = await self._in_time(
                     arrival.deadline, self._reader.choices(command), command, arrival.request
                 )
@@ -392,6 +376,7 @@ class Server:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until ``drain`` has ended the last request."""
+        self._activity.draining = False  # as the server over another model left it
         with contextlib.ExitStack() as told:
             told.enter_context(self._stalls.heard_by(self._stalled))
             if self._shadow is not None:
@@ -414,7 +399,7 @@ class Server:
         Take no more requests, let those that run come to their end, and cut off what takes longer
         than the limit. Everything that happened is in the journal then.
         """
-        self._stopping = True
+        self._stopping = self._activity.draining = True
         with trio.move_on_after(self._limits.drain_s):
             await self._no_tickets()
         self._end_all(
@@ -435,32 +420,7 @@ class Server:
 
     async def _no_tickets(self) -> None:
         while self._tickets:
-            await self._ticket_gone.park()
-
-    def _quiet(self) -> bool:
-        """Whether no request is under way. Asked on any thread."""
-        return not self._tickets and not self._preparing
-
-    async def _calm(self) -> None:
-        while not self._quiet():
-            await self._ticket_gone.park()
-
-    async def _one_ended(self) -> None:
-        await self._ticket_gone.park()
-
-    @contextlib.contextmanager
-    def _under_way(self, choices: int = 1) -> Iterator[None]:
-        """
-        A request that has no ticket yet is under way, too, with as many places as it asks for
-        answers.
-        """
-        self._preparing += choices
-        try:
-            yield
-        finally:
-            self._preparing -= choices
-            self._ticket_gone.unpark_all()
-            self._stirred()
+            await self._activity.wait_change()
 
     # --- a request's way -------------------------------------------------------------------------
 
@@ -501,7 +461,7 @@ class Server:
             raise TooManyAnswers(command.choices, most)
         # The limiter counts a row as taken a step before its ticket is seated, so it is not asked.
         admitted = sum(ticket.admitted for ticket in self._tickets.values())
-        waiting = len(self._tickets) - admitted + self._preparing
+        waiting = self._activity.in_flight - admitted
         room = self._limits.queue + self._model.decode_rows - admitted
         if waiting + command.choices > room:
             self._rejected(command, request_id, 429, "queue_full")
@@ -554,8 +514,7 @@ class Server:
             del self._tickets[ticket.id]
             if not ticket.finished:
                 self._agents.leave(ticket.id)
-            self._ticket_gone.unpark_all()
-            self._stirred()
+            self._activity.leave()
             self._sessions.dismiss_unopened(ticket.prepared.command.session_name)
             if not ticket.accepted and ticket.gone is not None:
                 status, code = REJECTED[ticket.gone]
@@ -588,27 +547,3 @@ class Server:
                 # Serving was shielded: who left since, or ends with the server, goes no further.
                 await trio.lowlevel.checkpoint_if_cancelled()
         self._sessions.forget_sessions()
-
-    # --- the shadow check -------------------------------------------------------------------------
-
-    def _wanted(self) -> bool:
-        """
-        Whether somebody wants something, or nothing may be done. Asked on the engine's thread too.
-        """
-        state = self._sequencer.state
-        closed = self._stopping or self._writer.stalled or state.admission_bug is not None
-        return closed or not self._quiet() or bool(state.requests)
-
-    def _at_rest(self) -> bool:
-        """Whether nobody wants anything and no session has anything to do."""
-        return not self._wanted() and not self._sessions.busy
-
-    def _stirred(self) -> None:
-        self.on_stir()
-        self._expiry.look()
-        if self._shadow is not None:
-            self._shadow.look()
-
-
-def _nobody_minds() -> None:
-    """There is no other model that waits for the requests to end."""

@@ -67,7 +67,7 @@ async def later(server: Server, seconds: float) -> None:
     """So much time goes by while nobody wants anything."""
     await done(server)
     turn_clock(server, seconds)
-    server._expiry.look()
+    server._activity.changed()
     await done(server)
 
 
@@ -75,7 +75,7 @@ async def done(server: Server) -> None:
     """Wait until no session and nothing else has anything to do."""
     await at_rest(server)
     with trio.fail_after(120):
-        while server._sessions.busy:
+        while server._activity.at_work:
             await trio.testing.wait_all_tasks_blocked()
     await trio.testing.wait_all_tasks_blocked(0.05)
     await server._writer.wait_committed(server._sequencer.state.position)
@@ -262,9 +262,9 @@ async def test_nobody_loses_what_is_wanted(setup: Journaled) -> None:
     async with setup.serving(limits=Limits(ttl_s=60)) as server:
         await ask(server, question())
         await done(server)
-        with server._under_way():
+        with server._activity.preparing():
             turn_clock(server, HOUR_S)
-            server._expiry.look()
+            server._activity.changed()
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert server.statistics().blocks > 0
             assert 0 == await server._memory.remove_over(lambda: False)

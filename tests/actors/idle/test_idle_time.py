@@ -15,6 +15,7 @@ import pytest
 import trio
 import trio.testing
 
+from cairn.actors.idle.activity import Activity
 from cairn.actors.idle.idle_time import IdleTime
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
@@ -28,32 +29,24 @@ from cairn.engine.prompt.template import Conversation, Message
 pytestmark = pytest.mark.trio
 
 
+def in_flight(answers: int) -> Activity:
+    """A server that has these requests in flight."""
+    activity = Activity()
+    activity.arrive(answers)
+    return activity
+
+
 @attrs.define
 class Hall:
     """
     What a session's own time asks of the house.
 
     Attributes:
-        under_way: how many requests are.
+        activity: the requests in flight.
     """
 
-    under_way: int = 0
+    activity: Activity = attrs.field(factory=Activity)
     patience_s: float = 1000.0
-    left: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
-
-    def quiet(self) -> bool:
-        """Whether none is."""
-        return not self.under_way
-
-    async def calm(self) -> None:
-        """Wait for that."""
-        while self.under_way:
-            await self.left.park()
-
-    def ends(self) -> None:
-        """A request leaves."""
-        self.under_way -= 1
-        self.left.unpark_all()
 
 
 @attrs.define
@@ -99,7 +92,7 @@ def idle_time(hall: Hall, inbox: Inbox | None = None, cache: Cache | None = None
 
 async def test_it_waits_for_all_requests() -> None:
     """A step begins when the last of them has left, and not before."""
-    hall, did = Hall(under_way=2), list[str]()
+    hall, did = Hall(in_flight(2)), list[str]()
 
     async def step(wanted: Callable[[], bool]) -> bool:
         did.append("step")
@@ -110,7 +103,7 @@ async def test_it_waits_for_all_requests() -> None:
         for _ in range(2):
             await trio.testing.wait_all_tasks_blocked()
             assert [] == did
-            hall.ends()
+            hall.activity.leave()
     assert ["step"] == did
 
 
@@ -123,7 +116,7 @@ async def test_what_was_not_its_time_is_done_later() -> None:
 
     async def step(wanted: Callable[[], bool]) -> str | None:
         if not asked:
-            hall.under_way += 1
+            hall.activity.arrive(1)
         asked.append(wanted())
         return "done" if asked[-1] else None
 
@@ -136,7 +129,7 @@ async def test_what_was_not_its_time_is_done_later() -> None:
         nursery.start_soon(run)
         await trio.testing.wait_all_tasks_blocked()
         assert ([False], []) == (asked, found)
-        hall.ends()
+        hall.activity.leave()
     assert ([False, True], ["done"]) == (asked, found)
 
 
@@ -164,12 +157,12 @@ async def test_sessions_that_wait_together_do_not_go_together() -> None:
                 sessions.start_soon(settles, "settling")
             assert await trio.to_thread.run_sync(reached.wait, 60)
             await trio.testing.wait_all_tasks_blocked()
-            hall.under_way += 1
+            hall.activity.arrive(1)
             go.set()
             for _ in range(3):
                 await thread.prefill(lambda _: ran.append("prefill"), lambda done: done)
                 await trio.testing.wait_all_tasks_blocked()
-            hall.ends()
+            hall.activity.leave()
         thread.close()
     assert ["settling", "prefill", "prefill", "prefill", "settling", "settling"] == ran
 
@@ -184,19 +177,19 @@ async def test_under_a_load_that_never_pauses_it_ends() -> None:
 
     assert await time.run(step)
     assert time.lasts()
-    hall.under_way = 1
+    hall.activity.arrive(1)
     with trio.fail_after(60):
         assert await time.run(step) is None
     assert not time.lasts()
     assert "busy" == time.ended_by
-    hall.ends()
+    hall.activity.leave()
     assert await time.run(step) is None
 
 
 @pytest.mark.parametrize("by", ["request", "slab_needed", "bug", "closing"])
 async def test_who_wants_the_session_ends_it(by: str) -> None:
     """Even in the wait for others; and it says who it was."""
-    hall, inbox = Hall(under_way=1), Inbox()
+    hall, inbox = Hall(in_flight(1)), Inbox()
     time = idle_time(hall, inbox)
 
     async def step(wanted: Callable[[], bool]) -> bool:
@@ -262,7 +255,7 @@ async def test_a_chunk_is_run_and_sealed() -> None:
 
 async def test_a_chunk_that_comes_into_doubt_in_the_wait_is_not_run() -> None:
     """It is looked at behind the wait, in which others found it wrong."""
-    hall, cache, found = Hall(under_way=1), Cache(), list[str | None]()
+    hall, cache, found = Hall(in_flight(1)), Cache(), list[str | None]()
 
     async def settle() -> None:
         found.append(await idle_time(hall, cache=cache).settle_chunk(range(12), "key", 1))
@@ -271,7 +264,7 @@ async def test_a_chunk_that_comes_into_doubt_in_the_wait_is_not_run() -> None:
         nursery.start_soon(settle)
         await trio.testing.wait_all_tasks_blocked()
         cache.doubt = True
-        hall.ends()
+        hall.activity.leave()
     assert (["doubt"], []) == (found, cache.did)
 
 
@@ -325,11 +318,11 @@ async def test_a_request_waits_for_one_rendering_at_most() -> None:
             nursery.start_soon(renders)
         assert await trio.to_thread.run_sync(tokenizer.reached.wait, 60)
         await trio.testing.wait_all_tasks_blocked()
-        hall.under_way += 1
+        hall.activity.arrive(1)
 
         async def request() -> None:
             await trio.to_thread.run_sync(tokenizer.did.append, "request", limiter=tokenizing)
-            hall.ends()
+            hall.activity.leave()
 
         nursery.start_soon(request)
         await trio.testing.wait_all_tasks_blocked()

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from cairn.actors.boot import BootRefused
 from cairn.actors.clock import wall_clock_us
 from cairn.actors.idle import shadow_check as shadow
+from cairn.actors.idle.activity import Activity
 from cairn.actors.requests.messages import Accepted, Broken, Generate
 from cairn.actors.server import Server
 from cairn.engine.answer.grammar import Constraint
@@ -307,7 +308,7 @@ def test_who_is_disturbed_again_and_again_is_skipped(
                     return await settle(run, record, wanted)
                 ends.append(len(ends) < 4)
                 if not ends[-1]:
-                    server._came += 1  # a request that came and was answered meanwhile
+                    server._activity.arrivals += 1  # a request that came and was answered meanwhile
                 assert ends[-1] or not wanted()
                 return None
 
@@ -339,7 +340,7 @@ def test_without_room_it_waits(model_directory: Path) -> None:
             assert [] == watch.of(ev.SlabReleased)
             over_us = wall_clock_us() + 1_000_000 * 86_400 * 2
             server._expiry._now_us = server._memory._now_us = lambda: over_us
-            server._expiry.look()
+            server._activity.changed()
             (ended,) = await watch.until(ev.ShadowEnded)
             assert "same" == ended.result
             assert 1 == len(watch.of(ev.SessionClosed))
@@ -387,7 +388,7 @@ def test_what_waits_is_bounded(model_directory: Path, monkeypatch: pytest.Monkey
         async with serving(model_directory, **SETTINGS) as server:
             watch = Watch(server)
             assert server._shadow is not None
-            monkeypatch.setattr(server._shadow, "_at_rest", lambda: False)
+            monkeypatch.setattr(Activity, "upkeep_may_begin", False)
             for place in range(2):
                 await ask(server, command(f"{place} {LONG}", max_tokens=2))
             (skipped,) = await watch.until(ev.ShadowSkipped)
@@ -474,7 +475,7 @@ def test_whatever_fails_stops_nobody(
                 ask_of = attrs.evolve(watch.of(ev.RequestReceived)[0], request="another")
                 answer = shadow._Answer(ask=ask_of, position=1)
                 server._shadow._waiting.append(answer)
-                server._shadow.look()
+                server._activity.changed()
                 (skipped,) = await watch.until(ev.ShadowSkipped)
                 assert ("another", "failed") == (skipped.request, skipped.reason)
 

@@ -19,6 +19,7 @@ import trio.testing
 
 from cairn.actors.agents.messages import NewAgent
 from cairn.actors.boot import booted_models
+from cairn.actors.idle.activity import Activity
 from cairn.actors.memory import Memory
 from cairn.actors.models import load as loading
 from cairn.actors.models import swap as models_module
@@ -668,7 +669,7 @@ async def test_checks_that_wait_when_a_model_leaves_are_skipped(
     Each has a row that says why, before that of the model: where another one is loaded, and where
     the server stops.
     """
-    monkeypatch.setattr(Server, "_at_rest", lambda self: False)  # so that none begins
+    monkeypatch.setattr(Activity, "upkeep_may_begin", False)  # so that none begins
     async with setup.serving(shadow_share=1.0) as server:
         for model in ("one", "one", "other"):
             await ask(server, to(model, OPENING))

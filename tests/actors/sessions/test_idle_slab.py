@@ -63,7 +63,7 @@ async def unmoved(server: Server) -> None:
     """Wait until all sessions rest and no task of theirs has anything to do."""
     await at_rest(server)
     with trio.fail_after(120):
-        while server._sessions.busy:
+        while server._activity.at_work:
             await trio.testing.wait_all_tasks_blocked()
     await trio.testing.wait_all_tasks_blocked(0.05)
 
@@ -167,7 +167,7 @@ async def test_nobody_waits_for_memory_that_is_given_back(
     async with setup.serving(limits=rests(60)) as server:
         first = await ask(server, question())
         await unmoved(server)
-        with server._under_way():
+        with server._activity.preparing():
             mock_clock.jump(60.1)
             with trio.fail_after(60):
                 while slab_of(server, first) is not None:
@@ -178,7 +178,7 @@ async def test_nobody_waits_for_memory_that_is_given_back(
             assert first.accepted.session == second.accepted.session
         await unmoved(server)
         assert 0 == server._engine._device.gave_back
-        with server._under_way():
+        with server._activity.preparing():
             mock_clock.jump(60.1)
             with trio.fail_after(60):
                 while slab_of(server, first) is not None:

@@ -304,7 +304,7 @@ async def test_no_request_ever_pauses(setup: Journaled) -> None:
     somebody else's request is under way; with what was said it is the same.
     """
     async with setup.serving(limits=Limits(patience_s=2.0)) as server:
-        with server._under_way():
+        with server._activity.preparing():
             first = await ask(server, thinking())
             raw = attrs.evolve(thinking(max_tokens=80), conversation=None, prompt=words(1, 20))
             second = await ask(server, raw)
@@ -324,7 +324,7 @@ async def test_it_gives_up_where_the_load_does_not_end(
         gate = gated(server)
         await ask(server, thinking())
         await gate.wait()
-        with server._under_way():
+        with server._activity.preparing():
             gate.go.set()
             await at_rest(server)
     (given_up,) = setup.events(ev.PrewarmAbandoned)

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from cairn.actors.clock import wall_clock_us
+from cairn.actors.idle.activity import Activity
 from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineGone
@@ -35,32 +36,26 @@ class Expiry:
         *,
         sequencer: Sequencer,
         memory: Memory,
-        at_rest: Callable[[], bool],
+        activity: Activity,
         close: Callable[[str], Awaitable[None]],
         now_us: Callable[[], int] = wall_clock_us,
     ) -> None:
         """
         Args:
-            at_rest: whether nobody wants anything and no session has anything to do.
             close: closes a session at rest, unless somebody wants something meanwhile.
             now_us: microseconds since 1970.
         """
         self._sequencer = sequencer
         self._memory = memory
-        self._at_rest = at_rest
+        self._activity = activity
         self._close = close
         self._now_us = now_us
-        self._stirred = trio.Event()
         self._closed = False
-
-    def look(self) -> None:
-        """Something has come to its end, and there may be time now."""
-        self._stirred.set()
 
     def close(self) -> None:
         """End ``run`` when what it has in hand is done."""
         self._closed = True
-        self._stirred.set()
+        self._activity.changed()
 
     async def run(self) -> None:
         """
@@ -69,11 +64,11 @@ class Expiry:
         """
         try:
             while not self._closed:
-                self._stirred = trio.Event()
+                seen = self._activity.changes
                 if await self._end_what_is_over():
                     continue
                 with trio.move_on_after(self._left_s()):
-                    await self._stirred.wait()
+                    await self._activity.wait_change(seen)
         except (EngineGone, WriterDied):
             pass  # the server stops, and says why
         except Exception:
@@ -92,7 +87,7 @@ class Expiry:
         return self._is_time() and self._sequencer.state.position > before
 
     def _is_time(self) -> bool:
-        return not self._closed and self._at_rest()
+        return not self._closed and self._activity.upkeep_may_begin
 
     def _left_s(self) -> float:
         """

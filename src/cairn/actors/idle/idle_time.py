@@ -94,11 +94,11 @@ class IdleTime:
         return "sealed"
 
     def _is_now(self) -> bool:
-        return self._inbox.undisturbed and self._context.quiet()
+        return self._inbox.undisturbed and self._context.activity.is_idle
 
     async def _calm(self) -> None:
         began_s = trio.current_time()
         with trio.move_on_after(self._left_s) as limit:
-            await self._context.calm()
+            await self._context.activity.wait_idle()
         self._left_s = max(0.0, self._left_s - (trio.current_time() - began_s))
         self._out_of_patience = limit.cancelled_caught

@@ -35,6 +35,7 @@ import attrs
 import structlog
 import trio
 
+from cairn.actors.idle.activity import Activity
 from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineGone, EngineThread
@@ -122,9 +123,7 @@ class ShadowCheck:
         facts: ModelFacts,
         secret: bytes,
         share: float,
-        disturbed: Callable[[], bool],
-        came: Callable[[], int],
-        at_rest: Callable[[], bool],
+        activity: Activity,
         taken_out: Callable[[str], None],
         matcher: Callable[[str], Awaitable[GrammarMatcher]],
     ) -> None:
@@ -132,11 +131,6 @@ class ShadowCheck:
         Args:
             secret: the data directory's, from which those of tenants follow.
             share: of the answers, 0 to 1.
-            disturbed: whether somebody wants something, or nothing may be done; asked on the
-                engine's thread too.
-            came: how many requests ever came; likewise. One that is answered before it is seen
-                ends a check too.
-            at_rest: whether it is not disturbed, and no session has anything to do.
             taken_out: tells a session that it is out of service.
             guide: makes what holds an answer to a grammar.
         """
@@ -146,9 +140,7 @@ class ShadowCheck:
         self._facts = facts
         self._secret = secret
         self._share = share
-        self._disturbed = disturbed
-        self._came = came
-        self._at_rest = at_rest
+        self._activity = activity
         self._taken_out = taken_out
         self._matcher = matcher
         self._open: dict[str, _Answer] = {}  # by session, which has one request in hand at a time
@@ -156,7 +148,6 @@ class ShadowCheck:
         self._skipped: deque[tuple[_Answer, ev.ShadowSkip]] = deque()  # not yet put down
         self._held: trio.Event | None = None  # while a slab is held; set when it is given back
         self._closed = False
-        self._stir = trio.lowlevel.ParkingLot()
 
     # --- for other tasks --------------------------------------------------------------------------
 
@@ -179,6 +170,7 @@ class ShadowCheck:
             case ev.RequestFinished() if answer := self._answer_of(event.session, event.request):
                 del self._open[event.session]
                 self._finished(answer, event)
+                self._activity.changed()
             case ev.RequestCancelled() | ev.SessionQuarantined() | ev.SessionClosed():
                 self._open.pop(event.session, None)
             case ev.InvariantViolated():
@@ -186,13 +178,10 @@ class ShadowCheck:
                 for session, answer in list(self._open.items()):
                     if session == event.session or answer.position == event.at_position:
                         del self._open[session]
+            case ev.JournalStalled():
+                self._activity.changed()  # there is room again
             case _:
                 pass
-        self.look()
-
-    def look(self) -> None:
-        """Something may have changed: look again whether a check may begin."""
-        self._stir.unpark_all()
 
     async def give_way(self) -> bool:
         """
@@ -208,7 +197,7 @@ class ShadowCheck:
     def close(self) -> None:
         """End when the pass in hand is done. What waits is skipped."""
         self._closed = True
-        self.look()
+        self._activity.changed()
 
     # --- the task ---------------------------------------------------------------------------------
 
@@ -217,9 +206,9 @@ class ShadowCheck:
         try:
             while not self._closed:
                 self._skip_all()
-                answer = self._next() if self._at_rest() else None
+                answer = self._next() if self._activity.upkeep_may_begin else None
                 if answer is None:
-                    await self._stir.park()
+                    await self._activity.wait_change()
                     continue
                 self._waiting.remove(answer)
                 await self._check_or_skip(answer)
@@ -287,11 +276,12 @@ class ShadowCheck:
             self._skip(answer, "failed")
 
     async def _check(self, answer: _Answer) -> None:
-        came = self._came()
+        # A request that is answered before it is seen ends a check too.
+        arrivals = self._activity.arrivals
         slabs: list[int] = []
 
         def wanted() -> bool:
-            return not self._disturbed() and self._came() == came
+            return self._activity.upkeep_may_continue and self._activity.arrivals == arrivals
 
         def began(report: SlabReport) -> None:
             self._sequencer.append(
@@ -315,7 +305,7 @@ class ShadowCheck:
             self._waiting.appendleft(answer)
             self._keep_the_youngest()
             if not self._closed:
-                await self._stir.park()
+                await self._activity.wait_change()
             return
         result: ev.ShadowResult = "disturbed"
         if has_room:
@@ -327,7 +317,7 @@ class ShadowCheck:
         if result == "failed":
             self._skip(answer, "failed")
         elif result == "disturbed":
-            answer.tries += self._came() != came
+            answer.tries += self._activity.arrivals != arrivals
             if answer.tries >= TRIES:
                 self._skip(answer, "disturbed")
             else:

@@ -9,6 +9,7 @@ import attrs
 import structlog
 
 from cairn.actors.agents.agents import StoredAgents
+from cairn.actors.idle.activity import Activity
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
 from cairn.actors.settings import BootRefused, Progress, Settings
@@ -39,6 +40,7 @@ class Run:
     engine: EngineThread
     agents: StoredAgents
     stalls: Stalls
+    activity: Activity
     secret: bytes = attrs.field(repr=False)
     boot: str
     earlier: Collection[str]
@@ -75,6 +77,7 @@ async def server_over(run: Run, settings: Settings, started: Any) -> Server:
         shadow_share=settings.shadow_share,
         agents=run.agents,
         stalls=run.stalls,
+        activity=run.activity,
     )
     if settings.blocks_folder is not None:
         folder, budget = settings.blocks_folder, settings.disk_bytes

@@ -96,6 +96,7 @@ class Models:
         """
         self._stopping_progress = run.progress
         self._run = attrs.evolve(run, progress=no_progress)
+        self._activity = run.activity
         self._choices = {choice.name: choice for choice in choices}
         self._names = {
             name: choice
@@ -114,10 +115,9 @@ class Models:
         self._open = False  # whether requests may go in
         self._loading: Choice | None = None
         self._at_load = False  # whether the engine's thread is at nothing but to load a model
-        self._queue = ModelQueue(self._limits, self._stir)
+        self._queue = ModelQueue(self._limits, self._activity.changed)
         self._counting = Counting(run.engine, self._limits)
         self._pauses: dict[str, float] = {}
-        self._stirred = trio.lowlevel.ParkingLot()
         self._stopping = False
         self._ended = trio.Event()
         self._took_over()
@@ -314,9 +314,6 @@ class Models:
             ev.RequestRejected(request=request, tenant=tenant, status=status, code=code)
         )
 
-    def _stir(self) -> None:
-        self._stirred.unpark_all()
-
     # --- life ---------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -359,7 +356,6 @@ class Models:
         else:
             async with trio.open_nursery() as nursery:
                 await nursery.start(server.run)
-                server.on_stir = self._stir
                 self._open = True
                 opened()
                 self._queue.go_in(self._queue.all_for(self._loaded), server)
@@ -390,7 +386,7 @@ class Models:
                 self._queue.go_in(self._queue.first_for(self._loaded), self._server)
             if not self._queue:
                 sound = None
-                await self._stirred.park()
+                await self._activity.wait_change()
                 continue
             target = self._queue.target
             if target is not sound:
@@ -399,10 +395,10 @@ class Models:
                 if fault is not None:
                     self._fail(target, fault)
                 continue
-            busy = self._server is not None and not self._server.quiet
+            busy = not self._activity.is_idle
             if not busy and not self._queue.entering and not self._run.writer.stalled:
                 return target
-            await self._stirred.park()
+            await self._activity.wait_change()
         return None
 
     async def _load(self, choice: Choice) -> bool:
@@ -427,7 +423,7 @@ class Models:
             # does.
             reason = str(error) or type(error).__name__
         self._loading = None
-        self._stir()
+        self._activity.changed()
         if reason is not None:
             self._server, self._loaded = None, None
             await unload(self._run, "it could not be served")
@@ -484,7 +480,7 @@ class Models:
     async def _close_session(self, session: str, reason: str) -> None:
         """End a session that nobody is at work in, when no model is about to leave or to come."""
         while self._loading is not None and not self._stopping:
-            await self._stirred.park()
+            await self._activity.wait_change()
         if self._server is not None:
             await self._server.close_session(session, reason)
             return

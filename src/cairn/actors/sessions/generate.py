@@ -205,7 +205,7 @@ class Answering:
                 )
                 raise Gone("no_memory")
             if self.ticket.gone is None:
-                await self.context.one_ended()
+                await self.context.activity.wait_change()
             self._look("prefill")
 
     def _not_held(self, fault: NotHeld) -> Gone:

@@ -5,8 +5,6 @@ and ends alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import structlog
 import trio
 
@@ -31,24 +29,12 @@ class Sessions:
         actors: those that live, by their sessions' ids.
     """
 
-    def __init__(
-        self, context: SessionContext, limits: Limits, at_rest: Callable[[], bool]
-    ) -> None:
-        """
-        Args:
-            at_rest: whether nobody wants anything and no session has anything to do.
-        """
+    def __init__(self, context: SessionContext, limits: Limits) -> None:
         self.actors: dict[str, SessionActor] = {}
         self._context = context
         self._sequencer = context.sequencer
         self._limits = limits
-        self._at_rest = at_rest
         self._nursery: trio.Nursery | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether one of them has anything to do."""
-        return any(actor.busy for actor in self.actors.values())
 
     def live_in(self, nursery: trio.Nursery) -> None:
         """Have the actors' tasks begin there. Before the first request."""
@@ -121,7 +107,7 @@ class Sessions:
         if held is not None and held.slab is not None:
             await self.give_up_slab(session_id, reason)
         now = self._sequencer.state.sessions.get(SessionId(session_id))
-        if now is not None and now.slab is None and self._at_rest():
+        if now is not None and now.slab is None and self._context.activity.upkeep_may_begin:
             self._close(session_id, reason)
 
     def _close(self, session_id: str, reason: str) -> None:

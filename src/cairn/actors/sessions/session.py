@@ -55,7 +55,6 @@ class SessionActor:
         line: who names this session waits here for its turn.
         inbox: what others want of it.
         cache: what it holds.
-        busy: whether a command is in hand, up to the last file that is written after an answer.
         ended: whether the actor takes no more commands.
     """
 
@@ -72,7 +71,6 @@ class SessionActor:
         self.line = trio.Lock()
         self.inbox = Inbox()
         self.cache = SessionCache(session_id, tenant, context)
-        self.busy = False
         self.ended = False
         self._context = context
         self._claim = Claim(context=context, cache=self.cache, group=group, named=named)
@@ -129,12 +127,8 @@ class SessionActor:
             self._turn_away()
 
     async def _at_work(self, command: Command) -> None:
-        self.busy = True
-        try:
+        with self._context.activity.session_at_work():
             await self._obey(command)
-        finally:
-            self.busy = False
-            self._context.rested()
 
     async def _obey(self, command: Command) -> None:
         ticket = command.ticket if isinstance(command, Serve) else None
