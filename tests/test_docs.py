@@ -149,7 +149,7 @@ def test_the_page_on_low_hit_rates_has_every_reason():
     page = ROOT / "docs" / "how-to" / "low-hit-rate.md"
     rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", section(page, "3. By the reason"), flags=re.M)
     assert sorted(get_args(Reason)) == sorted(rows)
-    metrics = (ROOT / "docs" / "reference" / "http.md").read_text("utf-8")
+    metrics = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
     shown = set(re.findall(r"`(cairn_\w+)`", page.read_text("utf-8")))
     assert 8 < len(shown)
     assert {name for name in shown if name not in metrics} == set()
