@@ -1,10 +1,12 @@
-"""What all tests share: a random model, made once, and the word on whether the gate may count."""
+"""What all tests share: random models, a PostgreSQL server, and the check that the gate can run."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +14,15 @@ import pytest
 import trio
 
 from cairn.engine.machine.blas import loaded_blas
+from tests.support.postgres import NotInstalled, Postgres, running_postgres
 from tests.support.random_model import make_random_model
 
 if TYPE_CHECKING:
     from cairn.ops.drills import Reference
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# A shell has what it puts in the background ignore signals, and so does `nohup`. The tests would
-# inherit it, and the processes that they start: then no Ctrl-C would reach them.
+# A shell makes its background jobs ignore these signals, and so does `nohup`. The tests and the
+# processes that they start would inherit this, and Ctrl-C would not reach them.
 for _number, _usual in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGQUIT, signal.SIG_DFL),
@@ -28,7 +31,7 @@ for _number, _usual in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
 
-_NOT_RUN: list[str] = []
+_NO_GATE = "gate not run: "
 
 
 @pytest.fixture(scope="session")
@@ -45,10 +48,20 @@ def other_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """What a private server answers that nobody damages: what drills compare with."""
+    """The answers of an undamaged private server, which drills compare with."""
     from cairn.ops.drills import reference  # most tests need no server
 
     return trio.run(reference, tmp_path_factory.mktemp("undisturbed"), model_directory)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server of the tests' own, where it is installed."""
+    try:
+        with running_postgres() as server:
+            yield server
+    except NotInstalled as missing:
+        pytest.skip(str(missing))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -59,12 +72,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if blas is None or "openblas" not in blas.name:
         reason = "no BLAS whose bits depend on shape is preloaded; `make test` provides one"
         if os.environ.get("CAIRN_GATE_REQUIRED") == "1":
-            pytest.fail(f"gate not run: {reason}")
-        _NOT_RUN.append(item.nodeid)
-        pytest.skip(reason)
+            pytest.fail(_NO_GATE + reason)
+        pytest.skip(_NO_GATE + reason)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in red that the gate did not run."""
-    if _NOT_RUN:
-        terminalreporter.write_line(f"gate NOT RUN: {len(_NOT_RUN)} tests prove nothing", red=True)
+    """Print why tests were skipped, and how many ran on PostgreSQL."""
+    # Read from the reports: with several workers the tests run in other processes than this hook.
+    reports = terminalreporter.stats
+    reasons = Counter(
+        str(report.longrepr[2]).removeprefix("Skipped: ")
+        for report in reports.get("skipped", ())
+        if isinstance(report.longrepr, tuple)
+    )
+    for reason, count in sorted(reasons.items()):
+        is_gate = reason.startswith(_NO_GATE)
+        terminalreporter.write_line(f"skipped {count}: {reason}", red=is_gate, yellow=not is_gate)
+    if no_gate := sum(n for reason, n in reasons.items() if reason.startswith(_NO_GATE)):
+        terminalreporter.write_line(f"gate NOT RUN: {no_gate} tests prove nothing", red=True)
+    if used := sum("postgres" in report.nodeid for report in reports.get("passed", ())):
+        terminalreporter.write_line(f"{used} tests ran on a PostgreSQL server")

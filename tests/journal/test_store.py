@@ -1,5 +1,6 @@
 """
-All stores keep rows in the same way; a database that is not a journal of ours is left as it was.
+All stores keep rows in the same way: memory, SQLite, and PostgreSQL where it is installed. A
+database that is not a journal of Cairn is left as it was.
 """
 
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +27,54 @@ from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore, Store
-from cairn.journal.store_sql import SqlStore, journal_url, migrate, schema_revision, sqlite_url
+from cairn.journal.store_sql import SqlStore, journal_url, migrate, schema_revision
+from cairn.journal.store_sql import sqlite_url as url_of_file
 from tests.support.journals import healthy, unrecorded
+from tests.support.postgres import Postgres
 
 ROWS = healthy()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request, tmp_path: Path) -> Iterator[Store]:
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     """An empty store of each kind."""
     if request.param == "memory":
         yield MemoryStore()
         return
-    migrate(journal_url(tmp_path))
-    opened = SqlStore.open(journal_url(tmp_path))
-    yield opened
-    opened.close()
+    url = request.getfixturevalue(f"{request.param}_url")
+    with closing(SqlStore.open(url)) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty journal in each kind of database."""
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    """The URL of an empty journal."""
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of an empty journal in a file."""
     migrate(journal_url(tmp_path))
     return journal_url(tmp_path)
+
+
+@pytest.fixture
+def postgresql_url(postgres: Postgres) -> str:
+    """The URL of an empty journal on the PostgreSQL server."""
+    url = postgres.new_database()
+    migrate(url)
+    return url
+
+
+@contextmanager
+def changing(url: str) -> Iterator[sa.Connection]:
+    """A connection that changes a journal as an operator could by hand."""
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        yield connection
+    engine.dispose()
 
 
 # --- all stores ----------------------------------------------------------------------------------
@@ -296,20 +322,20 @@ def test_a_reader_beside_the_writer(url: str):
     assert ROWS[:5] == list(reader.read())
     writer.append(ROWS[5:9])
     assert ROWS[:9] == list(reader.read())
-    with pytest.raises(StoreError, match="readonly"):
+    with pytest.raises(StoreError, match=r"readonly|read-only"):
         reader.append(ROWS[9:])
     reader.close()
     writer.append(ROWS[9:])
     writer.close()
 
 
-def test_a_full_disk_leaves_nothing_half(url: str, tmp_path: Path):
+def test_a_full_disk_leaves_nothing_half(sqlite_url: str, tmp_path: Path):
     """
     Rows that do not fit are not there in part, the message says what to do, and with room the same
     append does it.
     """
     big = [attrs.evolve(ROWS[0], public=b"x" * 100_000)]
-    store = SqlStore.open(url)
+    store = SqlStore.open(sqlite_url)
     store._connection.exec_driver_sql("PRAGMA max_page_count = 20")
     store._connection.rollback()
     with pytest.raises(StoreFull, match="Free some space"):
@@ -322,10 +348,10 @@ def test_a_full_disk_leaves_nothing_half(url: str, tmp_path: Path):
     store.close()
 
 
-def test_a_cut_on_a_full_disk(url: str):
+def test_a_cut_on_a_full_disk(sqlite_url: str):
     """A cut whose event does not fit leaves every row where it was."""
     big = [attrs.evolve(ROWS[20], public=b"x" * 1_000_000)]
-    store = SqlStore.open(url)
+    store = SqlStore.open(sqlite_url)
     store.append(ROWS[:20])
     store._connection.exec_driver_sql("PRAGMA max_page_count = 40")
     store._connection.rollback()
@@ -339,17 +365,29 @@ def test_a_cut_on_a_full_disk(url: str):
 
 
 @pytest.mark.parametrize("table", ["DELETE ON events", "INSERT ON bases"])
-def test_a_cut_that_fails_half_way(url: str, tmp_path: Path, table: str):
+def test_a_cut_that_fails_half_way(url: str, table: str):
     """Whichever step of it fails, everything is as it was."""
-    store = SqlStore.open(url)
-    store.append(ROWS[:20])
-    with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
-        other.execute(f"CREATE TRIGGER broken BEFORE {table} BEGIN SELECT RAISE(ABORT, 'no'); END")
-    with pytest.raises(StoreError):
-        store.cut(base_at(8), ROWS[20:])
-    assert store.base() is None
-    assert ROWS[:20] == list(store.read())
-    store.close()
+    with closing(SqlStore.open(url)) as store:
+        store.append(ROWS[:20])
+        with changing(url) as other:
+            for statement in broken_trigger(other.dialect.name, table):
+                other.exec_driver_sql(statement)
+        with pytest.raises(StoreError):
+            store.cut(base_at(8), ROWS[20:])
+        assert store.base() is None
+        assert ROWS[:20] == list(store.read())
+
+
+def broken_trigger(database: str, table: str) -> list[str]:
+    """Statements after which a kind of change fails."""
+    if database == "sqlite":
+        fails = "SELECT RAISE(ABORT, 'broken on purpose');"
+        return [f"CREATE TRIGGER broken BEFORE {table} BEGIN {fails} END"]
+    fails = "BEGIN RAISE EXCEPTION 'broken on purpose'; END"
+    return [
+        f"CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ {fails} $$",
+        f"CREATE TRIGGER broken BEFORE {table} FOR EACH ROW EXECUTE FUNCTION broken()",
+    ]
 
 
 def test_a_process_that_dies_in_a_cut(url: str):
@@ -379,12 +417,12 @@ def test_a_process_that_dies_in_a_cut(url: str):
     store.close()
 
 
-def test_space_is_given_back(url: str, tmp_path: Path):
+def test_space_is_given_back(sqlite_url: str, tmp_path: Path):
     """After a cut the file is smaller, and what was cut off is no longer in it."""
     path = tmp_path / "journal.db"
     secret = b"a word that nobody else uses"
     rows = [attrs.evolve(ROWS[0], private=secret * 20_000), *ROWS[1:]]
-    store = SqlStore.open(url)
+    store = SqlStore.open(sqlite_url)
     store.append(rows)
     store.cut(base_at(8), [])
     store.give_back()
@@ -399,7 +437,7 @@ def test_space_is_given_back(url: str, tmp_path: Path):
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no way to see open files")
 @pytest.mark.parametrize("named", [None, "spare", "not there"])
 def test_where_a_journal_is_written_anew(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
 ):
     """
     The temporary file, which has all texts that are left, is beside the journal, or in the folder
@@ -414,7 +452,7 @@ def test_where_a_journal_is_written_anew(
     rows = [
         attrs.evolve(row, private=large) if row.position in (1, 12, 13) else row for row in ROWS
     ]
-    store = SqlStore.open(url)
+    store = SqlStore.open(sqlite_url)
     store.append(rows)
     store.cut(base_at(8), [])
     seen = set()
@@ -437,7 +475,7 @@ def test_where_a_journal_is_written_anew(
 
 @pytest.mark.parametrize("named", [False, True])
 def test_no_room_to_write_a_journal_anew(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ):
     """It is said on which disk there has to be room; the journal is as it was."""
     monkeypatch.delenv("SQLITE_TMPDIR", raising=False)
@@ -448,7 +486,7 @@ def test_no_room_to_write_a_journal_anew(
         room = f"as much as the journal takes, on its disk and in {spare} (SQLITE_TMPDIR)"
     else:
         room = "on its disk: up to twice as much as the journal takes there"
-    store = SqlStore.open(url)
+    store = SqlStore.open(sqlite_url)
     store.append([attrs.evolve(ROWS[0], private=bytes(100_000)), *ROWS[1:]])
     store.cut(base_at(8), [])
     plain = SqlStore._raw
@@ -483,9 +521,9 @@ def test_the_time_of_a_row(url: str):
     store.close()
 
 
-def test_a_base_changed_into_text(url: str, tmp_path: Path):
+def test_a_base_changed_into_text(sqlite_url: str, tmp_path: Path):
     """A state that somebody changed by hand, into text, is read as its bytes."""
-    store = SqlStore.open(url)
+    store = SqlStore.open(sqlite_url)
     store.append(ROWS)
     store.cut(base_at(8), [])
     with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
@@ -494,7 +532,7 @@ def test_a_base_changed_into_text(url: str, tmp_path: Path):
     store.close()
 
 
-def test_what_is_cut_is_wiped(url: str, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_cut_is_wiped(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
     """Whatever SQLite is built to do, what a connection that writes removes is overwritten."""
     connect = sqlite3.connect
 
@@ -504,15 +542,15 @@ def test_what_is_cut_is_wiped(url: str, monkeypatch: pytest.MonkeyPatch):
         return made
 
     monkeypatch.setattr(sqlite3, "connect", careless)
-    store = SqlStore.open(url)
+    store = SqlStore.open(sqlite_url)
     assert [(1,)] == store._raw().execute("PRAGMA secure_delete").fetchall()
     store.close()
 
 
-def test_a_locked_database(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_locked_database(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A writer that does not get its turn says so."""
     monkeypatch.setattr(store_sql, "_BUSY_S", 0.05)
-    store = SqlStore.open(url)
+    store = SqlStore.open(sqlite_url)
     with closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="one server at a time"):
@@ -522,18 +560,18 @@ def test_a_locked_database(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     store.close()
 
 
-def test_sqlite_is_set_for_durability(url: str):
+def test_sqlite_is_set_for_durability(sqlite_url: str):
     """The log is written ahead, and every commit is on disk when append returns."""
-    store = SqlStore.open(url)
+    store = SqlStore.open(sqlite_url)
     pragma = store._connection.exec_driver_sql
     assert "wal" == pragma("PRAGMA journal_mode").scalar_one()
     assert 2 == pragma("PRAGMA synchronous").scalar_one()
     store.close()
 
 
-def test_text_in_place_of_bytes(url: str, tmp_path: Path):
+def test_text_in_place_of_bytes(sqlite_url: str, tmp_path: Path):
     """A payload that somebody changed by hand, into text, is read as its bytes."""
-    store = SqlStore.open(url)
+    store = SqlStore.open(sqlite_url)
     store.append(ROWS)
     with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
         other.execute("UPDATE events SET public = '{\"a\":1}', private = 'x' WHERE position = 4")
@@ -559,11 +597,18 @@ def test_any_folder_name(tmp_path: Path, name: str):
 # --- the schema ----------------------------------------------------------------------------------
 
 
-def test_migrations_make_the_table_that_the_store_knows(url: str, tmp_path: Path):
+def test_migrations_make_the_table_that_the_store_knows(
+    request: pytest.FixtureRequest, url: str, tmp_path: Path
+):
     """The last migration leaves the schema that the store declares."""
-    other = sa.create_engine(sqlite_url(tmp_path / "declared.db"))
+    if url.startswith("sqlite"):
+        declared = url_of_file(tmp_path / "declared.db")
+    else:
+        declared = request.getfixturevalue("postgres").new_database()
+        declared = declared.replace("postgresql:", "postgresql+psycopg:")
+    other = sa.create_engine(declared)
     store_sql._metadata.create_all(other)
-    made = sa.create_engine(url)
+    made = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
 
     def described(engine: sa.Engine) -> list[object]:
         look = sa.inspect(engine)
@@ -646,7 +691,7 @@ def _no_database(path: Path) -> None:
 
 
 def _newer(path: Path) -> None:
-    migrate(sqlite_url(path))
+    migrate(url_of_file(path))
     with closing(sqlite3.connect(path)) as made, made:
         made.execute("UPDATE cairn_schema SET version_num = '0999'")
 
@@ -669,12 +714,66 @@ def test_a_database_that_is_refused(
     make(path)
     before = path.read_bytes()
     with pytest.raises(StoreError, match=says):
-        SqlStore.open(sqlite_url(path), read_only=read_only)
+        SqlStore.open(url_of_file(path), read_only=read_only)
     assert before == path.read_bytes()
     if make is not _no_schema:
         with pytest.raises(StoreError, match=says):
-            migrate(sqlite_url(path))
+            migrate(url_of_file(path))
         assert before == path.read_bytes()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    ("statements", "says"),
+    [
+        ([], "ops migrate"),
+        (["CREATE TABLE events (id INTEGER)"], "not a Cairn journal"),
+        (
+            [
+                "CREATE TABLE cairn_schema (version_num TEXT)",
+                "INSERT INTO cairn_schema VALUES ('0999')",
+            ],
+            "newer",
+        ),
+    ],
+)
+def test_a_database_of_postgresql_that_is_refused(
+    postgres: Postgres, statements: list[str], says: str, read_only: bool
+):
+    """It is not opened and not migrated. Tables of other names in it are no reason to refuse it."""
+    url = postgres.new_database()
+    with changing(url) as other:
+        for statement in ["CREATE TABLE diary (day INTEGER)", *statements]:
+            other.exec_driver_sql(statement)
+        before = sorted(sa.inspect(other).get_table_names())
+    with pytest.raises(StoreError, match=says):
+        SqlStore.open(url, read_only=read_only)
+    if statements:
+        with pytest.raises(StoreError, match=says):
+            migrate(url)
+        with changing(url) as other:
+            assert before == sorted(sa.inspect(other).get_table_names())
+    else:
+        assert migrate(url) is None
+        SqlStore.open(url, read_only=read_only).close()
+
+
+def test_no_server_of_postgresql(tmp_path: Path):
+    """The message says what to check, and shows no password."""
+    url = f"postgresql://user:geheim@/name?host={tmp_path}"
+    with pytest.raises(StoreError, match="Check that the database server runs") as refused:
+        SqlStore.open(url)
+    assert "geheim" not in str(refused.value)
+
+
+def test_postgresql_has_nothing_to_give_back(postgresql_url: str):
+    """The database returns the space of removed rows itself."""
+    with closing(SqlStore.open(postgresql_url)) as store:
+        store.append(ROWS)
+        store.cut(base_at(8), [])
+        assert not store.has_slack()
+        store.give_back()
+        assert ROWS[8:] == list(store.read())
 
 
 def test_no_journal(tmp_path: Path):

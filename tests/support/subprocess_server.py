@@ -239,7 +239,7 @@ def run_ops(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[i
         text=True,
         timeout=DEADLINE_S,
         check=False,
-        preexec_fn=_die_with_parent,
+        preexec_fn=die_with_parent,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -317,7 +317,7 @@ def _spawned(
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
     try:
         yield process, log
@@ -345,7 +345,7 @@ def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
     return {**kept, "OPENBLAS_NUM_THREADS": "1", **(more or {})}
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     if _libc is not None:
         _libc.prctl(_PDEATHSIG, signal.SIGKILL)
 

@@ -652,6 +652,7 @@ def _advice(fact: str) -> str:
         ("unable to open", "Check the path, and who owns the file and its folder."),
         ("I/O", "The disk failed; check it before the server is started again."),
         ("refused", "Check that the database server runs and that the URL names it."),
+        ("No such file", "Check that the database server runs and that the URL names it."),
     ):
         if words in fact:
             return advice

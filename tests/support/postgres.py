@@ -1,0 +1,159 @@
+"""
+A PostgreSQL server of the tests' own, on a socket in a temporary folder.
+
+``initdb`` refuses to run as root. Where the tests run as root, the server runs as the user
+``postgres``, or as ``nobody`` where there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import psycopg
+
+from tests.support.subprocess_server import die_with_parent
+
+_DEADLINE_S = 60.0
+_ROLE = "cairn"
+# Nothing has to outlive the tests.
+_SETTINGS = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "16MB",
+    "max_connections": "20",
+}
+
+
+class NotInstalled(Exception):
+    """PostgreSQL's programs are not on this machine."""
+
+
+@attrs.frozen
+class Postgres:
+    """A running server, with its socket in ``folder``."""
+
+    folder: Path
+    _numbers: Iterator[int] = attrs.field(factory=itertools.count, repr=False)
+
+    def new_database(self) -> str:
+        """Creates an empty database; returns its URL."""
+        name = f"journal_{next(self._numbers)}"
+        with self.connect("postgres") as connection:
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        return f"postgresql://{_ROLE}@/{name}?host={self.folder}"
+
+    def connect(self, name: str) -> psycopg.Connection[Any]:
+        """A connection to a database that commits each statement."""
+        return psycopg.connect(
+            host=str(self.folder), user=_ROLE, dbname=name, autocommit=True, connect_timeout=10
+        )
+
+
+@contextlib.contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """
+    Runs a server while the context lasts.
+
+    Raises:
+        NotInstalled: there is no PostgreSQL on this machine.
+    """
+    programs = _programs()
+    # The path of a socket has at most 107 bytes, which pytest's own folders may exceed.
+    folder = Path(tempfile.mkdtemp(prefix="cairn-postgres-"))
+    as_user = _as_user(folder)
+    data = folder / "data"
+    try:
+        made = subprocess.run(
+            [
+                str(programs / "initdb"),
+                "--no-sync",
+                "--auth=trust",
+                "--encoding=UTF8",
+                "--locale=C",
+                f"--username={_ROLE}",
+                f"--pgdata={data}",
+            ],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            **as_user,
+        )
+        assert made.returncode == 0, made.stdout + made.stderr
+        command = [str(programs / "postgres"), "-D", str(data), "-k", str(folder)]
+        for name, value in _SETTINGS.items():
+            command += ["-c", f"{name}={value}"]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,
+                **as_user,
+            )
+        try:
+            server = Postgres(folder)
+            _wait_until_ready(server, process)
+            yield server
+        finally:
+            process.send_signal(signal.SIGINT)  # ends sessions, then itself
+            process.wait(_DEADLINE_S)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _programs() -> Path:
+    """The folder of `initdb` and `postgres`; Debian's is not on the path."""
+    if (found := shutil.which("initdb")) is not None:
+        return Path(found).resolve().parent
+    versions = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
+    if not versions:
+        raise NotInstalled("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    return max(versions, key=lambda folder: [int(n) for n in re.findall(r"\d+", str(folder))])
+
+
+def _as_user(folder: Path) -> dict[str, Any]:
+    """Options that start a process as a user who is not root and who owns ``folder``."""
+    # A BLAS that is preloaded is for this process alone.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    if os.getuid() != 0:
+        return {"env": environment}
+    names = {entry.pw_name: entry for entry in pwd.getpwall()}
+    user = names.get("postgres") or names["nobody"]
+    os.chown(folder, user.pw_uid, user.pw_gid)
+    return {
+        "env": environment,
+        "user": user.pw_uid,
+        "group": user.pw_gid,
+        "extra_groups": [],
+    }
+
+
+def _wait_until_ready(server: Postgres, process: subprocess.Popen[Any]) -> None:
+    end = time.monotonic() + _DEADLINE_S
+    while True:
+        try:
+            server.connect("postgres").close()
+        except psycopg.OperationalError:
+            said = (server.folder / "log").read_text(encoding="utf-8")
+            assert process.poll() is None, said
+            assert time.monotonic() < end, said
+            time.sleep(0.05)
+        else:
+            return
