@@ -68,7 +68,7 @@ async def test_who_waits_for_a_slab_does_not_wait_for_its_holder(model_directory
                 nursery.start_soon(partial(outcome, server, more, max_tokens=600))
                 await until(lambda: waiters(memory.steady))
                 memory._slabs.release()
-                await until(lambda: holder.inbox.asked_for_slab)
+                await until(lambda: holder.inbox.slab_requests)
                 memory.steady.release()
     assert any(isinstance(end, Said) for end in ends)
     assert 2 == len(ends)

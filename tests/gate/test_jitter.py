@@ -57,9 +57,9 @@ HAPPENS = (
     *("server_lost", "server_stopped", "session_closed", "request_rejected", "cache_trimmed"),
     *("cancelled in prefill", "cancelled in decode", "cancelled in no_memory"),
     *("slab: room for another session", "slab: too small for the prompt and its answer"),
-    "slab: at rest, and all of it lies in blocks",
+    "slab: idle, and all of it is in blocks",
     *("continuation", "cold_start", "shorter_history", "diverged", "evicted", "session_busy"),
-    *("cache_disabled", "prewarm_finished", "shadow: same", "closed: its life is over"),
+    *("cache_disabled", "prewarm_finished", "shadow: same", "closed: its TTL has expired"),
 )
 """What must have happened, or the histories say nothing of it; see ``House.happened``."""
 Window = tuple[int, int] | None

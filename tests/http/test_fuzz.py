@@ -502,5 +502,5 @@ def settled(it: Fuzzed) -> tuple[collections.Counter[str], int]:
 
     it.inside(closed)
     tasks = it.tasks()
-    del tasks["cairn.actors.sessions.registry.Sessions._live"]
+    del tasks["cairn.actors.sessions.registry.Sessions._run"]
     return tasks, open_files()

@@ -159,7 +159,7 @@ class Server:
             sequencer=sequencer,
             memory=self._memory,
             activity=activity,
-            close=self._sessions.close_over,
+            close=self._sessions.close_expired,
         )
         self._shadow: ShadowCheck | None = None
         if shadow_share > 0:
@@ -171,7 +171,7 @@ class Server:
                 secret=secret,
                 share=shadow_share,
                 activity=activity,
-                taken_out=self._sessions.taken_out,
+                taken_out=self._sessions.report_quarantine,
                 matcher=self._reader.matcher,
             )
             self._memory.give_way = self._shadow.give_way
@@ -383,7 +383,7 @@ class Server:
                 told.enter_context(self._writer.observed_by(self._shadow))
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                self._sessions.live_in(nursery)
+                self._sessions.start_in(nursery)
                 if self._shadow is not None:
                     nursery.start_soon(self._shadow.run)
                 nursery.start_soon(self._expiry.run)
@@ -505,7 +505,7 @@ class Server:
                         ticket.leave("sibling_failed")
                 name = ticket.prepared.command.session_name
                 if name is not None:
-                    async with self._sessions.actor(name, ticket, named=True).line:
+                    async with self._sessions.actor(name, ticket, named=True).turn:
                         await self._in_turn(ticket)
                 else:
                     await self._in_turn(ticket)
@@ -515,7 +515,7 @@ class Server:
             if not ticket.finished:
                 self._agents.leave(ticket.id)
             self._activity.leave()
-            self._sessions.dismiss_unopened(ticket.prepared.command.session_name)
+            self._sessions.drop_unopened(ticket.prepared.command.session_name)
             if not ticket.accepted and ticket.gone is not None:
                 status, code = REJECTED[ticket.gone]
                 tenant = ticket.prepared.command.tenant
@@ -541,9 +541,9 @@ class Server:
                 with trio.CancelScope(shield=True):
                     await actor.serve(ticket)
                 if name is None:
-                    self._sessions.dismiss_unopened(actor.id)
+                    self._sessions.drop_unopened(actor.id)
                 if not ticket.rerouted:
                     break
                 # Serving was shielded: who left since, or ends with the server, goes no further.
                 await trio.lowlevel.checkpoint_if_cancelled()
-        self._sessions.forget_sessions()
+        self._sessions.close_excess()

@@ -117,7 +117,7 @@ async def test_a_day_and_no_longer(filed: Journaled, tmp_path: Path) -> None:
         turn_clock(server, 0)  # else what comes now would be over at once, too
         again = await ask(server, question())
         assert (0, "cold_start") == (again.finished.cached_tokens, again.accepted.reason)
-    assert ["its life is over"] == [event.reason for event in filed.events(ev.SessionClosed)]
+    assert ["its TTL has expired"] == [event.reason for event in filed.events(ev.SessionClosed)]
     for kind in (ev.BlockEvicted, ev.BlockDropped):
         found = filed.events(kind)
         assert {"expired"} == {event.reason for event in found}
@@ -286,12 +286,12 @@ async def test_two_want_the_slab_and_one_closes_the_session(
 
         async def closed(reason: str) -> None:
             await released(reason)
-            sessions._close(session, "its life is over")
+            sessions._close(session, "its TTL has expired")
 
         monkeypatch.setattr(cache, "release_slab", closed)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(sessions.give_up_slab, session, "its life is over")
+                nursery.start_soon(sessions.give_up_slab, session, "its TTL has expired")
                 nursery.start_soon(sessions.give_up_slab, session, "room for another session")
         await done(server)
 

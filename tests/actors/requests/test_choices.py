@@ -29,8 +29,8 @@ from cairn.actors.requests.messages import (
     TooManyAnswers,
 )
 from cairn.actors.server import Server
-from cairn.actors.sessions.generate import Answering
-from cairn.actors.sessions.settle import Settling
+from cairn.actors.sessions.generate import Generation
+from cairn.actors.sessions.prewarm import Prewarm
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.reports import NotHeld
 from cairn.engine.sampling import Sampling
@@ -147,14 +147,14 @@ async def test_what_breaks_behind_an_answer_ends_no_other(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first answer is whole when its session breaks: the second one comes to its end, too."""
-    settle = Settling.settle
+    next_turn = Prewarm.next_turn
 
-    async def breaks(self: Settling, ticket: Any, said: Any) -> None:
+    async def breaks(self: Prewarm, ticket: Any, message: Any) -> bool:
         if not ticket.choice:
-            raise ArithmeticError("behind the answer")
-        await settle(self, ticket, said)
+            raise ArithmeticError("after the answer")
+        return await next_turn(self, ticket, message)
 
-    monkeypatch.setattr(Settling, "settle", breaks)
+    monkeypatch.setattr(Prewarm, "next_turn", breaks)
     store = MemoryStore()
     two = attrs.evolve(HOT, choices=2)
     async with serving(model_directory, store) as server, server.generate(two) as replies:
@@ -227,15 +227,15 @@ async def test_answers_wait_beside_others_too(
     Two clients want three answers each of a pool of two slabs, and have them all. The first answers
     have the slabs, and are at work, when the others come.
     """
-    prefill = Answering.prefill
+    prefill = Generation.prefill
 
-    async def both_have_slabs(self: Answering) -> Any:
+    async def both_have_slabs(self: Generation) -> Any:
         with trio.fail_after(60):
             while self.ticket.first is None and self.context.sequencer.state.pool.slabs < 2:
                 await trio.testing.wait_all_tasks_blocked()
         return await prefill(self)
 
-    monkeypatch.setattr(Answering, "prefill", both_have_slabs)
+    monkeypatch.setattr(Generation, "prefill", both_have_slabs)
     store = MemoryStore()
     both = [attrs.evolve(HOT, choices=3, seed=seed) for seed in (1, 2)]
     async with serving(numbers, store, pool_slabs=2) as server, trio.open_nursery() as nursery:
@@ -298,13 +298,13 @@ async def test_what_ends_with_a_sister_says_so(
     a row, end with it. It is on record that no client left.
     """
 
-    async def fails(self: Answering, first: Any) -> Any:
+    async def fails(self: Generation, first: Any) -> Any:
         with trio.fail_after(60):
             while len(self.context.sequencer.state.requests) < 4:
                 await trio.testing.wait_all_tasks_blocked()
         raise self._not_held(NotHeld("the library takes no more"))
 
-    monkeypatch.setattr(Answering, "answer", fails)
+    monkeypatch.setattr(Generation, "decode", fails)
     store = MemoryStore()
     async with serving(numbers, store, pool_slabs=1) as server:
         with pytest.raises(FormatRefused):

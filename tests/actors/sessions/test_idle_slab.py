@@ -39,7 +39,7 @@ pytestmark = pytest.mark.trio
 
 C = 64
 BLOCK = C * TOKEN_BYTES
-AT_REST = "at rest, and all of it lies in blocks"
+AT_REST = "idle, and all of it is in blocks"
 
 
 @pytest.fixture(name="setup")

@@ -255,7 +255,7 @@ async def test_who_needs_the_slab_gets_it(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, server, thinking(50, max_tokens=2))
             with trio.fail_after(120):
-                while not actor.inbox.asked_for_slab:
+                while not actor.inbox.slab_requests:
                     await trio.testing.wait_all_tasks_blocked()
             gate.go.set()
         await at_rest(server)

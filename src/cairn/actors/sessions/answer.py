@@ -1,4 +1,4 @@
-"""The answer as it grows: decode passes in, committed text out."""
+"""The answer as it grows: drawn tokens go in, events and replies to the client come out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cairn.journal import events as ev
 
 class Answer:
     """
-    One answer: takes tokens, and releases the text that is certain with the events that explain it.
+    One answer: takes tokens, and streams the text that is certain after the events that explain it.
     """
 
     def __init__(
@@ -28,14 +28,14 @@ class Answer:
         tokenizer: Tokenizer,
         ends: frozenset[int],
         append: Callable[[ev.Event], int],
-        noted: Callable[[Mapping[str, str]], Mapping[str, int]],
+        rows_of_texts: Callable[[Mapping[str, str]], Mapping[str, int]],
     ) -> None:
         """
         Args:
             path: the decision under which the request is served.
             ends: tokens that end an answer.
-            append: appends an event of the session's and gives the receipt.
-            noted: which texts of a note the session has, and in which rows.
+            append: appends an event of the session's stream and returns the receipt.
+            rows_of_texts: see ``SessionCache.rows_of_texts``.
         """
         self._ticket = ticket
         self._path = path
@@ -44,9 +44,9 @@ class Answer:
         self._tokenizer = tokenizer
         self._ends = ends
         self._append = append
-        self._noted = noted
+        self._rows_of_texts = rows_of_texts
         self._waiting: list[Drawn] = []
-        self._told: list[AnswerPart] = []
+        self._parts_sent: list[AnswerPart] = []
         self._taken = 0
         self._emitted = 0
         self._receipt = 0
@@ -59,18 +59,13 @@ class Answer:
         """Whether the answer is complete."""
         return self._reason is not None
 
-    @property
-    def said(self) -> Message:
-        """What the client was told, as it will send it back."""
-        return message_of(self._told)
-
     def take(self, drawn: Sequence[Drawn]) -> bool:
         """
-        Take in tokens and release the text that is certain by now. True where that was the end.
+        Take in tokens and stream the text that is certain by now. True if the answer is complete.
         """
         text, tokens = "", 0
         if self._ticket.prepared.max_tokens == 0:
-            # The last pass of the prompt draws in any case; here that is none of the answer's.
+            # The last pass of the prompt always draws a token, which is not part of this answer.
             self._reason = "length"
             return True
         for one in drawn:
@@ -91,19 +86,24 @@ class Answer:
         self._release(text, tokens)
         return self.ended
 
-    def finish(self) -> None:
-        """Release what waits, and end the request."""
+    def finish(self) -> Message:
+        """
+        Stream the rest, store the turn if the client asked for that, and record the end.
+
+        Returns:
+            The answer, as its client will send it back.
+        """
         rest = self._text.finish()
         if rest.stopped:
             self._reason, self._stop_text = "stop", rest.stop
         self._release(rest.text, len(self._waiting))
         last = self._parts.finish(complete=self._by_itself)
-        self._tell(last)
+        self._send(last)
         ticket, session = self._ticket, self._path.session
         assert self._reason is not None
         prompt_tokens = len(ticket.prepared.prompt_ids)
         cached_tokens = self._path.reused_tokens
-        self._keep()
+        self._store_turn()
         receipt = self._append(
             ev.RequestFinished(
                 session=session,
@@ -128,14 +128,14 @@ class Answer:
                 ended_in_call=any(one.reason == "cut" for one in last.rejected),
             ),
         )
+        return message_of(self._parts_sent)
 
-    def _keep(self) -> None:
-        """Put on record what the client wants to be kept."""
+    def _store_turn(self) -> None:
         ticket = self._ticket
         keep = ticket.prepared.command.keep
         if keep is None:
             return
-        texts_at = self._noted(keep.texts)
+        texts_at = self._rows_of_texts(keep.texts)
         self._append(
             ev.TurnStored(
                 session=self._path.session,
@@ -145,7 +145,7 @@ class Answer:
                 previous=keep.previous,
                 created_s=ticket.created_s,
                 asked=messages_text(keep.asked),
-                answer=parts_text(self._told),
+                answer=parts_text(self._parts_sent),
                 note=keep.note,
                 texts={name: text for name, text in keep.texts.items() if name not in texts_at},
                 texts_at=texts_at,
@@ -166,12 +166,12 @@ class Answer:
             )
         )
         self._emitted += len(released)
-        wanted = self._ticket.prepared.command.top_logprobs is not None
-        infos = tuple(self._info(one) for one in released) if wanted else ()
-        self._tell(self._parts.add(text), infos)
+        with_infos = self._ticket.prepared.command.top_logprobs is not None
+        infos = tuple(self._info(one) for one in released) if with_infos else ()
+        self._send(self._parts.add(text), infos)
 
-    def _tell(self, found: Released, tokens: tuple[TokenInfo, ...] = ()) -> None:
-        """Give the client what is certain by now. What it is given is on record before."""
+    def _send(self, found: Released, tokens: tuple[TokenInfo, ...] = ()) -> None:
+        """Send the client what is certain by now. It is on record before."""
         for one in found.rejected:
             self._receipt = self._append(
                 ev.CallRejected(
@@ -182,19 +182,19 @@ class Answer:
                     detail=one.detail,
                 )
             )
-        self._told.extend(found.parts)
-        # Of text that waits to become a part there is nothing to tell, and a keep-alive may go out.
+        self._parts_sent.extend(found.parts)
+        # Text that is not a complete part yet is not sent; a keep-alive may go out meanwhile.
         if found.parts or tokens or found.calling is not None:
             delta = Delta(parts=found.parts, tokens=tokens, calling=found.calling)
             self._ticket.reply(self._receipt, delta)
 
     def _info(self, drawn: Drawn) -> TokenInfo:
-        text, raw = self._spelled(drawn.token)
-        top = tuple((token, *self._spelled(token), logprob) for token, logprob in drawn.top)
+        text, raw = self._text_of(drawn.token)
+        top = tuple((token, *self._text_of(token), logprob) for token, logprob in drawn.top)
         return TokenInfo(id=drawn.token, text=text, raw=raw, logprob=drawn.logprob, top=top)
 
-    def _spelled(self, token: int) -> tuple[str, bytes | None]:
-        """A token alone: its text and its bytes."""
+    def _text_of(self, token: int) -> tuple[str, bytes | None]:
+        """The text and bytes of a single token."""
         token_bytes = self._ticket.prepared.token_bytes
         assert token_bytes is not None
         text = self._tokenizer.decode([token])
@@ -204,7 +204,7 @@ class Answer:
 def into(
     batch: list[PassReport], report: PassReport | BaseException | None
 ) -> tuple[bool, BaseException | None]:
-    """Put a report to its batch: (whether it was the end, what failed)."""
+    """Add a report to its batch: (whether it was the last one, the failure)."""
     if isinstance(report, PassReport):
         batch.append(report)
         return False, None
@@ -213,9 +213,9 @@ def into(
 
 def runs(batch: Sequence[PassReport]) -> list[list[PassReport]]:
     """
-    Decode passes, those together of which each adds exactly one token to what every layer held
-    after the one before. What the passes in the middle measured follows then from the last; a pass
-    that measured something else stands by itself, for the checks to see.
+    Groups decode passes in which each adds exactly one token to every layer after the one before.
+    What the passes in the middle measured then follows from the last one. A pass that measured
+    something else is a group of its own, for the checks to see.
     """
     found: list[list[PassReport]] = []
     for report in batch:

@@ -8,10 +8,12 @@ what the engine measured, and is appended in the job's ``record``, in the order 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 
+from cairn.actors.measured import measured
 from cairn.actors.sessions.answer import runs
 from cairn.actors.sessions.context import SessionContext
 from cairn.engine.reports import (
@@ -33,7 +35,7 @@ from cairn.journal.tenants import tenant_secret
 @attrs.frozen(kw_only=True)
 class Copy:
     """
-    Sealed blocks that are copied into a slab in one go.
+    Sealed blocks that are copied into a slab in one job.
 
     Attributes:
         start: where the slab ends before it.
@@ -54,7 +56,7 @@ class SessionCache:
 
     Attributes:
         id: of the session.
-        tenant: whose it is.
+        tenant: that it belongs to.
         opened: whether the journal knows the session, or knew it.
         seq: the sequence number of the last event in its stream.
     """
@@ -69,18 +71,18 @@ class SessionCache:
         # Rows up to here are of an earlier session of this id, which has been closed.
         self._closed_at = 0 if self.opened else state.position
         self.seq = 0
-        self.look_up_seq()
+        self.resync()
 
     # --- what the journal has --------------------------------------------------------------------
 
     @property
     def held(self) -> Session | None:
-        """The session; None where the journal does not know it, or it has been closed."""
+        """The session; None if the journal does not know it, or it has been closed."""
         return self._context.sequencer.state.sessions.get(SessionId(self.id))
 
     @property
     def session(self) -> Session:
-        """The session, where there is one."""
+        """The session, which must be open."""
         return self._context.sequencer.session(self.id)
 
     @property
@@ -105,84 +107,84 @@ class SessionCache:
         return slab.id
 
     @property
-    def chunk(self) -> int:
-        """C."""
+    def block_tokens(self) -> int:
+        """C, the size of a block."""
         return self._context.facts.block_tokens
 
     def append(self, *events: ev.Event) -> int:
         """
-        Append events of the session's stream and give the receipt.
+        Append events of the session's stream and return the receipt.
 
         Raises:
-            BugError: one is among them, or others took the session out of service meanwhile.
+            BugError: one of them is a bug, or one found elsewhere has quarantined the session.
         """
-        if (bug := self.taken_out()) is not None:
+        if (bug := self.quarantined_meanwhile()) is not None:
             raise bug
         receipt = self._context.sequencer.append(*events, expected_seq=self.seq + 1)
         self.seq += len(events)
         return receipt
 
-    def taken_out(self) -> BugError | None:
-        """The bug by which others took the session out of service while it was at work."""
+    def quarantined_meanwhile(self) -> BugError | None:
+        """The bug found elsewhere that quarantined the session while it was at work."""
         state, held = self._context.sequencer.state, self.held
         if held is None or held.bug_id is None or self.seq == state.streams[f"session/{self.id}"]:
             return None
         return _bug_of(state, held.bug_id)
 
-    def noted(self, texts: Mapping[str, str]) -> dict[str, int]:
+    def rows_of_texts(self, texts: Mapping[str, str]) -> dict[str, int]:
         """
-        Which texts of a note an earlier turn of the session has, and in which row. The fold of the
-        turns may not have heard yet that a session was closed.
+        Which of these texts an earlier stored turn of the session has, and in which row.
+
+        The fold of the turns may lag behind the end of a session of this id.
         """
         rows = self._context.turns.noted(self.id, texts)
         return {name: row for name, row in rows.items() if row > self._closed_at}
 
     @property
-    def out_of_service(self) -> bool:
+    def is_quarantined(self) -> bool:
         """Whether the session is quarantined."""
         held = self.held
         return held is not None and held.state is SessionState.QUARANTINED
 
-    def look_up_seq(self) -> None:
-        """Go on where the journal has the stream, after others have appended to it."""
+    def resync(self) -> None:
+        """Go on from the journal's end of the stream, after events that others appended to it."""
         self.seq = self._context.sequencer.state.streams.get(f"session/{self.id}", 0)
 
     def keys(self, ids: Sequence[int], known: Sequence[str]) -> tuple[str, ...]:
-        """The keys of the full chunks of a sequence, of which the first are known."""
+        """The keys of the full blocks of a sequence, of which the first are known."""
         return block_keys(
             secret=self._secret,
             fingerprint=self._context.facts.fingerprint,
             tenant=self.tenant,
             ids=ids,
-            block_tokens=self.chunk,
+            block_tokens=self.block_tokens,
             known=known,
         )
 
     def is_indexed(self, tokens: int) -> bool:
-        """Whether blocks are sealed of a sequence of so many tokens."""
+        """Whether blocks of a sequence of so many tokens go into the prefix cache."""
         model = self._context.sequencer.state.model
         return model is not None and tokens >= model.min_cache_tokens
 
     def can_seal(self, key: str, start: int) -> bool:
         """
-        Whether a chunk may become a block: not one in doubt, and not one behind it. The passes of a
-        block in doubt run like any other; its digest on record stays the first one.
+        Whether a block may be sealed: neither it nor one that it is built on is quarantined. The
+        passes over a quarantined block run like any other; its digest on record stays the first
+        one.
         """
         blocks, held = self._context.sequencer.state.blocks, self.session.slab_keys
-        # With a block, all on record that are built on it are in doubt: the last one tells of all.
+        # A quarantined block quarantines all that are built on it, so the last one is enough.
         known = [blocks[one] for one in (*held[-1:], key) if one in blocks]
-        unbroken = len(held) * self.chunk == start
+        unbroken = len(held) * self.block_tokens == start
         return unbroken and all(block.bug_id is None for block in known)
 
-    def is_quarantined(self, keys: Sequence[str]) -> bool:
+    def has_quarantined(self, keys: Sequence[str]) -> bool:
         """Whether one of these blocks is quarantined."""
         blocks = self._context.sequencer.state.blocks
         return any(blocks[key].bug_id is not None for key in keys if key in blocks)
 
-    def doubt(self, chain: Sequence[str]) -> BugError | None:
-        """
-        The bug that quarantined a block of a chain that is on record. Its last one tells of all.
-        """
+    def chain_bug(self, chain: Sequence[str]) -> BugError | None:
+        """The bug that quarantined a block of a recorded chain. Its last block has it too."""
         state = self._context.sequencer.state
         bug_id = state.blocks[chain[-1]].bug_id
         return _bug_of(state, bug_id) if bug_id is not None else None
@@ -190,19 +192,10 @@ class SessionCache:
     # --- mutations -------------------------------------------------------------------------------
 
     async def acquire_slab(self, capacity_tokens: int) -> bool:
-        """Open a slab. False where there is no room, and nobody gives up one."""
+        """Open a slab. False if there is no room and no session can give one up."""
 
         def record(report: SlabReport) -> None:
-            self.append(
-                ev.SlabAcquired(
-                    session=self.id,
-                    slab=report.slab,
-                    capacity_tokens=report.capacity_tokens,
-                    bytes=report.bytes,
-                    pool_slabs=report.pool_slabs,
-                    pool_bytes=report.pool_bytes,
-                )
-            )
+            self.append(measured(ev.SlabAcquired, report, session=self.id))
 
         return await self._context.memory.open_slab(capacity_tokens, record)
 
@@ -211,16 +204,7 @@ class SessionCache:
         slab = self.slab_id
 
         def record(report: SlabReport) -> None:
-            self.append(
-                ev.SlabReleased(
-                    session=self.id,
-                    slab=report.slab,
-                    bytes=report.bytes,
-                    pool_slabs=report.pool_slabs,
-                    pool_bytes=report.pool_bytes,
-                    reason=reason,
-                )
-            )
+            self.append(measured(ev.SlabReleased, report, session=self.id, reason=reason))
 
         await self._context.engine.call(lambda mlx: mlx.close_slab(slab), record)
 
@@ -229,69 +213,61 @@ class SessionCache:
         slab = self.slab_id
 
         def record(report: TrimReport) -> None:
-            self.append(
-                ev.CacheTrimmed(
-                    session=self.id,
-                    held_tokens=report.held_tokens,
-                    end=end,
-                    coverage=report.coverage,
-                    reason=reason,
-                )
-            )
+            self.append(measured(ev.CacheTrimmed, report, session=self.id, end=end, reason=reason))
 
         await self._context.engine.call(lambda mlx: mlx.trim(slab, end), record)
 
     def copies(self, keys: Sequence[str], start: int) -> list[Copy]:
         """
-        The parts in which sealed blocks are copied into the slab, from ``start`` on: those of them
-        that are needed at their end.
+        The parts in which sealed blocks are copied into the slab from ``start`` on. Blocks that the
+        window does not need at the end are left out.
         """
-        chunk, kept = self.chunk, start // self.chunk
+        size, first = self.block_tokens, start // self.block_tokens
         found = []
-        for places in self._context.facts.copies(kept, kept + len(keys)):
-            end = (places[-1] + 1) * chunk
+        for places in self._context.facts.copies(first, first + len(keys)):
+            end = (places[-1] + 1) * size
             found.append(
                 Copy(
                     start=start,
                     end=end,
-                    keys=tuple(keys[place - kept] for place in places),
-                    places=tuple(place * chunk for place in places),
+                    keys=tuple(keys[place - first] for place in places),
+                    places=tuple(place * size for place in places),
                 )
             )
             start = end
         return found
 
     async def share(
-        self, request: str, keys: Sequence[str], start: int, wanted: Callable[[], bool]
+        self, request: str, keys: Sequence[str], start: int, still_needed: Callable[[], bool]
     ) -> bool:
         """
-        Copy sealed blocks into the slab for a request, in parts. False where that was not wanted
-        any more before all of them were there; then the slab holds the first parts.
+        Copy sealed blocks into the slab for a request, in parts. False if they were no longer
+        needed before all of them were there; then the slab holds the first parts.
 
         Args:
-            wanted: asked on the engine's thread.
+            still_needed: called on the engine's thread.
         """
         parts = [self._copying(request, copy) for copy in self.copies(keys, start)]
-        done = await self._context.engine.copy(parts, wanted)
+        done = await self._context.engine.copy(parts, still_needed)
         if not done:
             await self.end_copy()
         return done
 
-    async def restore_prewarmed(self, copy: Copy, wanted: Callable[[], bool]) -> bool:
+    async def restore_prewarmed(self, copy: Copy, still_needed: Callable[[], bool]) -> bool:
         """
-        Copy a part of what is anticipated into the slab, when the engine has nothing else to do.
-        False where that was not wanted any more before its turn came.
+        Copy a part of the next prompt into the slab, when the engine has nothing else to do. False
+        if it was no longer needed when its turn came.
 
         Args:
-            wanted: asked on the engine's thread.
+            still_needed: called on the engine's thread.
         """
         run, record = self._copying(None, copy)
-        return await self._context.engine.settle(run, record, wanted) is not None
+        return await self._context.engine.settle(run, record, still_needed) is not None
 
     async def end_copy(self) -> None:
         """
-        Have the slab hold something to go on from, where not all parts were copied: the first
-        blocks of a window are nothing without its last ones.
+        Empty the slab if not all parts were copied and the window needs the missing ones: without
+        its last blocks the first ones are of no use.
         """
         policy, session = self._context.facts.policy, self.session
         if policy is not None and not policy.reaches(session.window_start, session.cached_tokens):
@@ -300,7 +276,7 @@ class SessionCache:
     def _copying(
         self, request: str | None, copy: Copy
     ) -> tuple[Callable[[Any], ShareReport], Callable[[ShareReport], int]]:
-        """What copies a part, and what records it and gives the receipt."""
+        """The job that copies a part, and what records it and returns the receipt."""
         slab = self.slab_id
 
         def run(mlx: Any) -> ShareReport:
@@ -309,80 +285,72 @@ class SessionCache:
 
         def record(report: ShareReport) -> int:
             return self.append(
-                ev.BlocksRestored(
+                measured(
+                    ev.BlocksRestored,
+                    report,
                     session=self.id,
                     request=request,
                     start=copy.start,
                     end=copy.end,
                     keys=copy.keys,
-                    digests=report.digests,
-                    coverage=report.coverage,
-                    duration_us=report.duration_us,
                 )
             )
 
         return run, record
 
-    async def prefill(self, ids: Sequence[int], wanted: Wanted | None, request: str) -> PassReport:
+    async def prefill(self, ids: Sequence[int], draw: Wanted | None, request: str) -> PassReport:
         """
         One pass over the next tokens of a prompt.
 
         Args:
-            wanted: how the token behind it is drawn; None where the prompt goes on.
+            draw: how the token after it is drawn; None if the prompt goes on.
         """
-        slab = self.slab_id
+        return await self._context.engine.prefill(
+            self._pass_over(ids, draw), partial(self._extended, "prefill", request)
+        )
 
-        def run(mlx: Any) -> PassReport:
-            report: PassReport = mlx.run_chunk(slab, ids, wanted)
-            return report
-
-        def record(report: PassReport) -> PassReport:
-            return self._extended(report, "prefill", request)
-
-        return await self._context.engine.prefill(run, record)
-
-    async def settle(self, ids: Sequence[int], wanted: Callable[[], bool]) -> bool:
+    async def settle(self, ids: Sequence[int], still_needed: Callable[[], bool]) -> bool:
         """
-        One pass over a chunk, when the engine has nothing else to do. False where that was not
-        wanted any more before its turn came.
+        One pass over a block, when the engine has nothing else to do. False if it was no longer
+        needed when its turn came.
 
         Args:
-            wanted: asked on the engine's thread.
+            still_needed: called on the engine's thread.
         """
+        ran = await self._context.engine.settle(
+            self._pass_over(ids, None), partial(self._extended, "settle", None), still_needed
+        )
+        return ran is not None
+
+    def _pass_over(self, ids: Sequence[int], draw: Wanted | None) -> Callable[[Any], PassReport]:
         slab = self.slab_id
 
         def run(mlx: Any) -> PassReport:
-            report: PassReport = mlx.run_chunk(slab, ids, None)
+            report: PassReport = mlx.run_chunk(slab, ids, draw)
             return report
 
-        def record(report: PassReport) -> PassReport:
-            return self._extended(report, "settle", None)
-
-        return await self._context.engine.settle(run, record, wanted) is not None
+        return run
 
     async def seal(self, key: str, start: int, end: int, *, prewarmed: bool = False) -> None:
         """
         Make a block of the rows ``[start, end)`` of the slab.
 
         Args:
-            foreseen: no request asks for it, see ``Memory.seal``.
+            prewarmed: whether no request asks for it, see ``Memory.seal``.
         """
 
         def record(report: SealReport) -> None:
             session = self.session
             self.append(
-                ev.BlockSealed(
+                measured(
+                    ev.BlockSealed,
+                    report,
                     session=self.id,
                     key=key,
                     parent=session.slab_keys[-1] if session.slab_keys else None,
-                    digest=report.digest,
                     start=start,
                     end=end,
-                    bytes=report.bytes,
                     again=key in self._context.sequencer.state.blocks,
-                    stored=report.stored,
-                    store_blocks=report.store_blocks,
-                    store_bytes=report.store_bytes,
                 )
             )
 
@@ -390,7 +358,8 @@ class SessionCache:
 
     def decoded(self, batch: Sequence[PassReport], request: str) -> None:
         """
-        Record decode passes that came together: one event for all whose measures follow each other.
+        Record decode passes that arrived together: one event for each run whose measurements follow
+        from each other.
         """
         for run in runs(batch):
             drawn = [report.drawn for report in run if report.drawn is not None]
@@ -411,10 +380,10 @@ class SessionCache:
 
     async def rest(self, complete: bool) -> None:
         """
-        Put on record that the session is at rest with what the slab holds.
+        Record that the session has settled, and what the slab holds.
 
         Args:
-            complete: whether it settled all that it wanted to.
+            complete: whether all that was to be computed is there.
         """
 
         def record(held_tokens: int) -> None:
@@ -428,20 +397,18 @@ class SessionCache:
         slab = self.slab_id
         await self._context.engine.call(lambda mlx: mlx.held_tokens(slab), record)
 
-    def _extended(self, report: PassReport, step: ev.Step, request: str | None) -> PassReport:
+    def _extended(self, step: ev.Step, request: str | None, report: PassReport) -> PassReport:
         drawn = report.drawn
         self.append(
-            ev.CacheExtended(
+            measured(
+                ev.CacheExtended,
+                report,
                 session=self.id,
                 request=request,
                 step=step,
-                start=report.start,
-                end=report.end,
                 ran_hash=ids_hash(report.ran),
-                coverage=report.coverage,
                 sampled=(drawn.token,) if drawn else (),
                 logprobs=(drawn.logprob,) if drawn else (),
-                duration_us=report.duration_us,
             )
         )
         return report

@@ -1,6 +1,6 @@
 """
-The first step of a request in its session: blocks that it could build on are loaded, then it is
-taken in hand and its path selected, in one append.
+Claim, the first step of a request in its session: load blocks that it could reuse, then record that
+the session takes the request and which path it is served by, in one append.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from cairn.actors.requests.messages import Accepted
+from cairn.actors.requests.messages import Accepted, Broken
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
 from cairn.actors.sessions.context import SessionContext
@@ -22,10 +22,10 @@ from cairn.journal.tenants import session_name
 @attrs.frozen(kw_only=True)
 class Claim:
     """
-    Takes requests in hand for one session. For who holds ``Memory.steady``.
+    Claims requests for one session.
 
     Attributes:
-        group: under which the session opens, if it is new.
+        group: the group that the session is opened in, if it is new.
         named: whether its client gave it its name.
     """
 
@@ -34,12 +34,32 @@ class Claim:
     group: str | None
     named: bool
 
-    async def load_blocks(self, ticket: Ticket) -> None:
-        """Bring sealed blocks from files into memory that the decision could reuse."""
+    async def claim(self, ticket: Ticket) -> tuple[int, Accepted] | None:
+        """
+        Claim a request if it is still this session's to serve.
+
+        Returns:
+            The receipt and the first reply to its client. None for a request that was refused, that
+            its client has left, or that another session is to serve (``ticket.rerouted``).
+        """
+        async with self.context.memory.eviction_lock:
+            await self._load_blocks(ticket)
+            if ticket.gone is not None:
+                return None
+            bug_id = self.context.sequencer.state.admission_bug
+            if bug_id is not None:
+                ticket.fail(Broken(bug_id))
+                return None
+            claimed = self._take(ticket)
+        ticket.rerouted = claimed is None
+        return claimed
+
+    async def _load_blocks(self, ticket: Ticket) -> None:
+        """Load blocks from files that the decision could reuse."""
         context, prepared = self.context, ticket.prepared
         state = context.sequencer.state
-        idle = ticket.gone is not None or state.admission_bug is not None
-        if idle or not self._serves(ticket):
+        ended = ticket.gone is not None or state.admission_bug is not None
+        if ended or not self._serves(ticket):
             return
         tokens = len(prepared.prompt_ids)
         chain = paths.chain_to_load(
@@ -52,15 +72,10 @@ class Claim:
         )
         await context.memory.load(chain, lambda: ticket.gone is None)
 
-    def take(self, ticket: Ticket) -> tuple[int, Accepted] | None:
-        """
-        Take a request in hand and select its path, where it is still this session's to serve.
-
-        Returns:
-            What to tell its client and the receipt that it waits for; None for another's request.
-        """
+    def _take(self, ticket: Ticket) -> tuple[int, Accepted] | None:
+        """Record the request and select its path. None for another session's request."""
         context, cache, prepared = self.context, self.cache, ticket.prepared
-        if not self._serves(ticket) or cache.out_of_service:
+        if not self._serves(ticket) or cache.is_quarantined:
             return None
         opened = None
         if not cache.opened:
@@ -102,7 +117,7 @@ class Claim:
         return chosen == self.cache.id or (chosen is None and not self.cache.opened)
 
     def _received(self, ticket: Ticket) -> ev.RequestReceived:
-        """The request, told by what is new against the session's last one."""
+        """The request, as its difference from the last one of the session."""
         prepared, command = ticket.prepared, ticket.prepared.command
         sessions = self.context.sequencer.state.sessions
         last = self.cache.session.last if self.cache.id in sessions else None

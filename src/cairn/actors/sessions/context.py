@@ -22,14 +22,14 @@ class SessionContext:
     What all sessions share.
 
     Attributes:
-        secret: the data directory's, from which those of tenants follow.
         detokenizer: a streaming detokenizer to copy.
-        activity: which requests are in flight, in the whole server.
-        patience_s: how long a session waits after one answer, in total, for moments without any.
-        foresight: tells what the next prompt will begin with; None where that is not wanted.
-        slab_idle_s: how long a session at rest keeps a slab that it can do without.
-        ttl_s: the life of what is kept where a client says nothing of it, in seconds.
-        turns: those that are kept.
+        secret: of the data directory; the tenants' secrets are derived from it.
+        activity: which requests are in flight in the whole server.
+        patience_s: how long a session waits after one answer, in total, for an idle server.
+        next_prompt: predicts what the next prompt begins with; None where prewarming is off.
+        slab_idle_s: how long an idle session keeps a slab whose content is also in blocks.
+        ttl_s: the TTL of conversations and blocks where a client sets none, in seconds.
+        turns: the stored turns.
     """
 
     sequencer: Sequencer

@@ -1,6 +1,6 @@
 """
-From the decision to the end of the answer: the slab is brought to what is reused, the rest of the
-prompt is run, and the answer is decoded. A client that goes away ends it at the next step.
+Restore the prefix, prefill, decode: from the decision to the end of the answer. A client that
+disconnects ends it at the next step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from cairn.actors.sessions.context import SessionContext
 from cairn.actors.threads.engine import Decoding
 from cairn.engine.answer.parts import AnswerParts
 from cairn.engine.answer.text import AnswerText
-from cairn.engine.prompt.template import Message
 from cairn.engine.reports import DecodeRow, Drawn, NotHeld, PassReport, Wanted
 from cairn.engine.schedule import passes
 from cairn.journal import events as ev
@@ -33,21 +32,21 @@ _STAGES: Mapping[str, ev.CancelStage] = MappingProxyType(
         "sibling_failed": "sibling_failed",
     }
 )
-"""Why nobody waits any more, where that says more than the step at which it was seen."""
+"""Reasons to end a request that are recorded in the place of the step at which it ended."""
 
 
 class Gone(Exception):
-    """Nobody waits for the answer any more."""
+    """No client waits for the answer any more."""
 
     def __init__(self, stage: ev.CancelStage) -> None:
         self.stage: ev.CancelStage = stage
 
 
 @attrs.frozen
-class Answering:
+class Generation:
     """
-    The answer to one request that the session has taken. Its methods are the steps, in order; each
-    raises ``Gone`` where nobody waits any more.
+    The answer to one request that the session has claimed. Its methods are the steps, in order;
+    each raises ``Gone`` if no client waits for the answer any more.
     """
 
     context: SessionContext
@@ -56,15 +55,15 @@ class Answering:
 
     async def restore_prefix(self) -> None:
         """
-        Bring the slab to what the decision reuses: trim it, or open one, and share blocks into it.
+        Bring the slab to what the decision reuses: trim it or open one, and copy blocks into it.
 
         Raises:
-            BugError: a block that was to be copied was quarantined since. What is decided is not
-                decided again, and what is in doubt is not copied.
+            BugError: a block that was to be copied has been quarantined since. It is not copied,
+                and the decision is not made again.
         """
         cache, prepared = self.cache, self.ticket.prepared
         path = cache.path
-        keep = path.blocks_from_slab * cache.chunk
+        keep = path.blocks_from_slab * cache.block_tokens
         needed = len(prepared.prompt_ids) + prepared.max_tokens
         if cache.session.slab is not None and cache.session.slab.capacity_tokens < needed:
             await cache.release_slab("too small for the prompt and its answer")
@@ -75,57 +74,54 @@ class Answering:
         if path.blocks_from_pool:
             keys = cache.request.prompt_keys[path.blocks_from_slab :][: path.blocks_from_pool]
 
-            def wanted() -> bool:
-                return self.ticket.gone is None and cache.doubt(keys) is None
+            def still_needed() -> bool:
+                return self.ticket.gone is None and cache.chain_bug(keys) is None
 
-            if not await cache.share(self.ticket.id, keys, keep, wanted):
-                self._look("prefill")
-                bug = cache.doubt(keys)
+            if not await cache.share(self.ticket.id, keys, keep, still_needed):
+                self._check_client("prefill")
+                bug = cache.chain_bug(keys)
                 assert bug is not None
                 raise bug
 
     async def prefill(self) -> Drawn:
         """
-        Run the canonical passes over what is not there, sealing each full chunk of a prompt that is
-        long enough for that.
+        Run the canonical passes over the rest of the prompt. Seals each full block of a prompt that
+        is long enough to be cached.
 
         Returns:
             The first token.
         """
         cache = self.cache
         prompt = cache.request.prompt_ids
-        wanted = self._wanted()
+        draw = self._draw()
         indexed = self.context.facts.reusable and cache.is_indexed(len(prompt))
         drawn = None
-        for start, end in passes(cache.session.cached_tokens, len(prompt), cache.chunk):
-            self._look("prefill")
+        for start, end in passes(cache.session.cached_tokens, len(prompt), cache.block_tokens):
+            self._check_client("prefill")
             try:
                 report = await cache.prefill(
-                    prompt[start:end], wanted if end == len(prompt) else None, self.ticket.id
+                    prompt[start:end], draw if end == len(prompt) else None, self.ticket.id
                 )
             except NotHeld as fault:
                 raise self._not_held(fault) from fault
             self.ticket.prefilled_tokens = end
-            if end - start == cache.chunk and indexed:
-                key = cache.request.prompt_keys[start // cache.chunk]
+            if end - start == cache.block_tokens and indexed:
+                key = cache.request.prompt_keys[start // cache.block_tokens]
                 if cache.can_seal(key, start):
                     await cache.seal(key, start, end)
                     self.ticket.sealed_tokens += end - start
             drawn = report.drawn
         assert drawn is not None
         self.ticket.prefilled.set()
-        self._look("prefill")
+        self._check_client("prefill")
         return drawn
 
-    async def answer(self, first: Drawn) -> Message:
+    async def decode(self, first: Drawn) -> Answer:
         """
-        Decode to the end of the answer, releasing text as it becomes certain.
+        Decode to the end of the answer, and stream text as it becomes certain.
 
         Args:
             first: the first token.
-
-        Returns:
-            The answer, as its client will send it back.
         """
         context, cache, ticket = self.context, self.cache, self.ticket
         command = ticket.prepared.command
@@ -137,11 +133,11 @@ class Answering:
             context.tokenizer,
             context.facts.eos_ids,
             cache.append,
-            cache.noted,
+            cache.rows_of_texts,
         )
         if not answer.take([first]):
             decoding, reports = context.engine.decode(
-                _rows(cache.slab_id, self._wanted()),
+                _rows(cache.slab_id, self._draw()),
                 token=first.token,
                 left=ticket.prepared.max_tokens - 1,
                 ends=context.facts.eos_ids,
@@ -150,8 +146,7 @@ class Answering:
                 await self._follow(answer, decoding, reports)
             except NotHeld as fault:
                 raise self._not_held(fault) from fault
-        answer.finish()
-        return answer.said
+        return answer
 
     async def _follow(
         self,
@@ -159,7 +154,7 @@ class Answering:
         decoding: Decoding,
         reports: trio.MemoryReceiveChannel[PassReport | BaseException | None],
     ) -> None:
-        """Record passes and release their tokens, those that came together as one."""
+        """Record passes and stream their tokens. Passes that arrive together are one batch."""
         ended = False
         try:
             while not ended:
@@ -174,7 +169,7 @@ class Answering:
                 if failure is not None:
                     raise failure
                 if answer.ended:
-                    continue  # these passes were under way when the answer ended; they are trimmed
+                    continue  # these passes ran when the answer ended; they are trimmed
                 drawn = [report.drawn for report in batch if report.drawn is not None]
                 if answer.take(drawn) or self.ticket.gone is not None:
                     self.context.engine.stop(decoding)
@@ -185,15 +180,15 @@ class Answering:
                     while not ended:
                         ended, _ = into([], await reports.receive())
         if not answer.ended:
-            self._look("decode")
+            self._check_client("decode")
 
     async def _acquire_slab(self, capacity: int) -> None:
         """
-        Open a slab. The first answer to a request is refused where there is no room; the others
-        wait, as theirs is no larger than that of the first.
+        Open a slab. Without room the first answer to a request is refused; its other answers wait,
+        because theirs is no larger than that of the first.
         """
         while not await self.cache.acquire_slab(capacity):
-            # Nothing comes between that and the wait, so that no end is missed.
+            # There is no await between this and the wait, so that no change is missed.
             state = self.context.sequencer.state
             if self.ticket.first is None or not eviction.slab_will_come(state):
                 self.ticket.fail(
@@ -206,14 +201,14 @@ class Answering:
                 raise Gone("no_memory")
             if self.ticket.gone is None:
                 await self.context.activity.wait_change()
-            self._look("prefill")
+            self._check_client("prefill")
 
     def _not_held(self, fault: NotHeld) -> Gone:
-        """Tell the client that its answer ends here, and why."""
-        self.ticket.fail(FormatRefused(f"behind what is written of it, {fault}", "answer"))
+        """Report to the client why its answer ends here."""
+        self.ticket.fail(FormatRefused(f"after the text that was sent, {fault}", "answer"))
         return Gone("not_held")
 
-    def _wanted(self) -> Wanted:
+    def _draw(self) -> Wanted:
         command = self.ticket.prepared.command
         return Wanted.first(
             command.sampling,
@@ -223,18 +218,18 @@ class Answering:
             matcher=self.ticket.prepared.matcher,
         )
 
-    def _look(self, stage: ev.CancelStage) -> None:
-        """Go on only while somebody waits."""
+    def _check_client(self, stage: ev.CancelStage) -> None:
+        """Go on only while the client waits."""
         if self.ticket.gone is not None:
             raise Gone(_STAGES.get(self.ticket.gone, stage))
 
 
-def _rows(slab: int, wanted: Wanted) -> Callable[[int], DecodeRow]:
-    """Makes the rows of an answer, each of the token that the one before it gave."""
+def _rows(slab: int, draw: Wanted) -> Callable[[int], DecodeRow]:
+    """A function that makes the row for the next token of an answer. Called once for each."""
 
     def row(token: int) -> DecodeRow:
-        nonlocal wanted
-        wanted = wanted.after(token)
-        return DecodeRow(slab=slab, token=token, wanted=wanted)
+        nonlocal draw
+        draw = draw.after(token)
+        return DecodeRow(slab=slab, token=token, wanted=draw)
 
     return row

@@ -1,7 +1,7 @@
 """
-What others want of a session: that it serves a request, gives up its slab, leaves service, or ends.
+The commands to a session: serve a request, give up its slab, or release everything after a bug.
 
-Whatever a session does for itself, it does in its own time: as long as nobody wants anything.
+A session does work of its own only while its inbox is empty.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class Serve:
 
     @property
     def done(self) -> trio.Event:
-        """Set when the request has left the session's hands."""
+        """Set when the session has done with the request."""
         return self.ticket.left_turn
 
 
 @attrs.frozen
 class GiveUpSlab:
     """
-    Release the slab. Of no concern any more where ``done`` is set.
+    Release the slab. Obsolete once ``done`` is set.
 
     Attributes:
-        to_system: whether its memory is to leave the process, since nobody here asks for it.
+        to_system: whether freed memory is returned to the operating system.
     """
 
     done: trio.Event
@@ -41,7 +41,7 @@ class GiveUpSlab:
 
 @attrs.frozen
 class LeaveService:
-    """Give back what the session holds: a bug has taken it out of service."""
+    """Release what the session holds: a bug found elsewhere has quarantined it."""
 
     done: trio.Event = attrs.field(factory=trio.Event)
 
@@ -51,18 +51,17 @@ Command = Serve | GiveUpSlab | LeaveService
 
 class Inbox:
     """
-    The commands of a session, in the order in which they came.
+    The commands of a session, first in, first out.
 
     Attributes:
         requests_waiting: requests that the session has not taken out yet.
-        asked_for_slab: who waits for its slab, each until it is set.
-        idle_time: around what the session does for itself and may leave where it is; whoever wants
-            something cancels it.
+        slab_requests: of those that wait for its slab; each is set when the wait is over.
+        idle_time: the scope around work that the session may break off; every command cancels it.
     """
 
     def __init__(self) -> None:
         self.requests_waiting = 0
-        self.asked_for_slab: list[trio.Event] = []
+        self.slab_requests: list[trio.Event] = []
         self.idle_time = trio.CancelScope()
         self._leaving = False
         self._closed = False
@@ -71,7 +70,7 @@ class Inbox:
     # --- for other tasks -------------------------------------------------------------------------
 
     async def serve(self, ticket: Ticket) -> None:
-        """Put a request in, and wait until it has left the session's hands."""
+        """Put a request in, and wait until the session has done with it."""
         ticket.left_turn = trio.Event()
         self._send.send_nowait(Serve(ticket))
         self.requests_waiting += 1
@@ -79,25 +78,28 @@ class Inbox:
         await ticket.left_turn.wait()
 
     async def give_up_slab(self, reason: str) -> None:
-        """Ask for the slab, and wait until it is given up, or a request is taken that needs it."""
+        """
+        Ask for the slab, and wait until it is released or the session takes a request that needs
+        it.
+        """
         if self._closed:
-            return  # who ends gives it up
+            return  # a session that ends releases it
         done = trio.Event()
-        self.asked_for_slab.append(done)
+        self.slab_requests.append(done)
         self._send.send_nowait(GiveUpSlab(done, reason))
         self.idle_time.cancel()
         await done.wait()
 
     def leave_service(self) -> None:
-        """Tell of a bug that broke no step of the session's own and took it out of service."""
+        """Report that a bug found elsewhere has quarantined the session."""
         if self._closed:
-            return  # who ends serves nobody any more
+            return  # a session that ends serves no request
         self._send.send_nowait(LeaveService())
         self._leaving = True
         self.idle_time.cancel()
 
     def close(self) -> None:
-        """Take no more commands. Those that are in can still be had."""
+        """Take no more commands. Those that are in can still be taken out."""
         self._closed = True
         self._send.close()
         self.idle_time.cancel()
@@ -108,14 +110,14 @@ class Inbox:
         return self
 
     async def __anext__(self) -> Command:
-        """The next command, until it is closed and empty."""
+        """The next command, until the inbox is closed and empty."""
         try:
             return self._taken(await self._receive.receive())
         except trio.EndOfChannel:
             raise StopAsyncIteration from None
 
     def left_over(self) -> list[Command]:
-        """Take out what is still in."""
+        """Take out all commands that are still in."""
         commands: list[Command] = []
         while True:
             try:
@@ -124,30 +126,29 @@ class Inbox:
                 return commands
 
     def keep_slab(self) -> None:
-        """Tell who asked for the slab that a request needs it."""
-        while self.asked_for_slab:
-            self.asked_for_slab.pop().set()
+        """End the wait of those that asked for the slab: a request needs it."""
+        while self.slab_requests:
+            self.slab_requests.pop().set()
 
     @property
-    def undisturbed(self) -> bool:
-        """Whether nobody wants anything. Asked on the engine's thread too."""
-        disturbed = self.requests_waiting or self.asked_for_slab or self._leaving or self._closed
-        return not disturbed
+    def is_empty(self) -> bool:
+        """Whether no command waits that still matters. For any thread."""
+        return not (self.requests_waiting or self.slab_requests or self._leaving or self._closed)
 
     @property
-    def wanted_by(self) -> ev.GivenUp:
-        """Who disturbs."""
+    def waiting_for(self) -> ev.GivenUp:
+        """The command that goes first, where the inbox is not empty."""
         if self._leaving:
             return "bug"
         if self.requests_waiting:
             return "request"
-        return "slab_needed" if self.asked_for_slab else "closing"
+        return "slab_needed" if self.slab_requests else "closing"
 
     def _taken(self, command: Command) -> Command:
         if isinstance(command, Serve):
             self.requests_waiting -= 1
         elif isinstance(command, LeaveService):
             self._leaving = False
-        elif command.done in self.asked_for_slab:
-            self.asked_for_slab.remove(command.done)
+        elif command.done in self.slab_requests:
+            self.slab_requests.remove(command.done)
         return command

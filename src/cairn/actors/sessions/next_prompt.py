@@ -1,13 +1,13 @@
 """
-What the next prompt of a conversation will begin with, found out before it comes.
+Predicts what the next prompt of a conversation begins with.
 
-A client sends the answer back, its thoughts and calls apart, and says something more. The template
-may render the answer, and even older turns, in another way then than what was generated: Qwen3's
-drops what was thought as soon as a user speaks, and a call's JSON gets the template's spacing. So
-the whole is rendered as that request would have it, with two different messages at its end; what
-the token ids of the two have in common is there whatever is said, but for the last token of it
-perhaps, with which a tokenizer may join what a third message begins with. It is a matter of speed
-alone: a prompt's tokens, and the blocks it reuses, follow from the prompt itself.
+A client sends the answer back, with reasoning and calls as separate fields, and adds a message. The
+template may then render the answer, and even older turns, differently from what was generated:
+Qwen3's drops the reasoning as soon as a user speaks, and a call's JSON gets the template's spacing.
+So the conversation is rendered as that request would have it, twice, with two different messages at
+its end. What the two have in common at their beginning is the prediction. Its last token may be
+wrong, because a tokenizer may join it with the first text of a third message. Only speed depends on
+it: a prompt's tokens, and the blocks it reuses, follow from the prompt itself.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Step = Callable[[Callable[[], bool]], Awaitable[Ids | None]]
 
 
 class Unrendered(Exception):
-    """A conversation with its answer could not be brought to tokens. The cause says why."""
+    """A conversation with its answer could not be rendered or tokenised; see the cause."""
 
 
 @attrs.frozen
 class Beginning:
     """
-    What the next prompt will begin with.
+    What the next prompt begins with.
 
     Attributes:
-        next_role: who is expected to speak.
-        ids: its token ids from the first one on, up to where what is said next makes a difference.
+        next_role: the role of the message that is expected next.
+        ids: its token ids from the first one on, up to where that message makes a difference.
     """
 
     next_role: NextRole
@@ -48,16 +48,16 @@ class Beginning:
 
 
 class NextPrompt:
-    """Renders conversations one turn further. Changes nothing."""
+    """Renders conversations one turn ahead. Changes nothing."""
 
     def __init__(self, tokenizer: Any, encoder: Encoder, tokenizing: trio.CapacityLimiter) -> None:
         """
         Args:
             tokenizer: mlx-lm's wrapper.
-            encoder: tokenises what is new, and remembers it for the request that will come.
-            tokenizing: who tokenises holds this. It is given back between two renderings, and one
-                that has waited for it looks first whether it is wanted still. So a request waits
-                for the one in hand at most, however many sessions render.
+            encoder: tokenises what is new, and caches it for the next request.
+            tokenizing: held while tokenising. It is released between two renderings, and one that
+                has waited for it first checks whether it is still needed. So a request waits for
+                one rendering at most, however many sessions render.
         """
         self._tokenizer = tokenizer
         self._encoder = encoder
@@ -66,36 +66,36 @@ class NextPrompt:
     async def beginning(
         self,
         conversation: Conversation,
-        said: Message,
+        message: Message,
         tenant: str,
         in_idle_time: Callable[[Step], Awaitable[Ids | None]],
     ) -> Beginning | None:
         """
-        What the prompt after this answer will begin with; None where there was no time. May be
-        cancelled: the rendering in hand goes on in its thread then, and nobody hears of it.
+        What the prompt after this answer begins with; None if the idle time ended before. May be
+        cancelled: a rendering that runs then ends in its thread, and its result is dropped.
 
         Args:
-            said: the answer, as its client will send it back.
-            tenant: whose conversation it is.
-            in_idle_time: runs each rendering when that disturbs nobody.
+            message: the answer, as its client will send it back.
+            tenant: that the conversation belongs to.
+            in_idle_time: runs each rendering in idle time.
 
         Raises:
-            Unrendered: the template cannot render it, or the tokenizer not take it.
+            Unrendered: the template cannot render it, or the tokenizer cannot encode it.
         """
-        one, other = prompts.next_turns(conversation, said)
-        first = await in_idle_time(lambda wanted: self._ids(one, tenant, wanted))
+        one, other = prompts.next_turns(conversation, message)
+        first = await in_idle_time(lambda still_needed: self._ids(one, tenant, still_needed))
         if first is None:
             return None
-        second = await in_idle_time(lambda wanted: self._ids(other, tenant, wanted))
+        second = await in_idle_time(lambda still_needed: self._ids(other, tenant, still_needed))
         if second is None:
             return None
-        return Beginning(prompts.next_role(said), first[: common_length(first, second)])
+        return Beginning(prompts.next_role(message), first[: common_length(first, second)])
 
     async def _ids(
-        self, conversation: Conversation, tenant: str, wanted: Callable[[], bool]
+        self, conversation: Conversation, tenant: str, still_needed: Callable[[], bool]
     ) -> Ids | None:
         def render() -> Ids | None:
-            if not wanted():
+            if not still_needed():
                 return None
             text = prompts.render(self._tokenizer, conversation)
             return self._encoder.encode(text, tenant=tenant)
@@ -104,5 +104,7 @@ class NextPrompt:
             return await trio.to_thread.run_sync(
                 render, limiter=self._tokenizing, abandon_on_cancel=True
             )
-        except Exception as error:  # template and tokenizer are the model's: anything may come out
+        except (
+            Exception
+        ) as error:  # template and tokenizer come with the model and may raise anything
             raise Unrendered(f"{type(error).__name__}: {error}") from error

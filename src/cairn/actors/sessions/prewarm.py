@@ -1,20 +1,24 @@
 """
-Anticipation, a step of settling: what the next prompt will begin with is computed before it comes.
+Prewarm, the last step of a request: compute canonical KV for the next one before it comes.
 
-What that is, ``ahead`` finds out; here it is put on record and computed.
+What the next prompt begins with is predicted (``next_prompt.py``), recorded and computed, a block
+at a time in idle time. Where it cannot be predicted, prompt and answer are computed instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import attrs
 import structlog
 
-from cairn.actors.idle.idle_time import IdleTime
+from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import Copy, SessionCache
 from cairn.actors.sessions.context import SessionContext
+from cairn.actors.sessions.idle_time import IdleTime
+from cairn.actors.sessions.inbox import Inbox
 from cairn.actors.sessions.next_prompt import Beginning, Unrendered
 from cairn.engine.prompt.template import Conversation, Message, TemplateError
 from cairn.journal import events as ev
@@ -26,46 +30,82 @@ log = structlog.get_logger("cairn")
 
 @attrs.frozen
 class Prewarm:
-    """What is anticipated behind one answer."""
+    """Computes ahead for one session."""
 
     context: SessionContext
     cache: SessionCache
-    idle_time: IdleTime
+    inbox: Inbox
 
-    async def compute(self, conversation: Conversation, said: Message) -> bool | None:
+    async def next_turn(self, ticket: Ticket, message: Message | None) -> bool:
         """
-        Compute the blocks that are missing of what the next prompt will begin with.
+        Compute the blocks that the next request will reuse.
 
         Args:
-            conversation: what was asked.
-            said: the answer.
+            ticket: the request that was answered.
+            message: the answer, as its client will send it back; None where it was cut off.
 
         Returns:
-            False where somebody wanted something before all was there; None where nothing is to be
-            anticipated.
+            False if a command came before all of them were there.
         """
-        beginning = await self._beginning(conversation, said)
+        if message is None or self.cache.session.slab is None:
+            return True
+        idle_time = IdleTime(self.context.activity, self.inbox, self.context.patience_s)
+        conversation = ticket.prepared.command.conversation
+        if self.context.next_prompt is not None and conversation is not None:
+            complete = await self._predicted(conversation, message, idle_time)
+            if complete is not None:
+                return complete
+        return await self._prompt_and_answer(idle_time)
+
+    async def _prompt_and_answer(self, idle_time: IdleTime) -> bool:
+        """Compute the missing blocks of prompt and answer. False if a command came before that."""
+        cache = self.cache
+        session = cache.session
+        assert session.last is not None
+        sequence, sealed = session.last.sequence, len(session.slab_keys)
+        if sealed == len(sequence) // cache.block_tokens or not cache.is_indexed(len(sequence)):
+            return True
+        if self.context.facts.policy is not None and not sealed and session.last.prompt_keys:
+            return True  # it was all cut off; the next request copies in what it needs
+        keys = cache.keys(sequence, session.last.prompt_keys)
+        for place in range(sealed, len(keys)):
+            done = await compute_block(cache, idle_time, sequence, keys[place], place)
+            if done != "sealed":
+                return done is not None
+        return True
+
+    async def _predicted(
+        self, conversation: Conversation, message: Message, idle_time: IdleTime
+    ) -> bool | None:
+        """
+        Compute the missing blocks of what the next prompt begins with.
+
+        Returns:
+            False if a command came before all of them were there; None where nothing can be
+            predicted.
+        """
+        beginning = await self._beginning(conversation, message, idle_time)
         if beginning is None:
-            # Unrendered, or disturbed: only then is there something that was left out.
-            return None if self.idle_time.lasts() else False
-        begun = await self.idle_time.run(lambda _: self._begin(beginning))
+            # Not rendered, or interrupted: only then is something left out.
+            return None if idle_time.lasts() else False
+        begun = await idle_time.run(lambda _: self._begin(beginning))
         if not begun:
             return begun is not None
-        prewarm = self._prewarm
-        if (ended_by := await self._reuse(prewarm)) is not None:
-            self._give_up(ended_by, 0)
+        prewarm = self._open
+        if (ended_by := await self._reuse(prewarm, idle_time)) is not None:
+            self._abandon(ended_by, 0)
             return ended_by == "doubt"
         computed = 0
         for place in range(prewarm.blocks_from_slab + prewarm.blocks_from_pool, len(prewarm.keys)):
-            done = await self.idle_time.settle_chunk(
-                prewarm.ids, prewarm.keys[place], place, prewarmed=True
+            done = await compute_block(
+                self.cache, idle_time, prewarm.ids, prewarm.keys[place], place, prewarmed=True
             )
-            computed = self._prewarm.computed_tokens
+            computed = self._open.computed_tokens
             if done is None:
-                self._give_up(self.idle_time.ended_by, computed)
+                self._abandon(idle_time.ended_by, computed)
                 return False
             if done == "doubt":
-                self._give_up("doubt", computed)
+                self._abandon("doubt", computed)
                 return True
         self.cache.append(
             ev.PrewarmFinished(
@@ -74,40 +114,40 @@ class Prewarm:
         )
         return True
 
-    async def _beginning(self, conversation: Conversation, said: Message) -> Beginning | None:
-        """
-        What the next prompt will begin with; None where that cannot be known, or there is no time.
-        """
+    async def _beginning(
+        self, conversation: Conversation, message: Message, idle_time: IdleTime
+    ) -> Beginning | None:
+        """What the next prompt begins with; None where it is unknown or a command came."""
         assert self.context.next_prompt is not None
         try:
             return await self.context.next_prompt.beginning(
-                conversation, said, self.cache.session.tenant, self.idle_time.run
+                conversation, message, self.cache.session.tenant, idle_time.run
             )
         except Unrendered as error:
             if not isinstance(error.__cause__, TemplateError):
                 log.warning("the next turn was not rendered", session=self.cache.id, exc_info=error)
-            self._give_up("unrendered", 0)
+            self._abandon("unrendered", 0)
         return None
 
     async def _begin(self, beginning: Beginning) -> bool:
         """
-        Put on record what is anticipated and what of it is there, with pins on that. False where
-        all of it is, or where it is too short to be kept.
+        Record what is to be computed and which blocks of it exist, and pin those. False if all of
+        it exists, or if it is too short to be cached.
         """
-        cache, chunk = self.cache, self.cache.chunk
+        cache, block_tokens = self.cache, self.cache.block_tokens
         last, slab = cache.session.last, cache.session.slab
         assert last is not None and slab is not None
-        full = min(len(beginning.ids), slab.capacity_tokens) // chunk
-        ids = beginning.ids[: full * chunk]
+        full = min(len(beginning.ids), slab.capacity_tokens) // block_tokens
+        ids = beginning.ids[: full * block_tokens]
         if not cache.is_indexed(len(beginning.ids)):
             return False
         base_tokens = paths.common_length(last.sequence, ids)
-        base_keys = min(base_tokens, len(last.prompt_ids)) // chunk
+        base_keys = min(base_tokens, len(last.prompt_ids)) // block_tokens
         keys = cache.keys(ids, last.prompt_keys[:base_keys])
         async with self.context.memory.eviction_lock:
             state = self.context.sequencer.state
-            kept, shared = paths.reusable_prewarm(state, cache.session, keys)
-            if kept + shared == len(keys):
+            from_slab, from_pool = paths.reusable_prewarm(state, cache.session, keys)
+            if from_slab + from_pool == len(keys):
                 return False
             cache.append(
                 ev.PrewarmStarted(
@@ -119,39 +159,80 @@ class Prewarm:
                     new_ids=ids[base_tokens:],
                     base_keys=base_keys,
                     new_keys=keys[base_keys:],
-                    blocks_from_slab=kept,
-                    blocks_from_pool=shared,
+                    blocks_from_slab=from_slab,
+                    blocks_from_pool=from_pool,
                 )
             )
         return True
 
     @property
-    def _prewarm(self) -> OpenPrewarm:
+    def _open(self) -> OpenPrewarm:
         prewarm = self.cache.session.prewarm
         assert prewarm is not None
         return prewarm
 
-    async def _reuse(self, prewarm: OpenPrewarm) -> ev.GivenUp | None:
-        """Bring the slab to what is there of it; why not, where that ended before."""
+    async def _reuse(self, prewarm: OpenPrewarm, idle_time: IdleTime) -> ev.GivenUp | None:
+        """Bring the slab to the blocks that exist. The reason, if it ended before that."""
         cache = self.cache
-        held = prewarm.blocks_from_slab * cache.chunk
+        held = prewarm.blocks_from_slab * cache.block_tokens
         if cache.session.cached_tokens > held:
-            await cache.trim(held, "not in what is anticipated")
+            await cache.trim(held, "not part of the next prompt")
         keys = prewarm.keys[prewarm.blocks_from_slab :][: prewarm.blocks_from_pool]
         for copy in cache.copies(keys, held):
-            done = await self.idle_time.run(partial(self._copied, copy))
+            done = await idle_time.run(partial(self._copied, copy))
             if not done:
                 await cache.end_copy()
-                return self.idle_time.ended_by if done is None else "doubt"
+                return idle_time.ended_by if done is None else "doubt"
         return None
 
-    async def _copied(self, copy: Copy, wanted: Callable[[], bool]) -> bool | None:
-        # Not before the wait, in which others may find a block wrong.
-        if self.cache.is_quarantined(copy.keys):
+    async def _copied(self, copy: Copy, still_needed: Callable[[], bool]) -> bool | None:
+        # Checked after the wait, in which another session may quarantine a block.
+        if self.cache.has_quarantined(copy.keys):
             return False
-        return await self.cache.restore_prewarmed(copy, wanted) or None
+        return await self.cache.restore_prewarmed(copy, still_needed) or None
 
-    def _give_up(self, reason: ev.GivenUp, computed: int) -> None:
+    def _abandon(self, reason: ev.GivenUp, computed: int) -> None:
         self.cache.append(
             ev.PrewarmAbandoned(session=self.cache.id, reason=reason, computed_tokens=computed)
         )
+
+
+async def compute_block(
+    cache: SessionCache,
+    idle_time: IdleTime,
+    ids: Sequence[int],
+    key: str,
+    place: int,
+    *,
+    prewarmed: bool = False,
+) -> Literal["sealed", "doubt"] | None:
+    """
+    Compute the block that follows what the slab holds, and seal it.
+
+    Args:
+        ids: of the whole sequence.
+        key: of the block.
+        place: of the block in the sequence.
+        prewarmed: whether no request asks for it, see ``Memory.seal``.
+
+    Returns:
+        None if the idle time ended before; ``doubt`` if the block, or one that it is built on, is
+        quarantined: nothing of it stays in the slab.
+    """
+    start, end = place * cache.block_tokens, (place + 1) * cache.block_tokens
+
+    async def step(still_needed: Callable[[], bool]) -> bool | None:
+        # Checked after the wait, in which another session may quarantine a block.
+        if not cache.can_seal(key, start):
+            return False
+        return await cache.settle(ids[start:end], still_needed) or None
+
+    ran = await idle_time.run(step)
+    if ran is None:
+        return None
+    if not cache.can_seal(key, start):
+        if ran:
+            await cache.trim(start, "a quarantined block, or built on one")
+        return "doubt"
+    await cache.seal(key, start, end, prewarmed=prewarmed)
+    return "sealed"

@@ -1,6 +1,5 @@
 """
-The sessions that are there: each has an actor, which begins to live when a request comes for it,
-and ends alone.
+The sessions of a server. Each has an actor, which is started by a request for it and ends alone.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ from cairn.journal.state import SessionId
 
 log = structlog.get_logger("cairn")
 
+_EXPIRED = "its TTL has expired"
+
 
 class Sessions:
     """
-    Finds the actors of sessions, has them live, and closes sessions.
+    Finds and starts the actors of sessions, and closes sessions.
 
     Attributes:
-        actors: those that live, by their sessions' ids.
+        actors: those that run, by the ids of their sessions.
     """
 
     def __init__(self, context: SessionContext, limits: Limits) -> None:
@@ -36,29 +37,29 @@ class Sessions:
         self._limits = limits
         self._nursery: trio.Nursery | None = None
 
-    def live_in(self, nursery: trio.Nursery) -> None:
-        """Have the actors' tasks begin there. Before the first request."""
+    def start_in(self, nursery: trio.Nursery) -> None:
+        """Start the tasks of actors in this nursery. Before the first request."""
         self._nursery = nursery
 
     def end_all(self) -> None:
-        """Have all actors end when what they have in hand is done. Their sessions stay."""
+        """End all actors when they have done what they have in hand. Their sessions stay open."""
         for actor in self.actors.values():
             actor.close()
 
     def quarantine_of(self, name: str | None) -> str | None:
-        """The bug that took a named session out of service, if one did."""
+        """The id of the bug that quarantined a named session, if one did."""
         named = self._sequencer.state.sessions.get(SessionId(name)) if name else None
         return named.bug_id if named is not None else None
 
-    def dismiss_unopened(self, session_id: str | None) -> None:
-        """End an actor that never came to be a session, and that nobody waits for."""
+    def drop_unopened(self, session_id: str | None) -> None:
+        """End an actor whose session was never opened and that no request waits for."""
         actor = self.actors.get(session_id) if session_id is not None else None
-        if actor is not None and not actor.opened and not actor.line.locked():
+        if actor is not None and not actor.opened and not actor.turn.locked():
             del self.actors[actor.id]
             actor.close()
 
     def actor(self, session_id: str, ticket: Ticket, *, named: bool) -> SessionActor:
-        """The actor of a session, which begins to live where it did not."""
+        """The actor of a session, started if it does not run."""
         actor = self.actors.get(session_id)
         if actor is None or actor.ended:
             command = ticket.prepared.command
@@ -67,48 +68,47 @@ class Sessions:
             )
             self.actors[session_id] = actor
             assert self._nursery is not None
-            self._nursery.start_soon(self._live, actor)
+            self._nursery.start_soon(self._run, actor)
         return actor
 
-    async def _live(self, actor: SessionActor) -> None:
-        """A session's task. What it could not handle itself ends it, and nobody else."""
+    async def _run(self, actor: SessionActor) -> None:
+        """The task of an actor. An error that it could not handle ends this session alone."""
         try:
             await actor.run()
         except WriterDied:
-            pass  # no fault of the session's; what killed the writer stops the server, and says so
+            pass  # not this session's fault; what killed the writer stops the server and is logged
         except Exception:
             log.exception("session ended", session=actor.id)
         finally:
             if self.actors.get(actor.id) is actor:
                 del self.actors[actor.id]
 
-    def taken_out(self, session_id: str) -> None:
-        """Tell a session that a check took it out of service, where it is still there."""
+    def report_quarantine(self, session_id: str) -> None:
+        """Have a session that a check has quarantined release its slab, if its actor runs."""
         actor = self.actors.get(session_id)
         if actor is not None:
             actor.leave_service()
 
     async def give_up_slab(self, session_id: str, reason: str) -> None:
         """
-        Have a session give up the slab that it holds.
+        Have a session release its slab.
 
         Raises:
-            LookupError: it has no actor, so nobody could.
+            LookupError: it has no actor.
         """
         actor = self.actors.get(session_id)
         if actor is None:
             raise LookupError(f"session {session_id} holds a slab and has no actor")
         await actor.give_up_slab(reason)
 
-    async def close_over(self, session_id: str) -> None:
-        """Close a session whose life is over, unless somebody wants something meanwhile."""
-        reason = "its life is over"
+    async def close_expired(self, session_id: str) -> None:
+        """Close a session whose TTL is over, unless a request comes before that."""
         held = self._sequencer.state.sessions.get(SessionId(session_id))
         if held is not None and held.slab is not None:
-            await self.give_up_slab(session_id, reason)
+            await self.give_up_slab(session_id, _EXPIRED)
         now = self._sequencer.state.sessions.get(SessionId(session_id))
         if now is not None and now.slab is None and self._context.activity.upkeep_may_begin:
-            self._close(session_id, reason)
+            self._close(session_id, _EXPIRED)
 
     def _close(self, session_id: str, reason: str) -> None:
         actor = self.actors.pop(session_id, None)
@@ -116,15 +116,15 @@ class Sessions:
             actor.close()
         self._sequencer.append(ev.SessionClosed(session=session_id, reason=reason))
 
-    def forget_sessions(self) -> None:
-        """Keep the number of remembered sessions bounded."""
+    def close_excess(self) -> None:
+        """Close the least recently used sessions over the limit."""
         while session := eviction.session_to_forget(self._sequencer.state, self._limits.sessions):
             self._close(session.id, "least recently used")
 
     async def close_session(self, session_id: str, reason: str) -> None:
         """
-        End a session that nobody is at work in and that nobody will name meanwhile, also one that a
-        bug took out of service: the bug stays on record.
+        Close a session that no request is using or will name meanwhile, even a quarantined one: its
+        bug stays on record.
         """
         actor = self.actors.get(session_id)
         if actor is not None and not actor.ended:

@@ -6,20 +6,13 @@ Rules of this module and of those that hold its steps:
 1. A session does things in the order of ``lifecycle.STEPS``, and everything that it does to its
    cache goes through ``SessionCache`` as an event that carries what the engine measured.
 2. It knows of its cache what the journal's fold says, and keeps no second account.
-3. With a request in hand it waits for nothing but the engine and memory. In its own time it waits
-   for all other requests, and never for them with a request in its inbox. Replies carry the
-   receipt that they wait for.
+3. With a request in hand it waits for nothing but the engine and memory. For work of its own it
+   waits until no request is in flight, and does none while a request is in its inbox. Replies carry
+   the receipt that they wait for.
 
-A request is served in six steps: take it (``taking``: one append with the decision); lay the stones
-(slab, trim, shared blocks), prefill what is not there, decode, finish (``answering``); settle
-(``settling``). A client that goes away ends it at the next step.
-
-To settle is to compute canonical KV over what the next prompt will begin with (``anticipation``),
-where that can be rendered, else over prompt and answer. It is the session's own time: a command in
-the inbox ends it.
-
-A session that nobody wants anything of for a while gives its slab up by itself, where all of it
-lies in blocks: memory holds a conversation at rest once, and what several share once for all.
+``_serve`` has the way of a request: claim, restore the prefix, prefill, decode, finish, and prewarm
+what the next request will begin with. An idle session gives up its slab after a while if all of it
+is in blocks, so that memory holds an idle conversation once.
 """
 
 from __future__ import annotations
@@ -32,9 +25,10 @@ from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
 from cairn.actors.sessions.claim import Claim
 from cairn.actors.sessions.context import SessionContext
-from cairn.actors.sessions.generate import Answering, Gone
+from cairn.actors.sessions.generate import Generation, Gone
 from cairn.actors.sessions.inbox import Command, GiveUpSlab, Inbox, Serve
-from cairn.actors.sessions.settle import Settling
+from cairn.actors.sessions.prewarm import Prewarm
+from cairn.actors.sessions.settle import Settle
 from cairn.engine.reports import EngineFault
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
@@ -43,8 +37,8 @@ from cairn.journal.lifecycle import SessionState
 log = structlog.get_logger("cairn")
 
 
-_AT_REST = "at rest, and all of it lies in blocks"
-"""Why a session gives its slab up that nobody asked for it."""
+_IDLE = "idle, and all of it is in blocks"
+"""The reason on record where a session gives up its slab unasked."""
 
 
 class SessionActor:
@@ -52,8 +46,8 @@ class SessionActor:
     The actor of one session.
 
     Attributes:
-        line: who names this session waits here for its turn.
-        inbox: what others want of it.
+        turn: requests that name this session wait here for their turn.
+        inbox: its commands.
         cache: what it holds.
         ended: whether the actor takes no more commands.
     """
@@ -68,13 +62,14 @@ class SessionActor:
         named: bool,
     ) -> None:
         self.id = session_id
-        self.line = trio.Lock()
+        self.turn = trio.Lock()
         self.inbox = Inbox()
         self.cache = SessionCache(session_id, tenant, context)
         self.ended = False
         self._context = context
         self._claim = Claim(context=context, cache=self.cache, group=group, named=named)
-        self._settling = Settling(context, self.cache, self.inbox)
+        self._prewarm = Prewarm(context, self.cache, self.inbox)
+        self._settle = Settle(context, self.cache, self.inbox)
 
     @property
     def opened(self) -> bool:
@@ -84,130 +79,120 @@ class SessionActor:
     # --- commands, for other tasks -----------------------------------------------------------
 
     async def serve(self, ticket: Ticket) -> None:
-        """Have the session serve a request, and wait until it has left the session's hands."""
+        """Serve a request, and wait until the session has done with it."""
         await self.inbox.serve(ticket)
 
     async def give_up_slab(self, reason: str) -> None:
         """
-        Have a session without a request release its slab. Nothing happens where it holds none, or
-        where it takes a request first: who asks must not wait for that request's end.
+        Release the slab, if there is one and no request takes it first: the caller does not wait
+        for the end of that request.
         """
         await self.inbox.give_up_slab(reason)
 
     def leave_service(self) -> None:
-        """
-        A bug that broke no step of the session's own has taken it out of service: that is on record
-        already, and its slab is to be given back.
-        """
+        """Release the slab: a bug found elsewhere has quarantined the session, on record."""
         self.inbox.leave_service()
 
     def close(self) -> None:
-        """End the actor when it is at rest."""
+        """End the actor when it has nothing left to do."""
         self.inbox.close()
+
+    # --- the way of a request -----------------------------------------------------------------
+
+    async def _serve(self, ticket: Ticket) -> None:
+        claimed = await self._claim.claim(ticket)
+        if claimed is None:
+            return  # refused, or another session's by now
+        self.inbox.keep_slab()
+        generation, message = Generation(self._context, self.cache, ticket), None
+        try:
+            await generation.restore_prefix()
+            # Not before there is a slab: until then the request may still be refused.
+            ticket.reply(*claimed)
+            first = await generation.prefill()
+            answer = await generation.decode(first)
+            message = answer.finish()
+        except Gone as gone:
+            self.cache.append(
+                ev.RequestCancelled(session=self.id, request=ticket.id, stage=gone.stage)
+            )
+        # The client has its answer. What follows is work of the session's own.
+        ticket.left_turn.set()
+        await self._settle.cut_back()
+        complete = await self._prewarm.next_turn(ticket, message)
+        await self.cache.rest(complete)
+        await self._settle.write_through()
 
     # --- the actor ------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve commands until ``close``, or until the session is quarantined."""
+        """Execute commands until ``close``, or until the session is quarantined."""
         try:
             async for command in self.inbox:
-                await self._at_work(command)
-                if self.cache.out_of_service:
+                await self._execute(command)
+                if self.cache.is_quarantined:
                     break
-                if not await self._settling.has_rested_long():
-                    # Somebody wants it. Whoever took it out of service meanwhile is heard first:
-                    # its slab is still to be given back.
-                    continue
-                await self._at_work(GiveUpSlab(trio.Event(), _AT_REST, to_system=True))
-                if self.cache.out_of_service:
+                if not await self._settle.outlasts_idle_limit():
+                    continue  # a command came; that of a quarantine is still to release the slab
+                await self._execute(GiveUpSlab(trio.Event(), _IDLE, to_system=True))
+                if self.cache.is_quarantined:
                     break
         finally:
             self.ended = True
             self.inbox.close()
             self._turn_away()
 
-    async def _at_work(self, command: Command) -> None:
-        with self._context.activity.session_at_work():
-            await self._obey(command)
-
-    async def _obey(self, command: Command) -> None:
+    async def _execute(self, command: Command) -> None:
         ticket = command.ticket if isinstance(command, Serve) else None
-        try:
-            if ticket is not None and self.cache.out_of_service:
-                ticket.rerouted = True
-            elif ticket is not None:
-                await self._serve(ticket)
-            elif isinstance(command, GiveUpSlab):
-                await self._release_for(command)
-            if self.cache.out_of_service:
-                await self._leave_service()
-        except BugError as bug:
-            await self._break(ticket, bug)
-        except Exception as error:
-            # Who is taken out of service in the middle of a step has no request to go on with.
-            found = self.cache.taken_out() or self._context.sequencer.crash(self.id, error)
-            await self._break(ticket, found)
-        finally:
-            command.done.set()
+        with self._context.activity.session_at_work():
+            try:
+                if ticket is not None and self.cache.is_quarantined:
+                    ticket.rerouted = True
+                elif ticket is not None:
+                    await self._serve(ticket)
+                elif isinstance(command, GiveUpSlab):
+                    await self._release_for(command)
+                if self.cache.is_quarantined:
+                    await self._leave_service()
+            except BugError as bug:
+                await self._break(ticket, bug)
+            except Exception as error:
+                # A session that was quarantined in the middle of a step has no request to go on
+                # with, so that bug explains the error.
+                found = self.cache.quarantined_meanwhile()
+                found = found or self._context.sequencer.crash(self.id, error)
+                await self._break(ticket, found)
+            finally:
+                command.done.set()
 
     async def _release_for(self, command: GiveUpSlab) -> None:
-        # Of several that asked, the first may have closed the session as soon as it had the slab.
+        # If several asked, the first may have closed the session as soon as it had the slab.
         held = self.cache.held
         if not command.done.is_set() and held is not None and held.slab is not None:
             await self.cache.release_slab(command.reason)
             if command.to_system:
-                await self._settling.give_memory_back()
+                await self._settle.give_memory_back()
 
     async def _leave_service(self) -> None:
-        self.cache.look_up_seq()
+        self.cache.resync()
         if self.cache.session.slab is not None:
             await self.cache.release_slab(f"bug {self.cache.session.bug_id}")
 
-    async def _serve(self, ticket: Ticket) -> None:
-        async with self._context.memory.eviction_lock:
-            await self._claim.load_blocks(ticket)
-            if ticket.gone is not None:
-                return
-            closed = self._context.sequencer.state.admission_bug
-            if closed is not None:
-                ticket.fail(Broken(closed))
-                return
-            taken = self._claim.take(ticket)
-        if taken is None:
-            ticket.rerouted = True
-            return
-        self.inbox.keep_slab()
-        said = None
-        answering = Answering(self._context, self.cache, ticket)
-        try:
-            await answering.restore_prefix()
-            # Not before there is a slab: until then the request may still be refused.
-            ticket.reply(*taken)
-            said = await answering.answer(await answering.prefill())
-        except Gone as gone:
-            self.cache.append(
-                ev.RequestCancelled(session=self.id, request=ticket.id, stage=gone.stage)
-            )
-        # The client has its answer; what follows is the session's own time.
-        ticket.left_turn.set()
-        await self._settling.settle(ticket, said)
-        await self._settling.write_through()
-
     async def _break(self, ticket: Ticket | None, bug: BugError) -> None:
         """
-        A bug came to light: tell the client, and give back what the session holds. Who has the
-        whole answer hears nothing of it, and who waits for another one beside it goes on.
+        Report a bug to the client, and release what the session holds. A client that has the whole
+        answer is not told; one that waits for another answer of the same request waits on.
         """
         if ticket is not None:
             if not ticket.finished:
                 ticket.fail(Broken(bug.bug_id))
             ticket.left_turn.set()
         cache = self.cache
-        cache.look_up_seq()
+        cache.resync()
         if cache.held is None:
             return
         if cache.session.request is not None:
-            # The bug was another's: this request ends with it, and the session goes on.
+            # The bug was in another session: this request ends with it, and the session goes on.
             request = cache.session.request.ask.request
             cache.append(ev.RequestCancelled(session=self.id, request=request, stage="bug"))
         if (prewarm := cache.session.prewarm) is not None:
@@ -220,14 +205,14 @@ class SessionActor:
             try:
                 await cache.release_slab(f"bug {bug.bug_id}")
             except EngineFault as fault:
-                # The bug is on record, and the pool's next measure (INV-5) will not add up.
+                # The bug is on record, and the pool's next measurement (INV-5) will not add up.
                 log.error("slab not released", session=self.id, bug_id=bug.bug_id, fact=str(fault))
                 return
         if cache.session.state is SessionState.SETTLING:
             cache.append(ev.SessionSettled(session=self.id, canonical_tokens=0, complete=False))
 
     def _turn_away(self) -> None:
-        """Requests that were still in the inbox look for another session, or hear of the bug."""
+        """Requests that are still in the inbox look for another session, or report the bug."""
         for command in self.inbox.left_over():
             if isinstance(command, Serve):
                 command.ticket.rerouted = True

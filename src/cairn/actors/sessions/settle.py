@@ -1,6 +1,6 @@
 """
-What a session does behind an answer, in its own time: it computes canonical KV for the next
-request, comes to rest, has its blocks written, and can do without its slab after a while.
+Settle, the steps around prewarming that bring a session to rest after an answer: its slab keeps
+canonical KV alone, its blocks are written to files, and after a while it can do without the slab.
 """
 
 from __future__ import annotations
@@ -8,68 +8,51 @@ from __future__ import annotations
 import attrs
 import trio
 
-from cairn.actors.idle.idle_time import IdleTime
-from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
 from cairn.actors.sessions.context import SessionContext
+from cairn.actors.sessions.idle_time import IdleTime
 from cairn.actors.sessions.inbox import Inbox
-from cairn.actors.sessions.prewarm import Prewarm
-from cairn.engine.prompt.template import Message
 from cairn.journal import eviction
 
 
 @attrs.frozen
-class Settling:
+class Settle:
     """Brings one session to rest."""
 
     context: SessionContext
     cache: SessionCache
     inbox: Inbox
 
-    async def settle(self, ticket: Ticket, said: Message | None) -> None:
-        """
-        Compute canonical KV for the next request, a chunk at a time, until somebody wants
-        something, and come to rest.
-
-        Args:
-            said: the answer, as its client will send it back; None where there is none.
-        """
-        cache, facts = self.cache, self.context.facts
-        session = cache.session
-        sealed = len(session.slab_keys)
-        if session.slab is not None and not facts.reusable:
-            await cache.release_slab("this model's caches cannot be cut back")
-        elif session.slab is not None and session.cached_tokens > sealed * cache.chunk:
-            await self._cut_back(sealed * cache.chunk)
-        complete = True
-        # A prompt that was cut off is not read to its end for nobody.
-        if said is not None and cache.session.slab is not None:
-            complete = await self._compute(ticket, said)
-        await cache.rest(complete)
-
-    async def _cut_back(self, end: int) -> None:
-        """Cut off what is not canonical; all of it, where the window has moved on from what is."""
-        policy, session = self.context.facts.policy, self.cache.session
-        if policy is None or policy.reaches(session.window_start, end):
-            await self.cache.trim(end, "decoded or partial, so not canonical")
-        else:
-            await self.cache.trim(0, "the window has moved on from what is canonical")
+    async def cut_back(self) -> None:
+        """Remove what is not canonical from the slab: decoded tokens and a partial block."""
+        session = self.cache.session
+        canonical = len(session.slab_keys) * self.cache.block_tokens
+        if session.slab is None:
+            return
+        if not self.context.facts.reusable:
+            await self.cache.release_slab("this model's caches cannot be cut back")
+        elif session.cached_tokens > canonical:
+            policy = self.context.facts.policy
+            if policy is None or policy.reaches(session.window_start, canonical):
+                await self.cache.trim(canonical, "decoded or partial, so not canonical")
+            else:
+                await self.cache.trim(0, "the window has moved on from what is canonical")
 
     async def write_through(self) -> None:
         """
-        Have the blocks of this conversation written to files while nobody wants anything, so that a
-        server that is lost loses little; then those leave memory that its window has left behind.
+        Write the blocks of this conversation to files while the inbox is empty, so that little is
+        lost with the server; then evict those that its window has left behind.
         """
-        # Not those of the slab alone: a window that has moved on leaves none in it.
+        # Not only those of the slab: a window that has moved on leaves none in it.
         for key in eviction.chain_of(self.cache.session):
-            if not await self.context.memory.write_through(key, lambda: self.inbox.undisturbed):
+            if not await self.context.memory.write_through(key, lambda: self.inbox.is_empty):
                 return
-        await self.context.memory.release_idle(self.cache.id, lambda: self.inbox.undisturbed)
+        await self.context.memory.release_idle(self.cache.id, lambda: self.inbox.is_empty)
 
-    async def has_rested_long(self) -> bool:
+    async def outlasts_idle_limit(self) -> bool:
         """
-        Let the session rest, where it holds a slab that it can do without. Whether nobody wanted
-        anything for so long that it is to give the slab up.
+        Wait with a slab that the session can do without. Whether no command came for so long that
+        it is to be given up.
         """
         if not self._can_spare_slab():
             return False
@@ -80,47 +63,17 @@ class Settling:
 
     async def give_memory_back(self) -> None:
         """
-        Have what is free leave the process, when no request is under way: nobody's pass is to wait
-        for it, and who asks meanwhile may fill it. A step of its own: whatever comes of it, that
-        the slab is closed is on record.
+        Return free memory to the operating system while no request is in flight, so that no pass
+        waits for it. A step of its own: whatever comes of it, the closed slab is on record.
         """
         engine = self.context.engine
-        await IdleTime(self.context, self.cache, self.inbox).run(
-            lambda wanted: engine.settle(lambda mlx: mlx.give_back_memory(), lambda _: True, wanted)
+        await IdleTime(self.context.activity, self.inbox, self.context.patience_s).run(
+            lambda still_needed: engine.settle(
+                lambda mlx: mlx.give_back_memory(), lambda _: True, still_needed
+            )
         )
 
     def _can_spare_slab(self) -> bool:
         state, session = self.context.sequencer.state, self.cache.held
         known = session is not None and eviction.can_spare_slab(state, session)
-        return known and self.inbox.undisturbed
-
-    async def _compute(self, ticket: Ticket, said: Message) -> bool:
-        """
-        Compute what the next prompt will begin with, where that can be known, else prompt and
-        answer. False where somebody wanted something before all was there.
-        """
-        idle_time = IdleTime(self.context, self.cache, self.inbox)
-        conversation = ticket.prepared.command.conversation
-        if self.context.next_prompt is not None and conversation is not None:
-            prewarm = Prewarm(self.context, self.cache, idle_time)
-            complete = await prewarm.compute(conversation, said)
-            if complete is not None:
-                return complete
-        return await self._what_was_said(idle_time)
-
-    async def _what_was_said(self, idle_time: IdleTime) -> bool:
-        """Compute canonical KV over prompt and answer. False where somebody wanted something."""
-        cache = self.cache
-        session = cache.session
-        assert session.last is not None
-        sequence, sealed = session.last.sequence, len(session.slab_keys)
-        if sealed == len(sequence) // cache.chunk or not cache.is_indexed(len(sequence)):
-            return True
-        if self.context.facts.policy is not None and not sealed and session.last.prompt_keys:
-            return True  # it was all cut off; the next request copies in what it needs
-        keys = cache.keys(sequence, session.last.prompt_keys)
-        for place in range(sealed, len(keys)):
-            done = await idle_time.settle_chunk(sequence, keys[place], place)
-            if done != "sealed":
-                return done is not None
-        return True
+        return known and self.inbox.is_empty
