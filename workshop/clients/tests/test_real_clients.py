@@ -236,14 +236,14 @@ def test_a_network_of_ones_own_reaches_nobody():
     if into is None:
         pytest.skip("no network of one's own on this system")
     words = (
-        "import socket; from clients import alone; alone.raise_loopback();"
+        "import socket; from cairn_clients import alone; alone.raise_loopback();"
         "s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname());"
         "print(alone.reaches_others())"
     )
-    tools = Path(__file__).parents[1] / "tools"
+    sources = Path(__file__).parents[1] / "src"
     done = subprocess.run(
         [*into, sys.executable, "-c", words],
-        env={"PYTHONPATH": str(tools)},
+        env={"PYTHONPATH": str(sources)},
         capture_output=True,
         text=True,
         check=False,

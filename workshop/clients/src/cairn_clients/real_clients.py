@@ -30,8 +30,8 @@ from pathlib import Path
 
 import attrs
 
+# The helpers of the tests are not installed.
 sys.path.insert(0, str(Path(__file__).parents[4]))
-sys.path.insert(1, str(Path(__file__).parent))
 
 from cairn_clients import alone, coding, packages, scripted
 from cairn_clients.figures import Turn, faults, requests_of, turns_of
@@ -67,7 +67,7 @@ class Talk:
 def _library(name: str) -> Callable[[coding.Stage], None]:
     def hold(stage: coding.Stage) -> None:
         at = stage.place(PYTHONPATH=str(stage.program))
-        talk = Path(__file__).with_name("clients") / "talk.py"
+        talk = Path(__file__).with_name("talk.py")
         told = run(at, sys.executable, "-P", talk, name, stage.url, stage.model)
         stage.rest()
         (first, *later) = [json.loads(line)["cached"] for line in told.splitlines()]

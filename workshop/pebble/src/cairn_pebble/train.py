@@ -45,8 +45,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from cairn.engine.model.files import directory_fault
 from cairn_pebble import by_hand, evaluation, plain
 from cairn_pebble.recipe import STAGES, Shape
