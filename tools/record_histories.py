@@ -100,7 +100,7 @@ class Talk:
         server = self.house.server
         while not set(server.statistics().sessions) <= at_rest:  # noqa: ASYNC110
             await trio.sleep(0.01)  # nobody sets an event when all of them are at rest
-        await server._writer.wait_committed(server._sequencer.state.position)
+        await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
 
     async def leave(self, messages: Sequence[Message], begun: Callable[[], None]) -> None:
         """Ask for a long answer as a stream, and go away after its first token and ``begun``."""
@@ -236,7 +236,7 @@ async def quarantined(directory: Path, model: Path) -> None:
     """A session crashes. Its conversation goes on in a new one, also after a restart."""
     async with talking(directory, model) as talk:
         first = await talk.ask(WAY)
-        (session,) = talk.house.server._sequencer.state.sessions
+        (session,) = talk.house.server.loaded.sequencer.state.sessions
         await pass_raises(Damage(talk.house.server, session))
         again = onward(WAY, first, "And then?")
         await talk.ask(again)
@@ -258,7 +258,7 @@ async def anticipated(directory: Path, model: Path) -> None:
         endless = {"max_tokens": 40, "logit_bias": {str(token_of(model, TURN_END)): -100}}
         answer = await client.ask({"messages": second, **greedily, **endless})
         await gate.wait()
-        (actor,) = talk.house.server._sessions.actors.values()
+        (actor,) = talk.house.server.loaded.sessions.actors.values()
         async with trio.open_nursery() as nursery:
             third = onward(second, answer, "How long does that take?")
             nursery.start_soon(client.ask, {"messages": third, **greedily, "max_tokens": 6})

@@ -27,7 +27,7 @@ from cairn.journal.replay import replay
 from cairn.journal.runs import Runs
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
-from tests.support.in_process_server import MIB, Said, ask, at_rest, generate, serving
+from tests.support.in_process_server import MIB, Said, ask, at_rest, generate, local, serving
 
 pytestmark = pytest.mark.trio
 
@@ -73,7 +73,7 @@ def tells(place: int, length: int = 60, **changes: Any) -> Generate:
 
 def device(server: Server) -> Any:
     """The engine behind its thread."""
-    return server._engine._device
+    return server.loaded.engine._device
 
 
 async def test_a_stop_writes_what_memory_holds(setup: Setup):
@@ -102,10 +102,10 @@ async def test_a_stop_writes_what_memory_holds(setup: Setup):
 async def test_a_stop_writes_chains_from_their_front(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """The last conversation comes first, and of each the block that all others need."""
     async with setup.serving() as server:
-        monkeypatch.setattr(type(server._memory), "write_through", _not_now)
+        monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
         await ask(server, tells(1))
         await ask(server, tells(2))
-        blocks = server._sequencer.state.blocks
+        blocks = server.loaded.sequencer.state.blocks
     starts = [blocks[event.key].start for event in setup.events(ev.BlockSpilled)]
     assert [0, 64, 128, 192] * 2 == starts
     order = [event.key for event in setup.events(ev.BlockSpilled)]
@@ -143,12 +143,12 @@ async def test_whoever_leaves_stops_the_loading(setup: Setup):
         engine.load = slow
         taken = len(setup.events(ev.RequestReceived))
         with trio.fail_after(60):
-            async with server.generate(tells(1)):
+            async with local(server).generate(tells(1)):
                 await trio.to_thread.run_sync(reached.wait)
             go.set()
-            while server._tickets:
+            while server.loaded._tickets:
                 await trio.testing.wait_all_tasks_blocked()
-            await server._writer.wait_committed(server._sequencer.state.position)
+            await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
             assert 2 == len(loaded) == len(setup.events(ev.BlockLoaded))
             assert taken == len(setup.events(ev.RequestReceived))
             again = await ask(server, tells(1))
@@ -178,7 +178,7 @@ async def test_others_decode_while_blocks_are_loaded(setup: Setup):
 
         engine.load, engine.decode = loading, decoding
         warm: list[Said] = []
-        async with server.generate(tells(9, 10, max_tokens=2000)) as replies:
+        async with local(server).generate(tells(9, 10, max_tokens=2000)) as replies:
             with trio.fail_after(60):
                 while not order:
                     await anext(aiter(replies))
@@ -300,9 +300,9 @@ async def test_a_block_that_changed_in_memory_is_not_written(
     written: list[str] = []
     async with setup.serving(blocks_bytes=MIB, pool_slabs=1) as server:
         with monkeypatch.context() as patch:
-            patch.setattr(type(server._memory), "write_through", _not_now)
+            patch.setattr(type(server.loaded.memory), "write_through", _not_now)
             first = await ask(server, tells(1))
-            key = await server._engine.call(flip_in_memory, str)
+            key = await server.loaded.engine.call(flip_in_memory, str)
             files = device(server).files
             write = files.write
 
@@ -312,7 +312,7 @@ async def test_a_block_that_changed_in_memory_is_not_written(
 
             patch.setattr(files, "write", writing)
             await ask(server, tells(2))
-        assert server._sequencer.state.blocks[key].bug_id is not None
+        assert server.loaded.sequencer.state.blocks[key].bug_id is not None
         assert key not in written
         again = await ask(server, tells(1))
         assert 0 == again.accepted.cached_tokens
@@ -346,7 +346,7 @@ async def test_a_wrong_digest_is_never_used(setup: Setup, monkeypatch: pytest.Mo
         monkeypatch.setattr(files, "read", careless)
         with pytest.raises(Broken) as caught:
             await ask(server, tells(1))
-        assert caught.value.bug_id in server._sequencer.state.faults
+        assert caught.value.bug_id in server.loaded.sequencer.state.faults
         assert (0, 0) == device(server).blocks.measure()
         again = await ask(server, tells(1))
         assert 0 == again.accepted.cached_tokens
@@ -390,7 +390,7 @@ async def test_a_chain_keeps_its_front_on_disk(setup: Setup):
     """A conversation longer than the budget is loaded as far as that went, not from a gap on."""
     async with setup.serving(disk_bytes=MIB) as server:
         await ask(server, tells(1, 110))
-        blocks = server._sequencer.state.blocks
+        blocks = server.loaded.sequencer.state.blocks
     starts = sorted(blocks[path.stem].start for path in setup.files())
     assert 2 <= len(starts) < len(blocks)
     assert [64 * place for place in range(len(starts))] == starts
@@ -406,7 +406,7 @@ async def test_another_conversation_goes_from_its_end(setup: Setup):
         await at_rest(server)
         await ask(server, tells(2))
         with trio.fail_after(600):
-            while not setup.events(ev.BlockDropped) or server._sequencer.state.requests:
+            while not setup.events(ev.BlockDropped) or server.loaded.sequencer.state.requests:
                 await trio.testing.wait_all_tasks_blocked()
     async with setup.serving(disk_bytes=2 * MIB) as server:
         first = await ask(server, tells(1))
@@ -420,7 +420,7 @@ async def test_what_others_put_into_the_folder_stays(
     """It is logged in a sentence and left alone, whatever the budget; all else is as ever."""
     async with setup.serving() as server:
         await ask(server, tells(1))
-    fingerprint = server._model.fingerprint
+    fingerprint = server.loaded._model.fingerprint
     mine = setup.folder / fingerprint / "ab" / f"ab{'0' * 62}.safetensors"
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("weights")
@@ -528,7 +528,7 @@ async def test_what_fails_in_mlx_while_writing(
         raise RuntimeError("[metal] it failed")
 
     async with setup.serving(blocks_bytes=MIB, pool_slabs=1) as server:
-        monkeypatch.setattr(type(server._memory), "write_through", _not_now)
+        monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
         await ask(server, tells(1))
         if where == "digest":
             monkeypatch.setattr(type(device(server)), "spill", _digest_fails(device(server)))
@@ -573,7 +573,7 @@ async def test_what_cannot_be_written_is_told_once(setup: Setup, monkeypatch: py
             keys = [event.key for event in setup.events(ev.BlockSealed)]
             for _ in range(3):
                 for key in keys:
-                    await server._memory.write_through(key, lambda: True)
+                    await server.loaded.memory.write_through(key, lambda: True)
         told = [event.key for event in setup.events(ev.BlockNotSpilled)]
         assert sorted(keys) == sorted(told)
     assert set(keys) == {event.key for event in setup.events(ev.BlockSpilled)}
@@ -582,12 +582,12 @@ async def test_what_cannot_be_written_is_told_once(setup: Setup, monkeypatch: py
 async def test_one_rotten_block_stops_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """At the stop all is written but the block that changed and what is built on it."""
     async with setup.serving() as server:
-        monkeypatch.setattr(type(server._memory), "write_through", _not_now)
+        monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
         await ask(server, tells(1))
         await ask(server, tells(2))
         sealed = [event.key for event in setup.events(ev.BlockSealed)]
-        blocks = server._sequencer.state.blocks
-        rotten = await server._engine.call(lambda mlx: flip_in_memory(mlx, sealed[5]), str)
+        blocks = server.loaded.sequencer.state.blocks
+        rotten = await server.loaded.engine.call(lambda mlx: flip_in_memory(mlx, sealed[5]), str)
         built = {key for key in sealed[4:] if blocks[key].start >= blocks[rotten].start}
     assert set(sealed) - built == {path.stem for path in setup.files()}
     (out,) = setup.events(ev.BlocksQuarantined)
@@ -597,10 +597,10 @@ async def test_one_rotten_block_stops_no_other(setup: Setup, monkeypatch: pytest
 async def test_what_is_in_the_way_stops_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """A folder where a block's file would be keeps out that block alone."""
     async with setup.serving() as server:
-        monkeypatch.setattr(type(server._memory), "write_through", _not_now)
+        monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
         await ask(server, tells(1))
         sealed = [event.key for event in setup.events(ev.BlockSealed)]
-        fingerprint = server._model.fingerprint
+        fingerprint = server.loaded._model.fingerprint
         path = setup.folder / fingerprint / sealed[0][:2] / f"{sealed[0]}.safetensors"
         path.mkdir(parents=True)
     assert set(sealed[1:]) == {path.stem for path in setup.files()}

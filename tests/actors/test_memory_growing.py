@@ -62,8 +62,8 @@ def test_a_small_pool_bounds_the_context(directory: Path) -> None:
 
     async def main() -> None:
         async with serving(directory, store, pool_bytes=8 * MIB) as server:
-            growths.append(server._model.growth)
-            device: Any = server._engine._device
+            growths.append(server.loaded._model.growth)
+            device: Any = server.loaded.engine._device
             memory = device.memory
 
             def noted() -> MemoryReport:
@@ -145,7 +145,7 @@ def test_caches_that_take_more_than_they_should_are_a_bug(directory: Path) -> No
     async def main() -> None:
         async with serving(directory, store) as server:
             short = Growth(layers=(LayerGrowth(constant_bytes=STEP),))
-            server._engine._device.pool._growth = short
+            server.loaded.engine._device.pool._growth = short
             with pytest.raises(Broken):
                 await ask(server, generate(says(300)))
             with trio.fail_after(30):

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from cairn.actors.requests.messages import Accepted, Broken
 from cairn.engine.prompt.template import Conversation, Message
-from tests.support.in_process_server import ask, generate, serving
+from tests.support.in_process_server import ask, generate, local, serving
 
 HELLO = Conversation(messages=(Message(role="user", content="Hello. " * 60),))
 
@@ -24,7 +24,7 @@ def test_each_request_is_one_line(model_directory: Path, monkeypatch: pytest.Mon
     async def main() -> None:
         async with serving(model_directory) as server:
             await ask(server, generate(HELLO))
-            async with server.generate(generate(HELLO, max_tokens=500)) as replies:
+            async with local(server).generate(generate(HELLO, max_tokens=500)) as replies:
                 async for reply in replies:
                     if isinstance(reply, Accepted):
                         break
@@ -32,7 +32,7 @@ def test_each_request_is_one_line(model_directory: Path, monkeypatch: pytest.Mon
             def broken(*args: object) -> None:
                 raise RuntimeError("the device gave up")
 
-            monkeypatch.setattr(server._engine._device, "share", broken)
+            monkeypatch.setattr(server.loaded.engine._device, "share", broken)
             with pytest.raises(Broken):
                 await ask(server, generate(HELLO))
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import trio
 import trio.testing
 
-from cairn.actors import server as supervisor
+import cairn
+from cairn.actors.models import model_server
 from cairn.actors.requests.arrival import RequestContext
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Broken, Generate, QueueFull, TimedOut, Waiting
 from cairn.actors.requests.replies import Replies
 from cairn.actors.requests.ticket import Ticket
+from cairn.actors.server import Server
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
@@ -28,12 +31,17 @@ pytestmark = pytest.mark.trio
 STORY = words(200)
 
 
-def command(tenant: str, *more: str, **changes: Any) -> Generate:
-    """A request of a tenant's: the story, and what was said behind it."""
+def command(*more: str, **changes: Any) -> Generate:
+    """A request: the story, and what was said after it."""
     roles = ("assistant", "user")
     said = [Message(role=roles[at % 2], content=text) for at, text in enumerate(more)]
     talk = Conversation(messages=(Message(role="user", content=STORY), *said))
-    return generate(talk, tenant=tenant, max_tokens=4, **changes)
+    return generate(talk, **{"max_tokens": 4, **changes})
+
+
+async def ask_as(server: Server, tenant: str, *more: str, **changes: Any) -> Said:
+    """Ask as a tenant."""
+    return await ask(server, command(*more, **changes), tenant)
 
 
 def events(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
@@ -45,6 +53,55 @@ def events(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
 def path(said: Said) -> tuple[str, str | None]:
     """The path of an answer."""
     return said.accepted.path, said.accepted.reason
+
+
+async def test_a_tenant_is_never_left_out() -> None:
+    """
+    No function and no class of the product has a tenant with a default: a call that forgets the
+    tenant would be answered from another one's data.
+    """
+    assert {"tenant of f", "tenant of g", "tenant of C"} == tenants_with_a_default(
+        ast.parse(
+            "def f(a, tenant='local'): ...\n"
+            "def g(*, tenant=None, b): ...\n"
+            "def h(tenant, b=1, *, c): ...\n"
+            "class C:\n    tenant: str = 'local'\n"
+            "class D:\n    tenant: str\n"
+        )
+    )
+    source = Path(cairn.__file__).parent
+    found = {
+        f"{path.relative_to(source)}: {one}"
+        for path in source.rglob("*.py")
+        for one in tenants_with_a_default(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert set() == found
+
+
+def tenants_with_a_default(tree: ast.AST) -> set[str]:
+    """The functions and classes that have a tenant which may be left out."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = node.args
+            positional = [*given.posonlyargs, *given.args]
+            defaults = positional[len(positional) - len(given.defaults) :]
+            defaults += [
+                one
+                for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+                if default is not None
+            ]
+            found |= {f"tenant of {node.name}" for one in defaults if one.arg == "tenant"}
+        elif isinstance(node, ast.ClassDef):
+            found |= {
+                f"tenant of {node.name}"
+                for one in node.body
+                if isinstance(one, ast.AnnAssign)
+                and isinstance(one.target, ast.Name)
+                and one.target.id == "tenant"
+                and one.value is not None
+            }
+    return found
 
 
 def assert_apart(store: MemoryStore) -> None:
@@ -63,23 +120,23 @@ async def test_another_tenants_words_are_unknown(model_directory: Any) -> None:
     """
     store = MemoryStore()
     async with serving(model_directory, store) as server:
-        first = await ask(server, command("alice"))
+        first = await ask_as(server, "alice")
         assert ("new_session", "cold_start") == path(first)
-        theirs = await ask(server, command("bob"))
+        theirs = await ask_as(server, "bob")
         assert ("new_session", "cold_start", 0) == (*path(theirs), theirs.accepted.cached_tokens)
-        open_one = await ask(server, command("local"))
+        open_one = await ask_as(server, "local")
         assert (*path(open_one), open_one.accepted.cached_tokens) == (
             "new_session",
             "cold_start",
             0,
         )
-        turn = await ask(server, command("bob", first.text, "And then?"))
+        turn = await ask_as(server, "bob", first.text, "And then?")
         assert ("continuation", None) == path(turn)
         assert theirs.accepted.session == turn.accepted.session
-        mine = await ask(server, command("alice", first.text, "And then?"))
+        mine = await ask_as(server, "alice", first.text, "And then?")
         assert ("continuation", None) == path(mine)
         assert mine.accepted.cached_tokens > 0
-        again = await ask(server, command("alice"))
+        again = await ask_as(server, "alice")
         assert again.accepted.cached_tokens > 0
         assert first.tokens == theirs.tokens == open_one.tokens == again.tokens
 
@@ -93,15 +150,15 @@ async def test_another_tenants_name_is_another_session(model_directory: Any) -> 
     """
     store = MemoryStore()
     async with serving(model_directory, store) as server:
-        first = await ask(server, command("alice", session_name="mine"))
-        theirs = await ask(server, command("bob", session_name="mine"))
-        fresh = await ask(server, command("bob", session_name="new"))
+        first = await ask_as(server, "alice", session_name="mine")
+        theirs = await ask_as(server, "bob", session_name="mine")
+        fresh = await ask_as(server, "bob", session_name="new")
         for said in (theirs, fresh):
             assert ("new_session", "cold_start") == path(said)
         assert 0 == theirs.accepted.cached_tokens
         assert ["mine", "mine", "new"] == [said.accepted.session for said in (first, theirs, fresh)]
-        goes_on = command("alice", first.text, "And then?", session_name="mine")
-        assert ("continuation", None) == path(await ask(server, goes_on))
+        goes_on = await ask_as(server, "alice", first.text, "And then?", session_name="mine")
+        assert ("continuation", None) == path(goes_on)
 
     opened = events(store, ev.SessionOpened)
     assert [
@@ -119,14 +176,14 @@ async def test_an_id_that_was_told_serves_its_tenant_alone(model_directory: Any)
     """
     store = MemoryStore()
     async with serving(model_directory, store) as server:
-        first = await ask(server, command("alice"))
+        first = await ask_as(server, "alice")
         told = first.accepted.session
         assert "alice" not in told
-        theirs = await ask(server, command("bob", first.text, "And then?", session_name=told))
+        theirs = await ask_as(server, "bob", first.text, "And then?", session_name=told)
         assert ("new_session", "cold_start", 0) == (*path(theirs), theirs.accepted.cached_tokens)
-        stolen = await ask(server, command("bob", session_name=f"@alice/{told}"))
+        stolen = await ask_as(server, "bob", session_name=f"@alice/{told}")
         assert ("new_session", "cold_start") == path(stolen)
-        mine = await ask(server, command("alice", first.text, "And then?", session_name=told))
+        mine = await ask_as(server, "alice", first.text, "And then?", session_name=told)
         assert ("continuation", told) == (mine.accepted.path, mine.accepted.session)
 
     assert_apart(store)
@@ -143,15 +200,13 @@ async def test_a_bug_of_one_tenants_session_is_not_told_to_another(
             raise RuntimeError("the device gave up")
 
         with monkeypatch.context() as broken:
-            broken.setattr(server._engine._device, "run_chunk", fails)
+            broken.setattr(server.loaded.engine._device, "run_chunk", fails)
             with pytest.raises(Broken):
-                await ask(server, command("alice", session_name="mine"))
+                await ask_as(server, "alice", session_name="mine")
         with pytest.raises(Broken) as caught:
-            await ask(server, command("alice", session_name="mine"))
+            await ask_as(server, "alice", session_name="mine")
         assert "@alice/mine" == caught.value.session
-        assert (
-            "new_session" == (await ask(server, command("bob", session_name="mine"))).accepted.path
-        )
+        assert "new_session" == (await ask_as(server, "bob", session_name="mine")).accepted.path
 
 
 async def test_an_id_that_lies_is_refused(
@@ -163,21 +218,22 @@ async def test_an_id_that_lies_is_refused(
     """
     async with serving(model_directory) as server:
         with monkeypatch.context() as before:
-            before.setattr(supervisor, "session_id", lambda tenant, name: name)
-            await ask(server, command("local", session_name="@alice/mine"))
+            before.setattr(model_server, "session_id", lambda tenant, name: name)
+            await ask_as(server, "local", session_name="@alice/mine")
         with trio.fail_after(60), pytest.raises(LookupError, match="is of the tenant local"):
-            await ask(server, command("alice", session_name="mine"))
+            await ask_as(server, "alice", session_name="mine")
 
 
 async def test_a_rejected_request_has_its_tenant(model_directory: Any) -> None:
     """The journal says whose request was turned away."""
     store = MemoryStore()
     async with serving(model_directory, store, limits=Limits(queue=0), decode_rows=1) as server:
-        async with server.generate(attrs.evolve(command("alice"), max_tokens=400)) as replies:
+        alice = server.for_tenant("alice")
+        async with alice.generate(command(max_tokens=400)) as replies:
             await anext(aiter(replies))
             with pytest.raises(QueueFull):
-                await ask(server, command("bob"))
-        await server._no_tickets()
+                await ask_as(server, "bob")
+        await server.loaded._no_tickets()
 
     (rejected,) = events(store, ev.RequestRejected)
     assert ("bob", 429) == (rejected.tenant, rejected.status)
@@ -201,7 +257,7 @@ async def test_a_request_ends_with_its_time(autojump_clock: trio.testing.MockClo
     replies = Replies(
         [ticket],
         NoWriter(),  # type: ignore[arg-type]
-        RequestContext("r1", Limits(heartbeat_s=10.0, request_s=25.0)),
+        RequestContext("r1", "local", Limits(heartbeat_s=10.0, request_s=25.0)),
     )
     told = [await anext(replies), await anext(replies)]
     assert [Waiting(queued=True, prefilled_tokens=0)] * 2 == told
@@ -221,7 +277,7 @@ async def test_an_answer_that_keeps_coming_ends_with_its_time_too(
     replies = Replies(
         [ticket],
         NoWriter(),  # type: ignore[arg-type]
-        RequestContext("r1", Limits(heartbeat_s=10.0, request_s=5.0)),
+        RequestContext("r1", "local", Limits(heartbeat_s=10.0, request_s=5.0)),
     )
     heard: list[Any] = []
 

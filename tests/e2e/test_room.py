@@ -54,10 +54,10 @@ async def test_who_waits_for_a_slab_does_not_wait_for_its_holder(model_directory
             ends.append(error)
 
     async with serving(model_directory, pool_slabs=1) as server:
-        memory: Any = server._memory
+        memory: Any = server.loaded.memory
         first = await ask(server, generate(said("Hello"), max_tokens=2))
         await until(lambda: server.statistics().sessions == {"idle": 1})
-        holder: Any = server._sessions.actors[first.accepted.session]
+        holder: Any = server.loaded.sessions.actors[first.accepted.session]
         with trio.fail_after(200):
             async with trio.open_nursery() as nursery:
                 await memory._slabs.acquire()
@@ -90,7 +90,7 @@ async def test_a_block_that_leaves_is_not_shared(model_directory: Path):
                 nursery.start_soon(ask, server, generate(new, max_tokens=1))
                 await leaving.wait()
                 nursery.start_soon(ask, server, generate(old, max_tokens=1))
-                memory: Any = server._memory
+                memory: Any = server.loaded.memory
                 # It waits; one that did not would have decided by now.
                 await until(lambda: waiters(memory.steady) or server.statistics().running > 1)
                 leaving.go.set()

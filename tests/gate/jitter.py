@@ -84,7 +84,7 @@ class Asked:
             session has taken it, with -1 before that. With None it stays to the end.
     """
 
-    command: Generate
+    command: Command
     due: Said
     leaves: int | None = None
 
@@ -125,6 +125,13 @@ class Restart:
 Act = Together | Rest | Restart
 
 
+@attrs.frozen(kw_only=True)
+class Command(Generate):
+    """A request and the tenant that sends it."""
+
+    tenant: str
+
+
 class Truth:
     """What a server answers that reuses nothing, has room for all and serves one at a time."""
 
@@ -132,12 +139,12 @@ class Truth:
         self._server = server
         self._known: dict[str, Said] = {}
 
-    async def of(self, command: Generate) -> Said:
+    async def of(self, command: Command) -> Said:
         """The answer to a request."""
         cold = attrs.evolve(command, cache_prompt=False, session_name=None)
         said = self._known.get(repr(cold))
         if said is None:
-            said = self._known[repr(cold)] = await ask(self._server, cold)
+            said = self._known[repr(cold)] = await ask(self._server, cold, cold.tenant)
             assert 0 == said.accepted.cached_tokens
         return said
 
@@ -158,7 +165,7 @@ class Script:
         self._chance = random.Random(seed)
         self._besides = random.Random(f"besides {seed}")
         self._truth = truth
-        self._past: list[Generate] = []
+        self._past: list[Command] = []
         whole = self._ids(12 * C)
         self._prompts = [whole, *(whole[: n * C] + self._ids((12 - n) * C) for n in (3, 7))]
         told = self._telling(11)
@@ -223,7 +230,7 @@ class Script:
         self._past.append(command)
         return Asked(command, due, leaves)
 
-    def _command(self, kind: str) -> Generate:
+    def _command(self, kind: str) -> Command:
         chance = self._chance
         if kind == "again" and self._past:
             return chance.choice(self._past)
@@ -242,17 +249,18 @@ class Script:
         ids = whole[:cut] + self._ids(chance.choice((0, 0, 0, 1, 4)))
         return attrs.evolve(self._drawn(Conversation(messages=())), conversation=None, prompt=ids)
 
-    def _drawn(self, conversation: Conversation) -> Generate:
+    def _drawn(self, conversation: Conversation) -> Command:
         chance = self._chance
-        return generate(
+        drawn = generate(
             conversation,
             sampling=chance.choice(SAMPLINGS),
             seed=chance.randrange(4),
             max_tokens=chance.choice((1, 6, 12, 18, 24)),
             stop=chance.choice(((), (), (), ("e",))),
             top_logprobs=3,
-            tenant=self._besides.choice(TENANTS),
         )
+        fields = {name: getattr(drawn, name) for name in attrs.fields_dict(Generate)}
+        return Command(**fields, tenant=self._besides.choice(TENANTS))
 
     def _opening(self) -> list[Message]:
         return [Message(role="system", content="You weigh stones. " + self._words(20))]
@@ -312,7 +320,7 @@ async def hear(server: Server, asked: Asked, heard: Heard) -> None:
     """Ask, and listen until the client leaves."""
     pieces = 0
     try:
-        async with server.generate(asked.command) as replies:
+        async with server.for_tenant(asked.command.tenant).generate(asked.command) as replies:
             if asked.leaves == -1:
                 return
             async for reply in replies:
@@ -362,7 +370,7 @@ def difference(asked: Asked, heard: Heard) -> str | None:
 
 def _checks(server: Server) -> bool:
     """Whether a shadow check is in hand, or could be."""
-    shadow = server._shadow
+    shadow = server.loaded.shadow
     if shadow is None or shadow._held is not None:
         return shadow is not None
     return not shadow._closed and shadow._next() is not None

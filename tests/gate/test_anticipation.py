@@ -130,7 +130,7 @@ def test_what_was_given_up_half_way_gives_the_bits_of_a_miss(model_directory: Pa
             async def next_turn() -> None:
                 answers.append(await ask(server, asked))
 
-            actor = server._sessions.actors[first.accepted.session]
+            actor = server.loaded.sessions.actors[first.accepted.session]
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(next_turn)

@@ -115,7 +115,7 @@ async def paused(server: Server) -> list[Message]:
     talk = [says(1, WORDS)]
     first = await ask(server, told(talk))
     await at_rest(server)
-    await server._sessions.actors["one"].give_up_slab("room for another session")
+    await server.loaded.sessions.actors["one"].give_up_slab("room for another session")
     return [*talk, Message(role="assistant", content=first.text), says(2, 8)]
 
 
@@ -179,7 +179,7 @@ def test_a_client_that_leaves_between_two_parts(
                 await trio.testing.wait_all_tasks_blocked(0.05)
                 between.go.set()
             await at_rest(server)
-            held.append(server._sequencer.session("one").cached_tokens)
+            held.append(server.loaded.sequencer.session("one").cached_tokens)
             second = await ask(server, told(talk))
             await at_rest(server)
         await case.is_the_cold_one(second, talk)

@@ -335,7 +335,7 @@ def test_what_a_long_answer_left_behind_is_written(model_directory: Path, tmp_pa
         async with serving(model_directory, store, **window, **files) as server:
             await ask(server, command)
             with trio.fail_after(120):
-                while server._activity.at_work:
+                while server.loaded.activity.at_work:
                     await trio.testing.wait_all_tasks_blocked()
             await at_rest(server)
             rows.extend(store.rows)

@@ -1,4 +1,4 @@
-"""A scripted stand-in for the actors: what it replies is written down beforehand."""
+"""A scripted fake of the server: a test writes down its replies beforehand."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from cairn.actors.requests.messages import (
 )
 from cairn.engine.answer.parts import Said
 from cairn.journal.events import Event, Recorded
-from cairn.journal.tenants import LOCAL
-from tests.http.agents.fake_agents import FakeAgents
+from tests.http.agents.fake_agents import FakeAgents, FakeTenantAgents
 
 FACTS = ServerFacts(
     model="cairn/small-1",
@@ -121,19 +120,20 @@ Step = Reply | Exception | Hold
 
 class FakeService:
     """
-    Plays a script for each request.
+    A server that plays a script for each request, and the same for every tenant.
 
     Attributes:
         scripts: played in order; the last one again and again.
         refusal: raised on entering, if set.
         commands: what was asked for.
+        tenants: whose each of these commands was.
         entered, left: how many requests were entered and left.
         leaves: set once a request was left.
         tokens: how many every prompt has that is counted.
         turns: that are kept, by tenant and request.
-            agents: that are there.
+        agents: that are there, of all tenants.
         used: how much of the context conversations have filled, by tenant.
-            aliases: of the model that is loaded.
+        aliases: of the model that is loaded.
         others: models that are not loaded, by name.
     """
 
@@ -145,6 +145,7 @@ class FakeService:
         self.scripts = deque(scripts or [ANSWER])
         self.refusal = refusal
         self.commands: list[Generate] = []
+        self.tenants: list[str] = []
         self.observers: list[Callable[[Recorded], None]] = []
         self.entered = 0
         self.left = 0
@@ -156,9 +157,9 @@ class FakeService:
         self.used: dict[str, tuple[ContextUse, ...]] = {}
         self._position = 0
 
-    def facts_of(self, requested_model: str) -> ServerFacts:
-        """Those of the model of that name, else of the first."""
-        return self.others.get(requested_model, self.facts)
+    def for_tenant(self, tenant: str) -> FakeTenantService:
+        """The fake as one tenant sees it."""
+        return FakeTenantService(self, tenant)
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
@@ -177,10 +178,6 @@ class FakeService:
     def change(self, **figures: Any) -> None:
         """Set some of the figures."""
         self.figures = attrs.evolve(self.figures, **figures)
-
-    def contexts(self, most: int, tenant: str = LOCAL) -> tuple[ContextUse, ...]:
-        """Those that were set, as far as they are the tenant's."""
-        return self.used.get(tenant, ())[:most]
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
         """Take an observer."""
@@ -201,64 +198,99 @@ class FakeService:
             for observer in self.observers:
                 observer(recorded)
 
+
+@attrs.frozen
+class FakeTenantService:
+    """The fake as one tenant sees it."""
+
+    _server: FakeService
+    _tenant: str
+
+    @property
+    def facts(self) -> ServerFacts:
+        """The facts that were set."""
+        return self._server.facts
+
+    @property
+    def models(self) -> tuple[ListedModel, ...]:
+        """The model that is loaded, and the others."""
+        return self._server.models
+
+    @property
+    def agents(self) -> FakeTenantAgents:
+        """The tenant's agents."""
+        return self._server.agents.for_tenant(self._tenant)
+
+    def facts_of(self, requested_model: str) -> ServerFacts:
+        """The facts of the model of that name, else of the first."""
+        return self._server.others.get(requested_model, self.facts)
+
+    def contexts(self, most: int) -> tuple[ContextUse, ...]:
+        """The tenant's, of those that were set."""
+        return self._server.used.get(self._tenant, ())[:most]
+
     @asynccontextmanager
     async def generate(self, command: Generate) -> AsyncIterator[AsyncIterator[Reply]]:
         """Play the next script, within a nursery as the real one does."""
-        self.commands.append(command)
-        if self.refusal is not None:
-            raise self.refusal
-        script = self.scripts.popleft() if len(self.scripts) > 1 else self.scripts[0]
-        self.entered += 1
+        server = self._server
+        self._note(command)
+        script = server.scripts.popleft() if len(server.scripts) > 1 else server.scripts[0]
+        server.entered += 1
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trio.sleep_forever)
-                yield self._replies(script)
+                yield _replies(script)
                 nursery.cancel_scope.cancel()
-            if self.on_leaving is not None:
-                raise self.on_leaving
+            if server.on_leaving is not None:
+                raise server.on_leaving
         finally:
-            self.left += 1
-            self.leaves.set()
+            server.left += 1
+            server.leaves.set()
 
     async def count(self, command: Generate) -> int:
         """The tokens that were set."""
-        self.commands.append(command)
+        self._note(command)
         await trio.lowlevel.checkpoint()
-        if self.refusal is not None:
-            raise self.refusal
-        return self.tokens
+        return self._server.tokens
 
-    async def turn(self, request: str, tenant: str = LOCAL) -> StoredTurn | None:
-        """The turn that was set, as far as it is the tenant's."""
+    async def turn(self, request: str) -> StoredTurn | None:
+        """The turn that was set, if it is the tenant's."""
         await trio.lowlevel.checkpoint()
-        if self.refusal is not None:
-            raise self.refusal
-        return self.turns.get((tenant, request))
+        if self._server.refusal is not None:
+            raise self._server.refusal
+        return self._server.turns.get((self._tenant, request))
 
-    async def history(self, request: str, tenant: str = LOCAL) -> tuple[StoredTurn, ...] | None:
+    async def history(self, request: str) -> tuple[StoredTurn, ...] | None:
         """The turns that were set, the oldest first."""
         found: list[StoredTurn] = []
         named: str | None = request
         while named is not None:
-            turn = await self.turn(named, tenant)
+            turn = await self.turn(named)
             if turn is None:
                 return None
             found.insert(0, turn)
             named = turn.previous
         return tuple(found)
 
-    async def forget(self, request: str, tenant: str = LOCAL) -> bool:
-        """Have the turn no longer."""
+    async def forget(self, request: str) -> bool:
+        """Delete the turn."""
         await trio.lowlevel.checkpoint()
-        return self.turns.pop((tenant, request), None) is not None
+        return self._server.turns.pop((self._tenant, request), None) is not None
 
-    async def _replies(self, script: Sequence[Step]) -> AsyncIterator[Reply]:
-        for step in script:
-            await trio.lowlevel.checkpoint()
-            if isinstance(step, Exception):
-                raise step
-            if isinstance(step, Hold):
-                step.reached.set()
-                await step.released.wait()
-                continue
-            yield step
+    def _note(self, command: Generate) -> None:
+        self._server.commands.append(command)
+        self._server.tenants.append(self._tenant)
+        if self._server.refusal is not None:
+            raise self._server.refusal
+
+
+async def _replies(script: Sequence[Step]) -> AsyncIterator[Reply]:
+    for step in script:
+        await trio.lowlevel.checkpoint()
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, Hold):
+            step.reached.set()
+            await step.released.wait()
+            continue
+        yield step

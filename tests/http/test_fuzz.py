@@ -80,7 +80,7 @@ class Fuzzed:
         """Slabs, and their bytes, as the engine counts its own arrays."""
 
         async def measure() -> tuple[int, int]:
-            return await self.server._engine.call(
+            return await self.server.loaded.engine.call(
                 lambda mlx: mlx.pool.measure(), lambda found: found
             )
 

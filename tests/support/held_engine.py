@@ -34,7 +34,7 @@ class Hold:
     count: int = 0
 
     def __attrs_post_init__(self) -> None:
-        device: Any = self.server._engine._device
+        device: Any = self.server.loaded.engine._device
         call = getattr(device, self.method)
 
         def held(*given: Any) -> Any:
@@ -61,7 +61,7 @@ def hold_prewarm(server: Server) -> Hold:
     """Hold the engine in a pass over what is anticipated."""
 
     def is_ahead(slab: int, *_: Any) -> bool:
-        sessions = server._sequencer.state.sessions.values()
+        sessions = server.loaded.sequencer.state.sessions.values()
         return any(s.prewarm is not None and s.slab and s.slab.id == slab for s in sessions)
 
     return Hold(server, "run_chunk", is_ahead)

@@ -12,14 +12,14 @@ import trio
 import trio.testing
 
 from cairn.actors.boot import Settings, booted
-from cairn.actors.models.swap import Models
 from cairn.actors.requests.messages import Accepted, Delta, Finished, Generate, TokenInfo
-from cairn.actors.server import Server
+from cairn.actors.server import Server, TenantServer
 from cairn.engine.answer.parts import AnswerPart, Called
 from cairn.engine.prompt.template import Conversation
 from cairn.engine.sampling import Sampling
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.store import MemoryStore
+from cairn.journal.tenants import LOCAL
 
 SECRET = b"a secret of the tests, 32 bytes!"
 MIB = 1024 * 1024
@@ -64,23 +64,28 @@ async def at_rest(server: Server) -> None:
     with trio.fail_after(120):
         while not set(server.statistics().sessions) <= {str(SessionState.IDLE)}:
             await trio.testing.wait_all_tasks_blocked()
-        await server._writer.wait_committed(server._sequencer.state.position)
+        await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
 
 
 async def without_slabs(server: Server) -> None:
     """Wait until no session has anything to do, and none holds a slab; all of it is committed."""
     with trio.fail_after(120):
-        while server.statistics().slabs or server._activity.at_work:
+        while server.statistics().slabs or server.loaded.activity.at_work:
             await trio.testing.wait_all_tasks_blocked()
-        await server._writer.wait_committed(server._sequencer.state.position)
+        await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
 
 
-async def ask(server: Server | Models, command: Generate) -> Said:
+def local(server: Server) -> TenantServer:
+    """The server as it is for clients of a server without keys."""
+    return server.for_tenant(LOCAL)
+
+
+async def ask(server: Server, command: Generate, tenant: str = LOCAL) -> Said:
     """Ask, and read the answer to its end."""
     accepted, finished = None, None
     parts: list[AnswerPart] = []
     tokens: list[TokenInfo] = []
-    async with server.generate(command) as replies:
+    async with server.for_tenant(tenant).generate(command) as replies:
         async for reply in replies:
             match reply:
                 case Accepted():
@@ -116,7 +121,6 @@ def generate(conversation: Conversation, **changes: Any) -> Generate:
     """A greedy request for a short answer with log-probabilities."""
     usual: dict[str, Any] = {
         "protocol": "test",
-        "tenant": "local",
         "conversation": conversation,
         "prompt": None,
         "sampling": Sampling(temperature=0.0),

@@ -21,6 +21,7 @@ from cairn.journal.codec import decode
 from cairn.journal.errors import BugError
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
+from cairn.journal.tenants import LOCAL
 from tests.gate.conversation import words
 from tests.support.in_process_server import Said, generate, serving
 
@@ -83,12 +84,12 @@ def prefilled(said: Said) -> int:
 def new_tokens(server: Server) -> int:
     """What the new message takes, with all that the template puts around it."""
     alone = generate(Conversation(messages=(NEW,)))
-    return len(server._reader.prepared(alone).prompt_ids)
+    return len(server.loaded.reader.prepared(alone, LOCAL).prompt_ids)
 
 
 def found_wrong(server: Server, key: str) -> None:
     """Have a block found wrong that is in memory: what is to be written has another digest."""
-    state = server._sequencer.state
+    state = server.loaded.sequencer.state
     wrong = ev.BlockSpilled(
         key=key,
         digest="0" * 16,
@@ -97,4 +98,4 @@ def found_wrong(server: Server, key: str) -> None:
         disk_bytes=state.pool.disk_bytes + 1,
     )
     with pytest.raises(BugError):
-        server._sequencer.append(wrong)
+        server.loaded.sequencer.append(wrong)

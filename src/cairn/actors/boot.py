@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 
 import structlog
 import trio
@@ -17,6 +16,7 @@ from cairn.actors.agents.stored_turns import StoredTurns
 from cairn.actors.clock import clock, new_id
 from cairn.actors.idle.activity import Activity
 from cairn.actors.models.load import Run, load, server_over
+from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.startup import StartGivenUp as StartGivenUp
 from cairn.actors.models.startup import Starting as Starting
 from cairn.actors.models.swap import Choice, Models
@@ -30,6 +30,7 @@ from cairn.actors.settings import Settings as Settings
 from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
 from cairn.actors.threads.writer import JournalWriter
+from cairn.engine.model.models_file import ModelEntry, Told
 from cairn.journal import events as ev
 from cairn.journal.agents import Agents
 from cairn.journal.ledger import Ledger
@@ -109,12 +110,10 @@ async def booted(
     """
     starting = starting or Starting()
     async with _run(settings, store, secret, progress, starting) as run:
-        server = await _first(run, settings, starting)
-        async with trio.open_nursery() as serving:
-            await serving.start(server.run)
+        first = await _first(run, settings, starting)
+        only = _only(settings, first)
+        async with _serving(run, [only], only, first) as server:
             yield server
-            await server.drain()
-        await server.write_blocks(partial(progress, "writing blocks to files"))
 
 
 @contextlib.asynccontextmanager
@@ -125,7 +124,7 @@ async def booted_models(
     secret: bytes,
     progress: Progress = no_progress,
     starting: Starting | None = None,
-) -> AsyncIterator[Models]:
+) -> AsyncIterator[Server]:
     """
     A running server over several models, of which the default is loaded. As ``booted``.
 
@@ -133,14 +132,38 @@ async def booted_models(
         choices: with the same settings but for what is a model's own.
         default: the name of one of them.
     """
-    first = next(choice for choice in choices if choice.name == default)
+    chosen = next(choice for choice in choices if choice.name == default)
     starting = starting or Starting()
-    async with _run(first.settings, store, secret, progress, starting) as run:
-        models = Models(run, choices, first, await _first(run, first.settings, starting))
-        async with trio.open_nursery() as serving:
-            await serving.start(models.run)
-            yield models
-            await models.drain()
+    async with _run(chosen.settings, store, secret, progress, starting) as run:
+        first = await _first(run, chosen.settings, starting)
+        async with _serving(run, choices, chosen, first) as server:
+            yield server
+
+
+@contextlib.asynccontextmanager
+async def _serving(
+    run: Run, choices: Sequence[Choice], loaded: Choice, over_it: ModelServer
+) -> AsyncIterator[Server]:
+    """A server that serves while the context lasts, and is drained when it is left."""
+    server = Server(run, Models(run, choices, loaded, over_it))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.run)
+        yield server
+        await server.drain()
+
+
+def _only(settings: Settings, server: ModelServer) -> Choice:
+    """The one model of a server, once it is loaded."""
+    facts = server.facts
+    told = Told(
+        defaults=facts.defaults,
+        template=facts.template,
+        switches=facts.switches,
+        vocabulary_tokens=facts.vocabulary_tokens,
+        context_tokens=facts.context_tokens,
+    )
+    entry = ModelEntry(name=facts.model, directory=settings.model, adapter=settings.adapter)
+    return Choice(entry=entry, settings=settings, told=told)
 
 
 @contextlib.asynccontextmanager
@@ -218,7 +241,7 @@ def _begin(run: Run, settings: Settings) -> None:
     )
 
 
-async def _first(run: Run, settings: Settings, starting: Starting) -> Server:
+async def _first(run: Run, settings: Settings, starting: Starting) -> ModelServer:
     """The server over the first model of a run."""
     sequencer, writer = run.sequencer, run.writer
     try:

@@ -1,549 +1,163 @@
 """
-The running server, as the HTTP layer sees it; and the supervisor of everything in the room.
+The running server: what the HTTP layer and ``ops`` hold.
 
-The journal writer and the engine stand beside the sessions, not above them: when one of the two
-dies nothing may be answered any more, and the server stops. A session that dies ends alone.
+There is one kind of server, over one model or several. Everything that belongs to a tenant is
+reached through ``Server.for_tenant``, so that no caller can forget whose data it asks for.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-from typing import Any, TypeVar
 
 import attrs
-import structlog
 import trio
 
-from cairn.actors.agents.agents import StoredAgents
-from cairn.actors.agents.messages import AgentService
-from cairn.actors.clock import new_id, wall_clock_us
-from cairn.actors.idle.activity import Activity
-from cairn.actors.idle.expiry import Expiry
-from cairn.actors.idle.shadow_check import ShadowCheck
-from cairn.actors.memory import Memory
-from cairn.actors.requests.arrival import RequestContext
-from cairn.actors.requests.limits import Limits
+from cairn.actors.agents.agents import TenantAgents
+from cairn.actors.models.load import Run
+from cairn.actors.models.model_server import ModelServer
+from cairn.actors.models.swap import Models
 from cairn.actors.requests.messages import (
-    Broken,
     ContextUse,
     Generate,
-    JournalFull,
     ListedModel,
-    QueueFull,
-    RefusalError,
     Reply,
     ServerFacts,
     Statistics,
-    Stopping,
     StoredTurn,
-    TimedOut,
-    TooManyAnswers,
 )
-from cairn.actors.requests.prepare import Reader
-from cairn.actors.requests.replies import Replies, unless_dead
-from cairn.actors.requests.ticket import Prepared, Ticket, leave_together
-from cairn.actors.sequencer import Sequencer
-from cairn.actors.sessions.context import SessionContext
-from cairn.actors.sessions.next_prompt import NextPrompt
-from cairn.actors.sessions.registry import Sessions
-from cairn.actors.statistics import contexts, figures
-from cairn.actors.threads.engine import EngineThread
-from cairn.actors.threads.journal_stalls import Stalls
-from cairn.actors.threads.writer import JournalWriter
-from cairn.engine.prompt import template as prompts
-from cairn.engine.reports import ModelFacts
-from cairn.journal import events as ev
+from cairn.actors.statistics import contexts
 from cairn.journal.events import Recorded
-from cairn.journal.state import SessionId
-from cairn.journal.tenants import LOCAL, session_id
-
-T = TypeVar("T")
-
-log = structlog.get_logger("cairn")
-
-REJECTED = {
-    "client": (499, "client_gone"),
-    "timed_out": (504, "timed_out"),
-    "sibling_failed": (424, "sibling_failed"),
-    "server_stopped": (503, "server_stopping"),
-    "journal_full": (503, "journal_full"),
-}
-"""Why nobody waits for a request that no session has taken: how that goes on record."""
 
 
 class Server:
-    """Takes requests, finds each its session, and hands back what the session says."""
+    """A server over its models. Runs until it is drained."""
 
-    def __init__(
-        self,
-        *,
-        sequencer: Sequencer,
-        writer: JournalWriter,
-        engine: EngineThread,
-        facts: ModelFacts,
-        tokenizer: Any,
-        secret: bytes,
-        limits: Limits,
-        kv_cache: str,
-        prewarm: bool,
-        shadow_share: float = 0.0,
-        agents: StoredAgents,
-        stalls: Stalls,
-        activity: Activity,
-    ) -> None:
-        """
-        Args:
-            tokenizer: mlx-lm's wrapper.
-            secret: the data directory's, from which those of tenants follow.
-            kv_cache: the cache classes in use, for people.
-            anticipate: whether what the next prompt begins with is computed before it comes.
-            shadow_share: the share of answers that are computed once more in idle time.
-            agents: those of this run; they hear here which context there is, and how a session
-                ends.
-        """
-        self._sequencer = sequencer
-        self._writer = writer
-        self._engine = engine
-        self._model = facts
-        self._reader = Reader(
-            sequencer=sequencer,
-            facts=facts,
-            tokenizer=tokenizer,
-            secret=secret,
-            max_tokens=limits.max_tokens,
-        )
-        self._limits = limits
-        rows = facts.policy.rows if facts.policy is not None else None
-        self._memory = Memory(
-            sequencer,
-            engine,
-            facts.kv_token_bytes,
-            rows,
-            state_bytes=facts.state_bytes,
-            checkpoints=facts.checkpoints,
-            growth=facts.growth,
-        )
-        next_prompt = NextPrompt(tokenizer, self._reader.encoder, self._reader.tokenizing)
-        context = SessionContext(
-            sequencer=sequencer,
-            engine=engine,
-            memory=self._memory,
-            facts=facts,
-            tokenizer=tokenizer,
-            detokenizer=tokenizer.detokenizer,
-            secret=secret,
-            activity=activity,
-            patience_s=limits.patience_s,
-            next_prompt=next_prompt if prewarm else None,
-            slab_idle_s=limits.slab_idle_s,
-            ttl_s=limits.ttl_s,
-            turns=agents.agents.turns,
-        )
-        self._sessions = Sessions(context, limits)
-        self._memory.give_up = self._sessions.give_up_slab
-        self._agents = agents
-        self._kept = agents.kept
-        agents.context_of = lambda requested_model: facts.context_tokens
-        agents.close = self._sessions.close_session
-        self._stalls = stalls
-        self._running = trio.CapacityLimiter(facts.decode_rows)
-        self._tickets: dict[str, Ticket] = {}
-        self._activity = activity
-        self._stopping = False
-        self._idle = trio.Event()
-        self._nursery: trio.Nursery | None = None
-        self._expiry = Expiry(
-            sequencer=sequencer,
-            memory=self._memory,
-            activity=activity,
-            close=self._sessions.close_expired,
-        )
-        self._shadow: ShadowCheck | None = None
-        if shadow_share > 0:
-            self._shadow = ShadowCheck(
-                sequencer=sequencer,
-                engine=engine,
-                memory=self._memory,
-                facts=facts,
-                secret=secret,
-                share=shadow_share,
-                activity=activity,
-                taken_out=self._sessions.report_quarantine,
-                matcher=self._reader.matcher,
-            )
-            self._memory.give_way = self._shadow.give_way
-        model = sequencer.state.model
-        self.facts = ServerFacts(
-            model=facts.name,
-            fingerprint=facts.fingerprint,
-            context_tokens=facts.context_tokens,
-            block_tokens=facts.block_tokens,
-            decode_rows=facts.decode_rows,
-            kv_cache=kv_cache,
-            started_s=wall_clock_us() // 1_000_000,
-            default_max_tokens=limits.max_tokens,
-            vocabulary_tokens=facts.vocabulary_tokens,
-            defaults=facts.defaults,
-            template=facts.template,
-            switches=prompts.switches(tokenizer, facts.template),
-            dtype=facts.dtype,
-            policy=facts.policy,
-            min_cache_tokens=model.min_cache_tokens if model is not None else 0,
-            model_context_tokens=facts.model_context_tokens,
-        )
+    def __init__(self, run: Run, models: Models) -> None:
+        self._run = run
+        self._models = models
 
-    # --- for the HTTP layer --------------------------------------------------------------------
+    def for_tenant(self, tenant: str) -> TenantServer:
+        """The server as one tenant sees it."""
+        return TenantServer(self._run, self._models, tenant)
 
-    def facts_of(self, requested_model: str) -> ServerFacts:
-        """Of the model that answers who asks for this one: there is one alone."""
-        return self.facts
+    @property
+    def facts(self) -> ServerFacts:
+        """Facts about the model that is loaded; about the default model while none is."""
+        return self._models.facts
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
-        """The one model."""
-        return (ListedModel(aliases=(), state="loaded", waiting=0, facts=self.facts),)
-
-    def observe(self, observer: Callable[[Recorded], None]) -> None:
-        """Have every event passed on once it is committed, in order."""
-        self._writer.observe(observer)
+        """The models that a request may name."""
+        return self._models.listed
 
     @property
-    def agents(self) -> AgentService:
-        """The agents that are kept here."""
-        return self._agents
+    def loaded(self) -> ModelServer:
+        """
+        The server over the model that is loaded.
+
+        Raises:
+            LookupError: no model is loaded.
+        """
+        return self._models.loaded
 
     def statistics(self) -> Statistics:
-        """The server at this moment."""
-        return figures(
-            self._sequencer,
-            self._writer,
-            self._engine,
-            queued=sum(not ticket.accepted for ticket in self._tickets.values()),
-            token_bytes=self._model.kv_token_bytes,
-            state_bytes=self._model.state_bytes,
-            growth=self._model.growth,
-            encoder=self._reader.encoder,
-            text_cache_bytes=self._kept.remembered.bytes,
-        )
+        """The server at this moment. Changes nothing."""
+        return self._models.statistics()
 
-    def contexts(self, most: int, tenant: str = LOCAL) -> tuple[ContextUse, ...]:
+    def observe(self, observer: Callable[[Recorded], None]) -> None:
+        """Pass every event on to ``observer`` once it is committed, in order."""
+        self._run.writer.observe(observer)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until ``drain`` has ended the last request."""
+        await self._models.run(task_status=task_status)
+
+    async def drain(self) -> None:
         """
-        How much of the context a tenant's conversations have filled, the last used one first; those
-        that the journal has no texts of any more are not among them.
+        Refuse new requests, end those that wait for a model, and let running requests finish within
+        the limit. On return all of it is in the journal, and the blocks in memory are in files.
+        """
+        await self._models.drain()
+
+
+@attrs.frozen
+class TenantServer:
+    """The server as one tenant sees it, as ``http.service.Service`` says."""
+
+    _run: Run
+    _models: Models
+    _tenant: str
+
+    @property
+    def facts(self) -> ServerFacts:
+        """Facts about the model that is loaded; about the default model while none is."""
+        return self._models.facts
+
+    @property
+    def models(self) -> tuple[ListedModel, ...]:
+        """The models that a request may name."""
+        return self._models.listed
+
+    @property
+    def agents(self) -> TenantAgents:
+        """The tenant's agents."""
+        return self._run.agents.for_tenant(self._tenant)
+
+    def facts_of(self, requested_model: str) -> ServerFacts:
+        """Facts about the model that answers a request for this name."""
+        return self._models.facts_of(requested_model)
+
+    def contexts(self, most: int) -> tuple[ContextUse, ...]:
+        """
+        How much of the context the tenant's last used conversations have filled, the last used one
+        first. Conversations whose texts the journal no longer has are left out.
 
         Args:
-            most: at most so many.
+            most: how many to give at most.
         """
-        return contexts(self._sequencer.state, self._agents, most, tenant)
+        return contexts(self._run.sequencer.state, self._run.agents, most, self._tenant)
 
     def generate(self, command: Generate) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
         """
         Ask for an answer. Leaving the context early cancels the request.
 
         Raises:
-            RefusalError: on entering, where the request is not taken; from the iteration, where it
-                ends without an answer.
+            RefusalError: on entering, if the request is refused; from the iteration, if it ends
+                without an answer.
         """
-        return self._generate(command)
+        return self._models.generate(command, self._tenant)
 
     async def count(self, command: Generate) -> int:
         """
-        The tokens of a prompt, however long it is. Nothing is on record of it.
+        The number of tokens of a prompt, however long it is. Puts nothing on record.
 
         Raises:
-            RefusalError: it cannot be rendered or tokenised, or too many wait for that already.
+            RefusalError: the prompt cannot be rendered or tokenised, or too many requests wait.
         """
-        deadline = trio.current_time() + self._limits.request_s
-        self._check_queue(command, None)
-        with self._activity.preparing():
-            return await self._in_time(deadline, self._reader.count(command), command, None)
+        return await self._models.count(command, self._tenant)
 
-    async def turn(self, request: str, tenant: str = LOCAL) -> StoredTurn | None:
+    async def turn(self, request: str) -> StoredTurn | None:
         """
-        The kept turn of a request, if there is one of the tenant's.
+        The stored turn of a request, or None if the tenant has none.
 
         Raises:
             RefusalError: the journal cannot be read now.
         """
-        return await self._kept.turn(request, tenant)
+        return await self._run.agents.kept.turn(request, self._tenant)
 
-    async def history(self, request: str, tenant: str = LOCAL) -> tuple[StoredTurn, ...] | None:
+    async def history(self, request: str) -> tuple[StoredTurn, ...] | None:
         """
-        The kept turns up to that of a request and with it, the oldest first; None where one of them
-        is not there. Raises as ``turn``.
+        The stored turns up to and including a request's, the oldest first; None if one of them is
+        missing. Raises as ``turn``.
         """
-        return await self._kept.history(request, tenant)
+        return await self._run.agents.kept.history(request, self._tenant)
 
-    async def forget(self, request: str, tenant: str = LOCAL) -> bool:
+    async def forget(self, request: str) -> bool:
         """
-        Keep the turn of a request no longer. False where there is none of the tenant's.
+        Delete the stored turn of a request. False if the tenant has none.
 
         Raises:
             RefusalError: that cannot be put on record now.
         """
-        return await self._kept.forget(request, tenant)
-
-    @contextlib.asynccontextmanager
-    async def _generate(self, command: Generate) -> AsyncIterator[AsyncIterator[Reply]]:
-        arrival = RequestContext(new_id(), self._limits)
-        tickets: Sequence[Ticket] = ()
-        try:
-            tickets = await self.take(command, arrival)
-            yield self.replies(tickets, arrival)
-        except RefusalError as refusal:
-            arrival.name(refusal, command)
-            raise
-        finally:
-            leave_together(tickets)
-
-    def _ticketed(self, request_id: str, prepared: Sequence[Prepared]) -> list[Ticket]:
-        """A ticket for each answer of a request. The first one has the request's own id."""
-        created_s = wall_clock_us() // 1_000_000
-        stir = self._activity.changed
-        tickets = [Ticket(request_id, prepared[0], created_s, on_leave=stir)]
-        for choice, other in enumerate(prepared[1:], start=1):
-            tickets.append(
-                Ticket(new_id(), other, created_s, choice=choice, first=tickets[0], on_leave=stir)
-            )
-        self._tickets.update((ticket.id, ticket) for ticket in tickets)
-        self._activity.arrive(len(tickets))
-        return tickets
-
-    async def take(self, command: Generate, arrival: RequestContext) -> Sequence[Ticket]:
-        """
-        Take a request, and begin to serve it. Who asked is to leave the tickets in the end: one for
-        each answer.
-
-        Raises:
-            RefusalError: it is not taken.
-        """
-        command = self._named(command)
-        await self._admit(command)
-        self._check_queue(command, arrival.request)
-        self._agents.begin(command, arrival.request)
-        try:
-            with self._activity.preparing(command.choices):
-                prepared = await self._in_time(
-                    arrival.deadline, self._reader.choices(command), command, arrival.request
-                )
-                await self._admit(command)
-                tickets = self._ticketed(arrival.request, prepared)
-        except BaseException:
-            self._agents.leave(arrival.request)
-            raise
-        assert self._nursery is not None
-        for ticket in tickets:
-            self._nursery.start_soon(self._dispatch, ticket)
-        return tickets
-
-    def replies(self, tickets: Sequence[Ticket], arrival: RequestContext) -> AsyncIterator[Reply]:
-        """What a request that was taken is told."""
-        return Replies(tickets, self._writer, arrival)
-
-    async def close_session(self, session: str, reason: str) -> None:
-        """See ``Sessions.close_session``."""
-        await self._sessions.close_session(session, reason)
-
-    # --- life ------------------------------------------------------------------------------
-
-    async def find_blocks(
-        self, folder: Path, budget_bytes: int, run: str, earlier: Collection[str]
-    ) -> None:
-        """
-        Look for the block files of earlier runs. Before the first request.
-
-        Args:
-            run: this run of the server.
-            earlier: those of this journal before.
-        """
-        fingerprint = self._model.fingerprint
-        await self._memory.open_files(folder, fingerprint, budget_bytes, run, earlier)
-
-    async def write_blocks(self, progress: Callable[[int, int], None]) -> None:
-        """
-        Write the blocks in memory to files, as far as the limit of draining goes. After the last
-        request.
-        """
-        if self._writer.stalled:
-            return  # without their rows nobody would know what the files are
-        with trio.move_on_after(self._limits.drain_s) as limit:
-            await self._memory.write_all(progress)
-        if limit.cancelled_caught:
-            log.warning("not all blocks were written", limit_s=self._limits.drain_s)
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until ``drain`` has ended the last request."""
-        self._activity.draining = False  # as the server over another model left it
-        with contextlib.ExitStack() as told:
-            told.enter_context(self._stalls.heard_by(self._stalled))
-            if self._shadow is not None:
-                told.enter_context(self._writer.observed_by(self._shadow))
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                self._sessions.start_in(nursery)
-                if self._shadow is not None:
-                    nursery.start_soon(self._shadow.run)
-                nursery.start_soon(self._expiry.run)
-                task_status.started()
-                await self._idle.wait()
-                self._expiry.close()
-                if self._shadow is not None:
-                    self._shadow.close()
-                self._sessions.end_all()
-
-    async def drain(self) -> None:
-        """
-        Take no more requests, let those that run come to their end, and cut off what takes longer
-        than the limit. Everything that happened is in the journal then.
-        """
-        self._stopping = self._activity.draining = True
-        with trio.move_on_after(self._limits.drain_s):
-            await self._no_tickets()
-        self._end_all(
-            "server_stopped", Stopping("the server was stopped before the answer was complete")
-        )
-        await self._no_tickets()
-        self._idle.set()
-
-    def _end_all(self, why: str, refusal: RefusalError) -> None:
-        """End all requests that are not answered yet."""
-        for ticket in list(self._tickets.values()):
-            ticket.leave(why)
-            ticket.fail(refusal)
-
-    def _stalled(self) -> None:
-        """Nothing can be put on record: what is under way ends, at its next step."""
-        self._end_all("journal_full", JournalFull())
-
-    async def _no_tickets(self) -> None:
-        while self._tickets:
-            await self._activity.wait_change()
-
-    # --- a request's way -------------------------------------------------------------------------
-
-    def _named(self, command: Generate) -> Generate:
-        """The command with the journal's id in the place of its client's name for a session."""
-        if command.session_name is None:
-            return command
-        named = session_id(command.tenant, command.session_name)
-        held = self._sequencer.state.sessions.get(SessionId(named))
-        if held is not None and held.tenant != command.tenant:
-            # Nobody would ever serve it. Ids say whose they are, so only a journal in which they
-            # once did not leads here.
-            raise LookupError(f"session {named} is of the tenant {held.tenant}")
-        return attrs.evolve(command, session_name=named)
-
-    async def _admit(self, command: Generate) -> None:
-        """Turn a request away where none is taken now."""
-        state = self._sequencer.state
-        if self._stopping:
-            raise Stopping("the server is stopping; try again in a moment")
-        if self._writer.stalled:
-            raise self._stalls.refusal()
-        bug_id = state.admission_bug or self._sessions.quarantine_of(command.session_name)
-        if bug_id is not None:
-            # Who hears of a bug can look it up.
-            await unless_dead(self._writer.wait_all_committed())
-            raise Broken(bug_id)
-
-    def _check_queue(self, command: Generate, request_id: str | None) -> None:
-        """
-        Turn a request away where too many wait: for a row, or to be read at all.
-
-        Args:
-            request_id: for the journal; None for what is not on record.
-        """
-        most = self._limits.queue + self._model.decode_rows
-        if command.choices > most:
-            raise TooManyAnswers(command.choices, most)
-        # The limiter counts a row as taken a step before its ticket is seated, so it is not asked.
-        admitted = sum(ticket.admitted for ticket in self._tickets.values())
-        waiting = self._activity.in_flight - admitted
-        room = self._limits.queue + self._model.decode_rows - admitted
-        if waiting + command.choices > room:
-            self._rejected(command, request_id, 429, "queue_full")
-            raise QueueFull(
-                f"the server is busy (answers under way: {admitted}, waiting: {waiting}) and has "
-                f"no room for {command.choices} more; try again in a few seconds",
-                retry_after_s=5,
-            )
-
-    def _rejected(self, command: Generate, request_id: str | None, status: int, code: str) -> None:
-        if request_id is not None:
-            self._sequencer.append(
-                ev.RequestRejected(
-                    request=request_id, tenant=command.tenant, status=status, code=code
-                )
-            )
-
-    async def _in_time(
-        self, deadline: float, reading: Awaitable[T], command: Generate, request_id: str | None
-    ) -> T:
-        """
-        What is made of a request before it has a ticket, where that is done in time. What a thread
-        has in hand is brought to its end; what waits for one is not.
-
-        Args:
-            deadline: on trio's clock.
-            request_id: as for ``_check_queue``.
-        """
-        with trio.move_on_at(deadline):
-            return await reading
-        self._rejected(command, request_id, *REJECTED["timed_out"])
-        raise TimedOut(self._limits.request_s)
-
-    async def _dispatch(self, ticket: Ticket) -> None:
-        """Bring a ticket to a session, again where the rules choose another one in the meantime."""
-        try:
-            with ticket.waiting:
-                if ticket.first is not None:
-                    await ticket.first.prefilled.wait()  # its blocks are shared
-                    if ticket.first.failed:
-                        ticket.leave("sibling_failed")
-                name = ticket.prepared.command.session_name
-                if name is not None:
-                    async with self._sessions.actor(name, ticket, named=True).turn:
-                        await self._in_turn(ticket)
-                else:
-                    await self._in_turn(ticket)
-        finally:
-            ticket.prefilled.set()
-            del self._tickets[ticket.id]
-            if not ticket.finished:
-                self._agents.leave(ticket.id)
-            self._activity.leave()
-            self._sessions.drop_unopened(ticket.prepared.command.session_name)
-            if not ticket.accepted and ticket.gone is not None:
-                status, code = REJECTED[ticket.gone]
-                tenant = ticket.prepared.command.tenant
-                self._sequencer.append(
-                    ev.RequestRejected(request=ticket.id, tenant=tenant, status=status, code=code)
-                )
-
-    async def _in_turn(self, ticket: Ticket) -> None:
-        async with self._running:
-            ticket.admitted = True
-            while True:
-                ticket.rerouted = False
-                command = ticket.prepared.command
-                name = command.session_name
-                bug_id = self._sessions.quarantine_of(name)
-                if bug_id is not None:
-                    ticket.fail(Broken(bug_id))
-                    break
-                chosen = self._sequencer.choose(ticket.prepared.ask)
-                found = chosen or name or session_id(command.tenant, new_id())
-                actor = self._sessions.actor(found, ticket, named=name is not None)
-                # A session that has the ticket looks itself whether somebody still waits.
-                with trio.CancelScope(shield=True):
-                    await actor.serve(ticket)
-                if name is None:
-                    self._sessions.drop_unopened(actor.id)
-                if not ticket.rerouted:
-                    break
-                # Serving was shielded: who left since, or ends with the server, goes no further.
-                await trio.lowlevel.checkpoint_if_cancelled()
-        self._sessions.close_excess()
+        return await self._run.agents.kept.forget(request, self._tenant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Protocol, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
@@ -19,7 +20,7 @@ from werkzeug.routing import MapAdapter
 from cairn.actors.requests.messages import Generate, ServerFacts
 from cairn.http import completions as openai_texts
 from cairn.http.access.cors import Cors, read_origin
-from cairn.http.access.keys import CallersService, Keys, tenant_of
+from cairn.http.access.keys import Keys, service_of_caller, tenant_of
 from cairn.http.adapter import Asked, streamed_answer, whole_answer
 from cairn.http.agents.routes import add_agent_routes
 from cairn.http.chat_completions.request import read_chat_request
@@ -39,7 +40,7 @@ from cairn.http.responses.request import (
     read_responses_request,
 )
 from cairn.http.server.connection import OwningConnection, OwningRequest, with_readable_path
-from cairn.http.service import Service
+from cairn.http.service import Server, Service
 from cairn.http.wire.errors import ClientError, ErrorAnswer, describe
 from cairn.http.wire.json import encode
 from cairn.http.wire.limits import BODY_BYTES_MAX
@@ -100,7 +101,7 @@ class CairnApp(QuartTrio):
 
 
 def create_app(
-    service: Service,
+    server: Server,
     *,
     hosts_allowed: Collection[str] = (),
     strict_model_names: bool = False,
@@ -108,7 +109,7 @@ def create_app(
     cors: Collection[str] = (),
 ) -> CairnApp:
     """
-    The application over a service.
+    The application over a server.
 
     Args:
         hosts_allowed: names, besides ``localhost`` and plain addresses, by which clients may call
@@ -120,12 +121,12 @@ def create_app(
         keys: who may ask; without them everybody may who reaches the server.
         cors: origins whose pages may call the server and read what it answers.
     """
-    service = CallersService(service)
     app = CairnApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
     app.url_map.strict_slashes = False
-    metrics = Metrics(service)
+    metrics = Metrics(server)
     ignored = Ignored()
+    service = partial(service_of_caller, server)
     hosts = frozenset(host.lower() for host in hosts_allowed)
     readers = Cors(cors)
 
@@ -154,20 +155,20 @@ def create_app(
 
     def check_model(name: str) -> None:
         if strict_model_names and name:
-            listed(name, service)
+            listed(name, server.models)
 
     async def asked_of(read: Callable[[bytes, Mapping[str, str], Ignored, ServerFacts], _R]) -> _R:
         body, headers = await body_of()
-        facts = service.facts_of(named_model(body, service))
+        facts = service().facts_of(named_model(body, server.models))
         asked = read(body, headers, ignored, facts)
         check_model(asked.command.requested_model)
         return asked
 
     async def answered(asked: Asked) -> Response:
         if not asked.stream:
-            return await whole_answer(service, asked)
+            return await whole_answer(service(), asked)
         resources = cast(OwningRequest, request).resources
-        return await streamed_answer(service, asked, resources)
+        return await streamed_answer(service(), asked, resources)
 
     @app.post("/v1/chat/completions")
     async def chat_completions() -> Response:
@@ -180,19 +181,19 @@ def create_app(
     @app.post(responses_errors.ADDRESS)
     async def responses() -> Response:
         draft = await asked_of(read_responses_request)
-        return await answered(await completed(draft, service))
+        return await answered(await completed(draft, service()))
 
     @app.get(f"{responses_errors.ADDRESS}/<name>")
     async def response(name: str) -> Response:
-        return _json(await look_up(name, service, request.args))
+        return _json(await look_up(name, service(), request.args))
 
     @app.delete(f"{responses_errors.ADDRESS}/<name>")
     async def delete_response(name: str) -> Response:
-        return _json(await delete(name, service))
+        return _json(await delete(name, service()))
 
     @app.get(f"{responses_errors.ADDRESS}/<name>/input_items")
     async def response_input(name: str) -> Response:
-        return _json(await look_up_input(name, service, request.args))
+        return _json(await look_up_input(name, service(), request.args))
 
     @app.post(anthropic_errors.ADDRESS)
     async def messages() -> Response:
@@ -201,7 +202,7 @@ def create_app(
     @app.post(f"{anthropic_errors.ADDRESS}/count_tokens")
     async def count_tokens() -> Response:
         asked = await asked_of(read_count_request)
-        return _json(counted(await service.count(asked.command)))
+        return _json(counted(await service().count(asked.command)))
 
     add_agent_routes(
         app, service, ignored, body_of=body_of, check_model=check_model, answered=answered
@@ -209,15 +210,15 @@ def create_app(
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json(model_list(service.models))
+        return _json(model_list(server.models))
 
     @app.get("/v1/models/<path:name>")
     async def model(name: str) -> Response:
-        return _json(model_object(listed(name, service)))
+        return _json(model_object(listed(name, server.models)))
 
     @app.get("/health")
     async def health() -> Response:
-        return _health(service, known=g.tenant is not None)
+        return _health(server, service() if g.tenant is not None else None)
 
     @app.get("/metrics")
     async def scrape() -> Response:
@@ -230,7 +231,7 @@ def create_app(
     @app.get("/")
     async def page() -> Response:
         base = request.host_url.rstrip("/")
-        text = front_page(service.facts, service.statistics(), base, with_keys=keys is not None)
+        text = front_page(server.facts, server.statistics(), base, with_keys=keys is not None)
         response = Response(text, content_type="text/html; charset=utf-8")
         response.headers["content-security-policy"] = _PAGE_POLICY
         return response
@@ -256,12 +257,13 @@ def create_app(
     return app
 
 
-def _health(service: Service, *, known: bool) -> Response:
+def _health(server: Server, service: Service | None) -> Response:
     """
     Args:
-        known: whether who asks may know more than whether the server is well.
+        service: as the caller sees the server; None for a caller without a key, who is shown the
+            status alone.
     """
-    facts, now = service.facts, service.statistics()
+    facts, now = server.facts, server.statistics()
     status = "ok"
     if now.admission_bug is not None:
         status = "admission_closed"
@@ -269,7 +271,7 @@ def _health(service: Service, *, known: bool) -> Response:
         status = "journal_full"
     # A balancer looks at the status alone.
     code = 200 if status == "ok" else 503
-    if not known:
+    if service is None:
         return _json({"status": status, "api_key": "required"}, status=code)
     body = {
         "status": status,
@@ -283,7 +285,7 @@ def _health(service: Service, *, known: bool) -> Response:
         ],
         "models": [
             {"name": model.facts.model, "state": model.state, "waiting": model.waiting}
-            for model in service.models
+            for model in server.models
         ],
         "started": facts.started_s,
         "sessions": now.sessions,

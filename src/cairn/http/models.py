@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from cairn.actors.requests.messages import ListedModel
-from cairn.http.service import Service
 from cairn.http.wire.errors import ClientError
 
 
@@ -48,17 +47,17 @@ def model_object(model: ListedModel) -> dict[str, Any]:
     }
 
 
-def listed(name: str, service: Service) -> ListedModel:
+def listed(name: str, models: Sequence[ListedModel]) -> ListedModel:
     """
     The model of a name or an alias.
 
     Raises:
         ClientError: there is none.
     """
-    for model in service.models:
+    for model in models:
         if name in (model.facts.model, *model.aliases):
             return model
-    names = [repr(model.facts.model) for model in service.models]
+    names = [repr(model.facts.model) for model in models]
     served = f"{names[0]} is: send that name, or none"
     if len(names) > 1:
         served = f"{', '.join(names)} are: send one of these names, or none"
@@ -76,11 +75,11 @@ class _Named(msgspec.Struct):
     model: str | None = None
 
 
-def named_model(body: bytes, service: Service) -> str:
+def named_model(body: bytes, models: Sequence[ListedModel]) -> str:
     """
     The model that a body asks for; none where it cannot be read, which the adapter says better.
     """
-    if len(service.models) == 1:
+    if len(models) == 1:
         return ""
     try:
         return msgspec.json.decode(body, type=_Named).model or ""

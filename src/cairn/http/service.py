@@ -1,8 +1,8 @@
 """
-What the HTTP layer is given: one object that takes commands and gives replies.
+The server as the HTTP layer sees it: commands go in, replies come out.
 
-The real one is made by the actors. Nothing else of them is used here, so that every adapter can be
-tried against a scripted stand-in.
+The actors implement it. The HTTP layer uses nothing else of them, so that every adapter can be
+tested against a scripted fake.
 """
 
 from __future__ import annotations
@@ -22,37 +22,51 @@ from cairn.actors.requests.messages import (
     StoredTurn,
 )
 from cairn.journal.events import Recorded
-from cairn.journal.tenants import LOCAL
 
 
-class Service(Protocol):
-    """The server behind the protocols."""
+class Server(Protocol):
+    """The server behind the protocols. All that belongs to a tenant is in ``for_tenant``."""
 
     @property
     def facts(self) -> ServerFacts:
-        """What the server tells of itself; the model is the one that is loaded."""
-
-    def facts_of(self, requested_model: str) -> ServerFacts:
-        """
-        What it tells of the model that would answer who asks for one of this name: any name will
-        do.
-        """
+        """Facts about the server and the model that is loaded."""
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
-        """The models that may be asked for."""
+        """The models that a request may name."""
 
-    @property
-    def agents(self) -> AgentService:
-        """The agents that are kept here."""
+    def for_tenant(self, tenant: str) -> Service:
+        """The server as one tenant sees it."""
 
     def statistics(self) -> Statistics:
         """The server at this moment. Changes nothing."""
 
-    def contexts(self, most: int, tenant: str = LOCAL) -> tuple[ContextUse, ...]:
+    def observe(self, observer: Callable[[Recorded], None]) -> None:
+        """Pass every event on to ``observer`` once it is committed, in order."""
+
+
+class Service(Protocol):
+    """The server as one tenant sees it. Adapters hold this, so they cannot choose the tenant."""
+
+    @property
+    def facts(self) -> ServerFacts:
+        """Facts about the server and the model that is loaded."""
+
+    @property
+    def models(self) -> tuple[ListedModel, ...]:
+        """The models that a request may name."""
+
+    @property
+    def agents(self) -> AgentService:
+        """The tenant's agents."""
+
+    def facts_of(self, requested_model: str) -> ServerFacts:
+        """Facts about the model that answers a request for this name, whatever the name is."""
+
+    def contexts(self, most: int) -> tuple[ContextUse, ...]:
         """
-        How much of the context the tenant's conversations have filled, at most so many, the last
-        used one first. Adapters leave the tenant alone, as in ``Generate``.
+        How much of the context the tenant's conversations have filled, at most ``most`` of them,
+        the last used one first.
         """
 
     def generate(self, command: Generate) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
@@ -62,40 +76,36 @@ class Service(Protocol):
         ``Waiting`` may also come between the others. Leaving the context early cancels the request.
 
         Raises:
-            RefusalError: on entering, where the request is not served; from the iteration, where it
-                ended before its answer did. ``errors.py`` tells the client.
+            RefusalError: on entering, if the request is refused; from the iteration, if it ends
+                before its answer is complete. ``wire/errors.py`` turns it into an HTTP error.
         """
 
     async def count(self, command: Generate) -> int:
         """
-        The tokens of the prompt that a request makes, however many. Nothing is on record of it.
+        The number of tokens of a prompt, however long it is. Puts nothing on record.
 
         Raises:
-            RefusalError: there is no such prompt.
+            RefusalError: the prompt cannot be rendered or tokenised, or too many requests wait.
         """
 
-    async def turn(self, request: str, tenant: str = LOCAL) -> StoredTurn | None:
+    async def turn(self, request: str) -> StoredTurn | None:
         """
-        The kept turn of a request, if there is one of the tenant's. Adapters leave the tenant
-        alone, as in ``Generate``.
+        The stored turn of a request, or None if the tenant has none.
 
         Raises:
             RefusalError: the journal cannot be read now.
         """
 
-    async def history(self, request: str, tenant: str = LOCAL) -> tuple[StoredTurn, ...] | None:
+    async def history(self, request: str) -> tuple[StoredTurn, ...] | None:
         """
-        The kept turns up to that of a request and with it, the oldest first; None where one of them
-        is not there. Raises as ``turn``.
+        The stored turns up to and including a request's, the oldest first; None if one of them is
+        missing. Raises as ``turn``.
         """
 
-    async def forget(self, request: str, tenant: str = LOCAL) -> bool:
+    async def forget(self, request: str) -> bool:
         """
-        Keep the turn of a request no longer. False where there is none of the tenant's.
+        Delete the stored turn of a request. False if the tenant has none.
 
         Raises:
             RefusalError: that cannot be put on record now.
         """
-
-    def observe(self, observer: Callable[[Recorded], None]) -> None:
-        """Have each event told to ``observer`` once it is committed, in order."""

@@ -30,7 +30,7 @@ from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
-from tests.support.in_process_server import Said, ask, at_rest, generate, serving
+from tests.support.in_process_server import Said, ask, at_rest, generate, local, serving
 
 pytestmark = pytest.mark.trio
 
@@ -45,14 +45,16 @@ def user(text: str) -> Message:
 
 async def history(server: Server, name: str, tenant: str = "local") -> AgentHistory:
     """An agent that has to be there, with all that was said."""
-    found = await server.agents.history(name, tenant)
+    found = await server.for_tenant(tenant).agents.history(name)
     assert found is not None
     return found
 
 
-async def command(server: Server, name: str, text: str, **changes: Any) -> Generate:
+async def command(
+    server: Server, name: str, text: str, tenant: str = "local", **changes: Any
+) -> Generate:
     """A request that goes on with an agent."""
-    held = await history(server, name, changes.get("tenant", "local"))
+    held = await history(server, name, tenant)
     asked = (user(text),)
     talk = Conversation(messages=(*held.messages, *asked), tools=held.agent.tools)
     return generate(
@@ -69,9 +71,11 @@ async def command(server: Server, name: str, text: str, **changes: Any) -> Gener
     )
 
 
-async def go_on(server: Server, name: str, text: str, **changes: Any) -> Said:
+async def go_on(
+    server: Server, name: str, text: str, tenant: str = "local", **changes: Any
+) -> Said:
     """Go on with an agent."""
-    return await ask(server, await command(server, name, text, **changes))
+    return await ask(server, await command(server, name, text, tenant, **changes), tenant)
 
 
 def asked(held: AgentHistory) -> list[str]:
@@ -85,7 +89,7 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
     tools = ({"type": "function", "function": {"name": "look"}},)
     new = NewAgent(name="notes", system="Be brief.", tools=tools, max_context=900, model="m")
     async with serving(model_directory, store) as server:
-        made = await server.agents.create(new, "local")
+        made = await local(server).agents.create(new)
         assert made.finish_reason is None
         assert ("cold", 0, 0, 900) == (
             made.status,
@@ -93,10 +97,10 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
             made.context_tokens,
             made.context_left,
         )
-        await server.agents.create(NewAgent(name="brief", persist=False), "local")
+        await local(server).agents.create(NewAgent(name="brief", persist=False))
         first = await go_on(server, "notes", LONG)
         await at_rest(server)
-        facts = server.agents.one("notes", "local")
+        facts = local(server).agents.one("notes")
         assert facts is not None
         used = first.finished.prompt_tokens + first.finished.completion_tokens
         assert "length" == first.finished.finish_reason == facts.finish_reason
@@ -110,13 +114,13 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
         assert 900 - first.finished.prompt_tokens == first.accepted.context_left
         due = ContextUse(session="agent/notes", tokens=used, left=900 - used)
         assert ((due,), (), ()) == (
-            server.contexts(10),
-            server.contexts(0),
-            server.contexts(10, "bob"),
+            local(server).contexts(10),
+            local(server).contexts(0),
+            server.for_tenant("bob").contexts(10),
         )
     async with serving(model_directory, store) as server:
         # It was to be there no longer than its server.
-        assert server.agents.one("brief", "local") is None
+        assert local(server).agents.one("brief") is None
         held = await history(server, "notes")
         assert (new, first.accepted.request) == (held.agent, held.head)
         assert ["system", "user", "assistant"] == [message.role for message in held.messages]
@@ -127,22 +131,27 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
         assert "continuation" == third.accepted.path
         assert third.accepted.cached_tokens > 0
         assert [LONG, "And then?", "And then?"] == asked(await history(server, "notes"))
-        assert await server.agents.history("notes", "bob") is None
-        assert (None, ()) == (server.agents.one("notes", "bob"), server.agents.all("bob"))
-        assert not await server.agents.delete("notes", "bob")
-        await server.agents.create(NOTES, "bob")
-        assert [0, 3] == [server.agents.all(whose)[0].turns for whose in ("bob", "local")]
+        assert await server.for_tenant("bob").agents.history("notes") is None
+        assert (None, ()) == (
+            server.for_tenant("bob").agents.one("notes"),
+            server.for_tenant("bob").agents.all(),
+        )
+        assert not await server.for_tenant("bob").agents.delete("notes")
+        await server.for_tenant("bob").agents.create(NOTES)
+        assert [0, 3] == [
+            server.for_tenant(whose).agents.all()[0].turns for whose in ("bob", "local")
+        ]
         # Its turns are no responses: nobody finds one by its request, or has it forgotten.
         request = third.accepted.request
         assert (None, None, False) == (
-            await server.turn(request),
-            await server.history(request),
-            await server.forget(request),
+            await local(server).turn(request),
+            await local(server).history(request),
+            await local(server).forget(request),
         )
     # Another fingerprint, as that of another model is.
     async with serving(model_directory, store, block_tokens=16) as server:
         assert third.accepted.request == (await history(server, "notes")).head
-        assert "cold" == server.agents.all("local")[0].status
+        assert "cold" == local(server).agents.all()[0].status
         said = await go_on(server, "notes", "And then?")
         assert ("agent/notes", "fingerprint_changed", 0) == (
             said.accepted.session,
@@ -150,7 +159,7 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
             said.accepted.cached_tokens,
         )
         assert [LONG, *["And then?"] * 3] == asked(await history(server, "notes"))
-        assert ["notes"] == [agent.name for agent in server.agents.all("local")]
+        assert ["notes"] == [agent.name for agent in local(server).agents.all()]
     assert () == replay(store.read()).findings
 
 
@@ -177,7 +186,7 @@ async def test_a_turn_reads_what_is_new(model_directory: Path):
     """
     store = Counted()
     async with serving(model_directory, store) as server:
-        await server.agents.create(NOTES, "local")
+        await local(server).agents.create(NOTES)
         reads = []
         for number in range(5):
             await go_on(server, "notes", f"Number {number}")
@@ -185,21 +194,21 @@ async def test_a_turn_reads_what_is_new(model_directory: Path):
         assert [1, 2, 2, 2, 2] == reads
         assert 5 == len((await history(server, "notes")).turns)
         assert 2 == store.since()
-        await server.agents.created("notes")
+        await local(server).agents.created("notes")
         assert 0 == store.since()
-        assert await server.agents.fork("notes", "aside", 3, "local") is not None
+        assert await local(server).agents.fork("notes", "aside", 3) is not None
         await go_on(server, "aside", "And aside?")
         assert 1 == store.since()
         assert ["Number 2", "And aside?"] == asked(await history(server, "aside"))[-2:]
         assert ["Number 3", "Number 4"] == asked(await history(server, "notes"))[-2:]
-        assert await server.agents.history("notes", "bob") is None
+        assert await server.for_tenant("bob").agents.history("notes") is None
     store.since()
     async with serving(model_directory, store) as server:
         all_of_it = await history(server, "notes")
         assert 11 == store.since()
         assert all_of_it == await history(server, "notes")
         assert 0 == store.since()
-        held = server._kept.remembered
+        held = server.loaded._agents.kept.remembered
         assert server.statistics().text_cache_bytes >= held.bytes > 0
         # As much room as the half of it takes: the rest is read each time.
         held._budget_bytes = held.bytes // 2
@@ -223,27 +232,28 @@ async def test_nothing_is_remembered_that_is_not_there(model_directory: Path):
     before, and what only that one had leaves memory. An answer that fails is nowhere in it.
     """
     async with serving(model_directory) as server:
-        agents, held = server.agents, server._kept.remembered
-        await agents.create(NewAgent(name="notes", system="Old.", max_context=100), "local")
+        agents, held = local(server).agents, server.loaded._agents.kept.remembered
+        await agents.create(NewAgent(name="notes", system="Old.", max_context=100))
         await go_on(server, "notes", "One")
-        await agents.fork("notes", "aside", None, "local")
+        await agents.fork("notes", "aside", None)
         await go_on(server, "notes", "Two")
         with pytest.raises(PromptTooLong):
             await go_on(server, "notes", LONG * 20)
         assert ["One", "Two"] == asked(await history(server, "notes"))
         both = held.bytes
-        assert await agents.delete("notes", "local")
+        assert await agents.delete("notes")
         assert 0 < held.bytes < both
         assert ["One"] == asked(await history(server, "aside"))
         for tenant, system in (("local", "New."), ("bob", "His.")):
-            await agents.create(NewAgent(name="notes", system=system), tenant)
+            new_one = NewAgent(name="notes", system=system)
+            await server.for_tenant(tenant).agents.create(new_one)
             new = await history(server, "notes", tenant)
             assert (system, ()) == (new.agent.system, new.turns)
             await go_on(server, "notes", f"Of {tenant}", tenant=tenant)
         for tenant in ("local", "bob"):
             assert [f"Of {tenant}"] == asked(await history(server, "notes", tenant))
         for name, tenant in (("notes", "local"), ("notes", "bob"), ("aside", "local")):
-            assert await agents.delete(name, tenant)
+            assert await server.for_tenant(tenant).agents.delete(name)
         assert 0 == held.bytes
 
 
@@ -253,16 +263,16 @@ async def test_a_fork_is_built_on_the_stones_that_lie_there(model_directory: Pat
     itself would, and what it says is what a cold path says. The two go on apart.
     """
     async with serving(model_directory, block_tokens=16) as server:
-        agents = server.agents
-        await agents.create(NOTES, "local")
+        agents = local(server).agents
+        await agents.create(NOTES)
         for text in (LONG * 2, "And the hill? " * 8, "And the sea?"):
             third = await go_on(server, "notes", text)
             await at_rest(server)
         for turn, name in ((2, "two"), (None, "last"), (0, "none")):
-            forked = await agents.fork("notes", name, turn, "local")
+            forked = await agents.fork("notes", name, turn)
             assert forked is not None
             assert ("notes", 3 if turn is None else turn) == (forked.forked_from, forked.turns)
-        two = agents.one("two", "local")
+        two = agents.one("two")
         assert two is not None
         assert ("hot", (await history(server, "notes")).turns[:2]) == (
             two.status,
@@ -291,13 +301,13 @@ async def test_a_fork_is_built_on_the_stones_that_lie_there(model_directory: Pat
             len((await history(server, name)).turns) for name in ("two", "last", "notes", "none")
         ]
 
-        assert await agents.fork("nobody", "x", None, "local") is None
-        assert await agents.fork("notes", "x", None, "bob") is None
+        assert await agents.fork("nobody", "x", None) is None
+        assert await server.for_tenant("bob").agents.fork("notes", "x", None) is None
         with pytest.raises(IndexError):
-            await agents.fork("notes", "x", 5, "local")
+            await agents.fork("notes", "x", 5)
         with pytest.raises(AgentExists):
-            await agents.fork("notes", "two", 1, "local")
-        assert await agents.delete("notes", "local")
+            await agents.fork("notes", "two", 1)
+        assert await agents.delete("notes")
         assert 3 == len((await history(server, "two")).turns)
         await go_on(server, "two", "And the lake?")
         assert "And the lake?" == asked(await history(server, "two"))[-1]
@@ -311,22 +321,22 @@ async def test_a_fork_of_an_agent_that_goes_meanwhile(
     is forked no more: what it said is kept no longer, and a fork would have forgotten it.
     """
     async with serving(model_directory) as server:
-        agents = server.agents
-        await agents.create(NOTES, "local")
+        agents = local(server).agents
+        await agents.create(NOTES)
         await go_on(server, "notes", "One")
-        close = server._agents.close
+        close = server.loaded._agents.close
 
         async def deleted_first(session: str, reason: str) -> None:
-            monkeypatch.setattr(server._agents, "close", close)
-            assert await agents.delete("notes", "local")
+            monkeypatch.setattr(server.loaded._agents, "close", close)
+            assert await agents.delete("notes")
             await close(session, reason)
 
-        monkeypatch.setattr(server._agents, "close", deleted_first)
-        assert await agents.fork("notes", "aside", None, "local") is None
-        assert (None, ()) == (agents.one("aside", "local"), agents.all("local"))
+        monkeypatch.setattr(server.loaded._agents, "close", deleted_first)
+        assert await agents.fork("notes", "aside", None) is None
+        assert (None, ()) == (agents.one("aside"), agents.all())
         # Both names are free.
-        await agents.create(NOTES, "local")
-        assert await agents.fork("notes", "aside", None, "local") is not None
+        await agents.create(NOTES)
+        assert await agents.fork("notes", "aside", None) is not None
 
 
 async def test_one_thing_at_a_time(model_directory: Path):
@@ -335,17 +345,17 @@ async def test_one_thing_at_a_time(model_directory: Path):
     deleted; it can be forked. Behind the answer it is free, at once.
     """
     async with serving(model_directory) as server:
-        agents = server.agents
-        await agents.create(NOTES, "local")
+        agents = local(server).agents
+        await agents.create(NOTES)
         first = await command(server, "notes", "One", max_tokens=24)
         second = await command(server, "notes", "Two")
-        async with server.generate(first) as replies:
+        async with local(server).generate(first) as replies:
             await anext(replies)
             with pytest.raises(AgentBusy):
                 await ask(server, second)
             with pytest.raises(AgentBusy):
-                await agents.delete("notes", "local")
-            forked = await agents.fork("notes", "aside", None, "local")
+                await agents.delete("notes")
+            forked = await agents.fork("notes", "aside", None)
             assert forked is not None
             assert 0 == forked.turns
             async for _ in replies:
@@ -365,21 +375,21 @@ async def test_a_name_serves_again_after_a_bug(
     a session of its own, and the bug stays on record.
     """
     async with serving(model_directory) as server:
-        await server.agents.create(NOTES, "local")
+        await local(server).agents.create(NOTES)
 
         def fails(*_: object) -> None:
             raise RuntimeError("the device gave up")
 
         with monkeypatch.context() as broken:
-            broken.setattr(server._engine._device, "run_chunk", fails)
+            broken.setattr(server.loaded.engine._device, "run_chunk", fails)
             with pytest.raises(Broken):
                 await go_on(server, "notes", words(1, 40))
         with pytest.raises(Broken) as caught:
             await go_on(server, "notes", "Two")
-        assert await server.agents.delete("notes", "local")
-        await server.agents.create(NOTES, "local")
+        assert await local(server).agents.delete("notes")
+        await local(server).agents.create(NOTES)
         assert "cold_start" == (await go_on(server, "notes", "Three")).accepted.reason
-        assert caught.value.bug_id in server._sequencer.state.faults
+        assert caught.value.bug_id in server.loaded.sequencer.state.faults
         assert ["Three"] == asked(await history(server, "notes"))
 
 
@@ -388,10 +398,10 @@ async def test_a_request_goes_on_with_no_other_agent_of_the_name(model_directory
     It was read for an agent that is there no longer: the one that has its name now hears nothing.
     """
     async with serving(model_directory) as server:
-        await server.agents.create(NOTES, "local")
+        await local(server).agents.create(NOTES)
         late = await command(server, "notes", "One")
-        await server.agents.delete("notes", "local")
-        await server.agents.create(NOTES, "local")
+        await local(server).agents.delete("notes")
+        await local(server).agents.create(NOTES)
         with pytest.raises(AgentBusy):
             await ask(server, late)
         assert [] == asked(await history(server, "notes"))
@@ -401,7 +411,7 @@ async def test_what_fails_leaves_no_trace(model_directory: Path):
     """Refused, cancelled in the midst, or left before its turn: the history is as it was."""
     store = MemoryStore()
     async with serving(model_directory, store) as server:
-        await server.agents.create(NewAgent(name="notes", max_context=100), "local")
+        await local(server).agents.create(NewAgent(name="notes", max_context=100))
         await go_on(server, "notes", "One")
         before = await history(server, "notes")
         with pytest.raises(PromptTooLong, match=r"agent's context is 100 tokens"):
@@ -410,7 +420,9 @@ async def test_what_fails_leaves_no_trace(model_directory: Path):
             await go_on(server, "notes", "Two", conversation=None, prompt="")
         ended = trio.Event()
         server.observe(lambda one: ended.set() if one.event.kind == "request_cancelled" else None)
-        async with server.generate(await command(server, "notes", "Two", max_tokens=60)) as replies:
+        async with local(server).generate(
+            await command(server, "notes", "Two", max_tokens=60)
+        ) as replies:
             async for reply in replies:
                 if not isinstance(reply, Waiting):
                     break
@@ -432,41 +444,41 @@ async def test_what_is_deleted_is_forgotten(model_directory: Path):
     """
     store = MemoryStore()
     async with serving(model_directory, store) as server:
-        agents = server.agents
-        await agents.create(NOTES, "local")
+        agents = local(server).agents
+        await agents.create(NOTES)
         with pytest.raises(AgentExists):
-            await agents.create(NOTES, "local")
+            await agents.create(NOTES)
         await go_on(server, "notes", LONG)
         # It settles by now, or rests with a slab.
-        assert await agents.delete("notes", "local")
-        assert not await agents.delete("notes", "local")
+        assert await agents.delete("notes")
+        assert not await agents.delete("notes")
         assert (None, None) == (
-            agents.one("notes", "local"),
-            await agents.history("notes", "local"),
+            agents.one("notes"),
+            await agents.history("notes"),
         )
         assert {} == server.statistics().sessions
-        await agents.create(NOTES, "local")
+        await agents.create(NOTES)
         assert () == (await history(server, "notes")).turns
         said = await go_on(server, "notes", LONG)
         assert "cold_start" == said.accepted.reason
         # One that never spoke has no session.
-        await agents.create(NewAgent(name="mute"), "local")
-        assert await agents.delete("mute", "local")
+        await agents.create(NewAgent(name="mute"))
+        assert await agents.delete("mute")
         with pytest.raises(AgentBusy):
             await ask(server, await orphan(server, "mute"))
-        await agents.create(NewAgent(name="brief", persist=False), "local")
+        await agents.create(NewAgent(name="brief", persist=False))
         lost = store.rows[:]
     assert () == replay(store.read()).findings
     # A server that was lost has not stopped, and what ended with it ended all the same.
     store = MemoryStore(lost)
     async with serving(model_directory, store) as server:
-        assert [("notes", 1)] == [(one.name, one.turns) for one in server.agents.all("local")]
+        assert [("notes", 1)] == [(one.name, one.turns) for one in local(server).agents.all()]
         for index, row in enumerate(store.rows):
             if row.kind == ev.AgentCreated.kind:
                 store.rows[index] = attrs.evolve(row, private=None)
-        assert await server.agents.history("notes", "local") is None
-        assert await server.agents.fork("notes", "aside", None, "local") is None
-        assert await server.agents.delete("notes", "local")
+        assert await local(server).agents.history("notes") is None
+        assert await local(server).agents.fork("notes", "aside", None) is None
+        assert await local(server).agents.delete("notes")
         assert {} == server.statistics().sessions
 
 

@@ -20,7 +20,7 @@ from cairn.journal.codec import decode
 from cairn.journal.errors import StoreError
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.support.in_process_server import ask, generate, serving
+from tests.support.in_process_server import ask, generate, local, serving
 
 pytestmark = pytest.mark.trio
 
@@ -44,24 +44,27 @@ async def test_a_turn_outlives_a_restart(model_directory: Path):
     async with serving(model_directory, store) as server:
         first = await ask(server, command(HELLO))
         named = first.accepted.request
-        one = await server.turn(named)
+        one = await local(server).turn(named)
         unkept = await ask(server, command(MORE, keep=None))
-        assert await server.turn(unkept.accepted.request) is None
-        assert await server.turn("no such request") is None
+        assert await local(server).turn(unkept.accepted.request) is None
+        assert await local(server).turn("no such request") is None
     async with serving(model_directory, store) as server:
-        turn = await server.turn(named)
+        turn = await local(server).turn(named)
         assert turn == one
         assert turn is not None
         assert (None, (HELLO,), "nöte") == (turn.previous, turn.asked, turn.note)
         assert message_of(first.parts) == message_of(turn.parts)
         assert first.finished.completion_tokens == turn.finished.completion_tokens
         assert first.accepted.created_s == turn.created_s
-        assert (None, None) == (await server.turn(named, "bob"), await server.history(named, "bob"))
+        assert (None, None) == (
+            await server.for_tenant("bob").turn(named),
+            await server.for_tenant("bob").history(named),
+        )
 
         second = await ask(server, command(*turn.messages, MORE, previous=named))
         assert first.accepted.session == second.accepted.session
         assert "continuation" == second.accepted.path
-        history = await server.history(second.accepted.request)
+        history = await local(server).history(second.accepted.request)
         assert history is not None
         assert [named, second.accepted.request] == [turn.request for turn in history]
         assert [(HELLO,), (MORE,)] == [turn.asked for turn in history]
@@ -75,18 +78,18 @@ async def test_a_forgotten_turn(model_directory: Path):
         first = await ask(server, command(HELLO))
         named = first.accepted.request
         second = await ask(server, command(HELLO, previous=named))
-        assert await server.history(second.accepted.request) is not None
-        assert not await server.forget(named, "bob")
-        assert await server.turn(named) is not None
-        assert await server.forget(named)
-        assert not await server.forget(named)
-        assert await server.history(second.accepted.request) is None
-        assert await server.turn(second.accepted.request) is not None
-        assert await server.forget(second.accepted.request)
-        assert 0 == server._kept.remembered.bytes
+        assert await local(server).history(second.accepted.request) is not None
+        assert not await server.for_tenant("bob").forget(named)
+        assert await local(server).turn(named) is not None
+        assert await local(server).forget(named)
+        assert not await local(server).forget(named)
+        assert await local(server).history(second.accepted.request) is None
+        assert await local(server).turn(second.accepted.request) is not None
+        assert await local(server).forget(second.accepted.request)
+        assert 0 == server.loaded._agents.kept.remembered.bytes
     async with serving(model_directory, store) as server:
-        assert await server.turn(named) is None
-        assert await server.history(second.accepted.request) is None
+        assert await local(server).turn(named) is None
+        assert await local(server).history(second.accepted.request) is None
 
 
 async def test_a_turn_that_is_forgotten_while_it_is_read(
@@ -95,7 +98,7 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
     """Who asked before has it, and nothing of it stays in memory."""
     async with serving(model_directory) as server:
         named = (await ask(server, command(HELLO))).accepted.request
-        rows, found, go_on = server._kept._writer.rows, trio.Event(), trio.Event()
+        rows, found, go_on = server.loaded._agents.kept._writer.rows, trio.Event(), trio.Event()
 
         async def late(positions: Any) -> Any:
             there = await rows(positions)
@@ -103,10 +106,10 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
             await go_on.wait()
             return there
 
-        monkeypatch.setattr(server._kept._writer, "rows", late)
+        monkeypatch.setattr(server.loaded._agents.kept._writer, "rows", late)
 
         async def asks() -> None:
-            turn = await server.turn(named)
+            turn = await local(server).turn(named)
             assert turn is not None
             assert named == turn.request
 
@@ -114,9 +117,9 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(asks)
                 await found.wait()
-                assert await server.forget(named)
+                assert await local(server).forget(named)
                 go_on.set()
-        assert 0 == server._kept.remembered.bytes
+        assert 0 == server.loaded._agents.kept.remembered.bytes
 
 
 async def test_a_turn_is_committed_before_its_answer_is_told(model_directory: Path):
@@ -140,7 +143,7 @@ async def test_a_text_that_was_forgotten(model_directory: Path):
         for index, row in enumerate(store.rows):
             if row.kind == "turn_stored":
                 store.rows[index] = attrs.evolve(row, private=None)
-        assert await server.turn(said.accepted.request) is None
+        assert await local(server).turn(said.accepted.request) is None
 
 
 class Unreadable(MemoryStore):

@@ -58,7 +58,7 @@ def question(place: int = 1, **changes: Any) -> Generate:
 
 def turn_clock(server: Server, seconds: float) -> None:
     """Have the clock that lives are compared with say so much more than it is."""
-    server._expiry._now_us = server._memory._now_us = lambda: (
+    server.loaded.expiry._now_us = server.loaded.memory._now_us = lambda: (
         wall_clock_us() + round(1_000_000 * seconds)
     )
 
@@ -67,7 +67,7 @@ async def later(server: Server, seconds: float) -> None:
     """So much time goes by while nobody wants anything."""
     await done(server)
     turn_clock(server, seconds)
-    server._activity.changed()
+    server.loaded.activity.changed()
     await done(server)
 
 
@@ -75,10 +75,10 @@ async def done(server: Server) -> None:
     """Wait until no session and nothing else has anything to do."""
     await at_rest(server)
     with trio.fail_after(120):
-        while server._activity.at_work:
+        while server.loaded.activity.at_work:
             await trio.testing.wait_all_tasks_blocked()
     await trio.testing.wait_all_tasks_blocked(0.05)
-    await server._writer.wait_committed(server._sequencer.state.position)
+    await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
 
 
 async def test_what_fails_while_lives_are_ended_ends_no_server(
@@ -91,7 +91,7 @@ async def test_what_fails_while_lives_are_ended_ends_no_server(
 
     async with setup.serving() as server:
         await ask(server, question())
-        monkeypatch.setattr(server._memory, "remove_over", fails)
+        monkeypatch.setattr(server.loaded.memory, "remove_over", fails)
         await later(server, 25 * HOUR_S)
         turn_clock(server, 0)
         assert (await ask(server, question(2))).finished.completion_tokens
@@ -164,7 +164,7 @@ async def test_a_life_of_nothing_where_the_clock_was_set_back(
         async with filed.serving():
             pass
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
-        assert server._sequencer.state.time_us > wall_clock_us() + 1_000_000 * HOUR_S // 2
+        assert server.loaded.sequencer.state.time_us > wall_clock_us() + 1_000_000 * HOUR_S // 2
         await ask(server, question(5, ttl_s=0))
         await done(server)
         await later(server, 0)
@@ -214,17 +214,17 @@ async def test_a_use_renews_it(setup: Journaled) -> None:
         first = question()
         said = await ask(server, first)
         await done(server)
-        blocks, order = server._sequencer.state.blocks, server._sequencer.order
+        blocks, order = server.loaded.sequencer.state.blocks, server.loaded.sequencer.order
         dues = {key: order.expires_us(block) or 0 for key, block in blocks.items()}
         said = await ask(server, onward(first, said, ttl_s=HOUR_S))
         assert said.finished.cached_tokens > 0
         await later(server, 120)
-        blocks = server._sequencer.state.blocks
+        blocks = server.loaded.sequencer.state.blocks
         used = said.finished.cached_tokens // 64
         renewed = [key for key, due in dues.items() if (order.expires_us(blocks[key]) or 0) > due]
         assert used <= len(renewed)
         assert {True} == {blocks[key].present for key in renewed}
-        (session,) = server._sequencer.state.sessions.values()
+        (session,) = server.loaded.sequencer.state.sessions.values()
         assert HOUR_S == session.ttl_s
         await later(server, 2 * HOUR_S)
         assert 0 == server.statistics().blocks
@@ -262,12 +262,12 @@ async def test_nobody_loses_what_is_wanted(setup: Journaled) -> None:
     async with setup.serving(limits=Limits(ttl_s=60)) as server:
         await ask(server, question())
         await done(server)
-        with server._activity.preparing():
+        with server.loaded.activity.preparing():
             turn_clock(server, HOUR_S)
-            server._activity.changed()
+            server.loaded.activity.changed()
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert server.statistics().blocks > 0
-            assert 0 == await server._memory.remove_over(lambda: False)
+            assert 0 == await server.loaded.memory.remove_over(lambda: False)
         await done(server)
         assert 0 == server.statistics().blocks
     assert setup.holds()
@@ -280,7 +280,7 @@ async def test_two_want_the_slab_and_one_closes_the_session(
     async with setup.serving() as server:
         said = await ask(server, question())
         await done(server)
-        session, sessions = said.accepted.session, server._sessions
+        session, sessions = said.accepted.session, server.loaded.sessions
         cache = sessions.actors[session].cache
         released = cache.release_slab
 

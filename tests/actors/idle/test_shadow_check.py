@@ -33,7 +33,7 @@ from cairn.journal.shadow import is_chosen
 from cairn.journal.state import SessionId
 from cairn.journal.store import MemoryStore
 from tests.support.held_engine import Hold
-from tests.support.in_process_server import Said, ask, at_rest, generate, serving
+from tests.support.in_process_server import Said, ask, at_rest, generate, local, serving
 
 LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6
 C = 16
@@ -87,7 +87,7 @@ def hold_in_check(server: Server) -> Hold:
     """Hold the engine in a pass over the shadow check's slab."""
 
     def is_check(slab: int, *_: Any) -> bool:
-        sessions = server._sequencer.state.sessions.values()
+        sessions = server.loaded.sequencer.state.sessions.values()
         return all(s.slab is None or s.slab.id != slab for s in sessions)
 
     return Hold(server, "run_chunk", is_check)
@@ -120,7 +120,7 @@ def test_an_answer_is_computed_again_and_is_the_same(
             await ask(server, command(LONG, **changes))
             await watch.until(ev.ShadowEnded)
             slabs = server.statistics().slabs
-            assert slabs == server._engine._device.pool.measure()[0] == 1
+            assert slabs == server.loaded.engine._device.pool.measure()[0] == 1
 
     with capture_logs() as lines:
         trio.run(main)
@@ -166,7 +166,7 @@ def test_off_is_off_and_a_share_is_by_the_id(
 
     async def main() -> None:
         async with serving(model_directory, **{**SETTINGS, "shadow_share": 0.0}) as server:
-            assert server._shadow is None
+            assert server.loaded.shadow is None
         async with serving(model_directory, store, **{**SETTINGS, "shadow_share": share}) as server:
             watch = Watch(server)
             for place, one in enumerate(ids):
@@ -218,7 +218,7 @@ def test_a_request_goes_first(model_directory: Path) -> None:
             await held.wait()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, server, command("Other. " + LONG, max_tokens=4))
-                while not server._tickets:
+                while not server.loaded._tickets:
                     await trio.testing.wait_all_tasks_blocked()
                 assert 1 == held.count
                 held.go.set()
@@ -264,13 +264,13 @@ def test_a_request_gets_the_only_slab(model_directory: Path) -> None:
             await held.wait()
             assert 1 == server.statistics().slabs
             asked = trio.Event()
-            give_way = server._memory.give_way
+            give_way = server.loaded.memory.give_way
 
             async def giving_way() -> bool:
                 asked.set()  # so the pass cannot end before the request has found no room
                 return await give_way()
 
-            server._memory.give_way = giving_way
+            server.loaded.memory.give_way = giving_way
 
             async def again() -> None:
                 said.append(await ask(server, command("Other. " + LONG, max_tokens=4)))
@@ -300,19 +300,21 @@ def test_who_is_disturbed_again_and_again_is_skipped(
     async def main() -> None:
         async with serving(model_directory, **SETTINGS) as server:
             watch = Watch(server)
-            assert server._shadow is not None
-            settle, ends = server._engine.settle, list[bool]()
+            assert server.loaded.shadow is not None
+            settle, ends = server.loaded.engine.settle, list[bool]()
 
             async def disturbed(run: Any, record: Any, wanted: Any) -> Any:
                 if not watch.of(ev.ShadowStarted) or watch.of(ev.ShadowSkipped):
                     return await settle(run, record, wanted)
                 ends.append(len(ends) < 4)
                 if not ends[-1]:
-                    server._activity.arrivals += 1  # a request that came and was answered meanwhile
+                    server.loaded.activity.arrivals += (
+                        1  # a request that came and was answered meanwhile
+                    )
                 assert ends[-1] or not wanted()
                 return None
 
-            monkeypatch.setattr(server._engine, "settle", disturbed)
+            monkeypatch.setattr(server.loaded.engine, "settle", disturbed)
             await ask(server, command(LONG, max_tokens=4))
             (skipped,) = await watch.until(ev.ShadowSkipped)
             assert "disturbed" == skipped.reason
@@ -339,8 +341,8 @@ def test_without_room_it_waits(model_directory: Path) -> None:
             assert [] == watch.of(ev.ShadowSkipped)
             assert [] == watch.of(ev.SlabReleased)
             over_us = wall_clock_us() + 1_000_000 * 86_400 * 2
-            server._expiry._now_us = server._memory._now_us = lambda: over_us
-            server._activity.changed()
+            server.loaded.expiry._now_us = server.loaded.memory._now_us = lambda: over_us
+            server.loaded.activity.changed()
             (ended,) = await watch.until(ev.ShadowEnded)
             assert "same" == ended.result
             assert 1 == len(watch.of(ev.SessionClosed))
@@ -360,7 +362,7 @@ def test_a_request_that_comes_first_keeps_the_slab(
     async def main() -> None:
         async with serving(model_directory, pool_slabs=1, **SETTINGS) as server:
             watch = Watch(server)
-            give_up, asked, go = server._memory.give_up, trio.Event(), trio.Event()
+            give_up, asked, go = server.loaded.memory.give_up, trio.Event(), trio.Event()
 
             async def slowly(name: str, reason: str) -> None:
                 if reason == "room for a shadow check" and not asked.is_set():
@@ -368,7 +370,7 @@ def test_a_request_that_comes_first_keeps_the_slab(
                     await go.wait()
                 await give_up(name, reason)
 
-            monkeypatch.setattr(server._memory, "give_up", slowly)
+            monkeypatch.setattr(server.loaded.memory, "give_up", slowly)
             await ask(server, command(LONG, max_tokens=4))
             with trio.fail_after(120):
                 await asked.wait()
@@ -387,7 +389,7 @@ def test_what_waits_is_bounded(model_directory: Path, monkeypatch: pytest.Monkey
     async def main() -> None:
         async with serving(model_directory, **SETTINGS) as server:
             watch = Watch(server)
-            assert server._shadow is not None
+            assert server.loaded.shadow is not None
             monkeypatch.setattr(Activity, "upkeep_may_begin", False)
             for place in range(2):
                 await ask(server, command(f"{place} {LONG}", max_tokens=2))
@@ -443,8 +445,8 @@ def test_whatever_fails_stops_nobody(
     async def main() -> None:
         async with serving(model_directory, **SETTINGS) as server:
             watch = Watch(server)
-            device = server._engine._device
-            real = getattr(device, where) if where != "record" else server._sequencer.append
+            device = server.loaded.engine._device
+            real = getattr(device, where) if where != "record" else server.loaded.sequencer.append
 
             def fails(*arguments: Any, **settings: Any) -> Any:
                 began = len(watch.of(ev.SlabAcquired)) == 1 and not watch.of(ev.ShadowSkipped)
@@ -453,7 +455,7 @@ def test_whatever_fails_stops_nobody(
                 return real(*arguments, **settings)
 
             if where == "record":
-                monkeypatch.setattr(server._sequencer, "append", fails)
+                monkeypatch.setattr(server.loaded.sequencer, "append", fails)
             else:
                 monkeypatch.setattr(device, where, fails)
             await ask(server, command(LONG, max_tokens=4))
@@ -467,15 +469,15 @@ def test_whatever_fails_stops_nobody(
                 assert "same" == ended.result
             else:
                 await watch.until(ev.ShadowChecked)
-                assert server._shadow is not None
-                while server._shadow._held is not None:
+                assert server.loaded.shadow is not None
+                while server.loaded.shadow._held is not None:
                     await trio.testing.wait_all_tasks_blocked()
-                shadow_of = server._sequencer.state.shadow
+                shadow_of = server.loaded.sequencer.state.shadow
                 assert shadow_of is not None
                 ask_of = attrs.evolve(watch.of(ev.RequestReceived)[0], request="another")
                 answer = shadow._Answer(ask=ask_of, position=1)
-                server._shadow._waiting.append(answer)
-                server._activity.changed()
+                server.loaded.shadow._waiting.append(answer)
+                server.loaded.activity.changed()
                 (skipped,) = await watch.until(ev.ShadowSkipped)
                 assert ("another", "failed") == (skipped.request, skipped.reason)
 
@@ -495,7 +497,7 @@ def test_a_stop_in_the_middle_of_a_check(model_directory: Path) -> None:
             held = hold_in_check(server)
             await ask(server, command(LONG, max_tokens=4))
             await held.wait()
-            server._stopping = True  # as drain does first of all
+            server.loaded._stopping = True  # as drain does first of all
             held.go.set()
         async with serving(model_directory, store, **SETTINGS) as server:
             watch = Watch(server)
@@ -523,7 +525,7 @@ def test_an_answer_that_was_a_bug_is_not_checked(
     async def main() -> None:
         async with serving(model_directory, **SETTINGS) as server:
             watch = Watch(server)
-            append = server._sequencer.append
+            append = server.loaded.sequencer.append
 
             def otherwise(*given: ev.Event, **settings: Any) -> int:
                 changed = [
@@ -534,22 +536,22 @@ def test_an_answer_that_was_a_bug_is_not_checked(
                 ]
                 return append(*changed, **settings)
 
-            monkeypatch.setattr(server._sequencer, "append", otherwise)
+            monkeypatch.setattr(server.loaded.sequencer, "append", otherwise)
             with pytest.raises(Broken):
                 await ask(server, command(LONG, max_tokens=4))
             await watch.until(ev.InvariantViolated)
-            assert server._shadow is not None
-            assert {} == server._shadow._open
-            assert not server._shadow._waiting
+            assert server.loaded.shadow is not None
+            assert {} == server.loaded.shadow._open
+            assert not server.loaded.shadow._waiting
             assert [] == watch.of(ev.ShadowSkipped)
 
             received, violated = watch.of(ev.RequestReceived)[0], watch.of(ev.InvariantViolated)[0]
             place: dict[str, Any] = {"stream": "s", "seq": 1, "event_id": "e", "time_us": 0}
-            server._shadow(ev.Recorded(position=7, event=received, **place))
-            assert 1 == len(server._shadow._open)
+            server.loaded.shadow(ev.Recorded(position=7, event=received, **place))
+            assert 1 == len(server.loaded.shadow._open)
             nobodys = attrs.evolve(violated, session=None, request=None, at_position=7)
-            server._shadow(ev.Recorded(position=8, event=nobodys, **place))
-            assert {} == server._shadow._open
+            server.loaded.shadow(ev.Recorded(position=8, event=nobodys, **place))
+            assert {} == server.loaded.shadow._open
 
     trio.run(main)
 
@@ -617,13 +619,13 @@ def test_a_block_that_changed_in_memory_is_found(model_directory: Path) -> None:
             watch = Watch(server)
             first = await ask(server, command(LONG, session_name="s"))
             await watch.until(ev.ShadowEnded)
-            keys = server._sequencer.session("s").slab_keys
+            keys = server.loaded.sequencer.session("s").slab_keys
 
             def flip(engine: MlxEngine) -> None:
                 array = engine.blocks.get(keys[1]).keys[0]
                 array[0, 3, 1] = -array[0, 3, 1]
 
-            await server._engine.call(flip, lambda done: None)
+            await server.loaded.engine.call(flip, lambda done: None)
             onward = (
                 Message(role="user", content=LONG),
                 Message(role="assistant", content=first.text),
@@ -633,8 +635,8 @@ def test_a_block_that_changed_in_memory_is_found(model_directory: Path) -> None:
             assert said.accepted.cached_tokens > 2 * C
             _, ended = await watch.until(ev.ShadowEnded, 2)
             assert "differs" == ended.result
-            assert SessionState.IDLE is server._sequencer.session("s").state
-            blocks = server._sequencer.state.blocks
+            assert SessionState.IDLE is server.loaded.sequencer.session("s").state
+            blocks = server.loaded.sequencer.state.blocks
             assert None is blocks[keys[0]].bug_id
             assert all(blocks[key].bug_id for key in keys[1:])
             assert {"idle"} == set(server.statistics().sessions)
@@ -663,14 +665,14 @@ def test_an_answer_on_kv_that_changed_is_found(model_directory: Path) -> None:
             watch = Watch(server)
             first = await ask(server, command(LONG, session_name="s"))
             await watch.until(ev.ShadowEnded)
-            slab = server._sequencer.session("s").slab
+            slab = server.loaded.sequencer.session("s").slab
             assert slab is not None
 
             def flip(engine: MlxEngine) -> None:
                 keys = engine.pool.get(slab.id).caches[0].keys
                 keys[0, 0, 5] = -keys[0, 0, 5]
 
-            await server._engine.call(flip, lambda done: None)
+            await server.loaded.engine.call(flip, lambda done: None)
             onward = (
                 Message(role="user", content=LONG),
                 Message(role="assistant", content=first.text),
@@ -685,7 +687,7 @@ def test_an_answer_on_kv_that_changed_is_found(model_directory: Path) -> None:
                 await ask(server, goes_on)
             assert out.bug_id == told.value.bug_id
             with trio.fail_after(60):
-                while server._sequencer.state.sessions[SessionId("s")].slab is not None:
+                while server.loaded.sequencer.state.sessions[SessionId("s")].slab is not None:
                     await trio.testing.wait_all_tasks_blocked()
             cold = await ask(server, attrs.evolve(goes_on, session_name=None))
             await watch.until(ev.ShadowEnded, 3)
@@ -751,8 +753,8 @@ def test_who_is_at_work_when_it_differs_hears_of_the_bug(
     async def main() -> None:
         async with serving(model_directory, store, **SETTINGS) as server:
             watch = Watch(server)
-            assert server._shadow is not None
-            compute = server._shadow._compute
+            assert server.loaded.shadow is not None
+            compute = server.loaded.shadow._compute
             there, go = trio.Event(), trio.Event()
 
             async def slowly(*arguments: Any) -> None:
@@ -761,7 +763,7 @@ def test_who_is_at_work_when_it_differs_hears_of_the_bug(
                 there.set()
                 await go.wait()
 
-            monkeypatch.setattr(server._shadow, "_compute", slowly)
+            monkeypatch.setattr(server.loaded.shadow, "_compute", slowly)
             first = await ask(server, command(LONG, max_tokens=4, session_name="s"))
             with trio.fail_after(120):
                 await there.wait()
@@ -773,7 +775,7 @@ def test_who_is_at_work_when_it_differs_hears_of_the_bug(
             goes_on = generate(Conversation(messages=onward), session_name="s", max_tokens=200)
 
             async def read() -> None:
-                async with server.generate(goes_on) as replies:
+                async with local(server).generate(goes_on) as replies:
                     async for reply in replies:
                         if not isinstance(reply, Accepted):
                             go.set()
@@ -784,7 +786,7 @@ def test_who_is_at_work_when_it_differs_hears_of_the_bug(
             assert violated.bug_id == told.value.bug_id
             await watch.until(ev.ShadowEnded)
             await watch.until(ev.SlabReleased)
-            assert server._sequencer.state.sessions[SessionId("s")].slab is None
+            assert server.loaded.sequencer.state.sessions[SessionId("s")].slab is None
 
     trio.run(main)
 

@@ -14,8 +14,8 @@ import trio
 
 from cairn.actors.boot import StartGivenUp, Starting, booted, booted_models
 from cairn.actors.models import load as loading
+from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.swap import Choice
-from cairn.actors.server import Server
 from cairn.engine.model.models_file import ModelEntry, Told
 from cairn.engine.sampling import Sampling
 from cairn.journal.codec import decode
@@ -107,7 +107,7 @@ async def test_when_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
         starting.give_up()
 
     monkeypatch.setattr(loading, "_start", numbers.started)
-    monkeypatch.setattr(Server, "find_blocks", found)
+    monkeypatch.setattr(ModelServer, "find_blocks", found)
     async with server_over(store, starting, several=False):
         pass
     assert ["server_started", "model_loaded", "server_stopped"] == kinds(store)

@@ -24,7 +24,8 @@ from cairn.actors.memory import Memory
 from cairn.actors.models import load as loading
 from cairn.actors.models import swap as models_module
 from cairn.actors.models import token_count as counting
-from cairn.actors.models.swap import Choice, Models
+from cairn.actors.models.model_server import ModelServer
+from cairn.actors.models.swap import Choice
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import (
     AgentBusy,
@@ -55,7 +56,7 @@ from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from cairn.ops.journal.replay_engine import OTHER_FINGERPRINT, SAME, rerun
 from tests.gate.conversation import words
-from tests.support.in_process_server import MIB, SECRET, ask, generate, settings
+from tests.support.in_process_server import MIB, SECRET, ask, generate, local, settings
 
 pytestmark = pytest.mark.trio
 
@@ -72,7 +73,7 @@ class Setup:
     store: MemoryStore = attrs.field(factory=MemoryStore)
 
     @contextlib.asynccontextmanager
-    async def serving(self, **changes: Any) -> AsyncIterator[Models]:
+    async def serving(self, **changes: Any) -> AsyncIterator[Server]:
         """A server over them, of which ``one`` is loaded."""
         usual = {
             "blocks_folder": self.folder,
@@ -128,7 +129,7 @@ OPENING = words(1, 12)
 
 
 @contextlib.asynccontextmanager
-async def engine_held(server: Models) -> AsyncIterator[threading.Event]:
+async def engine_held(server: Server) -> AsyncIterator[threading.Event]:
     """The engine does nothing until the event is set, at the end at the latest."""
     go_on, began = threading.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
@@ -138,7 +139,7 @@ async def engine_held(server: Models) -> AsyncIterator[threading.Event]:
         go_on.wait()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(server._run.engine.call, hold, lambda _: None)
+        nursery.start_soon(server.loaded.engine.call, hold, lambda _: None)
         await began.wait()
         try:
             yield go_on
@@ -146,10 +147,10 @@ async def engine_held(server: Models) -> AsyncIterator[threading.Event]:
             go_on.set()
 
 
-async def under_way(server: Models, requests: int) -> None:
+async def under_way(server: Server, requests: int) -> None:
     """Wait until so many requests were taken or wait in the line."""
     with trio.fail_after(60):
-        while len(server._queue) + len(server._server._tickets) < requests:  # type: ignore[union-attr]
+        while len(server._models._queue) + len(server.loaded._tickets) < requests:
             await trio.testing.wait_all_tasks_blocked()
 
 
@@ -209,9 +210,9 @@ async def test_the_memory_of_a_model_that_left_is_free(setup: Setup) -> None:
     assert max(left) <= before.active_bytes - before.weights_bytes
 
 
-async def gone(server: Models, command: Generate) -> None:
+async def gone(server: Server, command: Generate) -> None:
     """A client that asks and goes away at once."""
-    async with server.generate(command):
+    async with local(server).generate(command):
         pass
 
 
@@ -223,7 +224,7 @@ async def test_the_line_is_fair(setup: Setup) -> None:
     async with setup.serving() as server, contextlib.AsyncExitStack() as clients:
         entered = []
         for model, seed in (("one", 1), ("other", 2), ("one", 3), ("other", 4)):
-            context = server.generate(to(model, OPENING, seed=seed))
+            context = local(server).generate(to(model, OPENING, seed=seed))
             entered.append(await clients.enter_async_context(context))
         listed = {one.facts.model: one.waiting for one in server.models}
         assert {"one": 1, "other": 2} == listed
@@ -249,7 +250,7 @@ async def test_who_goes_away_costs_no_swap(setup: Setup) -> None:
     ):
         nursery.start_soon(ask, server, to("one", OPENING, seed=1))
         await under_way(server, 1)
-        async with server.generate(to("other", OPENING)):
+        async with local(server).generate(to("other", OPENING)):
             nursery.start_soon(ask, server, to("one", OPENING, seed=2))
             await under_way(server, 3)
         go_on.set()
@@ -268,19 +269,19 @@ async def test_a_count_has_its_time_and_its_place(setup: Setup) -> None:
     again; nothing is on record of either.
     """
     async with setup.serving(limits=Limits(request_s=0.1, queue=0)) as server:
-        async with server._counting.reading, trio.open_nursery() as nursery:
+        async with server._models._counting.reading, trio.open_nursery() as nursery:
 
             async def late() -> None:
                 with pytest.raises(TimedOut):
-                    await server.count(to("other", OPENING))
+                    await local(server).count(to("other", OPENING))
 
             nursery.start_soon(late)
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(QueueFull):
-                await server.count(to("other", OPENING))
+                await local(server).count(to("other", OPENING))
         await server.drain()
         with pytest.raises(Stopping):
-            await server.count(to("other", OPENING))
+            await local(server).count(to("other", OPENING))
     assert [] == setup.events(ev.RequestRejected)
 
 
@@ -291,7 +292,7 @@ async def test_who_waits_hears_that_it_does(setup: Setup) -> None:
         async with engine_held(server) as go_on, trio.open_nursery() as nursery:
             nursery.start_soon(ask, server, to("one", OPENING))
             await under_way(server, 1)
-            async with server.generate(to("other", OPENING)) as replies:
+            async with local(server).generate(to("other", OPENING)) as replies:
                 assert Waiting(queued=True, prefilled_tokens=0) == await anext(replies)
                 replies._arrival = attrs.evolve(  # type: ignore[attr-defined]
                     replies._arrival,  # type: ignore[attr-defined]
@@ -314,7 +315,7 @@ async def test_the_line_has_an_end(setup: Setup) -> None:
     async with serving as server, contextlib.AsyncExitStack() as clients:
         for choices in (1, 2):
             command = to("other", OPENING, choices=choices)
-            await clients.enter_async_context(server.generate(command))
+            await clients.enter_async_context(local(server).generate(command))
         with pytest.raises(QueueFull) as caught:
             await gone(server, to("other", OPENING))
         assert caught.value.request is not None
@@ -378,7 +379,7 @@ async def test_a_model_that_cannot_be_loaded(setup: Setup, tmp_path: Path) -> No
         assert "continuation" == again.accepted.path
         assert again.accepted.cached_tokens > 0
         shutil.copy(sound / "config.json", setup.other)
-        server._pauses.clear()
+        server._models._pauses.clear()
         await ask(server, to("other", OPENING))
 
     assert ["one", "one", "other"] == setup.swaps()
@@ -407,7 +408,7 @@ async def test_where_neither_can_be_loaded(setup: Setup, tmp_path: Path) -> None
         assert 0 == server.statistics().weights_bytes
         for directory, config in kept.items():
             (directory / "config.json").write_text(config, encoding="utf-8")
-        server._pauses.clear()
+        server._models._pauses.clear()
         await ask(server, to("other", OPENING))
 
     assert ["one", "other"] == setup.swaps()
@@ -427,7 +428,7 @@ async def test_a_stop_ends_the_line(setup: Setup) -> None:
         async with engine_held(server) as go_on:
             nursery.start_soon(run)
             await under_way(server, 1)
-            async with server.generate(to("other", OPENING)) as replies:
+            async with local(server).generate(to("other", OPENING)) as replies:
                 nursery.start_soon(server.drain)
                 with pytest.raises(Stopping):
                     await anext(replies)
@@ -465,7 +466,7 @@ async def test_a_stop_does_not_wait_for_a_load(
                 first = await ask(server, to("one", OPENING))
                 nursery.start_soon(refused, ask, server, to("other", OPENING))
                 await began.wait()
-                nursery.start_soon(refused, server.count, to("other", OPENING))
+                nursery.start_soon(refused, local(server).count, to("other", OPENING))
                 await trio.testing.wait_all_tasks_blocked()
                 assert "loading" == server.models[1].state
                 await server.drain()
@@ -508,7 +509,7 @@ async def test_a_stop_before_a_load(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """One that comes while the model before leaves has none loaded in its place."""
-    holder: Any = Server if step == "write_blocks" else models_module
+    holder: Any = ModelServer if step == "write_blocks" else models_module
     before = getattr(holder, step)
     stopped = False
 
@@ -541,7 +542,7 @@ async def test_a_session_by_name_outlives_its_model(
     """
     async with setup.serving() as server:
         said = [
-            await ask(server, to(model, OPENING, session_name="mine", tenant=tenant))
+            await ask(server, to(model, OPENING, session_name="mine"), tenant)
             for model, tenant in (
                 ("one", "alice"),
                 ("other", "alice"),
@@ -582,29 +583,33 @@ async def test_tokens_are_counted_by_the_model_that_is_asked(
     setup.other = shutil.copytree(setup.other, tmp_path / "other")
     told = to("other", OPENING, "So it is.", "And then?")
     async with setup.serving() as server:
-        one = await server.count(attrs.evolve(told, requested_model="one"))
+        one = await local(server).count(attrs.evolve(told, requested_model="one"))
         template(setup.other, "{% for m in messages %}{{ m.content + m.content }}{% endfor %}")
-        other = await server.count(told)
-        assert one < other == await server.count(attrs.evolve(told, requested_model="other-alias"))
+        other = await local(server).count(told)
+        assert (
+            one
+            < other
+            == await local(server).count(attrs.evolve(told, requested_model="other-alias"))
+        )
         assert [str(setup.other)] == loads
         assert "one" == server.facts.model
         assert ["one"] == setup.swaps()
         # A raw prompt, as text and as ids.
         raw = attrs.evolve(told, conversation=None, prompt=OPENING)
-        assert await server.count(attrs.evolve(raw, requested_model="one")) == await server.count(
-            raw
-        )
-        assert 3 == await server.count(attrs.evolve(raw, prompt=(1, 2, 3)))
+        assert await local(server).count(attrs.evolve(raw, requested_model="one")) == await local(
+            server
+        ).count(raw)
+        assert 3 == await local(server).count(attrs.evolve(raw, prompt=(1, 2, 3)))
         bad = Conversation(messages=(Message(role="user", content="x"),), template={"messages": 1})
         with pytest.raises(PromptRefused):
-            await server.count(attrs.evolve(told, conversation=bad))
+            await local(server).count(attrs.evolve(told, conversation=bad))
 
         said = await ask(server, told)
-        assert other == said.accepted.prompt_tokens == await server.count(told)
-        assert one == await server.count(attrs.evolve(told, requested_model="one"))
+        assert other == said.accepted.prompt_tokens == await local(server).count(told)
+        assert one == await local(server).count(attrs.evolve(told, requested_model="one"))
         template(setup.other, "{% for m in messages %}{{ m.content }}{% endfor %}")
         await ask(server, to("one", OPENING))
-        assert other > await server.count(told)
+        assert other > await local(server).count(told)
 
     assert [str(setup.other), str(setup.one), str(setup.other)] == loads
     assert ["one", "other", "one"] == setup.swaps()
@@ -625,11 +630,11 @@ async def test_a_few_tokenizers_are_kept(setup: Setup, monkeypatch: pytest.Monke
     """Those that were used last, whichever was loaded first."""
     monkeypatch.setattr(counting, "TOKENIZERS_MAX", 2)
     async with setup.serving() as server:
-        one, other = server._choices.values()
+        one, other = server._models._choices.values()
         third = attrs.evolve(other, entry=attrs.evolve(other.entry, name="third"))
         for choice in (one, other, one, third):
-            await server._counting.count(choice, to("", OPENING))
-        assert ["one", "third"] == list(server._counting._texts)
+            await server._models._counting.count(choice, to("", OPENING), "local")
+        assert ["one", "third"] == list(server._models._counting._texts)
 
 
 async def test_a_tokenizer_that_cannot_be_loaded(
@@ -648,16 +653,16 @@ async def test_a_tokenizer_that_cannot_be_loaded(
             (setup.other / name).write_bytes(broken)
             for _ in range(2):
                 with pytest.raises(ModelNotLoaded) as caught:
-                    await server.count(to("other", OPENING))
+                    await local(server).count(to("other", OPENING))
                 assert 0 < caught.value.retry_after_s <= 30
                 (setup.other / name).write_bytes(files[name])
-            server._counting._pauses.clear()
+            server._models._counting._pauses.clear()
         (setup.other / "config.json").unlink()
         with pytest.raises(ModelNotLoaded):
-            await server.count(to("other", OPENING))
+            await local(server).count(to("other", OPENING))
         (setup.other / "config.json").write_bytes(files["config.json"])
-        server._counting._pauses.clear()
-        assert 0 < await server.count(to("other", OPENING))
+        server._models._counting._pauses.clear()
+        assert 0 < await local(server).count(to("other", OPENING))
     assert ["one"] == setup.swaps()
     assert [] == setup.events(ev.ModelNotLoaded)
 
@@ -715,22 +720,23 @@ async def test_an_agent_that_waits_for_its_model_is_at_work(setup: Setup) -> Non
     it cannot be deleted. Its own request is served, and behind that it is free.
     """
     async with setup.serving() as server:
-        await server.agents.create(NewAgent(name="notes", model="other"))
+        await local(server).agents.create(NewAgent(name="notes", model="other"))
         async with (
             engine_held(server) as go_on,
-            server.generate(turn("other", OPENING, previous=None)) as replies,
+            local(server).generate(turn("other", OPENING, previous=None)) as replies,
         ):
             for model in ("other", "one"):
                 with pytest.raises(AgentBusy, match="answering another request"):
                     await gone(server, turn(model, "And?", previous=None))
             with pytest.raises(AgentBusy):
-                await server.agents.delete("notes")
+                await local(server).agents.delete("notes")
             assert [1] == [one.waiting for one in server.models if one.waiting]
             go_on.set()
             assert [reply async for reply in replies]
-        agent = server.agents.agents.find("notes", "local")  # type: ignore[attr-defined]
+        agent = server.loaded._agents.agents.find("notes", "local")
+        assert agent is not None
         await ask(server, turn("one", "And?", previous=agent.head))
-        facts = server.agents.one("notes")
+        facts = local(server).agents.one("notes")
         assert facts is not None
         assert 2 == facts.turns
 
@@ -745,22 +751,22 @@ async def test_an_agent_whose_request_leaves_the_line_is_free(setup: Setup) -> N
     read before the model was loaded does not fit it.
     """
     async with setup.serving(limits=Limits(queue=0)) as server:  # two rows wait
-        await server.agents.create(NewAgent(name="notes", model="other"))
+        await local(server).agents.create(NewAgent(name="notes", model="other"))
         async with engine_held(server), contextlib.AsyncExitStack() as clients:
-            server._run.writer._stalled = True
+            server.loaded.writer._stalled = True
             with pytest.raises(JournalFull):
                 await gone(server, turn("other", OPENING, previous=None))
-            server._run.writer._stalled = False
+            server.loaded.writer._stalled = False
             await gone(server, turn("other", OPENING, previous=None))
             for _ in range(2):
-                await clients.enter_async_context(server.generate(to("other", OPENING)))
+                await clients.enter_async_context(local(server).generate(to("other", OPENING)))
             with pytest.raises(QueueFull):
                 await gone(server, turn("other", OPENING, previous=None))
         strange = Sampling(temperature=0.0, logit_bias=((1 << 20, 1.0),))
         with pytest.raises(PromptRefused, match="no token of this model"):
             await ask(server, turn("other", OPENING, previous=None, sampling=strange))
         await ask(server, turn("one", OPENING, previous=None))
-        assert await server.agents.delete("notes")
+        assert await local(server).agents.delete("notes")
 
 
 async def test_an_agent_changes_its_model(setup: Setup) -> None:
@@ -769,18 +775,18 @@ async def test_an_agent_changes_its_model(setup: Setup) -> None:
     either is loaded.
     """
     async with setup.serving() as server:
-        await server.agents.create(NewAgent(name="notes", model="one"))
+        await local(server).agents.create(NewAgent(name="notes", model="one"))
         first = await ask(server, turn("one", OPENING, previous=None))
         head = first.accepted.request
         second = await ask(server, turn("other", OPENING, first.text, "And?", previous=head))
         assert ("one", "other") == (first.accepted.model, second.accepted.model)
         assert first.accepted.session == second.accepted.session
-        found = await server.agents.history("notes")
+        found = await local(server).agents.history("notes")
         assert found is not None
         assert [OPENING, "And?"] == [kept.asked[0].content for kept in found.turns]
-        assert ["agent/notes"] == [used.session for used in server.contexts(3)]
-        await server.agents.delete("notes")
-        assert () == server.agents.all()
+        assert ["agent/notes"] == [used.session for used in local(server).contexts(3)]
+        await local(server).agents.delete("notes")
+        assert () == local(server).agents.all()
 
     assert [second.accepted.session] == [e.session for e in setup.events(ev.SessionClosed)]
     setup.holds()
@@ -796,12 +802,12 @@ async def test_a_stop_while_an_agents_model_leaves(
     before = loading.unload
 
     async with setup.serving() as server, trio.open_nursery() as nursery:
-        await server.agents.create(NewAgent(name="notes", model="one"))
+        await local(server).agents.create(NewAgent(name="notes", model="one"))
         kept = await ask(server, turn("one", OPENING, previous=None))
         deleted = []
 
         async def delete() -> None:
-            deleted.append(await server.agents.delete("notes"))
+            deleted.append(await local(server).agents.delete("notes"))
 
         async def stops_first(*arguments: Any) -> None:
             nursery.start_soon(delete)
@@ -818,7 +824,7 @@ async def test_a_stop_while_an_agents_model_leaves(
     assert [] == setup.events(ev.SessionClosed, ev.InvariantViolated)
     setup.holds()
     async with setup.serving() as server:
-        assert () == server.agents.all()
-        await server.agents.create(NewAgent(name="notes", model="one"))
+        assert () == local(server).agents.all()
+        await local(server).agents.create(NewAgent(name="notes", model="one"))
     assert [kept.accepted.session] == [e.session for e in setup.events(ev.SessionClosed)]
     setup.holds()

@@ -40,7 +40,7 @@ from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.support.fake_engine import started
 from tests.support.held_engine import Hold
-from tests.support.in_process_server import ask, at_rest, generate, serving
+from tests.support.in_process_server import ask, at_rest, generate, local, serving
 
 pytestmark = pytest.mark.trio
 
@@ -69,7 +69,7 @@ async def test_a_seed_that_is_drawn_can_be_sent_back(
     store = MemoryStore()
     async with (
         serving(model_directory, store, prewarm=False) as server,
-        server.generate(attrs.evolve(HOT, choices=16, max_tokens=1, seed=given)) as replies,
+        local(server).generate(attrs.evolve(HOT, choices=16, max_tokens=1, seed=given)) as replies,
     ):
         seeds = [reply.seed async for reply in replies if isinstance(reply, Accepted)]
     assert 16 == len(set(seeds))
@@ -90,7 +90,9 @@ async def test_each_answer_is_that_of_its_seed_alone(model_directory: Path) -> N
     accepted: dict[int, Accepted] = {}
     ends: dict[int, Finished] = {}
     async with serving(model_directory, store, prewarm=False) as server:
-        async with server.generate(attrs.evolve(HOT, choices=3, session_name="mine")) as replies:
+        async with local(server).generate(
+            attrs.evolve(HOT, choices=3, session_name="mine")
+        ) as replies:
             async for reply in replies:
                 match reply:
                     case Accepted():
@@ -133,13 +135,13 @@ async def test_answers_take_as_many_places_and_leave_together(model_directory: P
     async with serving(model_directory, limits=limits, decode_rows=2) as server:
         with pytest.raises(TooManyAnswers, match="n is 4; at most 3 answers"):
             await ask(server, attrs.evolve(HOT, choices=4))
-        async with server.generate(attrs.evolve(HOT, choices=3, max_tokens=400)) as replies:
+        async with local(server).generate(attrs.evolve(HOT, choices=3, max_tokens=400)) as replies:
             async for reply in replies:
                 if isinstance(reply, Delta):
                     break
             with pytest.raises(QueueFull, match=BUSY):
                 await ask(server, HOT)
-        await server._no_tickets()
+        await server.loaded._no_tickets()
         await ask(server, HOT)
 
 
@@ -157,7 +159,7 @@ async def test_what_breaks_behind_an_answer_ends_no_other(
     monkeypatch.setattr(Prewarm, "next_turn", breaks)
     store = MemoryStore()
     two = attrs.evolve(HOT, choices=2)
-    async with serving(model_directory, store) as server, server.generate(two) as replies:
+    async with serving(model_directory, store) as server, local(server).generate(two) as replies:
         ends = [reply.choice async for reply in replies if isinstance(reply, Finished)]
     assert [0, 1] == sorted(ends)
     (broken,) = events(store, ev.InvariantViolated)
@@ -176,7 +178,7 @@ async def heard(server: Server, command: Generate) -> dict[int, list[Any]]:
     tokens: dict[int, list[Any]] = {choice: [] for choice in range(command.choices)}
     ends: set[int] = set()
     with trio.fail_after(300):
-        async with server.generate(command) as replies:
+        async with local(server).generate(command) as replies:
             async for reply in replies:
                 match reply:
                     case Delta():
@@ -216,7 +218,7 @@ async def reached(hold: Hold, requests: int) -> None:
     """Wait until the engine is held, and sessions have so many requests in hand."""
     await hold.wait()
     with trio.fail_after(60):
-        while requests != len(hold.server._sequencer.state.requests):
+        while requests != len(hold.server.loaded.sequencer.state.requests):
             await trio.testing.wait_all_tasks_blocked()
 
 
@@ -259,9 +261,9 @@ async def test_the_first_answer_does_not_wait(numbers: Path) -> None:
         stuck = Hold(server, "decode")
         nursery.start_soon(heard, server, HOT)
         await reached(stuck, 1)
-        async with server.generate(attrs.evolve(HOT, choices=2)) as replies:
+        async with local(server).generate(attrs.evolve(HOT, choices=2)) as replies:
             with trio.fail_after(60):
-                while len(server._tickets) > 2:
+                while len(server.loaded._tickets) > 2:
                     await trio.testing.wait_all_tasks_blocked()
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(NoMemory):
@@ -277,11 +279,11 @@ async def test_a_client_that_leaves_takes_those_along_that_wait(numbers: Path) -
     store = MemoryStore()
     async with serving(numbers, store, pool_slabs=1) as server:
         stuck = Hold(server, "decode")
-        async with server.generate(attrs.evolve(HOT, choices=6, max_tokens=4000)):
+        async with local(server).generate(attrs.evolve(HOT, choices=6, max_tokens=4000)):
             await reached(stuck, 4)
         await reached(stuck, 1)
         stuck.go.set()
-        await server._no_tickets()
+        await server.loaded._no_tickets()
         await heard(server, attrs.evolve(HOT, choices=2))
     stages = [one.stage for one in events(store, ev.RequestCancelled)]
     assert ["decode", "prefill", "prefill", "prefill"] == sorted(stages)
@@ -309,7 +311,7 @@ async def test_what_ends_with_a_sister_says_so(
     async with serving(numbers, store, pool_slabs=1) as server:
         with pytest.raises(FormatRefused):
             await heard(server, attrs.evolve(HOT, choices=6))
-        await server._no_tickets()
+        await server.loaded._no_tickets()
     stages = [one.stage for one in events(store, ev.RequestCancelled)]
     assert ["not_held", *["sibling_failed"] * 3] == sorted(stages)
     rejected = [(one.status, one.code) for one in events(store, ev.RequestRejected)]
@@ -345,12 +347,12 @@ class Slow:
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
-        self._read = server._reader.read
-        monkeypatch.setattr(server._reader, "read", self._wait)
+        self._read = server.loaded.reader.read
+        monkeypatch.setattr(server.loaded.reader, "read", self._wait)
 
-    def _wait(self, command: Any) -> Any:
+    def _wait(self, *given: Any) -> Any:
         self.go.wait(60)
-        return self._read(command)
+        return self._read(*given)
 
 
 async def test_what_is_being_read_counts_as_waiting(
@@ -365,10 +367,10 @@ async def test_what_is_being_read_counts_as_waiting(
         slow = Slow(server, monkeypatch)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, server, HOT)
-            nursery.start_soon(server.count, HOT)
+            nursery.start_soon(local(server).count, HOT)
             await trio.testing.wait_all_tasks_blocked()
             with trio.fail_after(60), pytest.raises(QueueFull):
-                await server.count(HOT)
+                await local(server).count(HOT)
             with trio.fail_after(60), pytest.raises(QueueFull):
                 await ask(server, HOT)
             slow.go.set()
@@ -394,7 +396,7 @@ async def test_what_waits_to_be_read_ends_with_its_time(
             nursery.start_soon(first)
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(TimedOut):
-                await server.count(HOT)
+                await local(server).count(HOT)
             with pytest.raises(TimedOut):
                 await ask(server, HOT)
             slow.go.set()

@@ -14,7 +14,7 @@ from cairn.actors.requests.messages import Accepted, PromptRefused, PromptTooLon
 from cairn.engine.mlx.model import load_model
 from cairn.engine.prompt.template import Conversation, Message, encode, render
 from cairn.journal.keys import block_keys
-from tests.support.in_process_server import ask, generate, serving
+from tests.support.in_process_server import ask, generate, local, serving
 
 WORDS = "Take the lower path, and count the cairns on the way. " * 8
 
@@ -43,11 +43,11 @@ def test_a_turn_tokenises_what_is_new_and_has_the_ids_of_the_whole(model_directo
 
             async def turn(conversation: Conversation, tenant: str) -> str:
                 before = server.statistics()
-                said = await ask(server, generate(conversation, tenant=tenant, max_tokens=4))
+                said = await ask(server, generate(conversation, max_tokens=4), tenant)
                 after = server.statistics()
                 encoded.append(after.encoded_characters - before.encoded_characters)
                 prompts.append((conversation, said.accepted.prompt_tokens))
-                text = render(server._reader._tokenizer, conversation)
+                text = render(server.loaded.reader._tokenizer, conversation)
                 assert len(text) == encoded[-1] + (
                     after.cached_characters - before.cached_characters
                 )
@@ -141,16 +141,16 @@ def test_a_count_of_tokens_is_the_prompts_and_leaves_nothing_on_record(
         async with serving(model_directory) as server:
             server.observe(lambda recorded: kinds.append(recorded.event.kind))
             said = await ask(server, plain)
-            counted.append(await server.count(plain))
+            counted.append(await local(server).count(plain))
             assert said.accepted.prompt_tokens == counted[0]
-            counted.append(await server.count(long))
+            counted.append(await local(server).count(long))
             with pytest.raises(PromptTooLong) as refused:
                 await ask(server, long)
             assert refused.value.prompt_tokens == counted[1] > server.facts.context_tokens
             assert "--pool-mb" not in refused.value.message  # the model's own context ends there
             nobody = Conversation(messages=(Message(role="nobody", content="x"),))
             with pytest.raises(PromptRefused):
-                await server.count(generate(nobody))
+                await local(server).count(generate(nobody))
 
     trio.run(main)
 
@@ -169,10 +169,12 @@ def test_tools_that_a_message_offers_can_be_called(model_directory: Path) -> Non
 
     async def main() -> None:
         async with serving(model_directory) as server:
-            ids, parts, form = server._reader.read(generate(one))
-            assert (ids, parts, attrs.evolve(form, tools=(first, later))) == server._reader.read(
-                generate(other)
-            )
+            ids, parts, form = server.loaded.reader.read(generate(one), "local")
+            assert (
+                ids,
+                parts,
+                attrs.evolve(form, tools=(first, later)),
+            ) == server.loaded.reader.read(generate(other), "local")
 
     trio.run(main)
 

@@ -60,7 +60,7 @@ def test_an_answer_that_can_be_held_no_further(
             async def other() -> None:
                 beside.append(await ask(server, command("Alone.", cache_prompt=False)))
 
-            prepared = server._reader.held
+            prepared = server.loaded.reader.held
 
             def then_fails(*arguments: Any) -> Any:
                 nonlocal failing
@@ -69,7 +69,7 @@ def test_an_answer_that_can_be_held_no_further(
                 return found
 
             monkeypatch.setattr(GrammarMatcher, "allowed", until)
-            monkeypatch.setattr(server._reader, "held", then_fails)
+            monkeypatch.setattr(server.loaded.reader, "held", then_fails)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(other)
                 with pytest.raises(FormatRefused, match="the library takes no more") as caught:

@@ -296,7 +296,7 @@ class Order:
     free: threading.Event = attrs.field(factory=threading.Event)
 
     def __attrs_post_init__(self) -> None:
-        device = self.server._engine._device
+        device = self.server.loaded.engine._device
         share, decode = device.share, device.decode
 
         def shared(*given: Any) -> Any:
@@ -315,7 +315,7 @@ class Order:
 
     def _is_asked(self) -> bool:
         """Whether something waits for the engine."""
-        engine = self.server._engine
+        engine = self.server.loaded.engine
         waits = any(job.result is None for job in list(engine._asked))
         return waits or not engine._inbox.empty()
 
@@ -357,7 +357,7 @@ async def test_who_leaves_between_two_parts_leaves_the_first_ones(setup: Journal
     async with setup.serving() as server:
         first = await ask(server, question())
         await at_rest(server)
-        await server._sessions.actors[first.accepted.session].give_up_slab(
+        await server.loaded.sessions.actors[first.accepted.session].give_up_slab(
             "room for another session"
         )
         between, leaving = hold_in_copy(server), trio.CancelScope()
@@ -394,7 +394,7 @@ async def test_a_block_that_is_found_wrong_in_the_midst_of_its_copy(setup: Journ
     async with setup.serving() as server:
         first = await ask(server, question())
         await at_rest(server)
-        await server._sessions.actors[first.accepted.session].give_up_slab(
+        await server.loaded.sessions.actors[first.accepted.session].give_up_slab(
             "room for another session"
         )
         between, heard = hold_in_copy(server), list[str]()
@@ -407,7 +407,7 @@ async def test_a_block_that_is_found_wrong_in_the_midst_of_its_copy(setup: Journ
         async with trio.open_nursery() as nursery:
             nursery.start_soon(meets)
             await between.wait()
-            request = server._sequencer.session(first.accepted.session).request
+            request = server.loaded.sequencer.session(first.accepted.session).request
             assert request is not None
             found_wrong(server, request.prompt_keys[5])
             between.go.set()
@@ -473,7 +473,7 @@ async def test_a_block_that_is_found_wrong_ends_a_copy_ahead(setup: Journaled) -
     async with setup.serving() as server:
         between, *_ = await copied_ahead(server)
         await between.wait()
-        prewarm = server._sequencer.session("two").prewarm
+        prewarm = server.loaded.sequencer.session("two").prewarm
         assert prewarm is not None
         found_wrong(server, prewarm.keys[prewarm.blocks_from_slab + 4])
         between.go.set()

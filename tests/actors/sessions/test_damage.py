@@ -60,11 +60,11 @@ def test_a_request_that_ends_twice(model_directory: Path, monkeypatch: pytest.Mo
                 patch.setattr(Answer, "finish", twice)
                 assert 4 == (await ask(server, command)).finished.completion_tokens
                 with trio.fail_after(60):
-                    while not server._sequencer.state.faults:
+                    while not server.loaded.sequencer.state.faults:
                         await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(Broken) as caught:
                 await ask(server, command)
-            assert {caught.value.bug_id} == set(server._sequencer.state.faults)
+            assert {caught.value.bug_id} == set(server.loaded.sequencer.state.faults)
 
     trio.run(main)
 

@@ -63,14 +63,14 @@ async def unmoved(server: Server) -> None:
     """Wait until all sessions rest and no task of theirs has anything to do."""
     await at_rest(server)
     with trio.fail_after(120):
-        while server._activity.at_work:
+        while server.loaded.activity.at_work:
             await trio.testing.wait_all_tasks_blocked()
     await trio.testing.wait_all_tasks_blocked(0.05)
 
 
 def slab_of(server: Server, said: Said) -> int | None:
     """The slab that the session of an answer holds."""
-    slab = server._sequencer.session(said.accepted.session).slab
+    slab = server.loaded.sequencer.session(said.accepted.session).slab
     return None if slab is None else slab.id
 
 
@@ -83,7 +83,7 @@ async def test_at_rest_memory_has_it_once(setup: Journaled) -> None:
         said = await ask(server, question())
         await without_slabs(server)
         now = server.statistics()
-        assert 1 == server._engine._device.gave_back
+        assert 1 == server.loaded.engine._device.gave_back
         assert slab_of(server, said) is None
 
     chunks = now.blocks
@@ -100,7 +100,7 @@ async def test_at_work_memory_has_it_twice(setup: Journaled) -> None:
         await ask(server, question())
         await unmoved(server)
         now = server.statistics()
-        assert 0 == server._engine._device.gave_back
+        assert 0 == server.loaded.engine._device.gave_back
 
     assert 1 == now.slabs
     assert now.slab_bytes + now.block_bytes == now.kv_live_bytes
@@ -167,24 +167,24 @@ async def test_nobody_waits_for_memory_that_is_given_back(
     async with setup.serving(limits=rests(60)) as server:
         first = await ask(server, question())
         await unmoved(server)
-        with server._activity.preparing():
+        with server.loaded.activity.preparing():
             mock_clock.jump(60.1)
             with trio.fail_after(60):
                 while slab_of(server, first) is not None:
                     await trio.testing.wait_all_tasks_blocked()
             await trio.testing.wait_all_tasks_blocked(0.05)
-            assert 0 == server._engine._device.gave_back
+            assert 0 == server.loaded.engine._device.gave_back
             second = await ask(server, onward(question(), first))
             assert first.accepted.session == second.accepted.session
         await unmoved(server)
-        assert 0 == server._engine._device.gave_back
-        with server._activity.preparing():
+        assert 0 == server.loaded.engine._device.gave_back
+        with server.loaded.activity.preparing():
             mock_clock.jump(60.1)
             with trio.fail_after(60):
                 while slab_of(server, first) is not None:
                     await trio.testing.wait_all_tasks_blocked()
         await without_slabs(server)
-        assert 1 == server._engine._device.gave_back
+        assert 1 == server.loaded.engine._device.gave_back
     assert setup.holds()
 
 
@@ -212,9 +212,9 @@ async def test_what_lies_in_no_block_stays_in_its_slab(setup: Journaled, blocks:
         said = await ask(server, question())
         await unmoved(server)
         if blocks == 3:
-            session = server._sequencer.session(said.accepted.session)
+            session = server.loaded.sequencer.session(said.accepted.session)
             assert session.slab is not None
-            known = server._sequencer.state.blocks
+            known = server.loaded.sequencer.state.blocks
             assert 3 == sum(known[key].present for key in session.slab_keys)
             now = server.statistics()
             assert session.cached_tokens * TOKEN_BYTES == now.kv_expected_bytes > now.block_bytes
@@ -256,12 +256,12 @@ async def test_a_slab_that_cannot_be_given_up_ends_one_session(
             raise RuntimeError("the device gave up")
 
         with monkeypatch.context() as patch:
-            patch.setattr(server._engine._device, "give_back_memory", fails)
+            patch.setattr(server.loaded.engine._device, "give_back_memory", fails)
             said = await ask(server, question())
             with trio.fail_after(120):
-                while server._sequencer.session(said.accepted.session).bug_id is None:
+                while server.loaded.sequencer.session(said.accepted.session).bug_id is None:
                     await trio.testing.wait_all_tasks_blocked()
-        session = server._sequencer.session(said.accepted.session)
+        session = server.loaded.sequencer.session(said.accepted.session)
         assert (SessionState.QUARANTINED, None) == (session.state, session.slab)
         other = await ask(server, question())
         assert said.text == other.text
@@ -292,7 +292,7 @@ async def test_the_bits_are_the_same(model_directory: Path) -> None:
         cold = await ask(server, onward(story(1), first, cache_prompt=False))
         await without_slabs(server)
         with trio.fail_after(120):
-            while server._shadow is not None and server._shadow._waiting:
+            while server.loaded.shadow is not None and server.loaded.shadow._waiting:
                 await trio.testing.wait_all_tasks_blocked()
 
     assert warm.finished.cached_tokens > 64

@@ -32,7 +32,7 @@ from cairn.journal.replay import replay
 from tests.gate.conversation import words
 from tests.support.fake_engine import Numbers, started
 from tests.support.held_engine import Hold, hold_prewarm
-from tests.support.in_process_server import MIB, Said, ask, at_rest, generate
+from tests.support.in_process_server import MIB, Said, ask, at_rest, generate, local
 from tests.support.prewarm_conversation import (
     NEW,
     C,
@@ -79,9 +79,9 @@ async def test_the_next_turn_prefills_its_words_and_at_most_a_chunk(
     before the user spoke. The journal says so, and what was used of it. So for any tenant.
     """
     async with setup.serving() as server:
-        first = await ask(server, thinking(tenant=tenant))
+        first = await ask(server, thinking(), tenant)
         await at_rest(server)
-        second = await ask(server, onward(thinking(tenant=tenant), first))
+        second = await ask(server, onward(thinking(), first), tenant)
         new = new_tokens(server)
         await at_rest(server)
 
@@ -176,7 +176,7 @@ async def test_a_request_goes_first(setup: Journaled, gated: Callable[[Server], 
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
-        actor = server._sessions.actors[first.accepted.session]
+        actor = server.loaded.sessions.actors[first.accepted.session]
 
         async def next_turn() -> None:
             answers.append(await ask(server, onward(thinking(), first, max_tokens=2)))
@@ -216,9 +216,9 @@ async def test_other_sessions_go_first(setup: Journaled, gated: Callable[[Server
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, server, thinking(50, max_tokens=4))
             with trio.fail_after(120):
-                while len(server._sequencer.state.requests) < 1:
+                while len(server.loaded.sequencer.state.requests) < 1:
                     await trio.testing.wait_all_tasks_blocked()
-                while not server._engine._inbox.qsize():
+                while not server.loaded.engine._inbox.qsize():
                     await trio.testing.wait_all_tasks_blocked()
             gate.go.set()
         await at_rest(server)
@@ -251,7 +251,7 @@ async def test_who_needs_the_slab_gets_it(
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
-        actor = server._sessions.actors[first.accepted.session]
+        actor = server.loaded.sessions.actors[first.accepted.session]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, server, thinking(50, max_tokens=2))
             with trio.fail_after(120):
@@ -283,10 +283,13 @@ async def test_a_rendering_holds_nobody_up(
         async with setup.serving() as server:
             first = await ask(server, thinking())
             assert await trio.to_thread.run_sync(rendering.wait, 120)
-            assert SessionState.SETTLING == server._sequencer.session(first.accepted.session).state
+            assert (
+                SessionState.SETTLING
+                == server.loaded.sequencer.session(first.accepted.session).state
+            )
             with trio.fail_after(60):
-                await server._sessions.give_up_slab(first.accepted.session, "room")
-                await server._writer.wait_committed(server._sequencer.state.position)
+                await server.loaded.sessions.give_up_slab(first.accepted.session, "room")
+                await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
             assert not go.is_set()
             assert 1 == len(setup.events(ev.SlabReleased))
             go.set()
@@ -304,13 +307,13 @@ async def test_no_request_ever_pauses(setup: Journaled) -> None:
     somebody else's request is under way; with what was said it is the same.
     """
     async with setup.serving(limits=Limits(patience_s=2.0)) as server:
-        with server._activity.preparing():
+        with server.loaded.activity.preparing():
             first = await ask(server, thinking())
             raw = attrs.evolve(thinking(max_tokens=80), conversation=None, prompt=words(1, 20))
             second = await ask(server, raw)
             await at_rest(server)
             for said in (first, second):
-                assert said.accepted.session not in server._sequencer.state.pins
+                assert said.accepted.session not in server.loaded.sequencer.state.pins
     assert [False, False] == [event.complete for event in setup.events(ev.SessionSettled)]
     assert "settle" not in [event.step for event in setup.events(ev.CacheExtended)]
     assert setup.holds()
@@ -324,7 +327,7 @@ async def test_it_gives_up_where_the_load_does_not_end(
         gate = gated(server)
         await ask(server, thinking())
         await gate.wait()
-        with server._activity.preparing():
+        with server.loaded.activity.preparing():
             gate.go.set()
             await at_rest(server)
     (given_up,) = setup.events(ev.PrewarmAbandoned)
@@ -341,12 +344,12 @@ async def test_a_block_in_doubt_ends_it(setup: Journaled, gated: Callable[[Serve
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
-        session = server._sequencer.session(first.accepted.session)
+        session = server.loaded.sequencer.session(first.accepted.session)
         spoilt = session.slab_keys[-1]
         found_wrong(server, spoilt)
         gate.go.set()
         await at_rest(server)
-        sealed = server._sequencer.session(first.accepted.session).slab_keys
+        sealed = server.loaded.sequencer.session(first.accepted.session).slab_keys
         second = await ask(server, onward(thinking(), first))
         await at_rest(server)
     assert session.slab_keys == sealed
@@ -367,7 +370,7 @@ async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
-        device = server._engine._device
+        device = server.loaded.engine._device
         seal = device.seal
 
         def other(*args: Any, **kwargs: Any) -> Any:
@@ -378,8 +381,8 @@ async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
         gate.go.set()
         await at_rest(server)
         monkeypatch.undo()
-        held = server._sequencer.session(first.accepted.session)
-        assert not server._sequencer.state.pins
+        held = server.loaded.sequencer.session(first.accepted.session)
+        assert not server.loaded.sequencer.state.pins
     (given_up,) = setup.events(ev.PrewarmAbandoned)
     assert ("bug", C) == (given_up.reason, given_up.computed_tokens)
     assert (None, None) == (held.prewarm, held.slab)
@@ -415,7 +418,7 @@ async def test_a_stop_goes_first(setup: Journaled, gated: Callable[[Server], Hol
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.drain)
             with trio.fail_after(120):
-                while not server._idle.is_set():
+                while not server.loaded._idle.is_set():
                     await trio.testing.wait_all_tasks_blocked()
                 await trio.testing.wait_all_tasks_blocked()
             gate.go.set()
@@ -478,10 +481,10 @@ async def test_nothing_in_use_leaves_for_it(setup: Journaled) -> None:
         message = Message(role="user", content=words(70, 40))
         other = await ask(server, generate(Conversation(messages=(message,)), max_tokens=2))
         await at_rest(server)
-        ready = server._sequencer.session(other.accepted.session).slab_keys
+        ready = server.loaded.sequencer.session(other.accepted.session).slab_keys
         first = await ask(server, thinking())
         await at_rest(server)
-        blocks = server._sequencer.state.blocks
+        blocks = server.loaded.sequencer.state.blocks
         assert all(blocks[key].present for key in ready)
         second = await ask(server, onward(thinking(), first))
         new = new_tokens(server)
@@ -549,7 +552,7 @@ async def test_nothing_follows_an_answer_that_was_cut_off(
     monkeypatch.setattr(Numbers, "decode", slow)
     monkeypatch.setattr(EngineThread, "stop", tells)
     async with setup.serving() as server:
-        async with server.generate(thinking(max_tokens=500)) as replies:
+        async with local(server).generate(thinking(max_tokens=500)) as replies:
             with trio.fail_after(120):
                 async for reply in replies:
                     if type(reply).__name__ == "Delta":

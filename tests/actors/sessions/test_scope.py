@@ -27,7 +27,7 @@ from cairn.engine.reports import Drawn, PassReport
 from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.support.in_process_server import Said, ask, at_rest, generate, serving
+from tests.support.in_process_server import Said, ask, at_rest, generate, local, serving
 
 LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6
 
@@ -63,14 +63,14 @@ def test_no_token_leaves_before_its_commit(model_directory: Path) -> None:
         async with serving(model_directory, store) as server:
 
             async def listen() -> None:
-                async with server.generate(command(LONG, max_tokens=8)) as replies:
+                async with local(server).generate(command(LONG, max_tokens=8)) as replies:
                     async for reply in replies:
                         heard.append(type(reply).__name__)
                         if isinstance(reply, Delta):
                             committed = [row for row in store.rows if row.kind == "tokens_emitted"]
                             assert len(committed) >= heard.count("Delta")
 
-            await server._writer.wait_committed(server._sequencer.state.position)
+            await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
             store.open.clear()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(listen)
@@ -136,7 +136,7 @@ def test_a_bug_id_is_heard_when_it_can_be_looked_up(
                 store.open.clear()
                 raise RuntimeError("the device gave up")
 
-            monkeypatch.setattr(server._engine._device, "run_chunk", fails)
+            monkeypatch.setattr(server.loaded.engine._device, "run_chunk", fails)
 
             async def listen() -> None:
                 with pytest.raises(Broken) as caught:
@@ -148,7 +148,7 @@ def test_a_bug_id_is_heard_when_it_can_be_looked_up(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(listen)
                 with trio.fail_after(60):
-                    while not server._sequencer.state.faults:
+                    while not server.loaded.sequencer.state.faults:
                         await trio.testing.wait_all_tasks_blocked(0.01)
                 nursery.start_soon(listen)
                 await trio.testing.wait_all_tasks_blocked(0.05)
@@ -232,12 +232,12 @@ def test_memory_in_doubt_is_one_bug_for_all_who_wait(
             async with trio.open_nursery() as nursery:
                 for place in range(8):
                     nursery.start_soon(one, server, place)
-            assert len(server._sequencer.state.faults) == 1
+            assert len(server.loaded.sequencer.state.faults) == 1
             assert set(bugs) == {server.statistics().admission_bug}
             told = [decode(row).event for row in store.rows if row.kind == "request_rejected"]
             assert [] == told  # who was told of a bug did not go away by itself
             assert set(server.statistics().sessions) <= {"idle", "settling"}
-            assert all(actor.opened for actor in server._sessions.actors.values())
+            assert all(actor.opened for actor in server.loaded.sessions.actors.values())
 
     trio.run(main)
 
@@ -272,7 +272,7 @@ def test_a_wrong_eviction_ends_the_request_that_needed_the_room(
                 while set(server.statistics().sessions) != {"idle"}:
                     await trio.testing.wait_all_tasks_blocked(0.01)
             assert server.statistics().bugs == 1
-            assert server._engine._device.pool.measure()[0] == server.statistics().slabs
+            assert server.loaded.engine._device.pool.measure()[0] == server.statistics().slabs
 
     trio.run(main)
 
@@ -292,7 +292,7 @@ def test_a_quarantined_session_is_not_forgotten(
                 def fails(*args: object) -> None:
                     raise RuntimeError("the device gave up")
 
-                patch.setattr(server._engine._device, "run_chunk", fails)
+                patch.setattr(server.loaded.engine._device, "run_chunk", fails)
                 with pytest.raises(Broken) as first:
                     await ask(server, broken)
             for place in range(5):
@@ -327,7 +327,7 @@ def test_a_row_without_a_slab_ends_its_own_session(
             decode = MlxEngine.decode
 
             def without(engine: MlxEngine, rows: Any) -> Any:
-                lost = server._sequencer.state.sessions.get("lost")  # type: ignore[call-overload]
+                lost = server.loaded.sequencer.state.sessions.get("lost")  # type: ignore[call-overload]
                 slab = lost.slab.id if lost is not None and lost.slab is not None else None
                 return decode(
                     engine,
@@ -362,15 +362,15 @@ def test_a_client_that_leaves_before_its_turn_leaves_nothing_behind(
 
     async def main() -> None:
         async with serving(model_directory) as server:
-            await server._memory.eviction_lock.acquire()
+            await server.loaded.memory.eviction_lock.acquire()
             for place in range(4):
                 with trio.move_on_after(0.05):
                     await ask(server, command(f"{place} {LONG}"))
-            server._memory.eviction_lock.release()
+            server.loaded.memory.eviction_lock.release()
             with trio.fail_after(30):
-                while server._tickets:
+                while server.loaded._tickets:
                     await trio.testing.wait_all_tasks_blocked(0.01)
-                while server._sessions.actors:
+                while server.loaded.sessions.actors:
                     await trio.testing.wait_all_tasks_blocked(0.01)
             assert server.statistics().running == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -12,14 +13,13 @@ import pytest
 import structlog
 import trio
 
-from cairn.actors.requests.messages import Broken, JournalFull
-from cairn.http import app
+from cairn.actors.agents.messages import AgentService
+from cairn.actors.requests.messages import Broken, Generate, JournalFull
 from cairn.http.access import keys as access
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
-from cairn.http.chat_completions import request as adapter
 from cairn.http.server.listen import bind_socket, serve_http
-from cairn.http.wire.parameters import Ignored
+from cairn.http.service import Service
 from tests.http.fake_service import ACCEPTED, ANSWER, FACTS, FINISHED, FakeService, Hold
 
 pytestmark = pytest.mark.trio
@@ -62,7 +62,7 @@ async def test_a_key_is_its_tenant(headers: Headers, tenant: str, stream: bool):
     client = create_app(service, keys=KEYS).test_client()
     body = json.dumps({**ASK, "stream": stream})
     assert 200 == (await client.post(CHAT, data=body, headers=headers)).status_code
-    assert [tenant] == [command.tenant for command in service.commands]
+    assert [tenant] == service.tenants
 
 
 BAD: list[tuple[Headers, str]] = [
@@ -152,21 +152,16 @@ async def test_without_keys_everybody_is_local(headers: Headers):
     """A server without keys takes any key for none: official clients always send one."""
     service = FakeService()
     assert 200 == (await ask(service, headers, keys=None)).status_code
-    assert ["local"] == [command.tenant for command in service.commands]
+    assert ["local"] == service.tenants
 
 
-async def test_an_adapter_cannot_choose_the_tenant(monkeypatch: pytest.MonkeyPatch):
-    """Whatever an adapter wrote into its command, the request is its key's."""
-    read = adapter.read_chat_request
-
-    def forged(*arguments: Any) -> Any:
-        asked = read(*arguments)
-        return attrs.evolve(asked, command=attrs.evolve(asked.command, tenant="bob"))
-
-    monkeypatch.setattr(app, "read_chat_request", forged)
-    service = FakeService()
-    await ask(service, [("x-api-key", ALICE)])
-    assert ["alice"] == [command.tenant for command in service.commands]
+async def test_an_adapter_cannot_choose_the_tenant():
+    """Neither a command nor a method of the service that adapters hold takes a tenant."""
+    assert "tenant" not in attrs.fields_dict(Generate)
+    for protocol in (Service, AgentService):
+        for name, method in vars(protocol).items():
+            if inspect.isfunction(method) and not name.startswith("_"):
+                assert "tenant" not in inspect.signature(method).parameters
 
 
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
@@ -176,7 +171,7 @@ async def test_anthropics_clients_have_a_tenant_too(path: str):
     client = create_app(service, keys=KEYS).test_client()
     body = json.dumps({**ASK, "max_tokens": 3})
     assert 200 == (await client.post(path, data=body, headers={"x-api-key": BOB})).status_code
-    assert ["bob"] == [command.tenant for command in service.commands]
+    assert ["bob"] == service.tenants
     response = await client.post(path, data=body, headers={"x-api-key": "none"})
     told = json.loads(await response.get_data(as_text=True))
     assert (401, "Bearer") == (response.status_code, response.headers["www-authenticate"])
@@ -185,14 +180,10 @@ async def test_anthropics_clients_have_a_tenant_too(path: str):
     assert 1 == len(service.commands)
 
 
-async def test_nobody_asks_outside_of_a_request():
-    """The service that adapters have serves no command that came with no request."""
-    service = access.CallersService(FakeService())
-    command = adapter.read_chat_request(json.dumps(ASK).encode(), {}, Ignored(), FACTS).command
+async def test_there_is_no_service_outside_of_a_request():
+    """A caller, and thus a tenant, exists only while a request is handled."""
     with pytest.raises(RuntimeError):
-        service.generate(command)
-    with pytest.raises(RuntimeError):
-        await service.count(command)
+        access.service_of_caller(FakeService())
 
 
 async def test_requests_at_once_are_each_their_own():
@@ -210,7 +201,7 @@ async def test_requests_at_once_are_each_their_own():
         await client.post(CHAT, data=json.dumps(ASK), headers={"x-api-key": BOB})
         held.released.set()
     await client.post(CHAT, data=json.dumps(ASK), headers={"x-api-key": ALICE})
-    assert ["alice", "bob", "alice"] == [command.tenant for command in service.commands]
+    assert ["alice", "bob", "alice"] == service.tenants
 
 
 @pytest.mark.parametrize("given", [ALICE, NEW, BOB, "none"])

@@ -1,4 +1,4 @@
-"""A scripted stand-in for the agents of a server: what is there is written down beforehand."""
+"""A scripted fake of a server's agents: a test writes down beforehand which there are."""
 
 from __future__ import annotations
 
@@ -54,59 +54,11 @@ class FakeAgents:
         new = NewAgent(name=name, **fields)
         self.held[tenant, name] = AgentHistory(agent=new, created=1, head=head, turns=turns)
 
-    def all(self, tenant: str = LOCAL) -> tuple[AgentFacts, ...]:
-        """Those of a tenant."""
-        return tuple(self._facts(key) for key in self.held if key[0] == tenant)
+    def for_tenant(self, tenant: str) -> FakeTenantAgents:
+        """The agents of a tenant."""
+        return FakeTenantAgents(self, tenant)
 
-    def one(self, name: str, tenant: str = LOCAL) -> AgentFacts | None:
-        """One of them."""
-        return self._facts((tenant, name)) if (tenant, name) in self.held else None
-
-    async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
-        """One of them as it was created."""
-        await trio.lowlevel.checkpoint()
-        held = self.held.get((tenant, name))
-        return held.agent if held is not None else None
-
-    async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:
-        """One of them with its turns."""
-        await trio.lowlevel.checkpoint()
-        return self.held.get((tenant, name))
-
-    async def create(self, new: NewAgent, tenant: str = LOCAL) -> AgentFacts:
-        """Have one more."""
-        await trio.lowlevel.checkpoint()
-        if (tenant, new.name) in self.held:
-            raise AgentExists(new.name)
-        self.held[tenant, new.name] = AgentHistory(agent=new, created=1, head=None, turns=())
-        return self._facts((tenant, new.name))
-
-    async def fork(
-        self, name: str, new_name: str, turn: int | None, tenant: str = LOCAL
-    ) -> AgentFacts | None:
-        """Have one more with the first turns of another."""
-        await trio.lowlevel.checkpoint()
-        source = self.held.get((tenant, name))
-        if source is None:
-            return None
-        if (tenant, new_name) in self.held:
-            raise AgentExists(new_name)
-        if turn is not None and turn > len(source.turns):
-            raise IndexError(turn)
-        agent = attrs.evolve(source.agent, name=new_name)
-        turns = source.turns[:turn]
-        head = turns[-1].request if turns else None
-        self.held[tenant, new_name] = AgentHistory(agent=agent, created=1, head=head, turns=turns)
-        return attrs.evolve(self._facts((tenant, new_name)), forked_from=name)
-
-    async def delete(self, name: str, tenant: str = LOCAL) -> bool:
-        """Have it no longer."""
-        await trio.lowlevel.checkpoint()
-        if name in self.busy:
-            raise AgentBusy(name, "is answering another request")
-        return self.held.pop((tenant, name), None) is not None
-
-    def _facts(self, key: tuple[str, str]) -> AgentFacts:
+    def facts(self, key: tuple[str, str]) -> AgentFacts:
         held = self.held[key]
         agent = held.agent
         return AgentFacts(
@@ -123,3 +75,64 @@ class FakeAgents:
             used_us=1_700_000_100_999_999,
             forked_from=None,
         )
+
+
+@attrs.frozen
+class FakeTenantAgents:
+    """The agents of one tenant."""
+
+    _agents: FakeAgents
+    _tenant: str
+
+    def all(self) -> tuple[AgentFacts, ...]:
+        """All of them."""
+        return tuple(self._agents.facts(key) for key in self._agents.held if key[0] == self._tenant)
+
+    def one(self, name: str) -> AgentFacts | None:
+        """One of them."""
+        key = self._tenant, name
+        return self._agents.facts(key) if key in self._agents.held else None
+
+    async def created(self, name: str) -> NewAgent | None:
+        """One of them as it was created."""
+        await trio.lowlevel.checkpoint()
+        held = self._agents.held.get((self._tenant, name))
+        return held.agent if held is not None else None
+
+    async def history(self, name: str) -> AgentHistory | None:
+        """One of them with its turns."""
+        await trio.lowlevel.checkpoint()
+        return self._agents.held.get((self._tenant, name))
+
+    async def create(self, new: NewAgent) -> AgentFacts:
+        """Add one."""
+        await trio.lowlevel.checkpoint()
+        key, held = (self._tenant, new.name), self._agents.held
+        if key in held:
+            raise AgentExists(new.name)
+        held[key] = AgentHistory(agent=new, created=1, head=None, turns=())
+        return self._agents.facts(key)
+
+    async def fork(self, name: str, new_name: str, turn: int | None) -> AgentFacts | None:
+        """Add one with the first turns of another."""
+        await trio.lowlevel.checkpoint()
+        key, held = (self._tenant, new_name), self._agents.held
+        source = held.get((self._tenant, name))
+        if source is None:
+            return None
+        if key in held:
+            raise AgentExists(new_name)
+        if turn is not None and turn > len(source.turns):
+            raise IndexError(turn)
+        agent = attrs.evolve(source.agent, name=new_name)
+        turns = source.turns[:turn]
+        head = turns[-1].request if turns else None
+        held[key] = AgentHistory(agent=agent, created=1, head=head, turns=turns)
+        return attrs.evolve(self._agents.facts(key), forked_from=name)
+
+    async def delete(self, name: str) -> bool:
+        """Remove one."""
+        await trio.lowlevel.checkpoint()
+        if name in self._agents.busy:
+            raise AgentBusy(name, "is answering another request")
+        return self._agents.held.pop((self._tenant, name), None) is not None

@@ -226,7 +226,7 @@ async def test_a_fork_with_a_field_that_there_is_not(slip: str):
             f"a fork has no field {slip}: it takes agent_id and turn alone. Nothing was forked"
             == (told["error"]["message"])
         )
-    assert ["notes"] == [one.name for one in service.agents.all()]
+    assert ["notes"] == [one.name for one in service.for_tenant("local").agents.all()]
     status, made = await call(service, "POST", "/notes/fork", {slip: None, "turn": 1})
     assert (200, 1) == (status, made["turns"])
 

@@ -148,7 +148,7 @@ async def test_a_session_that_is_opened_again(store: MemoryStore):
     """It brings its texts anew: the rows of the one before may be pruned without it."""
     async with setup(store) as server:
         first = await say(server, "Hello", session_id="talk")
-        await server.close_session("talk", "-")
+        await server.loaded.close_session("talk", "-")
         second = await say(server, "And then?", first, session_id="talk")
         for told in (first, second):
             assert as_told(told) == await found(server, told)

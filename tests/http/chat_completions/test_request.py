@@ -45,7 +45,6 @@ def test_plain_request():
     assert ChatRequest(
         command=Generate(
             protocol="openai.chat",
-            tenant="local",
             conversation=Conversation(messages=(Message(role="user", content="Hello"),)),
             prompt=None,
             sampling=Sampling(),
@@ -91,7 +90,6 @@ def test_all_parameters():
         ChatRequest(
             command=Generate(
                 protocol="openai.chat",
-                tenant="local",
                 conversation=Conversation(
                     messages=(Message(role="user", content="Hello"),),
                     tools=({"type": "function", "function": {"name": "f"}},),

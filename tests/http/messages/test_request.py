@@ -65,7 +65,6 @@ def test_plain_request():
     assert MessagesRequest(
         command=Generate(
             protocol="anthropic.messages",
-            tenant="local",
             conversation=Conversation(
                 messages=(Message(role="user", content="Hello"),),
                 template={"enable_thinking": False},
@@ -103,7 +102,6 @@ def test_all_parameters():
         MessagesRequest(
             command=Generate(
                 protocol="anthropic.messages",
-                tenant="local",
                 conversation=Conversation(
                     messages=(
                         Message(role="system", content="Be brief."),

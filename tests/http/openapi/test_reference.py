@@ -123,7 +123,7 @@ def test_every_field_of_agents_is_described_and_no_other():
     assert all(f"`{name}`" in text for name in agents._Fork.__struct_fields__)
     service = FakeService()
     service.agents.have("notes")
-    (facts,) = service.agents.all()
+    (facts,) = service.for_tenant("local").agents.all()
     returned = agents.agent_object(facts, service.facts, ("x",))
     assert list(returned) == names_of_rows("agents", "List, look up, delete")
 

@@ -18,7 +18,7 @@ from cairn.journal import events as ev
 from cairn.journal.codec import GENESIS, Row, decode, encode
 from cairn.journal.store import MemoryStore
 from cairn.ops.journal.replay_engine import DIFFERS, NOTHING, SAME, rerun
-from tests.support.in_process_server import ask, generate, serving
+from tests.support.in_process_server import ask, generate, local, serving
 from tests.support.journals import FINGERPRINT, TENANT, Builder, broken
 
 WHOLE, STOPPED, LEFT = "whole", "cut by a stop text", "left by its client"
@@ -39,7 +39,9 @@ def rows(model_directory: Path) -> list[Row]:
             said = await ask(server, generate(asked, session_name=WHOLE))
             stop = said.text[len(said.text) // 2 :][:3]
             await ask(server, generate(asked, session_name=STOPPED, stop=(stop,)))
-            async with server.generate(generate(asked, session_name=LEFT, max_tokens=400)) as told:
+            async with local(server).generate(
+                generate(asked, session_name=LEFT, max_tokens=400)
+            ) as told:
                 async for reply in told:
                     if isinstance(reply, Delta) and reply.parts:
                         break  # the client goes away

@@ -46,7 +46,7 @@ def short_rows(model_directory: Path) -> list[Row]:
                 message = Message(role="user", content=f"{text} " + "a stone, a path " * 40)
                 conversation = Conversation(messages=(message,))
                 await ask(server, generate(conversation, session_name=name, max_tokens=most))
-                while server._sequencer.session(name).state is not SessionState.IDLE:
+                while server.loaded.sequencer.session(name).state is not SessionState.IDLE:
                     await trio.testing.wait_all_tasks_blocked()
 
     trio.run(main)

@@ -19,6 +19,7 @@ import structlog
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
 from cairn.actors.agents.stored_turns import StoredTurns, stopping
 from cairn.actors.clock import wall_clock_us
+from cairn.actors.requests.arrival import RequestContext
 from cairn.actors.requests.messages import AgentBusy, AgentExists, Generate, TooManyAgents
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
@@ -26,7 +27,7 @@ from cairn.journal import events as ev
 from cairn.journal.agents import Agent, Agents, session_of
 from cairn.journal.codec import decode
 from cairn.journal.errors import DamagedRow
-from cairn.journal.tenants import LOCAL, session_id
+from cairn.journal.tenants import session_id
 
 log = structlog.get_logger("cairn")
 
@@ -74,70 +75,13 @@ class StoredAgents:
     _at_work: dict[_Key, str] = attrs.field(factory=dict, init=False)
     _requests: dict[str, _Key] = attrs.field(factory=dict, init=False)
 
-    # --- for the HTTP layer: see ``AgentService`` ------------------------------------------------
-
-    def all(self, tenant: str = LOCAL) -> tuple[AgentFacts, ...]:
-        """See ``AgentService.all``."""
-        return tuple(map(self._facts, self.agents.of(tenant)))
-
-    def one(self, name: str, tenant: str = LOCAL) -> AgentFacts | None:
-        """See ``AgentService.one``."""
-        found = self.agents.find(name, tenant)
-        return self._facts(found) if found is not None else None
-
-    async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
-        """See ``AgentService.created``. None also where its text was forgotten."""
-        agent = self.agents.find(name, tenant)
-        return await self._created(agent) if agent is not None else None
-
-    async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:
-        """See ``AgentService.history``. None also where a text of it was forgotten."""
-        agent = self.agents.find(name, tenant)
-        if agent is None:
-            return None
-        places = self.agents.history(agent)
-        new = await self._created(agent)
-        turns = await self.kept.read(places)
-        if new is None or turns is None or len(turns) != agent.turns:
-            return None
-        return AgentHistory(agent=new, created=agent.created, head=agent.head, turns=turns)
-
-    async def create(self, new: NewAgent, tenant: str = LOCAL) -> AgentFacts:
-        """See ``AgentService.create``."""
-        made = await self._put(new, tenant)
-        assert made is not None
-        return made
-
-    async def fork(
-        self, name: str, new_name: str, turn: int | None, tenant: str = LOCAL
-    ) -> AgentFacts | None:
-        """See ``AgentService.fork``."""
-        agent = self.agents.find(name, tenant)
-        new = await self._created(agent) if agent is not None else None
-        # It may have gone on meanwhile, which is no harm, or have been deleted, which is.
-        before, agent = agent, self.agents.find(name, tenant)
-        if before is None or agent is None or new is None or not self._is_there(before):
-            return None
-        head = self.agents.head_after(agent, agent.turns if turn is None else turn)
-        new = attrs.evolve(new, name=new_name)
-        return await self._put(new, tenant, origin=agent, head=head)
-
-    async def delete(self, name: str, tenant: str = LOCAL) -> bool:
-        """See ``AgentService.delete``."""
-        agent = self.agents.find(name, tenant)
-        if agent is None:
-            return False
-        self._begin((tenant, name), _DELETED)
-        try:
-            await self._commit(ev.AgentDeleted(agent=name, tenant=tenant))
-            await self.close(agent.session, "its agent was deleted")
-        finally:
-            del self._at_work[tenant, name]
-        return True
+    def for_tenant(self, tenant: str) -> TenantAgents:
+        """The agents of a tenant."""
+        return TenantAgents(self, tenant)
 
     # --- for the server --------------------------------------------------------------------------
 
-    def begin(self, command: Generate, request: str) -> None:
+    def begin(self, command: Generate, arrival: RequestContext) -> None:
         """
         Have an agent at work on a request, where it is one's. It may be already, as the request
         waited for its model.
@@ -149,15 +93,15 @@ class StoredAgents:
         keep = command.keep
         if keep is None or keep.agent is None:
             return
-        key = command.tenant, keep.agent
-        if self._requests.get(request) == key:
+        key = arrival.tenant, keep.agent
+        if self._requests.get(arrival.request) == key:
             return
-        agent = self.agents.find(keep.agent, command.tenant)
+        agent = self.agents.find(keep.agent, arrival.tenant)
         is_another = agent is not None and keep.created not in (None, agent.created)
         if agent is None or is_another or agent.head != keep.previous:
             raise AgentBusy(keep.agent, "went on meanwhile")
         self._begin(key, _ANSWERING)
-        self._requests[request] = key
+        self._requests[arrival.request] = key
 
     def leave(self, request: str) -> None:
         """A request ended without a turn, or its turn is committed: its agent is free."""
@@ -193,7 +137,7 @@ class StoredAgents:
             raise AgentBusy(key[1], f"is {busy}")
         self._at_work[key] = what
 
-    def _facts(self, agent: Agent) -> AgentFacts:
+    def facts(self, agent: Agent) -> AgentFacts:
         tokens = self.agents.tokens(agent)
         return AgentFacts(
             name=agent.name,
@@ -210,13 +154,29 @@ class StoredAgents:
             forked_from=agent.forked_from,
         )
 
-    def _is_there(self, agent: Agent) -> bool:
+    async def delete(self, agent: Agent) -> None:
+        """
+        Put on record that an agent is deleted, and end its session.
+
+        Raises:
+            AgentBusy: the agent is at work.
+            RefusalError: that cannot be put on record now.
+        """
+        key = agent.tenant, agent.name
+        self._begin(key, _DELETED)
+        try:
+            await self.commit(ev.AgentDeleted(agent=agent.name, tenant=agent.tenant))
+            await self.close(agent.session, "its agent was deleted")
+        finally:
+            del self._at_work[key]
+
+    def is_there(self, agent: Agent) -> bool:
         """Whether an agent is still there, and not being deleted."""
         now = self.agents.find(agent.name, agent.tenant)
         is_same = now is not None and now.created == agent.created
         return is_same and self._at_work.get((agent.tenant, agent.name)) != _DELETED
 
-    async def _put(
+    async def put(
         self, new: NewAgent, tenant: str, *, origin: Agent | None = None, head: str | None = None
     ) -> AgentFacts | None:
         """
@@ -236,9 +196,9 @@ class StoredAgents:
             await self.close(session_id(tenant, session_of(new.name)), "its agent is created anew")
             # That waits for a model which is being loaded. A turn that is kept no longer is no
             # beginning: the fork would have none of its history.
-            if origin is not None and not self._is_there(origin):
+            if origin is not None and not self.is_there(origin):
                 return None
-            await self._commit(
+            await self.commit(
                 ev.AgentCreated(
                     agent=new.name,
                     tenant=tenant,
@@ -256,9 +216,9 @@ class StoredAgents:
             del self._at_work[key]
         created = self.agents.find(new.name, tenant)
         assert created is not None
-        return self._facts(created)
+        return self.facts(created)
 
-    async def _commit(self, event: ev.Event) -> None:
+    async def commit(self, event: ev.Event) -> None:
         """Put an event on record, so that the fold has it."""
         try:
             if self.writer.stalled:
@@ -267,7 +227,7 @@ class StoredAgents:
         except WriterDied as died:
             raise stopping() from died
 
-    async def _created(self, agent: Agent) -> NewAgent | None:
+    async def created(self, agent: Agent) -> NewAgent | None:
         """An agent as it was created; None where its text was forgotten."""
         key = _Created(agent.created)
         new: NewAgent | None = self.kept.remembered.find(key)
@@ -300,3 +260,67 @@ class StoredAgents:
             max_context=event.max_context,
             persist=event.persist,
         )
+
+
+@attrs.frozen
+class TenantAgents:
+    """The agents of one tenant, as ``AgentService`` says."""
+
+    _stored: StoredAgents
+    _tenant: str
+
+    def all(self) -> tuple[AgentFacts, ...]:
+        """See ``AgentService.all``."""
+        return tuple(map(self._stored.facts, self._stored.agents.of(self._tenant)))
+
+    def one(self, name: str) -> AgentFacts | None:
+        """See ``AgentService.one``."""
+        found = self._find(name)
+        return self._stored.facts(found) if found is not None else None
+
+    async def created(self, name: str) -> NewAgent | None:
+        """See ``AgentService.created``. None also where its text was forgotten."""
+        agent = self._find(name)
+        return await self._stored.created(agent) if agent is not None else None
+
+    async def history(self, name: str) -> AgentHistory | None:
+        """See ``AgentService.history``. None also where a text of it was forgotten."""
+        stored, agent = self._stored, self._find(name)
+        if agent is None:
+            return None
+        places = stored.agents.history(agent)
+        new = await stored.created(agent)
+        turns = await stored.kept.read(places)
+        if new is None or turns is None or len(turns) != agent.turns:
+            return None
+        return AgentHistory(agent=new, created=agent.created, head=agent.head, turns=turns)
+
+    async def create(self, new: NewAgent) -> AgentFacts:
+        """See ``AgentService.create``."""
+        made = await self._stored.put(new, self._tenant)
+        assert made is not None
+        return made
+
+    async def fork(self, name: str, new_name: str, turn: int | None) -> AgentFacts | None:
+        """See ``AgentService.fork``."""
+        stored, before = self._stored, self._find(name)
+        new = await stored.created(before) if before is not None else None
+        # Meanwhile the agent may have answered another request, which does no harm, or have been
+        # deleted, which does.
+        agent = self._find(name)
+        if before is None or agent is None or new is None or not stored.is_there(before):
+            return None
+        head = stored.agents.head_after(agent, agent.turns if turn is None else turn)
+        new = attrs.evolve(new, name=new_name)
+        return await stored.put(new, self._tenant, origin=agent, head=head)
+
+    async def delete(self, name: str) -> bool:
+        """See ``AgentService.delete``."""
+        agent = self._find(name)
+        if agent is None:
+            return False
+        await self._stored.delete(agent)
+        return True
+
+    def _find(self, name: str) -> Agent | None:
+        return self._stored.agents.find(name, self._tenant)

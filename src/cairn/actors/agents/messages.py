@@ -11,7 +11,6 @@ from cairn.actors.requests.messages import StoredTurn
 from cairn.engine.prompt.template import Message
 from cairn.journal.agents import Status
 from cairn.journal.events import FinishReason
-from cairn.journal.tenants import LOCAL
 
 
 @attrs.frozen(kw_only=True)
@@ -86,23 +85,20 @@ class AgentHistory:
 
 
 class AgentService(Protocol):
-    """
-    The agents of a server. What is asked for another tenant's agent is as if there were none.
-    Adapters leave the tenant alone, as in ``Generate``.
-    """
+    """The agents of one tenant. An agent of another tenant is not found."""
 
-    def all(self, tenant: str = LOCAL) -> tuple[AgentFacts, ...]:
+    def all(self) -> tuple[AgentFacts, ...]:
         """The tenant's agents, the last used one first. Changes nothing."""
 
-    def one(self, name: str, tenant: str = LOCAL) -> AgentFacts | None:
+    def one(self, name: str) -> AgentFacts | None:
         """An agent, if there is one. Changes nothing."""
 
-    async def created(self, name: str, tenant: str = LOCAL) -> NewAgent | None:
+    async def created(self, name: str) -> NewAgent | None:
         """
         An agent as it was created, if there is one. No turn of it is read. Raises as ``history``.
         """
 
-    async def history(self, name: str, tenant: str = LOCAL) -> AgentHistory | None:
+    async def history(self, name: str) -> AgentHistory | None:
         """
         An agent with all that was said, if there is one.
 
@@ -110,7 +106,7 @@ class AgentService(Protocol):
             RefusalError: the journal cannot be read now.
         """
 
-    async def create(self, new: NewAgent, tenant: str = LOCAL) -> AgentFacts:
+    async def create(self, new: NewAgent) -> AgentFacts:
         """
         Have an agent.
 
@@ -120,9 +116,7 @@ class AgentService(Protocol):
             RefusalError: that cannot be put on record now.
         """
 
-    async def fork(
-        self, name: str, new_name: str, turn: int | None, tenant: str = LOCAL
-    ) -> AgentFacts | None:
+    async def fork(self, name: str, new_name: str, turn: int | None) -> AgentFacts | None:
         """
         Have another agent, which begins with the history of one up to a turn; None where there is
         none of that name. Raises as ``create``.
@@ -134,7 +128,7 @@ class AgentService(Protocol):
             IndexError: it has no such turn.
         """
 
-    async def delete(self, name: str, tenant: str = LOCAL) -> bool:
+    async def delete(self, name: str) -> bool:
         """
         Have an agent no longer. False where there is none.
 

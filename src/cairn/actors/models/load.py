@@ -10,8 +10,8 @@ import structlog
 
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.idle.activity import Activity
+from cairn.actors.models.model_server import ModelServer
 from cairn.actors.sequencer import Sequencer
-from cairn.actors.server import Server
 from cairn.actors.settings import BootRefused, Progress, Settings
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
@@ -62,9 +62,9 @@ async def load(run: Run, settings: Settings) -> Any:
     return started
 
 
-async def server_over(run: Run, settings: Settings, started: Any) -> Server:
+async def server_over(run: Run, settings: Settings, started: Any) -> ModelServer:
     """A server over the model that ``load`` has loaded, with the block files that are there."""
-    server = Server(
+    server = ModelServer(
         sequencer=run.sequencer,
         writer=run.writer,
         engine=run.engine,

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 import trio
 
+from cairn.actors.models.model_server import REJECTED, ModelServer
 from cairn.actors.requests.arrival import RequestContext
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import (
@@ -24,7 +25,6 @@ from cairn.actors.requests.messages import (
     Waiting,
 )
 from cairn.actors.requests.ticket import Ticket, leave_together
-from cairn.actors.server import REJECTED, Server
 from cairn.actors.settings import Settings
 from cairn.engine.model.models_file import ModelEntry, Told
 
@@ -68,7 +68,7 @@ class Waiter(Generic[T]):
     """
 
     choice: Choice
-    work: Callable[[Server], Awaitable[T]]
+    work: Callable[[ModelServer], Awaitable[T]]
     undo: Callable[[T], None]
     rejected: Callable[[int, str], None]
     places: int = 1
@@ -183,7 +183,7 @@ class ModelQueue:
             self._stir()
         return refusal
 
-    def go_in(self, waiters: Iterable[Waiter[Any]], server: Server) -> None:
+    def go_in(self, waiters: Iterable[Waiter[Any]], server: ModelServer) -> None:
         """Let some of the line go in to the server over their model."""
         assert self._nursery is not None
         going = list(waiters)
@@ -193,7 +193,7 @@ class ModelQueue:
         if going:
             self._nursery.start_soon(self._bring_all, going, server)
 
-    async def _bring_all(self, waiters: list[Waiter[Any]], server: Server) -> None:
+    async def _bring_all(self, waiters: list[Waiter[Any]], server: ModelServer) -> None:
         """
         Begin one after the other, as they came: tasks that are started at once begin in no order.
         """
@@ -204,7 +204,7 @@ class ModelQueue:
     async def _bring(
         self,
         waiter: Waiter[Any],
-        server: Server,
+        server: ModelServer,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -255,7 +255,7 @@ class Patient:
 
 
 async def taken(
-    command: Generate, arrival: RequestContext, server: Server
+    command: Generate, arrival: RequestContext, server: ModelServer
 ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
     """A request that was taken, and its replies."""
     known = server.facts.vocabulary_tokens

@@ -1,18 +1,18 @@
 """
-Several models, one at a time in memory: who asks for another than the one that is loaded waits
-until it has its turn.
+Serves one model or several, one in memory at a time. A request for a model that is not loaded
+waits until the server has swapped it in.
 
 Rules of this module:
 
-1. A model is served by a ``Server`` of its own, from when it is loaded until it leaves. No request
-   is under way when it leaves: those that came before have their answers.
-2. Who has to wait waits in one line (``model_line.py``), in the order of coming. Once somebody
+1. Each loaded model has its own ``ModelServer``, from when it is loaded until it leaves. No request
+   is in flight when it leaves: those that came before have their answers.
+2. Who has to wait waits in one line (``queue.py``), in the order of coming. Once somebody
    waits for another model, who comes for the loaded one waits too. When a model is loaded, all who
    wait for it then go in together. So nobody is passed over for ever, and a model is not loaded for
    each of them anew.
 3. A model that nobody waits for any more is not loaded: as long as answers of the one before are
    under way, a client that goes away costs nothing.
-4. Nothing is loaded for a count of tokens but a tokenizer (``counting.py``).
+4. Nothing is loaded for a count of tokens but a tokenizer (``token_count.py``).
 5. A model that cannot be loaded ends the requests that wait for it, goes on record, and is not
    tried again for a while. The one before is loaded again.
 6. A model that is being loaded when the server stops is not waited for: MLX cannot be interrupted,
@@ -27,7 +27,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -35,9 +34,9 @@ import attrs
 import structlog
 import trio
 
-from cairn.actors.agents.messages import AgentService
 from cairn.actors.clock import new_id, wall_clock_us
 from cairn.actors.models.load import Run, load, server_over, unload
+from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.queue import Choice as Choice
 from cairn.actors.models.queue import (
     ModelQueue,
@@ -52,7 +51,6 @@ from cairn.actors.models.token_count import Counting
 from cairn.actors.requests.arrival import RequestContext
 from cairn.actors.requests.messages import (
     Broken,
-    ContextUse,
     Generate,
     JournalFull,
     ListedModel,
@@ -61,21 +59,17 @@ from cairn.actors.requests.messages import (
     ServerFacts,
     Statistics,
     Stopping,
-    StoredTurn,
 )
 from cairn.actors.requests.replies import unless_dead
 from cairn.actors.requests.ticket import Ticket
-from cairn.actors.server import Server
 from cairn.actors.settings import no_progress
-from cairn.actors.statistics import contexts, figures
+from cairn.actors.statistics import figures
 from cairn.actors.threads.engine import EngineGone
 from cairn.actors.threads.writer import WriterDied
 from cairn.engine.model.models_file import entry_fault
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
-from cairn.journal.events import Recorded
 from cairn.journal.state import SessionId
-from cairn.journal.tenants import LOCAL
 
 T = TypeVar("T")
 
@@ -86,9 +80,11 @@ PAUSE_S = 30.0
 
 
 class Models:
-    """The running server over several models, as the HTTP layer sees it."""
+    """The models of a server, and which of them is in memory."""
 
-    def __init__(self, run: Run, choices: Iterable[Choice], first: Choice, server: Server) -> None:
+    def __init__(
+        self, run: Run, choices: Iterable[Choice], first: Choice, server: ModelServer
+    ) -> None:
         """
         Args:
             first: the one that is loaded; it answers who names none of them.
@@ -110,7 +106,7 @@ class Models:
             name: first_facts(choice, self._started_s) for name, choice in self._choices.items()
         }
         self._loaded: Choice | None = first
-        self._server: Server | None = server
+        self._server: ModelServer | None = server
         self._facts[first.name] = self._told_by(server)
         self._open = False  # whether requests may go in
         self._loading: Choice | None = None
@@ -122,8 +118,6 @@ class Models:
         self._ended = trio.Event()
         self._took_over()
         self._gone_characters = (0, 0)  # what encoders counted whose models have left
-
-    # --- for the HTTP layer --------------------------------------------------------------------
 
     @property
     def facts(self) -> ServerFacts:
@@ -138,7 +132,7 @@ class Models:
         return self._facts[self._choice_of(requested_model).name]
 
     @property
-    def models(self) -> tuple[ListedModel, ...]:
+    def listed(self) -> tuple[ListedModel, ...]:
         """All models that may be asked for."""
         return tuple(
             ListedModel(
@@ -149,6 +143,13 @@ class Models:
             )
             for name, choice in self._choices.items()
         )
+
+    @property
+    def loaded(self) -> ModelServer:
+        """See ``Server.loaded``."""
+        if self._server is None:
+            raise LookupError("no model is loaded")
+        return self._server
 
     def statistics(self) -> Statistics:
         """The server at this moment."""
@@ -166,50 +167,20 @@ class Models:
             cached_characters=now.cached_characters + remembered,
         )
 
-    @property
-    def agents(self) -> AgentService:
-        """The agents that are kept here."""
-        return self._run.agents
-
-    def contexts(self, most: int, tenant: str = LOCAL) -> tuple[ContextUse, ...]:
-        """See ``Server.contexts``. What no agent has is counted by the default model's context."""
-        return contexts(self._run.sequencer.state, self._run.agents, most, tenant)
-
-    def observe(self, observer: Callable[[Recorded], None]) -> None:
-        """Have every event passed on once it is committed, in order."""
-        self._run.writer.observe(observer)
-
-    def generate(self, command: Generate) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
+    async def count(self, command: Generate, tenant: str) -> int:
         """
-        Ask for an answer, of the model that the command asks for. As ``Server.generate``, but that
-        who has to wait for the model hears of it, and of a refusal, from the iteration.
-        """
-        return self._generate(command)
-
-    async def count(self, command: Generate) -> int:
-        """
-        The tokens of a prompt, by the tokenizer of the model that it asks for. As ``Server.count``;
-        no model is loaded for it.
+        The tokens of a prompt, by the tokenizer of the model that it asks for. As
+        ``ModelServer.count``; no model is loaded for it.
         """
         choice = self._choice_of(command.requested_model)
         server = self._server_of(choice)
+        if server is None and self._stopping and self._loading is None and choice is self._loaded:
+            server = self._server  # which drains, and counts on until the end
         if server is not None:
-            return await server.count(command)
+            return await server.count(command, tenant)
         if self._stopping:
             raise Stopping("the server is stopping; try again in a moment")
-        return await self._counting.count(choice, command)
-
-    async def turn(self, request: str, tenant: str = LOCAL) -> StoredTurn | None:
-        """See ``Server.turn``."""
-        return await self._run.agents.kept.turn(request, tenant)
-
-    async def history(self, request: str, tenant: str = LOCAL) -> tuple[StoredTurn, ...] | None:
-        """See ``Server.history``."""
-        return await self._run.agents.kept.history(request, tenant)
-
-    async def forget(self, request: str, tenant: str = LOCAL) -> bool:
-        """See ``Server.forget``."""
-        return await self._run.agents.kept.forget(request, tenant)
+        return await self._counting.count(choice, command, tenant)
 
     def _choice_of(self, requested_model: str) -> Choice:
         return self._names.get(requested_model, self._default)
@@ -219,32 +190,36 @@ class Models:
             return "loading"
         return "loaded" if choice is self._loaded else "not_loaded"
 
-    def _server_of(self, choice: Choice) -> Server | None:
+    def _server_of(self, choice: Choice) -> ModelServer | None:
         """The server that takes a request for a model at once; None where it has to wait."""
         at_once = self._open and choice is self._loaded and not self._queue
         return self._server if at_once else None
 
     @contextlib.asynccontextmanager
-    async def _generate(self, command: Generate) -> AsyncIterator[AsyncIterator[Reply]]:
+    async def generate(self, command: Generate, tenant: str) -> AsyncIterator[AsyncIterator[Reply]]:
+        """
+        Ask for an answer, of the model that the command asks for. As ``ModelServer.generate``, but
+        a request that waits for its model yields ``Waiting``, and is refused, in the iteration.
+        """
         choice = self._choice_of(command.requested_model)
         server = self._server_of(choice)
         if server is not None:
-            async with server.generate(command) as replies:
+            async with server.generate(command, tenant) as replies:
                 yield replies
             return
-        arrival = RequestContext(new_id(), self._limits)
+        arrival = RequestContext(new_id(), tenant, self._limits)
         waiter = None
         try:
             await self._check_bugs()
             # An agent that waits for its model is at work: who comes second hears it now, and not
             # when it has waited too.
-            self._run.agents.begin(command, arrival.request)
+            self._run.agents.begin(command, arrival)
             try:
                 waiter = self._enqueue(
                     choice,
                     partial(self._take, command, arrival),
                     leave_all,
-                    partial(self._turned_away, arrival.request, command.tenant),
+                    partial(self._turned_away, arrival),
                     command.choices,
                 )
             except RefusalError:
@@ -259,7 +234,7 @@ class Models:
                 self._queue.leave(waiter)
 
     async def _take(
-        self, command: Generate, arrival: RequestContext, server: Server
+        self, command: Generate, arrival: RequestContext, server: ModelServer
     ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
         """Take a request that has waited. Where it is not taken, its agent is free."""
         try:
@@ -268,7 +243,7 @@ class Models:
             self._run.agents.leave(arrival.request)
             raise
 
-    def _told_by(self, server: Server) -> ServerFacts:
+    def _told_by(self, server: ModelServer) -> ServerFacts:
         """What the server over a model tells, which is younger than this one."""
         return attrs.evolve(server.facts, started_s=self._started_s)
 
@@ -284,7 +259,7 @@ class Models:
     def _enqueue(
         self,
         choice: Choice,
-        work: Callable[[Server], Awaitable[T]],
+        work: Callable[[ModelServer], Awaitable[T]],
         undo: Callable[[T], None],
         rejected: Callable[[int, str], None],
         places: int,
@@ -307,11 +282,13 @@ class Models:
         self._queue.join(waiter, self._facts[choice.name].decode_rows)
         return waiter
 
-    def _turned_away(self, request: str, tenant: str, status: int, code: str) -> None:
+    def _turned_away(self, arrival: RequestContext, status: int, code: str) -> None:
         """Put on record that nothing comes of a request in the line, whose agent is free then."""
-        self._run.agents.leave(request)
+        self._run.agents.leave(arrival.request)
         self._run.sequencer.append(
-            ev.RequestRejected(request=request, tenant=tenant, status=status, code=code)
+            ev.RequestRejected(
+                request=arrival.request, tenant=arrival.tenant, status=status, code=code
+            )
         )
 
     # --- life ---------------------------------------------------------------------------------
@@ -330,9 +307,9 @@ class Models:
 
     async def drain(self) -> None:
         """
-        Take no more requests, end those that wait for a model, and let those that run come to their
-        end, as ``Server.drain``. All is in the journal then, and what was in memory in files. A
-        load that is under way is abandoned.
+        Refuse new requests, end those that wait for a model, and let running requests finish, as
+        ``ModelServer.drain``. On return all of it is in the journal, and the blocks in memory are
+        in files. A load that is in progress is abandoned.
         """
         self._stopping = True
         self._queue.refuse_all(
@@ -437,7 +414,7 @@ class Models:
         log.info("model loaded", model=choice.name, fingerprint=server.facts.fingerprint)
         return True
 
-    async def _server_over(self, choice: Choice) -> Server:
+    async def _server_over(self, choice: Choice) -> ModelServer:
         """
         Load a model, and give a server over it. A step of its own, in which alone the model is
         held, so that it leaves memory when it fails.
@@ -490,7 +467,7 @@ class Models:
         if held is not None and held.slab is None:
             self._run.sequencer.append(ev.SessionClosed(session=session, reason=reason))
 
-    def _count_out(self, server: Server) -> None:
+    def _count_out(self, server: ModelServer) -> None:
         """Keep what goes with a server, and forget the server."""
         then, (encoded, remembered) = server.statistics(), self._gone_characters
         self._gone_characters = (

@@ -61,7 +61,7 @@ class Counting:
         self._pauses: dict[str, float] = {}
         self._under_way = 0
 
-    async def count(self, choice: Choice, command: Generate) -> int:
+    async def count(self, choice: Choice, command: Generate, tenant: str) -> int:
         """
         The tokens of a prompt, however long it is, by the tokenizer of a model. Changes which
         tokenizers are kept, and nothing else.
@@ -83,7 +83,7 @@ class Counting:
             with trio.move_on_after(self._limits.request_s):
                 async with self.reading:
                     text = await self._text_of(choice)
-                    return await _in_thread(_count, text, command)
+                    return await _in_thread(_count, text, command, tenant)
             raise TimedOut(self._limits.request_s)
         except prompts.TemplateError as error:
             raise PromptRefused(str(error)) from error
@@ -158,10 +158,10 @@ def _load(directory: str) -> _Text | str:
     return _Text(tokenizer, Encoder(tokenizer, kept_bytes=_REMEMBERED_BYTES))
 
 
-def _count(text: _Text, command: Generate) -> int:
+def _count(text: _Text, command: Generate, tenant: str) -> int:
     if command.conversation is not None:
         rendered = prompts.render(text.tokenizer, command.conversation)
-        return len(text.encoder.encode(rendered, tenant=command.tenant))
+        return len(text.encoder.encode(rendered, tenant=tenant))
     if isinstance(command.prompt, str):
         return len(text.encoder.encode_raw(command.prompt))
     return len(command.prompt or ())

@@ -17,11 +17,13 @@ class RequestContext:
 
     Attributes:
         request: its id.
+        tenant: the tenant whose sessions and blocks it may use.
         limits: how long it may take, and how often its client hears that it still waits.
         deadline: on trio's clock. Behind it nothing more comes.
     """
 
     request: str
+    tenant: str
     limits: Limits
     deadline: float = attrs.field()
 
@@ -45,4 +47,4 @@ class RequestContext:
         """Say in a refusal whose it is."""
         refusal.request = self.request
         if command.session_name is not None:
-            refusal.session = session_id(command.tenant, command.session_name)
+            refusal.session = session_id(self.tenant, command.session_name)

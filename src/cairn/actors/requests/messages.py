@@ -16,7 +16,6 @@ from cairn.engine.answer.parts import AnswerPart, Calling
 from cairn.engine.prompt.template import Conversation, Message, message_of
 from cairn.engine.sampling import Sampling
 from cairn.journal.events import CacheMode, FinishReason, Path
-from cairn.journal.tenants import LOCAL
 from cairn.journal.windows import SinkWindow
 
 
@@ -52,8 +51,6 @@ class Generate:
 
     Attributes:
         protocol: the adapter's name, for the journal.
-        tenant: whose blocks and sessions may be used. Adapters leave it alone: it is set ahead of
-            them, in one place.
         conversation: what was said; None for a raw prompt.
         prompt: a raw prompt, as text or token ids; None for a conversation.
         sampling: parameters with defaults filled in.
@@ -86,7 +83,6 @@ class Generate:
     sampling: Sampling
     seed: int | None
     max_tokens: int | None
-    tenant: str = LOCAL
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     session_name: str | None = None

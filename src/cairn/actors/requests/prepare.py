@@ -84,19 +84,19 @@ class Reader:
         # A grammar that takes long holds up no other prompt.
         self._compiling = trio.CapacityLimiter(1)
 
-    async def count(self, command: Generate) -> int:
+    async def count(self, command: Generate, tenant: str) -> int:
         """
         The tokens of a prompt, however long it is.
 
         Raises:
             PromptRefused: it cannot be rendered or tokenised.
         """
-        ids, _, _ = await self._tokenised(self.read, command)
+        ids, _, _ = await self._tokenised(self.read, command, tenant)
         return len(ids)
 
-    async def choices(self, command: Generate) -> list[Prepared]:
+    async def choices(self, command: Generate, tenant: str) -> list[Prepared]:
         """All answers that a request asks for, its prompt read once."""
-        first = await self._prepare(command)
+        first = await self._prepare(command, tenant)
         prepared = [first]
         # What is the client's own goes with the first one: a session serves one at a time.
         command = attrs.evolve(first.command, session_name=None, keep=None)
@@ -110,9 +110,9 @@ class Reader:
             )
         return prepared
 
-    async def _prepare(self, command: Generate) -> Prepared:
+    async def _prepare(self, command: Generate, tenant: str) -> Prepared:
         """Everything that follows from a request alone: token ids, chain, keys, limits."""
-        prepared = await self._tokenised(self.prepared, command)
+        prepared = await self._tokenised(self.prepared, command, tenant)
         if command.constraint is None:
             return prepared
         try:
@@ -132,17 +132,19 @@ class Reader:
                 about = "calls_beside"  # none has to be; the format is what cannot be held
             raise FormatRefused(error.fact, about, tool) from error
 
-    async def _tokenised(self, read: Callable[[Generate], T], command: Generate) -> T:
+    async def _tokenised(
+        self, read: Callable[[Generate, str], T], command: Generate, tenant: str
+    ) -> T:
         """What ``read`` makes of a request, in a thread."""
         try:
             return await trio.to_thread.run_sync(
-                read, command, limiter=self.tokenizing, abandon_on_cancel=False
+                read, command, tenant, limiter=self.tokenizing, abandon_on_cancel=False
             )
         except prompts.TemplateError as error:
             raise PromptRefused(str(error)) from error
 
-    def prepared(self, command: Generate) -> Prepared:
-        ids, chain_parts, form = self.read(command)
+    def prepared(self, command: Generate, tenant: str) -> Prepared:
+        ids, chain_parts, form = self.read(command, tenant)
         command = self._without_calls(command)
         if not ids:
             raise PromptRefused("the prompt is empty; there is nothing to answer")
@@ -152,10 +154,10 @@ class Reader:
             context, whose, of_model = command.context_max, "agent", 0
         if len(ids) >= context:
             raise PromptTooLong(len(ids), context, whose, of_model)
-        secret = tenant_secret(self._secret, command.tenant)
-        chain = prompts.chain_of(chain_parts, secret=secret, tenant=command.tenant)
+        secret = tenant_secret(self._secret, tenant)
+        chain = prompts.chain_of(chain_parts, secret=secret, tenant=tenant)
         ask = Ask(
-            tenant=command.tenant,
+            tenant=tenant,
             fingerprint=self._model.fingerprint,
             chain=chain,
             session_name=command.session_name,
@@ -166,7 +168,7 @@ class Reader:
         keys = block_keys(
             secret=secret,
             fingerprint=self._model.fingerprint,
-            tenant=command.tenant,
+            tenant=tenant,
             ids=ids,
             block_tokens=self._model.block_tokens,
             known=keys_on_record(self._sequencer.state, ask, ids),
@@ -217,13 +219,13 @@ class Reader:
         )
 
     def read(
-        self, command: Generate
+        self, command: Generate, tenant: str
     ) -> tuple[tuple[int, ...], tuple[tuple[str, bytes], ...], AnswerForm]:
         """Token ids and parts of a request, and the form of its answer."""
         if command.conversation is not None:
             conversation = command.conversation
             text = prompts.render(self._tokenizer, conversation)
-            ids = self.encoder.encode(text, tenant=command.tenant)
+            ids = self.encoder.encode(text, tenant=tenant)
             offered = (*conversation.tools, *conversation.loaded_tools)
             form = AnswerForm(
                 markers=self._markers,

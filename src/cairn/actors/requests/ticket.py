@@ -117,6 +117,11 @@ class Ticket:
         else:
             self._send, self.replies = first._send, first.replies
 
+    @property
+    def tenant(self) -> str:
+        """The tenant whose sessions and blocks it may use."""
+        return self.prepared.ask.tenant
+
     def reply(self, receipt: int, reply: Reply) -> None:
         """Hand a reply over, to leave once it is committed. Never waits: an answer is bounded."""
         if self.choice and not isinstance(reply, Waiting):

@@ -140,7 +140,7 @@ class Answer:
             ev.TurnStored(
                 session=self._path.session,
                 request=ticket.id,
-                tenant=ticket.prepared.command.tenant,
+                tenant=ticket.tenant,
                 agent=keep.agent,
                 previous=keep.previous,
                 created_s=ticket.created_s,

@@ -128,7 +128,7 @@ class Claim:
             session=self.cache.id,
             request=ticket.id,
             protocol=command.protocol,
-            tenant=command.tenant,
+            tenant=ticket.tenant,
             fingerprint=prepared.ask.fingerprint,
             session_name=command.session_name,
             group=command.group,

@@ -64,7 +64,7 @@ class Sessions:
         if actor is None or actor.ended:
             command = ticket.prepared.command
             actor = SessionActor(
-                session_id, self._context, tenant=command.tenant, group=command.group, named=named
+                session_id, self._context, tenant=ticket.tenant, group=command.group, named=named
             )
             self.actors[session_id] = actor
             assert self._nursery is not None

@@ -16,7 +16,7 @@ from cairn.http.wire.parameters import Ignored
 
 def add_agent_routes(
     app: Quart,
-    service: Service,
+    service: Callable[[], Service],
     ignored: Ignored,
     *,
     body_of: Callable[[], Awaitable[tuple[bytes, Mapping[str, str]]]],
@@ -27,6 +27,7 @@ def add_agent_routes(
     Put the agents of a service at their addresses.
 
     Args:
+        service: the server as the caller sees it.
         body_of: reads the body of the request in hand, with its headers.
         check_model: refuses a model's name that is not to be asked for.
         answered: asks, and gives the answer.
@@ -37,39 +38,40 @@ def add_agent_routes(
         body, _ = await body_of()
         new, passed_over = agents.read_new_agent(body, ignored)
         check_model(new.model)
-        made = await service.agents.create(new)
-        return _json(agents.agent_object(made, service.facts_of(made.model), passed_over))
+        made = await service().agents.create(new)
+        return _json(agents.agent_object(made, service().facts_of(made.model), passed_over))
 
     @app.get(agents.ADDRESS)
     async def list_agents() -> Response:
         found = [
-            agents.agent_object(one, service.facts_of(one.model)) for one in service.agents.all()
+            agents.agent_object(one, service().facts_of(one.model))
+            for one in service().agents.all()
         ]
         return _json({"object": "list", "agents": found})
 
     @app.get(f"{agents.ADDRESS}/<name>")
     async def agent(name: str) -> Response:
-        return _json(await agents.look_up(name, service))
+        return _json(await agents.look_up(name, service()))
 
     @app.get(f"{agents.ADDRESS}/<name>/turns")
     async def agent_turns(name: str) -> Response:
-        return _json(await agents.look_up_turns(name, service))
+        return _json(await agents.look_up_turns(name, service()))
 
     @app.delete(f"{agents.ADDRESS}/<name>")
     async def delete_agent(name: str) -> Response:
-        return _json(await agents.delete(name, service))
+        return _json(await agents.delete(name, service()))
 
     @app.post(f"{agents.ADDRESS}/<name>/fork")
     async def fork_agent(name: str) -> Response:
         body, _ = await body_of()
-        made = await agents.fork(name, agents.read_fork(body), service)
-        return _json(agents.agent_object(made, service.facts_of(made.model)))
+        made = await agents.fork(name, agents.read_fork(body), service())
+        return _json(agents.agent_object(made, service().facts_of(made.model)))
 
     @app.post(f"{agents.ADDRESS}/<name>/generate")
     async def generate_with_agent(name: str) -> Response:
         body, headers = await body_of()
-        held = await agents.look_up_history(name, service)
-        facts = service.facts_of(named_model(body, service) or held.agent.model)
+        held = await agents.look_up_history(name, service())
+        facts = service().facts_of(named_model(body, service().models) or held.agent.model)
         asked = agents.read_generate_request(body, headers, ignored, facts, held)
         check_model(asked.command.requested_model)
         return await answered(asked)

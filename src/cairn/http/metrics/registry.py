@@ -27,7 +27,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from cairn.http.metrics.prefix_cache import ReuseMetrics
-from cairn.http.service import Service
+from cairn.http.service import Server
 from cairn.journal.events import (
     BlockDropped,
     BlockEvicted,
@@ -82,13 +82,13 @@ class Metrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, server: Server) -> None:
         self.registry = CollectorRegistry()
         self._running: dict[str, _Prefill] = {}
         self._anticipating: set[str] = set()
-        self._define(service)
-        self.registry.register(_Figures(service))
-        service.observe(self.observe)
+        self._define(server)
+        self.registry.register(_Figures(server))
+        server.observe(self.observe)
 
     def text(self) -> bytes:
         """What a scrape gets."""
@@ -164,9 +164,9 @@ class Metrics:
         """
         self._requests.labels("refused").inc()
 
-    def _define(self, service: Service) -> None:
+    def _define(self, server: Server) -> None:
         registry = self.registry
-        self._reuse = ReuseMetrics(registry, service.facts.min_cache_tokens)
+        self._reuse = ReuseMetrics(registry, server.facts.min_cache_tokens)
         self._paths = Counter(
             "cairn_path_selection_total",
             "Paths selected",
@@ -315,18 +315,18 @@ class Metrics:
 class _Figures(Collector):
     """The gauges and what else is read at a scrape."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, server: Server) -> None:
+        self._server = server
 
     def describe(self) -> Iterator[Metric]:
         """
-        Nothing: the names are known at the first scrape, and registering must not ask the service.
+        Nothing: the names are known at the first scrape, and registering must not ask the server.
         """
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
         """One family a figure."""
-        now = self._service.statistics()
+        now = self._server.statistics()
         yield _gauge("cairn_scheduler_pool_in_use", "Slabs held", now.slabs)
         yield _gauge("cairn_scheduler_pool_total", "Slabs that may be held", now.slabs_total)
         yield _labelled(

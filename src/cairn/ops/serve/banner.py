@@ -6,7 +6,6 @@ from typing import Any
 
 import attrs
 
-from cairn.actors.models.swap import Models
 from cairn.actors.requests.messages import ServerFacts
 from cairn.actors.server import Server
 from cairn.engine.sampling import Sampling
@@ -14,7 +13,7 @@ from cairn.journal.windows import SinkWindow
 from cairn.ops.serve.api_keys import KEY_VARIABLE
 
 
-def greet(url: str, server: Server | Models, options: dict[str, Any]) -> None:
+def greet(url: str, server: Server, options: dict[str, Any]) -> None:
     """What somebody wants to know who started a server, and a line to try it with."""
     facts = server.facts
     journal = options["journal"] or (options["data_dir"] / "journal.db").absolute()

@@ -26,7 +26,7 @@ from cairn.actors.boot import (
     booted,
     booted_models,
 )
-from cairn.actors.models.swap import Choice, Models
+from cairn.actors.models.swap import Choice
 from cairn.actors.requests.limits import Limits
 from cairn.actors.server import Server
 from cairn.actors.threads.writer import WriterDied
@@ -224,7 +224,7 @@ async def _serve(
         with ShownProgress() as progress:
             settings = settings_of(options, data_dir)
             secret = root_secret(data_dir)
-            booting: AbstractAsyncContextManager[Server | Models]
+            booting: AbstractAsyncContextManager[Server]
             if models is None:
                 booting = booted(settings, store, secret, progress, starting)
             else:
@@ -251,7 +251,7 @@ async def _serve(
         nursery.cancel_scope.cancel()
 
 
-async def _drain(server: Server | Models, stop: trio.Event) -> None:
+async def _drain(server: Server, stop: trio.Event) -> None:
     """Turn new requests away while those that run come to their end."""
     await stop.wait()
     await server.drain()

@@ -40,12 +40,12 @@ class Damage:
     @property
     def engine(self) -> Any:
         """The engine itself. Its methods run on its own thread."""
-        return self.server._engine._device
+        return self.server.loaded.engine._device
 
     @property
     def session(self) -> Session | None:
         """The victim, as the journal has it."""
-        return self.server._sequencer.state.sessions.get(SessionId(self.victim))
+        return self.server.loaded.sequencer.state.sessions.get(SessionId(self.victim))
 
     @property
     def slab(self) -> int | None:
@@ -56,7 +56,7 @@ class Damage:
     @property
     def actor(self) -> SessionActor:
         """The victim's actor; the victim must have been served."""
-        return self.server._sessions.actors[self.victim]
+        return self.server.loaded.sessions.actors[self.victim]
 
 
 def wrap(owner: object, name: str, around: Callable[[Method], Method]) -> None:

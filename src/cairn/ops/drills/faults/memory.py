@@ -17,7 +17,7 @@ async def bit_flipped(damage: Damage) -> None:
         damage.strike()
         _flip_sign(engine.blocks.get(key).keys[0], (0, 3, 1))
 
-    await damage.server._engine.call(flip, lambda done: None)
+    await damage.server.loaded.engine.call(flip, lambda done: None)
 
 
 async def block_recomputed(damage: Damage) -> None:

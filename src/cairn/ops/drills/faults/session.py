@@ -13,7 +13,7 @@ from cairn.ops.drills.faults.damage import Damage, Method, wrap
 
 async def stale_decision(damage: Damage) -> None:
     """A path is decided on a state that has forgotten what the session's slab holds."""
-    sequencer = damage.server._sequencer
+    sequencer = damage.server.loaded.sequencer
 
     def around(selected: Method) -> Method:
         def deciding(received: ev.RequestReceived, around_token: Any) -> Any:
