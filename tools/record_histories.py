@@ -58,7 +58,7 @@ HISTORIES = Path("tests/histories")
 EXPECTED = "expected.json"
 _BLOCK_BYTES = 16 * 4096  # C tokens of the random model
 _FILE = re.compile(r'File "[^"]*?/(?:(?:site-packages|src|lib/python[\d.]+)/|(?=tools/))([^"]*)"')
-_TOKEN = re.compile(rb'"content":"[^"]')
+_TOKEN = re.compile(r'"content":"[^"]')
 
 GUIDE = {
     "role": "system",
@@ -105,15 +105,11 @@ class Talk:
     async def leave(self, messages: Sequence[Message], begun: Callable[[], None]) -> None:
         """Ask for a long answer as a stream, and go away after its first token and ``begun``."""
         body = {"messages": list(messages), "temperature": 0, "seed": 1, "max_tokens": 400}
-
-        def listen() -> None:
-            with self.house.client._post({**body, "stream": True}) as response:
-                for line in response:
-                    if _TOKEN.search(line):
-                        break
-                begun()
-
-        await trio.to_thread.run_sync(listen)
+        async with self.house.client.streaming(body) as response:
+            async for line in response.aiter_lines():
+                if _TOKEN.search(line):
+                    break
+            begun()
         await self.rest()
 
 

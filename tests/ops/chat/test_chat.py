@@ -654,7 +654,7 @@ def test_nothing_heavy_is_loaded():
         "    ops(['chat', '--url', sys.argv[1]])\n"
         "except SystemExit as ended:\n"
         "    assert ended.code == 0, ended.code\n"
-        "heavy = {'mlx', 'mlx_lm', 'quart', 'quart_trio', 'trio', 'hypercorn', 'alembic'}\n"
+        "heavy = {'mlx', 'mlx_lm', 'quart', 'quart_trio', 'hypercorn', 'alembic'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     with faked(script("Hi")) as server:

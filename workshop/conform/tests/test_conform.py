@@ -21,7 +21,6 @@ from click.testing import Result
 from cairn.ops.serve.api_keys import KEY_VARIABLE
 from cairn_conform import case as conform_case
 from cairn_conform.case import Case
-from cairn_conform.client import Client
 from cairn_conform.client_answers import Answer, Streamed, Token, difference, whole
 from cairn_conform.suite import ROWS
 from tests.support.subprocess_server import DEADLINE_S, started
@@ -552,7 +551,7 @@ def test_a_server_that_never_answers_could_not_be_asked(
     socket's are the same, and either may be first.
     """
     if clock == "socket":
-        monkeypatch.setattr("cairn_conform.client._Connection._cut", lambda self: None)
+        monkeypatch.setattr("cairn.ops.common.http_client.Exchange.cut", lambda self: None)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         result = run("conform", f"http://127.0.0.1:{silent.getsockname()[1]}", "--deadline", 0.2)
     assert 2 == result.exit_code
@@ -606,12 +605,6 @@ def test_names_of_models_do_not_steer_a_terminal(run: Run):
             result = run("conform", url, "--row", "seeds")
         assert "\x1b" not in result.stderr
         assert r"a\x1b[31m" in result.stderr
-
-
-def test_an_address_without_a_port_has_the_usual_one():
-    """80, or 443 for https; also where the host is an IPv6 address."""
-    urls = ("http://[::1]", "http://127.0.0.1", "https://[::1]/v1", "http://[::1]:8000")
-    assert [80, 80, 443, 8000] == [Client(url)._port for url in urls]
 
 
 def test_after_a_server_is_lost_the_rest_is_not_tried(run: Run):

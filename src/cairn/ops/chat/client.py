@@ -1,30 +1,23 @@
-"""
-The client of ``ops chat``: a server looked at, and a stream of an answer that can be stopped.
-
-By the standard library, which asks no proxy, tries nothing twice, and shows each line when it is
-there. The official clients do all of that otherwise.
-"""
+"""The client of ``ops chat``: reads a server's health, and streams answers that can be stopped."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import click
+import httpx
 import msgspec
 
 from cairn.ops.chat.transcript import Chunk, Error, Health, KeyWanted, refusal
 from cairn.ops.cli import Unreadable
+from cairn.ops.common.http_client import DONE, EventReader, Exchange, http_client, os_error
 from cairn.ops.common.output import printable
 from cairn.ops.serve.api_keys import KEY_VARIABLE
 
 _CONNECT_S = 5.0
-_DONE = b"[DONE]"
 
 _chunks = msgspec.json.Decoder(Chunk)
 _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError)
@@ -77,17 +70,14 @@ def look(url: str, key: str | None = None) -> Health | None:
         NotCairn: something else answers.
         Unreadable: the server wants an API key, or another one.
     """
-    connection, path = _connection(url)
     try:
-        connection.request("GET", f"{path}/health", headers=_key_header(key))
-        response = connection.getresponse()
-        status, body = response.status, response.read()
-    except http.client.HTTPException as error:
+        with http_client(url, key=key, timeout_s=_CONNECT_S) as client:
+            response = client.get("/health")
+            status, body = response.status_code, response.content
+    except httpx.ProtocolError as error:
         raise NotCairn(f"it does not speak HTTP: {printable(str(error))}") from error
-    except OSError:
+    except httpx.HTTPError:
         return None
-    finally:
-        connection.close()
     with contextlib.suppress(*_NO_JSON):
         return msgspec.json.decode(body, type=Health)
     with contextlib.suppress(*_NO_JSON):
@@ -104,10 +94,10 @@ def look(url: str, key: str | None = None) -> Health | None:
 
 class Stream:
     """
-    A request for an answer, and the events of it: once.
+    A request for an answer, and its events. To be iterated once.
 
     Args:
-        options: what a command of `ops` needs to look at this server, with a space before it.
+        options: the options with which a command of `ops` finds this server, after a space.
         key: the user's API key.
 
     Attributes:
@@ -118,61 +108,55 @@ class Stream:
         self, url: str, body: dict[str, Any], options: str = "", key: str | None = None
     ) -> None:
         self._url = url
-        self._key = key
-        self._body = json.dumps(body).encode()
         self._options = options
-        self._socket: socket.socket | None = None
-        self.stopped = False
+        self._client = http_client(url, key=key)
+        request = self._client.build_request(
+            "POST",
+            "/v1/chat/completions",
+            json=body,
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
+        )
+        self._exchange = Exchange(self._client, request)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._exchange.was_cut
 
     def stop(self) -> None:
         """
-        End the stream where it stands, from a signal's handler as well: who waits for the next
-        event sees the end. The server cancels the request when it sees the connection go.
+        End the stream at once. A signal handler may call this.
+
+        The server cancels the request when it sees that the connection is closed.
         """
-        self.stopped = True
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+        self._exchange.cut()
 
     def __iter__(self) -> Iterator[Chunk | str]:
         """
-        The events as they come, and as text what only keeps the connection alive.
+        The events as they come; a comment that only keeps the connection alive comes as text.
 
         Raises:
             TurnFailed: there is no answer, or no complete one.
         """
-        connection, path = _connection(self._url)
+        if self.stopped:
+            return
         try:
-            connection.connect()
-            self._socket = connection.sock
-            self._socket.settimeout(None)
-            if self.stopped:
-                return
-            headers = {"content-type": "application/json", **_key_header(self._key)}
-            connection.request("POST", f"{path}/v1/chat/completions", self._body, headers)
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                raise self._refused(response)
-            yield from self._events(response)
-        except (OSError, http.client.HTTPException) as error:
-            if self.stopped:
-                return
-            raise ServerGone(_gone_words(self._url, error)) from error
-        finally:
-            connection.close()
+            with self._client, self._exchange.response() as response:
+                if response.status_code != httpx.codes.OK:
+                    response.read()
+                    raise self._refused(response)
+                yield from self._events(response)
+        except httpx.HTTPError as error:
+            if not self.stopped:
+                raise ServerGone(_gone_words(self._url, error)) from error
 
-    def _events(self, response: http.client.HTTPResponse) -> Iterator[Chunk | str]:
-        for line in response:
-            if self.stopped:
-                return
-            kind, _, value = line.strip().partition(b":")
-            value = value.strip()
-            if line.startswith(b":"):
-                yield value.decode(errors="replace")
-            elif kind == b"data" and value == _DONE:
-                return
-            elif kind == b"data":
-                yield self._chunk(value)
+    def _events(self, response: httpx.Response) -> Iterator[Chunk | str]:
+        reader = EventReader()
+        for data in response.iter_raw():
+            for event in reader.feed(data):
+                if self.stopped or event.data == DONE:
+                    return
+                yield event.comment if event.data is None else self._chunk(event.data)
         if not self.stopped:
             raise ServerGone(
                 f"The answer broke off: {self._url} closed the connection before its end. Look "
@@ -191,21 +175,10 @@ class Stream:
             raise TurnFailed(refusal(chunk.error, None, None, self._options))
         return chunk
 
-    def _refused(self, response: http.client.HTTPResponse) -> TurnFailed:
-        error = _error_in(response.read()) or Error(message=response.reason)
-        retry_after = response.headers["retry-after"]
-        return TurnFailed(refusal(error, response.status, retry_after, self._options))
-
-
-def _key_header(key: str | None) -> dict[str, str]:
-    return {} if key is None else {"authorization": f"Bearer {key}"}
-
-
-def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname, parts.port, timeout=_CONNECT_S), parts.path
+    def _refused(self, response: httpx.Response) -> TurnFailed:
+        error = _error_in(response.content) or Error(message=response.reason_phrase)
+        retry_after = response.headers.get("retry-after")
+        return TurnFailed(refusal(error, response.status_code, retry_after, self._options))
 
 
 def _error_in(body: bytes) -> Error | None:
@@ -215,11 +188,9 @@ def _error_in(body: bytes) -> Error | None:
         return None
 
 
-def _gone_words(url: str, error: Exception) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return f"Nobody answers at {url} any more. Start the server again."
-    what = error.strerror if isinstance(error, OSError) else None
-    return (
-        f"The connection to {url} broke: {printable(what or str(error) or type(error).__name__)}. "
-        "Look whether the server still runs."
-    )
+def _gone_words(url: str, error: httpx.HTTPError) -> str:
+    cause = os_error(error)
+    if isinstance(cause, ConnectionRefusedError):
+        return f"Nothing answers at {url} any more. Start the server again."
+    what = (cause.strerror if cause is not None else None) or str(error) or type(error).__name__
+    return f"The connection to {url} broke: {printable(what)}. Check whether the server still runs."

@@ -108,9 +108,7 @@ def set_up_logs(path: Path) -> None:
     root = logging.getLogger()
     root.handlers = [file, shown]
     root.setLevel(logging.INFO)
-    # What these have to say at this level is no news of the server's.
-    for noisy in ("httpx", "huggingface_hub", "alembic", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    _quiet_libraries()
 
 
 @contextlib.contextmanager
@@ -125,6 +123,7 @@ def logs_in(path: Path) -> Iterator[None]:
     structlog.configure(**_CONFIGURATION, cache_logger_on_first_use=False)
     root.handlers = [file]
     root.setLevel(logging.INFO)
+    _quiet_libraries()
     try:
         yield
     finally:
@@ -132,6 +131,12 @@ def logs_in(path: Path) -> Iterator[None]:
         root.handlers = handlers
         root.setLevel(level)
         file.close()
+
+
+def _quiet_libraries() -> None:
+    """Drop what these report below warnings: it is not about the server."""
+    for name in ("httpx", "huggingface_hub", "alembic", "asyncio"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _file(path: Path) -> logging.Handler:

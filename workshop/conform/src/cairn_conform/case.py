@@ -372,7 +372,7 @@ class Case:
         server that tells it of other answers, and not of this one, says none.
         """
         if answer.cached_tokens is None and answer.prompt_tokens is not None:
-            return 0 if self.subject.client.tells_cached else None
+            return 0 if self.subject.client.reports_cached else None
         return answer.cached_tokens
 
     def hit(self, answer: Answer) -> bool | None:

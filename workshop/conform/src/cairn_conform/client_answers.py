@@ -12,6 +12,8 @@ from typing import Any
 
 import attrs
 
+from cairn.ops.common.http_client import DONE, EventReader
+
 _SHOWN_CHARACTERS = 120
 
 
@@ -131,7 +133,7 @@ class Streamed:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._events = EventReader()
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._tokens: list[Token] | None = None
@@ -146,9 +148,11 @@ class Streamed:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes, cut anywhere."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._take(line.rstrip(b"\r"))
+        for event in self._events.feed(data):
+            if event.data is None:
+                self.comment = event.comment
+            else:
+                self._take(event.data)
 
     def answer(self, fault: str = "") -> Answer:
         """
@@ -172,13 +176,8 @@ class Streamed:
             **self._usage,
         )
 
-    def _take(self, line: bytes) -> None:
-        if line.startswith(b":"):
-            self.comment = line.removeprefix(b":").strip().decode(errors="replace")
-        if not line.startswith(b"data:"):
-            return  # a comment, an empty line, or a field that says nothing to us
-        data = line.removeprefix(b"data:").strip()
-        if data == b"[DONE]":
+    def _take(self, data: bytes) -> None:
+        if data == DONE:
             self.done = True
             return
         value = _json(data)

@@ -1,19 +1,20 @@
-"""A client of the private server: plain HTTP over the loopback, as anybody's would be."""
+"""A client of the private server, over HTTP on the loopback as every client is."""
 
 from __future__ import annotations
 
-import http.client
+import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import attrs
+import httpx
 import trio
 
-T = TypeVar("T")
+from cairn.ops.common.http_client import DONE, EventReader, options
 
+_CHAT = "/v1/chat/completions"
 _BUG_ID = re.compile(r"bug id ([0-9a-f-]{36})")
 _TIMEOUT_S = 60
 
@@ -21,13 +22,13 @@ _TIMEOUT_S = 60
 @attrs.frozen(kw_only=True)
 class Answer:
     """
-    A response, whole or as it streamed.
+    A response, streamed or not.
 
     Attributes:
-        status: 0 where the connection was cut before there was one.
+        status: 0 if the connection broke before there was a response.
         tokens: (bytes, log-probability) of each token.
-        error: the ``error`` object, if one came.
-        cached_tokens: how much of the prompt was reused; None where that was not said.
+        error: the ``error`` object, if there is one.
+        cached_tokens: prompt tokens served from the cache; None if not reported.
     """
 
     status: int
@@ -39,101 +40,76 @@ class Answer:
 
     @property
     def bits(self) -> tuple[Any, ...]:
-        """What must be the same however the answer came about."""
+        """What must be the same whatever path the server took."""
         return self.status, self.text, self.tokens
 
     @property
     def bug_id(self) -> str | None:
-        """The bug that the error names."""
+        """The bug id that the error names."""
         found = _BUG_ID.search(str((self.error or {}).get("message", "")))
         return found[1] if found else None
 
 
 class Client:
-    """Asks one server, each time on a connection of its own."""
+    """Sends requests to one server, each on a connection of its own."""
 
     def __init__(self, url: str) -> None:
-        self._address = urlsplit(url)
+        self._options = options(url, timeout_s=_TIMEOUT_S)
 
     async def ask(self, body: Mapping[str, Any]) -> Answer:
-        """A chat completion, whatever comes of it."""
-        return await self._in_thread(lambda: self._ask(body))
+        """A chat completion. Its status is 0 if the connection broke first."""
+        try:
+            async with httpx.AsyncClient(**self._options) as client:
+                response = await client.post(_CHAT, json=body)
+        except httpx.TransportError:
+            return Answer(status=0, headers={})
+        return _whole(response)
 
     async def stream(self, body: Mapping[str, Any], begun: trio.Event) -> Answer:
-        """
-        A chat completion as a stream. ``begun`` is set at its first token, or where none comes.
-        """
+        """A chat completion as a stream. ``begun`` is set at its first token, or at its end."""
+        reader, chunks = EventReader(), []
         try:
-            return await self._in_thread(
-                lambda: self._stream({**body, "stream": True}, begun),
-            )
+            async with self.streaming(body) as response:
+                if response.status_code != httpx.codes.OK:
+                    await response.aread()
+                    return _whole(response)
+                async for data in response.aiter_raw():
+                    for event in reader.feed(data):
+                        if event.data is not None and event.data != DONE:
+                            chunks.append(json.loads(event.data))
+                            if _tokens(chunks[-1]):
+                                begun.set()
         finally:
             begun.set()
-
-    async def get(self, path: str) -> str:
-        """The body at an address."""
-        return await self._in_thread(lambda: self._get(path))
-
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        # Abandoned where the drill is called off: the server's end then ends the connection.
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
-
-    def _connection(self) -> http.client.HTTPConnection:
-        assert self._address.hostname is not None
-        return http.client.HTTPConnection(
-            self._address.hostname, self._address.port, timeout=_TIMEOUT_S
-        )
-
-    def _post(self, body: Mapping[str, Any]) -> http.client.HTTPResponse:
-        connection = self._connection()
-        content = json.dumps(body)
-        headers = {"content-type": "application/json", "connection": "close"}
-        connection.request("POST", "/v1/chat/completions", content, headers)
-        return connection.getresponse()
-
-    def _get(self, path: str) -> str:
-        connection = self._connection()
-        connection.request("GET", path, headers={"connection": "close"})
-        with connection.getresponse() as response:
-            return response.read().decode()
-
-    def _ask(self, body: Mapping[str, Any]) -> Answer:
-        try:
-            with self._post(body) as response:
-                return _whole(response.status, _headers(response), json.loads(response.read()))
-        except (OSError, http.client.HTTPException):
-            return Answer(status=0, headers={})
-
-    def _stream(self, body: Mapping[str, Any], begun: trio.Event) -> Answer:
-        with self._post(body) as response:
-            headers = _headers(response)
-            if response.status != 200:
-                return _whole(response.status, headers, json.loads(response.read()))
-            chunks = []
-            for line in response:
-                if not line.startswith(b"data: {"):
-                    continue
-                chunks.append(json.loads(line.removeprefix(b"data: ")))
-                if _tokens(chunks[-1]):
-                    trio.from_thread.run_sync(begun.set)
         return Answer(
-            status=response.status,
-            headers=headers,
+            status=response.status_code,
+            headers=response.headers,
             text="".join(_text(chunk, "delta") for chunk in chunks),
             tokens=tuple(token for chunk in chunks for token in _tokens(chunk)),
             error=next((chunk["error"] for chunk in chunks if "error" in chunk), None),
         )
 
+    @contextlib.asynccontextmanager
+    async def streaming(self, body: Mapping[str, Any]) -> AsyncIterator[httpx.Response]:
+        """The response to a request for a stream, to be read; the end of the context closes it."""
+        async with (
+            httpx.AsyncClient(**self._options) as client,
+            client.stream("POST", _CHAT, json={**body, "stream": True}) as response,
+        ):
+            yield response
 
-def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
-    return {name.lower(): value for name, value in response.getheaders()}
+    async def get(self, path: str) -> str:
+        """The body at a path."""
+        async with httpx.AsyncClient(**self._options) as client:
+            return (await client.get(path)).text
 
 
-def _whole(status: int, headers: Mapping[str, str], body: Mapping[str, Any]) -> Answer:
+def _whole(response: httpx.Response) -> Answer:
+    body = response.json()
     usage = body.get("usage", {})
     return Answer(
-        status=status,
-        headers=headers,
+        status=response.status_code,
+        headers=response.headers,
         text=_text(body, "message"),
         tokens=_tokens(body),
         error=body.get("error"),
