@@ -43,7 +43,7 @@ NAMES = [scenario.name for scenario in SCENARIOS]
 # A fake in a process of its own: its port, what is broken in it, and the key that it wants.
 _SERVE = f"""
 import sys, time
-from tests.ops.fake_completions import Fake, serving
+from workshop.bench.tests.fake_completions import Fake, serving
 port, fault, key = (*sys.argv[1:], "", "")[:3]
 with serving(Fake(fault, key=key or None, prefill_s=0), port=int(port)):
     time.sleep({10 * DEADLINE_S})

@@ -66,7 +66,7 @@ HISTORY = 600
 _SERVE = f"""
 import pathlib, sys, time
 from cairn.journal.store_sql import journal_url, migrate
-from tests.ops.fake_completions import Fake, serving
+from workshop.bench.tests.fake_completions import Fake, serving
 port, data, fault = (*sys.argv[1:], "")[:3]
 pathlib.Path(data).mkdir(exist_ok=True)
 migrate(journal_url(pathlib.Path(data)))
@@ -737,8 +737,8 @@ def test_a_second_signal_ends_it_at_once(
 
 _HOLD = """
 import os, pathlib, sys, time
-from cairn.ops.bench.servers import running
-from tests.ops.test_bench import fake_kind
+from cairn_bench.servers import running
+from workshop.bench.tests.test_bench import fake_kind
 with running(fake_kind("fake"), pathlib.Path("."), pathlib.Path(sys.argv[1])) as server:
     print(server.pid, flush=True)
     time.sleep(1000)

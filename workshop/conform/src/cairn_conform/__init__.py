@@ -1,14 +1,15 @@
 """
-A suite from outside: does a server of OpenAI's chat completions give on a cache hit what it gives
-on a miss, and does it keep the promises around that?
+`ops conform`: checks any server with OpenAI's chat completions from outside. Does a cache hit give
+the same answer as a miss, and does the server keep the promises that go with a cache?
 
 Rules of this package:
 
-1. It knows HTTP and nothing of Cairn's inside: no row may look at a journal or at a module of the
-   engine. What holds for Cairn is asked of every server in the same way.
-2. A server is not blamed for what it does not tell. Then texts are compared, and the row says so.
-3. Everything ends: each request has a deadline, and each row asks a number of times that is known.
+1. It knows HTTP and nothing else of Cairn: no row reads a journal or imports the engine. Every
+   server gets the same requests.
+2. What a server does not report is not counted against it. Then texts are compared, and the row
+   says so.
+3. Everything ends: each request has a deadline, and each row sends a bounded number of requests.
 
-Read ``rows_of_cache.py`` and ``rows_of_protocol.py`` for what is asked, ``case.py`` for how a row
-asks and judges. What is compared, and the HTTP, are in ``cairn.ops.outside``.
+``rows_of_cache`` and ``rows_of_protocol`` hold the rows, ``case`` what a row can do, ``client`` the
+HTTP, and ``client_answers`` the comparison of answers.
 """
