@@ -57,7 +57,7 @@ SETTLED_S = 1.5
 
 
 def converse(url: str) -> list[str]:
-    """Hold the conversation that the picture shows. Gives what the client did in each request."""
+    """Hold the conversation that the picture shows; returns what the client did in each request."""
     said: list[str] = []
 
     def ask(did: str, messages: list[dict[str, str]], **more: Any) -> list[dict[str, str]]:
@@ -70,7 +70,7 @@ def converse(url: str) -> list[str]:
         with urllib.request.urlopen(asked, timeout=120) as answered:
             message = json.load(answered)["choices"][0]["message"]
         said.append(did)
-        time.sleep(SETTLED_S)  # what a person takes to read is enough to settle
+        time.sleep(SETTLED_S)  # as long as a person takes to read, which is enough to settle
         return [*messages, {"role": "assistant", "content": message["content"]}]
 
     def user(messages: list[dict[str, str]], words: str) -> list[dict[str, str]]:
@@ -81,9 +81,9 @@ def converse(url: str) -> list[str]:
         {"role": "user", "content": "Where do we start?"},
     ]
     one = ask("begins a conversation", first)
-    two = ask("goes on", user(one, "And from the first cairn? " * 4))
+    two = ask("continues it", user(one, "And from the first cairn? " * 4))
     asked = user(two, "What if the stream is too high to cross? " * 6)
-    three = ask("goes on", asked)
+    three = ask("continues it", asked)
     ask(
         "edits its second message",
         [*user(one, "And after the ford, to the left? " * 4), *three[4:6]],
@@ -91,8 +91,8 @@ def converse(url: str) -> list[str]:
     other = {"role": "system", "content": GUIDE.replace("hills", "Alps")}
     ask("changes the system prompt", [other, *asked[1:]])
     ask("sends the third request again", asked)
-    ask("the same, and asks for no cache", asked, cache_prompt=False)
-    ask("goes on with a long message", user(three, "Read this and tell me what to pack. " * 24))
+    ask("the same, with cache_prompt: false", asked, cache_prompt=False)
+    ask("continues with a long message", user(three, "Read this and tell me what to pack. " * 24))
     return said
 
 
@@ -106,7 +106,7 @@ def journal_of_a_conversation(directory: Path) -> tuple[list[Row], list[str]]:
     try:
         greeting = server.stdout.readline()
         if "http://" not in greeting:
-            raise SystemExit("The server did not start; what it said stands above.")
+            raise SystemExit("The server did not start; see its output above.")
         said = converse(greeting.split()[-1])
     finally:
         server.send_signal(signal.SIGTERM)
@@ -132,7 +132,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 @attrs.define(kw_only=True)
-class Told:
+class RequestBar:
     """
     One request, in tokens.
 
@@ -147,8 +147,8 @@ class Told:
     reason: str | None
     part: str | None
     prompt: int
-    kept: int
-    shared: int
+    from_slab: int
+    from_blocks: int
     same: int | None
     prefilled: int = 0
     generated: int = 0
@@ -162,9 +162,9 @@ class Told:
         return f"{self.path}: {self.reason}" + (f", {self.part}" if self.part else "")
 
 
-def told(rows: Iterable[Row]) -> tuple[list[Told], int]:
-    """The requests of a journal in their order, and C."""
-    found: dict[str, Told] = {}
+def request_bars(rows: Iterable[Row]) -> tuple[list[RequestBar], int]:
+    """The requests of a journal in their order, and the tokens per block."""
+    found: dict[str, RequestBar] = {}
     chunk = 0
 
     def watch(recorded: ev.Recorded, state: State) -> None:
@@ -177,14 +177,14 @@ def told(rows: Iterable[Row]) -> tuple[list[Told], int]:
                 request = state.session(event.session).request
                 assert request is not None
                 last = state.session(event.nearest).last if event.nearest else None
-                found[event.request] = Told(
+                found[event.request] = RequestBar(
                     session=event.session,
                     path=event.path,
                     reason=event.reason,
                     part=event.diverged_part,
                     prompt=len(request.prompt_ids),
-                    kept=event.blocks_from_slab * chunk,
-                    shared=event.blocks_from_pool * chunk,
+                    from_slab=event.blocks_from_slab * chunk,
+                    from_blocks=event.blocks_from_pool * chunk,
                     same=common_length(last.sequence, request.prompt_ids) if last else None,
                 )
             case ev.CacheExtended(step="prefill") if event.request:
@@ -200,7 +200,9 @@ def told(rows: Iterable[Row]) -> tuple[list[Told], int]:
 
     report = replay(rows, watch=watch)
     if report.findings:
-        raise SystemExit("This journal does not hold, so it is not drawn; see `ops verify`.")
+        raise SystemExit(
+            "This journal violates an invariant, so it is not drawn; see `ops verify`."
+        )
     return list(found.values()), chunk
 
 
@@ -216,7 +218,7 @@ STYLE = """
   .in { font-size: 12px; fill: #fff; text-anchor: middle }
   .dark-in { font-size: 12px; fill: #1f2328; text-anchor: middle }
   .page { fill: #fff; stroke: #d1d9e0 }
-  .kept { fill: #0f766e } .shared { fill: #2563eb } .prefilled { fill: #f59e0b }
+  .from_slab { fill: #0f766e } .from_blocks { fill: #2563eb } .prefilled { fill: #f59e0b }
   .generated { fill: #e5e7eb; stroke: #9ca3af; stroke-dasharray: 3 2 }
   .cut { stroke: #1f2328; stroke-opacity: .28 } .same { fill: #cf222e }
   .line { stroke: #d1d9e0 }
@@ -225,21 +227,21 @@ DARK = """
   text { fill: #e6edf3 } .small { fill: #9198a1 }
   .in { fill: #fff } .dark-in { fill: #1f2328 }
   .page { fill: #0d1117; stroke: #3d444d }
-  .kept { fill: #0d9488 } .shared { fill: #3b82f6 } .prefilled { fill: #d97706 }
+  .from_slab { fill: #0d9488 } .from_blocks { fill: #3b82f6 } .prefilled { fill: #d97706 }
   .generated { fill: #8b949e; stroke: #c9d1d9 }
   .cut { stroke: #0d1117; stroke-opacity: .45 } .same { fill: #ff7b72 }
   .line { stroke: #3d444d }
 """
 
 LEGEND = (
-    ("kept", "kept: in the session's slab already"),
-    ("shared", "shared: copied from sealed blocks"),
-    ("prefilled", "prefilled"),
+    ("from_slab", "reused: already in the session's slab"),
+    ("from_blocks", "reused: copied from sealed blocks"),
+    ("prefilled", "computed"),
     ("generated", "generated"),
 )
 
 
-def picture(requests: Sequence[Told], chunk: int, said: Sequence[str]) -> str:
+def picture(requests: Sequence[RequestBar], chunk: int, said: Sequence[str]) -> str:
     """The picture as SVG, for light pages and dark ones."""
     scale = (BAR_RIGHT - BAR_LEFT) / max(one.prompt + one.generated for one in requests)
     sessions = dict.fromkeys(one.session for one in requests)
@@ -265,8 +267,8 @@ def picture(requests: Sequence[Told], chunk: int, said: Sequence[str]) -> str:
     )
 
 
-def _reused(one: Told) -> str:
-    return f"{100 * (one.kept + one.shared) // one.prompt} %"
+def _reused(one: RequestBar) -> str:
+    return f"{100 * (one.from_slab + one.from_blocks) // one.prompt} %"
 
 
 def _head(chunk: int) -> Iterator[str]:
@@ -280,17 +282,21 @@ def _head(chunk: int) -> Iterator[str]:
     yield _text(
         40,
         82,
-        "from here on the prompt differs from the conversation that it was compared with. Only "
-        f"whole blocks of {chunk} tokens before it can be reused, and never the last token.",
+        "from here on, the prompt differs from what the session last read and wrote. Reuse comes "
+        f"in whole blocks of {chunk} tokens, beyond this point only if they were prewarmed.",
         "small",
     )
 
 
-def _bar(one: Told, y: float, scale: float, chunk: int) -> Iterator[str]:
+def _bar(one: RequestBar, y: float, scale: float, chunk: int) -> Iterator[str]:
     spans = (
-        ("kept", 0, one.kept),
-        ("shared", one.kept, one.kept + one.shared),
-        ("prefilled", one.kept + one.shared, one.kept + one.shared + one.prefilled),
+        ("from_slab", 0, one.from_slab),
+        ("from_blocks", one.from_slab, one.from_slab + one.from_blocks),
+        (
+            "prefilled",
+            one.from_slab + one.from_blocks,
+            one.from_slab + one.from_blocks + one.prefilled,
+        ),
         ("generated", one.prompt, one.prompt + one.generated),
     )
     for name, start, end in spans:
@@ -304,12 +310,16 @@ def _bar(one: Told, y: float, scale: float, chunk: int) -> Iterator[str]:
     for name, start, end in spans:
         x, width = BAR_LEFT + start * scale, (end - start) * scale
         if width > 26:
-            ink = "in" if name in ("kept", "shared") else "dark-in"
+            ink = "in" if name in ("from_slab", "from_blocks") else "dark-in"
             yield _text(x + width / 2, y + 15, str(end - start), ink)
     if one.same is not None:
         x = BAR_LEFT + one.same * scale
         yield _triangle(x, y + BAR + 2)
-        what = "all of it is the same" if one.same == one.prompt else f"{one.same} tokens the same"
+        what = (
+            "all tokens are the same"
+            if one.same == one.prompt
+            else f"{one.same} tokens are the same"
+        )
         if one.same > one.prompt / 2:
             yield _text(x - 9, y + BAR + 13, what, "small", anchor="end")
         else:
@@ -345,7 +355,7 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as directory:
             rows, said = journal_of_a_conversation(Path(directory))
-    requests, chunk = told(rows)
+    requests, chunk = request_bars(rows)
     if not requests:
         raise SystemExit("There is no request in this journal.")
     output.parent.mkdir(parents=True, exist_ok=True)
