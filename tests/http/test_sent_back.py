@@ -20,9 +20,9 @@ from cairn.engine.answer.markers import markers_of
 from cairn.engine.answer.parts import AnswerForm, AnswerParts
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.prompt.template import message_of, prompt_ids, render
-from cairn.http.chat_completions.answers import Completion
+from cairn.http.chat_completions.answers import ChatAnswer
 from cairn.http.chat_completions.request import read_chat_request
-from cairn.http.messages.answers import Chunks
+from cairn.http.messages.answers import MessagesStream
 from cairn.http.messages.request import read_messages_request
 from cairn.http.wire.json import encode
 from cairn.http.wire.parameters import Ignored
@@ -61,7 +61,7 @@ class Chat:
 
     def sent_back(self, replies: Iterable[Reply]) -> list[dict[str, Any]]:
         """What it sends back after an answer: that, and the results of its calls."""
-        completion = Completion(logprobs=False)
+        completion = ChatAnswer(logprobs=False)
         for reply in replies:
             completion.take(reply)
         message = json.loads(encode(completion.body()))["choices"][0]["message"]
@@ -95,7 +95,7 @@ class Messages:
 
     def sent_back(self, replies: Iterable[Reply]) -> list[dict[str, Any]]:
         """What it sends back after an answer: that, and the results of its calls."""
-        chunks = Chunks(max_tokens=100)
+        chunks = MessagesStream(max_tokens=100)
         blocks: list[dict[str, Any]] = []
         inputs = ""
         for event in b"".join(map(chunks.take, replies)).decode().split("\n\n")[:-1]:

@@ -11,7 +11,7 @@ import pytest
 from cairn.actors.requests.messages import Generate
 from cairn.engine.ttl import seconds_of
 from cairn.http.chat_completions.request import read_chat_request
-from cairn.http.completions import read_text_request
+from cairn.http.completions.request import read_text_request
 from cairn.http.messages.request import read_messages_request
 from cairn.http.responses.request import read_responses_request
 from cairn.http.wire.errors import ClientError

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Protocol
 
 from quart import Response
 
@@ -36,7 +36,7 @@ class Whole(Protocol):
     def headers(self) -> dict[str, str]:
         """What is known of the request, for the response's headers."""
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> object:
         """
         The answer.
 

@@ -18,14 +18,15 @@ from werkzeug.exceptions import BadHost, NotFound
 from werkzeug.routing import MapAdapter
 
 from cairn.actors.requests.messages import Generate, ServerFacts
-from cairn.http import completions as openai_texts
 from cairn.http.access.cors import Cors, read_origin
 from cairn.http.access.keys import Keys, service_of_caller, tenant_of
 from cairn.http.adapter import Asked, streamed_answer, whole_answer
 from cairn.http.agents.routes import add_agent_routes
 from cairn.http.chat_completions.request import read_chat_request
+from cairn.http.completions import errors as completions_errors
+from cairn.http.completions.request import read_text_request
 from cairn.http.messages import errors as anthropic_errors
-from cairn.http.messages.answers import counted
+from cairn.http.messages.objects import TokenCount
 from cairn.http.messages.request import read_count_request, read_messages_request
 from cairn.http.metrics.registry import Metrics
 from cairn.http.models import listed, model_list, model_object, named_model
@@ -174,9 +175,9 @@ def create_app(
     async def chat_completions() -> Response:
         return await answered(await asked_of(read_chat_request))
 
-    @app.post(openai_texts.ADDRESS)
+    @app.post(completions_errors.ADDRESS)
     async def completions() -> Response:
-        return await answered(await asked_of(openai_texts.read_text_request))
+        return await answered(await asked_of(read_text_request))
 
     @app.post(responses_errors.ADDRESS)
     async def responses() -> Response:
@@ -202,7 +203,7 @@ def create_app(
     @app.post(f"{anthropic_errors.ADDRESS}/count_tokens")
     async def count_tokens() -> Response:
         asked = await asked_of(read_count_request)
-        return _json(counted(await service().count(asked.command)))
+        return _json(TokenCount(await service().count(asked.command)))
 
     add_agent_routes(
         app, service, ignored, body_of=body_of, check_model=check_model, answered=answered
@@ -418,7 +419,11 @@ def _teller(path: str) -> Callable[[Exception], ErrorAnswer]:
         return anthropic_errors.messages_error
     if responses_errors.is_ours(path):
         return responses_errors.responses_error
-    return openai_texts.texts_error if path.rstrip("/") == openai_texts.ADDRESS else describe
+    return (
+        completions_errors.completions_error
+        if path.rstrip("/") == completions_errors.ADDRESS
+        else describe
+    )
 
 
 def _error(error: Exception) -> Response:

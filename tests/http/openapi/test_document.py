@@ -16,9 +16,11 @@ from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
+from cairn.http.messages.objects import MessagesErrorEnvelope
 from cairn.http.openapi import shapes as answer_shapes
 from cairn.http.openapi.document import OPERATIONS, description
 from cairn.http.responses.answers import Form
+from cairn.http.wire.errors import ErrorEnvelope
 from cairn.journal.tenants import LOCAL
 from tests.http.agents.fake_agents import TURN
 from tests.http.fake_service import ACCEPTED, DELTAS, FINISHED, FakeService
@@ -191,11 +193,11 @@ async def test_an_answer_is_as_described(
 @pytest.mark.parametrize(
     ("path", "body", "refusal", "shape"),
     [
-        (CHAT, {}, None, answer_shapes.Error),
-        (CHAT, HELLO, JournalFull(), answer_shapes.Error),
-        (RESPONSES, {}, None, answer_shapes.Error),
-        (MESSAGES, {}, None, answer_shapes.MessagesError),
-        (MESSAGES, HELLO, JournalFull(), answer_shapes.MessagesError),
+        (CHAT, {}, None, ErrorEnvelope),
+        (CHAT, HELLO, JournalFull(), ErrorEnvelope),
+        (RESPONSES, {}, None, ErrorEnvelope),
+        (MESSAGES, {}, None, MessagesErrorEnvelope),
+        (MESSAGES, HELLO, JournalFull(), MessagesErrorEnvelope),
     ],
 )
 async def test_a_refusal_is_as_described(path: str, body: Any, refusal: Any, shape: Any):

@@ -10,20 +10,18 @@ from typing import Any, get_args
 
 import pytest
 
-from cairn.http import completions as openai_texts
 from cairn.http.agents import requests as agents
 from cairn.http.app import create_app
 from cairn.http.chat_completions import request as openai
 from cairn.http.chat_completions.conversation import WireMessage
-from cairn.http.messages import (
-    answers as anthropic_answers,
-)
+from cairn.http.completions import request as completions
 from cairn.http.messages import (
     errors as anthropic_errors,
 )
 from cairn.http.messages import (
     request as anthropic,
 )
+from cairn.http.messages.objects import StopReason
 from cairn.http.metrics.registry import OUTCOMES
 from cairn.http.openapi.document import OPERATIONS
 from cairn.http.responses import conversation as responses_conversation
@@ -105,7 +103,7 @@ def test_every_field_of_a_request_is_described_and_no_other():
 
 def test_every_field_of_completions_is_described_and_no_other():
     """The table of fields of the older completions is what their adapter reads."""
-    fields = openai_texts._Request.__struct_fields__
+    fields = completions._Request.__struct_fields__
     assert sorted(fields) == sorted(names("completions", "Request"))
 
 
@@ -143,7 +141,7 @@ def test_every_field_of_messages_is_described_and_no_other():
 
 def test_every_end_and_error_of_messages_is_described_and_no_other():
     """The reasons to stop, and the types of errors with their statuses."""
-    reasons = get_args(anthropic_answers._StopReason)
+    reasons = get_args(StopReason)
     assert sorted(reasons) == sorted(names_of_rows("messages", "Answer"))
     cells = [row.split("|")[1:3] for row in rows("messages", "Errors")]
     described = {

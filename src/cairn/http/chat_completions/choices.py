@@ -1,20 +1,24 @@
 """
-What the forms of OpenAI's answers have in common: several answers to one request, their usage, and
-what is told while nothing comes. ``openai_answers.py`` and ``openai_texts.py`` build on it.
+What OpenAI's chat completions and completions share: several answers to one request, their usage,
+and the comments that keep a stream alive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypedDict, TypeVar
 
 import attrs
+from msgspec import UNSET, UnsetType
 
 from cairn.actors.requests.messages import Accepted, Delta, Finished, Reply, TokenInfo, Waiting
 from cairn.engine.answer.parts import AnswerPart, Called
-from cairn.http.wire.answers import UnfinishedAnswer, accepted_headers, cairn_object
+from cairn.http.chat_completions.objects import CachedTokens, Usage
+from cairn.http.wire.answers import CairnObject, UnfinishedAnswer, accepted_headers, cairn_object
 from cairn.http.wire.errors import FormatPlaces, describe
 from cairn.http.wire.json import encode
+from cairn.http.wire.sent import Sent
+
+C = TypeVar("C", bound=Sent)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -22,9 +26,31 @@ DONE = b"data: [DONE]\n\n"
 LOGPROB_MIN = -9999.0
 
 
+class AnswerFields(TypedDict):
+    """The fields of every answer and of every event that tell which answer it is."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+def answer_fields(prefix: str, accepted: Accepted) -> AnswerFields:
+    """
+    Args:
+        prefix: of the answer's id.
+    """
+    return AnswerFields(
+        id=f"{prefix}{accepted.request}",
+        created=accepted.created_s,
+        model=accepted.model,
+        system_fingerprint=accepted.fingerprint,
+    )
+
+
 @attrs.define
 class Choice:
-    """What has come of one answer."""
+    """The replies to one of the answers, as far as they came."""
 
     accepted: Accepted | None = None
     finished: Finished | None = None
@@ -38,10 +64,10 @@ class Choice:
 
     def end(self) -> Finished:
         """
-        How it ended.
+        The last reply.
 
         Raises:
-            UnfinishedAnswer: it has not.
+            UnfinishedAnswer: it did not come.
         """
         if self.accepted is None or self.finished is None:
             raise UnfinishedAnswer("the replies ended before the answer did")
@@ -49,14 +75,14 @@ class Choice:
 
 
 class Choices:
-    """All answers to a request; takes each reply once and in order."""
+    """All answers to a request. Takes each reply once and in order."""
 
     def __init__(self, count: int) -> None:
         self.all = [Choice() for _ in range(count)]
 
     @property
     def first(self) -> Choice:
-        """The one that has the request's own id."""
+        """The answer that has the request's own id."""
         return self.all[0]
 
     def take(self, reply: Reply, *, keep: bool = True) -> None:
@@ -64,7 +90,7 @@ class Choices:
         Add a reply.
 
         Args:
-            keep: whether what is said is wanted later.
+            keep: whether its text and tokens are needed later.
         """
         match reply:
             case Accepted():
@@ -78,47 +104,47 @@ class Choices:
                 pass
 
     def headers(self) -> dict[str, str]:
-        """What is known of the request, for the response's headers."""
+        """The response headers that describe the request."""
         return accepted_headers(self.first.accepted)
 
     def accepted(self) -> Accepted:
         """
-        How the first answer was taken.
+        The first reply to the first answer.
 
         Raises:
-            UnfinishedAnswer: it was not.
+            UnfinishedAnswer: it did not come.
         """
         if self.first.accepted is None:
             raise UnfinishedAnswer("the replies began without being accepted")
         return self.first.accepted
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Usage:
         """
-        The prompt, which all answers share, once, and what they wrote together.
+        Token counts: the shared prompt once, and the tokens of all answers together.
 
         Raises:
-            UnfinishedAnswer: one of them is not complete.
+            UnfinishedAnswer: an answer is not complete.
         """
         ends = [choice.end() for choice in self.all]
         prompt = ends[0].prompt_tokens
         written = sum(end.completion_tokens for end in ends)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": written,
-            "total_tokens": prompt + written,
-            "prompt_tokens_details": {"cached_tokens": ends[0].cached_tokens},
-        }
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=written,
+            total_tokens=prompt + written,
+            prompt_tokens_details=CachedTokens(ends[0].cached_tokens),
+        )
 
-    def cairn(self, ignored: tuple[str, ...]) -> dict[str, Any]:
-        """How the answer came about; each of them, where there are several."""
-        told = cairn_object(self.accepted(), ignored)
-        if len(self.all) == 1:
-            return told
-        taken = [choice.accepted for choice in self.all if choice.accepted is not None]
-        return {**told, "choices": [_choice_object(accepted) for accepted in taken]}
+    def cairn(self, ignored: tuple[str, ...]) -> CairnObject:
+        """The ``cairn`` object of the request; with several answers, it lists each of them."""
+        cairn = cairn_object(self.accepted(), ignored)
+        if len(self.all) > 1:
+            accepted = [choice.accepted for choice in self.all if choice.accepted is not None]
+            cairn.choices = [_choice_object(one) for one in accepted]
+        return cairn
 
     def comment(self, waiting: Waiting) -> bytes:
-        """A line for a client that waits."""
+        """A comment that shows a waiting client how far its request is."""
         if waiting.queued:
             return b": waiting\n\n"
         accepted = self.first.accepted
@@ -129,16 +155,15 @@ class Choices:
         return b": prefill %d/%d\n\n" % (waiting.prefilled_tokens, accepted.prompt_tokens)
 
 
-class StreamedChoices:
+class StreamedChoices(Generic[C]):
     """
-    All answers to a request as server-sent events; the last one is sent by ``done``. What an event
-    tells of an answer is the form's.
+    All answers to a request as server-sent events; ``done`` gives the last one. Subclasses build
+    the object of an event from its choices.
     """
 
     def __init__(
         self,
         count: int,
-        head: Callable[[Accepted], dict[str, Any]],
         *,
         include_usage: bool,
         ignored: tuple[str, ...],
@@ -146,13 +171,11 @@ class StreamedChoices:
     ) -> None:
         """
         Args:
-            head: what each event begins with.
-            ignored: what was sent and is not acted on.
-            places: in the bodies of the form.
+            ignored: the parameters that were sent and are not acted on.
+            places: where things are in the bodies of the protocol.
         """
         self._choices = Choices(count)
         self._left = count
-        self._head = head
         self._include_usage = include_usage
         self._ignored = ignored
         self._places = places
@@ -162,54 +185,53 @@ class StreamedChoices:
         The end of a complete stream.
 
         Raises:
-            UnfinishedAnswer: it is not complete.
+            UnfinishedAnswer: the stream is not complete.
         """
         if self._left:
             raise UnfinishedAnswer("the replies ended before the answer did")
         return DONE
 
     def headers(self, first: Reply) -> dict[str, str]:
-        """What is known of the request with its first reply, for the response's headers."""
+        """The response headers that describe the request, by its first reply."""
         return accepted_headers(first)
 
     def failed(self, error: Exception) -> bytes:
-        """
-        The end of a stream that broke off. Without it the client would take the rest for complete.
-        """
+        """The end of a stream that broke off, so that the client sees it is incomplete."""
         return event(describe(error, self._places).envelope())
 
-    def _told(self, accepted: Accepted) -> dict[str, Any]:
-        """How an answer came about: what was ignored, with the first of several alone."""
+    def _object(
+        self, choices: list[C], usage: Usage | UnsetType | None, cairn: CairnObject | UnsetType
+    ) -> Sent:
+        """The object of an event."""
+        raise NotImplementedError
+
+    def _cairn(self, accepted: Accepted) -> CairnObject:
+        """The ``cairn`` object of an answer. Only the first one lists what was ignored."""
         if accepted.choice:
             return _choice_object(accepted)
         return cairn_object(accepted, self._ignored)
 
-    def _event(self, choice: dict[str, Any], cairn: dict[str, Any] | None = None) -> bytes:
-        """What an event tells of an answer, with what all events have."""
-        chunk = {**self._head(self._choices.accepted()), "choices": [choice]}
-        if self._include_usage:
-            chunk["usage"] = None
-        if cairn is not None:
-            chunk["cairn"] = cairn
-        return event(chunk)
+    def _event(self, choice: C, cairn: CairnObject | UnsetType = UNSET) -> bytes:
+        return event(self._object([choice], None if self._include_usage else UNSET, cairn))
 
     def _ended(self, last: bytes) -> bytes:
         """
-        The last event of an answer; behind that of the last answer stands the usage. Changes how
-        many are left.
+        The last event of an answer; after the last answer, also the usage. Changes how many answers
+        are left.
         """
         self._left -= 1
         if self._left or not self._include_usage:
             return last
-        head = self._head(self._choices.accepted())
-        return last + event({**head, "choices": [], "usage": self._choices.usage()})
+        return last + event(self._object([], self._choices.usage(), UNSET))
 
 
-def _choice_object(accepted: Accepted) -> dict[str, Any]:
-    """How one of several answers came about. It is a request of its own in the journal."""
-    return {"request": accepted.request, **cairn_object(accepted, ())}
+def _choice_object(accepted: Accepted) -> CairnObject:
+    """The ``cairn`` object of one of several answers, each of which is a request in the journal."""
+    cairn = cairn_object(accepted)
+    cairn.request = accepted.request
+    return cairn
 
 
-def event(value: dict[str, Any]) -> bytes:
-    """A value as a server-sent event."""
+def event(value: Sent) -> bytes:
+    """A server-sent event."""
     return b"data: " + encode(value) + b"\n\n"

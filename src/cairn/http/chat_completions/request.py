@@ -21,7 +21,7 @@ from cairn.actors.requests.messages import Generate, ServerFacts
 from cairn.engine.names import NAME_MAX
 from cairn.engine.prompt.template import Conversation
 from cairn.engine.sampling import Sampling
-from cairn.http.chat_completions.answers import Chunks, Completion
+from cairn.http.chat_completions.answers import ChatAnswer, ChatStream
 from cairn.http.chat_completions.conversation import (
     WireMessage,
     ignored_parts,
@@ -98,17 +98,17 @@ class ChatRequest:
     include_usage: bool
     ignored: tuple[str, ...] = ()
 
-    def whole(self) -> Completion:
-        """What builds the answer as one object."""
-        return Completion(
+    def whole(self) -> ChatAnswer:
+        """A builder of the answer as one object."""
+        return ChatAnswer(
             logprobs=self._wants_logprobs,
             choices=self.command.choices,
             ignored=self.ignored,
         )
 
-    def streamed(self) -> Chunks:
-        """What builds the answer as a stream."""
-        return Chunks(
+    def streamed(self) -> ChatStream:
+        """A builder of the answer as a stream."""
+        return ChatStream(
             logprobs=self._wants_logprobs,
             include_usage=self.include_usage,
             choices=self.command.choices,

@@ -1,16 +1,12 @@
 """
-Anthropic's messages: from replies to the wire. The way there is ``anthropic.py``.
+Anthropic's messages, from replies to the wire. ``request.py`` is the way in.
 
-An answer as a whole and an answer as a stream are built from the same replies by ``Completion`` and
-``Chunks``; both take each reply once and in order. What is said, what is thought and each call are
-blocks, in the order in which the model wrote them.
-
-A thought has a ``signature``, since clients send back no other. It signs nothing.
+``MessagesAnswer`` builds a whole answer and ``MessagesStream`` a streamed one, from the same
+replies. Both take each reply once and in order. Text, reasoning and each call are blocks, in the
+order in which the model wrote them.
 """
 
 from __future__ import annotations
-
-from typing import Any, Literal
 
 import msgspec
 
@@ -18,63 +14,86 @@ from cairn.actors.requests.messages import Accepted, Delta, Finished, Reply, Wai
 from cairn.engine.answer.parts import AnswerPart, Called, Calling, Said, Thought
 from cairn.engine.prompt.turns import joined
 from cairn.http.messages.errors import messages_error, named_header
-from cairn.http.wire.answers import UnfinishedAnswer, WholeAnswer, accepted_headers, cairn_object
+from cairn.http.messages.objects import (
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Event,
+    InputDelta,
+    MessageDelta,
+    MessageObject,
+    MessageStart,
+    MessageStop,
+    MessagesUsage,
+    Ping,
+    SignatureDelta,
+    Stop,
+    StopReason,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+)
+from cairn.http.wire.answers import (
+    UnfinishedAnswer,
+    WholeAnswer,
+    accepted_headers,
+    cairn_object,
+)
 from cairn.http.wire.json import encode
 
+#: Clients send back only thoughts that have a signature.
 SIGNATURE = "unsigned"
 
-_StopReason = Literal[
-    "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"
-]
 
-
-class Completion(WholeAnswer):
-    """An answer that is sent as a whole."""
+class MessagesAnswer(WholeAnswer):
+    """Builds an answer that is sent as a whole."""
 
     def __init__(self, *, max_tokens: int | None, ignored: tuple[str, ...] = ()) -> None:
         """
         Args:
-            max_tokens: the longest answer that the client wanted.
-            ignored: what it sent and is not acted on.
+            max_tokens: the longest answer that the client asked for.
+            ignored: the parameters that were sent and are not acted on.
         """
         super().__init__()
         self._max_tokens = max_tokens
         self._ignored = ignored
 
     def headers(self) -> dict[str, str]:
-        """What is known of the request, for the response's headers."""
+        """The response headers that describe the request."""
         return _headers(self._accepted)
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> MessageObject:
         """
-        The ``message`` object.
+        The whole answer.
 
         Raises:
             UnfinishedAnswer: the replies were not complete.
         """
         accepted, finished = self._ends()
         has_calls = any(isinstance(part, Called) for part in self._parts)
-        return {
-            **_head(accepted),
-            "content": [_block(part) for part in joined(self._parts)],
-            **_stop(finished, has_calls, self._max_tokens),
-            "usage": _usage(finished),
-            "cairn": cairn_object(accepted, self._ignored),
-        }
+        message = _empty_message(accepted, self._ignored)
+        message.content = [_block(part) for part in joined(self._parts)]
+        message.stop_reason = _stop_reason(finished, has_calls, self._max_tokens)
+        message.stop_sequence = finished.stop_text
+        message.usage = _usage(finished)
+        return message
 
 
-class Chunks:
-    """An answer that is sent as server-sent events. The last one is sent by ``done``."""
+class MessagesStream:
+    """Builds an answer that is sent as server-sent events. ``done`` gives the last one."""
 
     def __init__(self, *, max_tokens: int | None, ignored: tuple[str, ...] = ()) -> None:
-        """Args: see ``Completion``."""
+        """Args: see ``MessagesAnswer``."""
         self._max_tokens = max_tokens
         self._ignored = ignored
         self._accepted: Accepted | None = None
-        # The block that is open, by its kind; and how many there were before it.
+        # The kind of the block that is open, and how many blocks there were before it.
         self._open: type[AnswerPart] | None = None
         self._blocks = 0
-        # Of the call that still grows, how many characters of its input were sent.
+        # How many characters were sent of the input of a call that is still being written.
         self._sent: int | None = None
         self._has_calls = False
         self._is_finished = False
@@ -85,24 +104,23 @@ class Chunks:
             raise UnfinishedAnswer("the replies began without being accepted")
         match reply:
             case Waiting():
-                return event({"type": "ping"})
+                return event(Ping())
             case Accepted():
                 self._accepted = reply
-                return event({"type": "message_start", "message": self._start(reply)})
+                return event(MessageStart(_empty_message(reply, self._ignored)))
             case Delta():
-                told = b"".join(map(self._part, reply.parts))
-                return told if reply.calling is None else told + self._calling(reply.calling)
+                parts = b"".join(map(self._part, reply.parts))
+                return parts if reply.calling is None else parts + self._calling(reply.calling)
             case Finished():
                 self._is_finished = True
-                end = {
-                    "type": "message_delta",
-                    "delta": _stop(reply, self._has_calls, self._max_tokens),
-                    "usage": _usage(reply),
-                }
-                return self._close() + event(end)
+                stop = Stop(
+                    stop_reason=_stop_reason(reply, self._has_calls, self._max_tokens),
+                    stop_sequence=reply.stop_text,
+                )
+                return self._close() + event(MessageDelta(delta=stop, usage=_usage(reply)))
 
     def headers(self, first: Reply) -> dict[str, str]:
-        """What is known of the request with its first reply, for the response's headers."""
+        """The response headers that describe the request, by its first reply."""
         return _headers(first)
 
     def done(self) -> bytes:
@@ -110,30 +128,16 @@ class Chunks:
         The end of a complete stream.
 
         Raises:
-            UnfinishedAnswer: it is not complete.
+            UnfinishedAnswer: the stream is not complete.
         """
         if not self._is_finished:
             raise UnfinishedAnswer("the replies ended before the answer did")
-        return event({"type": "message_stop"})
+        return event(MessageStop())
 
     def failed(self, error: Exception) -> bytes:
-        """
-        The end of a stream that broke off. Without it the client would take the rest for complete.
-        """
+        """The end of a stream that broke off, so that the client sees it is incomplete."""
         known = self._accepted.request if self._accepted is not None else None
         return event(messages_error(error, known).envelope())
-
-    def _start(self, accepted: Accepted) -> dict[str, Any]:
-        # What of the prompt becomes blocks is known once it is read: the end has it.
-        usage = _tokens(accepted.prompt_tokens, accepted.cached_tokens, sealed=0, answer=0)
-        return {
-            **_head(accepted),
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-            "cairn": cairn_object(accepted, self._ignored),
-        }
 
     def _part(self, part: AnswerPart) -> bytes:
         sent, self._sent = self._sent, None
@@ -141,68 +145,55 @@ class Chunks:
         begins = b"" if goes_on else self._close() + self._begin(part)
         match part:
             case Said():
-                delta = {"type": "text_delta", "text": part.text}
+                return begins + self._delta(TextDelta(part.text))
             case Thought():
-                delta = {"type": "thinking_delta", "thinking": part.text}
+                return begins + self._delta(ThinkingDelta(part.text))
             case Called():
                 self._has_calls = True
-                rest = part.arguments[sent or 0 :]
-                if not rest:
-                    return begins
-                delta = {"type": "input_json_delta", "partial_json": rest}
-        return begins + self._delta(delta)
+                return begins + self._input(part.arguments[sent or 0 :])
 
     def _calling(self, calling: Calling) -> bytes:
-        """More of a call. Changes what was sent of it."""
+        """More of a call. Changes how much of it was sent."""
         begins = b""
         if self._sent is None:
             self._has_calls = True
             begins, self._sent = self._close() + self._begin(calling), 0
         self._sent += len(calling.arguments)
-        if not calling.arguments:
-            return begins
-        delta = {"type": "input_json_delta", "partial_json": calling.arguments}
-        return begins + self._delta(delta)
+        return begins + self._input(calling.arguments)
 
     def _begin(self, part: AnswerPart | Calling) -> bytes:
+        block: Block
+        match part:
+            case Said():
+                block = TextBlock("")
+            case Thought():
+                block = ThinkingBlock(thinking="", signature="")
+            case Called() | Calling():
+                block = ToolUseBlock(id=part.id, name=part.name, input={})
         self._open = Called if isinstance(part, Calling) else type(part)
-        block = _EMPTY[self._open]
-        if isinstance(part, Called | Calling):
-            block = {**block, "id": part.id, "name": part.name}
-        start = {"type": "content_block_start", "index": self._blocks, "content_block": block}
-        return event(start)
+        return event(BlockStart(index=self._blocks, content_block=block))
 
-    def _delta(self, delta: dict[str, str]) -> bytes:
-        return event({"type": "content_block_delta", "index": self._blocks, "delta": delta})
+    def _input(self, piece: str) -> bytes:
+        return self._delta(InputDelta(piece)) if piece else b""
+
+    def _delta(self, delta: TextDelta | ThinkingDelta | InputDelta | SignatureDelta) -> bytes:
+        return event(BlockDelta(index=self._blocks, delta=delta))
 
     def _close(self) -> bytes:
-        """Close the block that is open, if one is. Changes the state."""
+        """Close the block that is open, if any. Changes the state."""
         if self._open is None:
             return b""
-        signed = b""
-        if self._open is Thought:
-            signed = self._delta({"type": "signature_delta", "signature": SIGNATURE})
-        stop = event({"type": "content_block_stop", "index": self._blocks})
+        signed = self._delta(SignatureDelta(SIGNATURE)) if self._open is Thought else b""
+        stop = event(BlockStop(self._blocks))
         self._open = None
         self._blocks += 1
         return signed + stop
 
 
-_EMPTY: dict[type[AnswerPart], dict[str, Any]] = {
-    Said: {"type": "text", "text": ""},
-    Thought: {"type": "thinking", "thinking": "", "signature": ""},
-    Called: {"type": "tool_use", "input": {}},
-}
-
-
-def event(value: dict[str, Any]) -> bytes:
-    """A value as a server-sent event of its own type."""
-    return b"event: %s\ndata: %s\n\n" % (value["type"].encode(), encode(value))
-
-
-def counted(tokens: int) -> dict[str, int]:
-    """The tokens of a prompt, as the address that counts them has it."""
-    return {"input_tokens": tokens}
+def event(value: Event) -> bytes:
+    """A server-sent event, named by its type."""
+    name = value.__struct_config__.tag
+    return b"event: %s\ndata: %s\n\n" % (str(name).encode(), encode(value))
 
 
 def _headers(accepted: Reply | None) -> dict[str, str]:
@@ -211,45 +202,43 @@ def _headers(accepted: Reply | None) -> dict[str, str]:
     return {**accepted_headers(accepted), **named_header(accepted.request)}
 
 
-def _head(accepted: Accepted) -> dict[str, Any]:
-    return {
-        "id": f"msg_{accepted.request}",
-        "type": "message",
-        "role": "assistant",
-        "model": accepted.model,
-    }
+def _empty_message(accepted: Accepted, ignored: tuple[str, ...]) -> MessageObject:
+    # How much of the prompt becomes blocks is known only once it was prefilled.
+    usage = _tokens(accepted.prompt_tokens, accepted.cached_tokens, sealed=0, answer=0)
+    return MessageObject(
+        id=f"msg_{accepted.request}",
+        model=accepted.model,
+        content=[],
+        stop_reason=None,
+        stop_sequence=None,
+        usage=usage,
+        cairn=cairn_object(accepted, ignored),
+    )
 
 
-def _block(part: AnswerPart) -> dict[str, Any]:
+def _block(part: AnswerPart) -> Block:
     match part:
         case Said():
-            return {"type": "text", "text": part.text}
+            return TextBlock(part.text)
         case Thought():
-            return {"type": "thinking", "thinking": part.text, "signature": SIGNATURE}
+            return ThinkingBlock(thinking=part.text, signature=SIGNATURE)
         case Called():
-            # Half an object is none.
+            # The arguments of a call that was cut off are not valid JSON.
             arguments = msgspec.Raw(b"{}" if part.cut is not None else part.arguments.encode())
-            return {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments}
+            return ToolUseBlock(id=part.id, name=part.name, input=arguments)
 
 
-def _stop(finished: Finished, has_calls: bool, max_tokens: int | None) -> dict[str, Any]:
-    return {
-        "stop_reason": _stop_reason(finished, has_calls, max_tokens),
-        "stop_sequence": finished.stop_text,
-    }
-
-
-def _stop_reason(finished: Finished, has_calls: bool, max_tokens: int | None) -> _StopReason:
+def _stop_reason(finished: Finished, has_calls: bool, max_tokens: int | None) -> StopReason:
     if finished.finish_reason == "length":
         is_full = max_tokens is not None and finished.completion_tokens < max_tokens
         return "model_context_window_exceeded" if is_full else "max_tokens"
-    # An answer in the midst of a call says only half of what shall be done.
+    # An answer that ends inside a call says only half of what to do.
     if has_calls and not finished.ended_in_call:
         return "tool_use"
     return "end_turn" if finished.stop_text is None else "stop_sequence"
 
 
-def _usage(finished: Finished) -> dict[str, int]:
+def _usage(finished: Finished) -> MessagesUsage:
     return _tokens(
         finished.prompt_tokens,
         finished.cached_tokens,
@@ -258,11 +247,10 @@ def _usage(finished: Finished) -> dict[str, int]:
     )
 
 
-def _tokens(prompt: int, cached: int, *, sealed: int, answer: int) -> dict[str, int]:
-    """The usage. The three that are of the prompt add up to it."""
-    return {
-        "input_tokens": prompt - cached - sealed,
-        "cache_creation_input_tokens": sealed,
-        "cache_read_input_tokens": cached,
-        "output_tokens": answer,
-    }
+def _tokens(prompt: int, cached: int, *, sealed: int, answer: int) -> MessagesUsage:
+    return MessagesUsage(
+        input_tokens=prompt - cached - sealed,
+        cache_creation_input_tokens=sealed,
+        cache_read_input_tokens=cached,
+        output_tokens=answer,
+    )

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import uuid
 from types import MappingProxyType
-from typing import Any
 
 import attrs
 
+from cairn.http.messages.objects import MessagesErrorEnvelope, MessagesErrorObject
 from cairn.http.wire.errors import ErrorAnswer, FormatPlaces, describe, request_header
 
 ADDRESS = "/v1/messages"
@@ -45,17 +45,16 @@ _TYPES = MappingProxyType(
 
 @attrs.frozen(kw_only=True)
 class MessagesError(ErrorAnswer):
-    """What a client of Anthropic's is told of an error."""
+    """The answer to an error at an address of Anthropic's messages."""
 
-    def envelope(self) -> dict[str, Any]:
-        """The body. ``code`` and ``param`` are Cairn's own, as in the other envelope."""
-        error = {
-            "type": self.type,
-            "message": self.message,
-            "param": self.param,
-            "code": self.code,
-        }
-        return {"type": "error", "error": error, "request_id": self.ids["request"]}
+    def envelope(self) -> MessagesErrorEnvelope:
+        """The body, in the form that Anthropic's clients read."""
+        return MessagesErrorEnvelope(
+            error=MessagesErrorObject(
+                type=self.type, message=self.message, param=self.param, code=self.code
+            ),
+            request_id=self.ids["request"],
+        )
 
 
 def is_ours(path: str) -> bool:

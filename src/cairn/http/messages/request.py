@@ -17,7 +17,7 @@ import msgspec
 from cairn.actors.requests.messages import Generate, ServerFacts
 from cairn.engine.answer.grammar import Constraint
 from cairn.engine.prompt.template import Conversation
-from cairn.http.messages.answers import Chunks, Completion
+from cairn.http.messages.answers import MessagesAnswer, MessagesStream
 from cairn.http.messages.conversation import (
     WireBlock,
     WireMessage,
@@ -93,13 +93,13 @@ class MessagesRequest:
     stream: bool
     ignored: tuple[str, ...] = ()
 
-    def whole(self) -> Completion:
-        """What builds the answer as one object."""
-        return Completion(max_tokens=self.command.max_tokens, ignored=self.ignored)
+    def whole(self) -> MessagesAnswer:
+        """A builder of the answer as one object."""
+        return MessagesAnswer(max_tokens=self.command.max_tokens, ignored=self.ignored)
 
-    def streamed(self) -> Chunks:
-        """What builds the answer as a stream."""
-        return Chunks(max_tokens=self.command.max_tokens, ignored=self.ignored)
+    def streamed(self) -> MessagesStream:
+        """A builder of the answer as a stream."""
+        return MessagesStream(max_tokens=self.command.max_tokens, ignored=self.ignored)
 
 
 def read_messages_request(

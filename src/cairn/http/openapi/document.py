@@ -16,14 +16,19 @@ from typing import Any
 import attrs
 import msgspec
 
-from cairn.http import completions as openai_texts
 from cairn.http.agents import requests as agents
+from cairn.http.chat_completions import objects as chat
 from cairn.http.chat_completions import request as openai
+from cairn.http.completions import answers as completions_answers
+from cairn.http.completions import errors as completions_errors
+from cairn.http.completions import request as completions_request
 from cairn.http.messages import errors as anthropic_errors
 from cairn.http.messages import request as anthropic
+from cairn.http.messages.objects import MessageObject, MessagesErrorEnvelope, TokenCount
 from cairn.http.openapi import shapes
 from cairn.http.responses import errors as responses_errors
 from cairn.http.responses import request as responses
+from cairn.http.wire.errors import ErrorEnvelope
 
 ADDRESS = "/openapi.json"
 
@@ -91,15 +96,15 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         summary="Answer a conversation.",
         body=openai._Request,
         example=_HELLO,
-        answer=shapes.ChatCompletion,
+        answer=chat.ChatCompletion,
         streams=True,
         statuses=(404, *_OF_BODIES),
     ),
-    ("POST", openai_texts.ADDRESS): Operation(
+    ("POST", completions_errors.ADDRESS): Operation(
         summary="Go on with a text.",
-        body=openai_texts._Request,
+        body=completions_request._Request,
         example={"prompt": "The path goes", "max_tokens": 16},
-        answer=shapes.TextCompletion,
+        answer=completions_answers.TextCompletion,
         streams=True,
         statuses=(404, *_OF_BODIES),
     ),
@@ -127,7 +132,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         summary="Answer a conversation for clients of Anthropic's.",
         body=anthropic._Request,
         example=_HELLO,
-        answer=shapes.Message,
+        answer=MessageObject,
         streams=True,
         statuses=(404, *_OF_BODIES),
     ),
@@ -135,7 +140,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         summary="How many tokens such a request's prompt has.",
         body=anthropic._Request,
         example=_HELLO,
-        answer=shapes.TokenCount,
+        answer=TokenCount,
         statuses=(404, *_OF_BODIES),
     ),
     ("POST", agents.ADDRESS): Operation(
@@ -173,7 +178,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         summary="Answer new messages behind an agent's history.",
         body=agents.ASKED,
         example=_HELLO,
-        answer=shapes.ChatCompletion,
+        answer=chat.ChatCompletion,
         streams=True,
         statuses=(404, 409, *_OF_BODIES),
     ),
@@ -199,7 +204,7 @@ def description(*, with_keys: bool) -> dict[str, Any]:
     """
     found = [one.body for one in OPERATIONS.values()] + [one.answer for one in OPERATIONS.values()]
     kinds = [*dict.fromkeys(kind for kind in found if kind is not None)]
-    kinds += [shapes.Error, shapes.MessagesError]
+    kinds += [ErrorEnvelope, MessagesErrorEnvelope]
     schemas, components = msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}"
     )
@@ -270,9 +275,9 @@ def _operation(
 def _refusals(address: str, operation: Operation) -> dict[int, tuple[str, type]]:
     whys = {status: _REFUSALS[status] for status in sorted({*_ALWAYS, *operation.statuses})}
     if not anthropic_errors.is_ours(address):
-        return {status: (why, shapes.Error) for status, why in whys.items()}
+        return {status: (why, ErrorEnvelope) for status, why in whys.items()}
     whys = {**{status: why for status, why in whys.items() if status != 503}, **_OVERLOADED}
-    return {status: (why, shapes.MessagesError) for status, why in whys.items()}
+    return {status: (why, MessagesErrorEnvelope) for status, why in whys.items()}
 
 
 def _in_path(address: str) -> Sequence[dict[str, Any]]:

@@ -13,140 +13,11 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from cairn.http.wire.answers import CairnObject
+
 
 class _Closed(msgspec.Struct, forbid_unknown_fields=True):
     pass
-
-
-class Cairn(_Closed):
-    """How an answer came about."""
-
-    session: str
-    path: Literal["continuation", "new_session"]
-    reason: str | None
-    reused_tokens: int
-    seed: int
-    request: str | UnsetType = UNSET
-    ignored: list[str] | UnsetType = UNSET
-    choices: list[Cairn] | UnsetType = UNSET
-
-
-class CachedTokens(_Closed):
-    """What of a prompt was reused."""
-
-    cached_tokens: int
-
-
-class Usage(_Closed):
-    """Tokens of a prompt and of what was written."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-
-
-class Alternative(_Closed):
-    """A token that could have stood there."""
-
-    token: str
-    bytes: list[int] | None
-    logprob: float
-
-
-class Token(_Closed):
-    """A token of an answer."""
-
-    token: str
-    bytes: list[int] | None
-    logprob: float
-    top_logprobs: list[Alternative]
-
-
-class ChatLogprobs(_Closed):
-    """The tokens of an answer."""
-
-    content: list[Token]
-    refusal: None
-
-
-class CalledFunction(_Closed):
-    """What is called, with the text of its arguments."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(_Closed):
-    """A call that the model made."""
-
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
-class ChatMessage(_Closed):
-    """What the model said, thought and called."""
-
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-
-
-class ChatChoice(_Closed):
-    """One of the answers."""
-
-    index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
-
-
-class ChatCompletion(_Closed):
-    """An answer to a conversation."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
-    cairn: Cairn
-
-
-class TextLogprobs(_Closed):
-    """The tokens of a text."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class TextChoice(_Closed):
-    """One of the texts."""
-
-    index: int
-    text: str
-    logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length"]
-
-
-class TextCompletion(_Closed):
-    """How a text went on."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[TextChoice]
-    usage: Usage
-    cairn: Cairn
 
 
 class Response(msgspec.Struct):
@@ -161,7 +32,7 @@ class Response(msgspec.Struct):
     usage: dict[str, Any] | None
     error: None
     incomplete_details: dict[str, str] | None
-    cairn: Cairn | UnsetType = UNSET
+    cairn: CairnObject | UnsetType = UNSET
 
 
 class ItemPage(_Closed):
@@ -180,26 +51,6 @@ class Deleted(_Closed):
     id: str
     object: Literal["response"]
     deleted: Literal[True]
-
-
-class Message(msgspec.Struct):
-    """Anthropic's message."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[dict[str, Any]]
-    stop_reason: str
-    stop_sequence: str | None
-    usage: dict[str, int]
-    cairn: Cairn
-
-
-class TokenCount(_Closed):
-    """The tokens of a prompt."""
-
-    input_tokens: int
 
 
 class ModelState(_Closed):
@@ -302,26 +153,3 @@ class Health(msgspec.Struct):
     """Whether the server is well; all besides is for who has a key."""
 
     status: Literal["ok", "admission_closed", "journal_full"]
-
-
-class Fault(_Closed):
-    """What is wrong, and where in the body."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class Error(_Closed):
-    """What is wrong, for clients of OpenAI's and for all others."""
-
-    error: Fault
-
-
-class MessagesError(_Closed):
-    """What is wrong, for clients of Anthropic's."""
-
-    type: Literal["error"]
-    error: Fault
-    request_id: str

@@ -5,21 +5,37 @@ and Cairn's own headers and object.
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote
+
+from msgspec import UNSET, UnsetType
 
 from cairn.actors.requests.messages import Accepted, Delta, Finished, Reply, Waiting
 from cairn.engine.answer.parts import AnswerPart
+from cairn.http.wire.sent import Sent
+from cairn.journal.events import Path
+
+
+class CairnObject(Sent, kw_only=True):
+    """How Cairn served the request: its session, what it reused, and what it ignored."""
+
+    request: str | UnsetType = UNSET
+    session: str
+    path: Path
+    reason: str | None
+    reused_tokens: int
+    seed: int
+    ignored: list[str] | UnsetType = UNSET
+    choices: list[CairnObject] | UnsetType = UNSET
 
 
 class UnfinishedAnswer(Exception):
     """
-    The replies ended before ``Finished``, or began without ``Accepted``. Ours, never a client's.
+    The replies ended before ``Finished``, or began without ``Accepted``: a bug of this server.
     """
 
 
 class WholeAnswer:
-    """The replies of an answer that is sent as a whole; each is taken once and in order."""
+    """Collects the replies of an answer that is sent as a whole. Takes each once and in order."""
 
     def __init__(self) -> None:
         self._parts: list[AnswerPart] = []
@@ -39,40 +55,36 @@ class WholeAnswer:
                 pass
 
     def headers(self) -> dict[str, str]:
-        """What is known of the request, for the response's headers."""
+        """The response headers that describe the request."""
         return accepted_headers(self._accepted)
 
     def _ends(self) -> tuple[Accepted, Finished]:
-        """
-        The first reply and the last. Raises ``UnfinishedAnswer`` where one of them is missing.
-        """
+        """The first reply and the last. Raises ``UnfinishedAnswer`` if one of them is missing."""
         if self._accepted is None or self._finished is None:
             raise UnfinishedAnswer("the replies ended before the answer did")
         return self._accepted, self._finished
 
 
 def accepted_headers(accepted: Reply | None) -> dict[str, str]:
-    """
-    What is known of a request, for the headers of its response; nothing before it is accepted.
-    """
+    """The response headers that describe a request; none before it is accepted."""
     if not isinstance(accepted, Accepted):
         return {}
     return {
         "x-request-id": accepted.request,
-        # A session has the name that its client gave it, in any script.
+        # The client may have named the session in any script.
         "x-cairn-session": quote(accepted.session, safe="/:@+=,"),
         "x-cairn-path": accepted.path,
         "x-cairn-context-left": str(accepted.context_left),
     }
 
 
-def cairn_object(accepted: Accepted, ignored: tuple[str, ...]) -> dict[str, Any]:
-    """How an answer came about, as a field of its own in every protocol's answer."""
-    told = {
-        "session": accepted.session,
-        "path": accepted.path,
-        "reason": accepted.reason,
-        "reused_tokens": accepted.cached_tokens,
-        "seed": accepted.seed,
-    }
-    return {**told, "ignored": list(ignored)} if ignored else told
+def cairn_object(accepted: Accepted, ignored: tuple[str, ...] = ()) -> CairnObject:
+    """The ``cairn`` field of an answer, in every protocol."""
+    return CairnObject(
+        session=accepted.session,
+        path=accepted.path,
+        reason=accepted.reason,
+        reused_tokens=accepted.cached_tokens,
+        seed=accepted.seed,
+        ignored=list(ignored) or UNSET,
+    )

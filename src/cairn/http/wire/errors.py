@@ -17,7 +17,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import attrs
 import structlog
@@ -40,6 +40,7 @@ from cairn.actors.requests.messages import (
     TooManyAgents,
     TooManyAnswers,
 )
+from cairn.http.wire.sent import Sent
 
 T = TypeVar("T")
 
@@ -109,6 +110,21 @@ def given(value: T | None, where: str) -> T:
     return value
 
 
+class ErrorObject(Sent):
+    """What is wrong, and where in the body."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorEnvelope(Sent):
+    """The body of an error answer, except at the addresses of Anthropic's messages."""
+
+    error: ErrorObject
+
+
 @attrs.frozen(kw_only=True)
 class ErrorAnswer:
     """
@@ -126,15 +142,11 @@ class ErrorAnswer:
     headers: Mapping[str, str] = attrs.field(factory=dict)
     ids: Mapping[str, str] = attrs.field(factory=dict)
 
-    def envelope(self) -> dict[str, Any]:
-        """The body, as OpenAI's clients read it."""
-        error = {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
-        return {"error": error}
+    def envelope(self) -> Sent:
+        """The body, in the form that OpenAI's clients read."""
+        return ErrorEnvelope(
+            ErrorObject(message=self.message, type=self.type, param=self.param, code=self.code)
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 from cairn.actors.requests.messages import Delta, PromptTooLong, TokenInfo
 from cairn.engine.answer.parts import Said
 from cairn.http.app import create_app
-from cairn.http.completions import TextRequest, read_text_request
+from cairn.http.completions.request import TextRequest, read_text_request
 from cairn.http.wire.errors import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.chat_completions.test_client import ask

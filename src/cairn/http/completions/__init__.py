@@ -1,0 +1,1 @@
+"""OpenAI's older completions: ``/v1/completions``."""

@@ -1,0 +1,172 @@
+"""
+OpenAI's older completions: continues a text or token ids, without a conversation or a template.
+
+``suffix``, ``echo`` and ``best_of`` are refused rather than ignored, because an answer without them
+would be a different answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from cairn.actors.requests.messages import Generate, ServerFacts
+from cairn.http.chat_completions.request import StreamOptions, choices, sampling, stop_texts
+from cairn.http.completions.answers import TextAnswer, TextStream
+from cairn.http.wire import parameters
+from cairn.http.wire.errors import ClientError, missing
+from cairn.http.wire.json import decode_object, to_struct
+from cairn.http.wire.parameters import INT64_MAX, Ignored, ReuseFields, integer
+from cairn.http.wire.suggestions import slip_for
+
+PROTOCOL = "openai.completions"
+
+_LOGPROBS_MAX = 5
+
+
+class _Request(ReuseFields):
+    prompt: str | list[str | int | list[int]] | None = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class TextRequest:
+    """
+    A command, and how its answer is to be sent.
+
+    Attributes:
+        ignored: parameters that were sent and not acted on, sorted.
+    """
+
+    command: Generate
+    stream: bool
+    include_usage: bool
+    ignored: tuple[str, ...] = ()
+
+    def whole(self) -> TextAnswer:
+        """A builder of the answer as one object."""
+        return TextAnswer(
+            logprobs=self._wants_logprobs, choices=self.command.choices, ignored=self.ignored
+        )
+
+    def streamed(self) -> TextStream:
+        """A builder of the answer as a stream."""
+        return TextStream(
+            logprobs=self._wants_logprobs,
+            include_usage=self.include_usage,
+            choices=self.command.choices,
+            ignored=self.ignored,
+        )
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        return self.command.top_logprobs is not None
+
+
+def read_text_request(
+    body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+) -> TextRequest:
+    """
+    The command that a request's body and headers ask for.
+
+    Args:
+        headers: looked up by names in lower case.
+        facts: of the server, which has defaults for what a client does not say.
+
+    Raises:
+        ClientError: they cannot be used.
+    """
+    fields = decode_object(body)
+    wire = to_struct(fields, _Request)
+    known = _Request.__struct_fields__
+    if wire.prompt is None:
+        raise missing("prompt", slip_for("prompt", fields, known))
+    _check_refused(wire)
+    options = wire.stream_options
+    command = Generate(
+        protocol=PROTOCOL,
+        conversation=None,
+        prompt=_prompt(wire.prompt, facts.vocabulary_tokens),
+        sampling=sampling(wire, facts),
+        seed=parameters.seed(wire.seed),
+        max_tokens=integer("max_tokens", wire.max_tokens, 1, INT64_MAX),
+        stop=stop_texts(wire.stop),
+        top_logprobs=integer("logprobs", wire.logprobs, 0, _LOGPROBS_MAX),
+        group=parameters.group(headers),
+        **parameters.reuse(wire),
+        requested_model=parameters.model_name(wire.model),
+        choices=choices(wire.n),
+    )
+    return TextRequest(
+        command=command,
+        stream=wire.stream is True,
+        include_usage=options is not None and options.include_usage is True,
+        ignored=ignored.told(parameters.unknown(fields, known), known),
+    )
+
+
+def _check_refused(wire: _Request) -> None:
+    refused = {
+        "echo": (wire.echo is True, "this server does not give the prompt back; put it in front"),
+        "suffix": (bool(wire.suffix), "this model goes on with a text, and fills in none"),
+        "best_of": (
+            wire.best_of not in (None, wire.n or 1),
+            "this server gives all answers that it writes; ask for them by n",
+        ),
+    }
+    for name, (is_refused, why) in refused.items():
+        if is_refused:
+            raise ClientError(f"{name}: {why}", param=name, code="unsupported_value")
+
+
+def _prompt(
+    wire: str | Sequence[str | int | list[int]], vocabulary_tokens: int
+) -> str | tuple[int, ...]:
+    if isinstance(wire, str):
+        return wire
+    if not wire:
+        raise ClientError("prompt is empty; there is nothing to go on with", param="prompt")
+    if all(isinstance(one, int) for one in wire):
+        return _token_ids(wire, vocabulary_tokens)
+    if len(wire) > 1:
+        raise ClientError(
+            f"prompt has {len(wire)} prompts; this server takes one a request: send a request for "
+            "each",
+            param="prompt",
+            code="unsupported_value",
+        )
+    (only,) = wire
+    return only if isinstance(only, str) else _token_ids(only, vocabulary_tokens)  # type: ignore[arg-type]
+
+
+def _token_ids(ids: Sequence[Any], vocabulary_tokens: int) -> tuple[int, ...]:
+    if not ids:
+        raise ClientError("prompt is empty; there is nothing to go on with", param="prompt")
+    for one in ids:
+        # A row of embeddings has no place for another one, and the device would not ask.
+        if not 0 <= one < vocabulary_tokens:
+            raise ClientError(
+                f"prompt names the token {one}; this model's are 0 to {vocabulary_tokens - 1}",
+                param="prompt",
+            )
+    return tuple(ids)
