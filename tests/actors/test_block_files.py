@@ -17,7 +17,8 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.requests.messages import Broken, Generate
+from cairn.actors.errors import Broken
+from cairn.actors.requests.messages import Generate
 from cairn.actors.server import Server
 from cairn.engine.mlx.blocks import SealedBlock
 from cairn.engine.prompt.template import Conversation, Message

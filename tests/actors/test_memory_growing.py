@@ -13,7 +13,8 @@ import trio
 import trio.testing
 
 from cairn.actors.boot import BootRefused
-from cairn.actors.requests.messages import Broken, PromptTooLong, Statistics
+from cairn.actors.errors import Broken, PromptTooLong
+from cairn.actors.requests.messages import Statistics
 from cairn.engine.growth import Growth, LayerGrowth
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.reports import MemoryReport

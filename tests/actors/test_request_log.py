@@ -8,7 +8,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from cairn.actors.requests.messages import Accepted, Broken
+from cairn.actors.errors import Broken
+from cairn.actors.requests.messages import Accepted
 from cairn.engine.prompt.template import Conversation, Message
 from tests.support.in_process_server import ask, generate, local, serving
 

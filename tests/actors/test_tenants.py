@@ -11,10 +11,11 @@ import trio
 import trio.testing
 
 import cairn
+from cairn.actors.errors import Broken, QueueFull, TimedOut
 from cairn.actors.models import model_server
-from cairn.actors.requests.arrival import RequestContext
+from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import Broken, Generate, QueueFull, TimedOut, Waiting
+from cairn.actors.requests.messages import Generate, Waiting
 from cairn.actors.requests.replies import Replies
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.server import Server

@@ -18,17 +18,9 @@ from typing import Any
 import attrs
 import trio
 
+from cairn.actors.errors import Broken, NoMemory, Stopping
 from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import (
-    Accepted,
-    Broken,
-    Delta,
-    Finished,
-    Generate,
-    NoMemory,
-    Stopping,
-    TokenInfo,
-)
+from cairn.actors.requests.messages import Accepted, Delta, Finished, Generate, TokenInfo
 from cairn.actors.server import Server
 from cairn.engine.answer.parts import AnswerPart
 from cairn.engine.prompt.template import Conversation, Message, message_of

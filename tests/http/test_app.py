@@ -12,7 +12,8 @@ import httpx
 import pytest
 import structlog
 
-from cairn.actors.requests.messages import Broken, ContextUse, ModelNotLoaded, QueueFull
+from cairn.actors.errors import Broken, ModelNotLoaded, QueueFull
+from cairn.actors.requests.messages import ContextUse
 from cairn.engine.sampling import Sampling
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app

@@ -11,7 +11,8 @@ import pytest
 import structlog
 import trio
 
-from cairn.actors.requests.messages import Broken, Waiting
+from cairn.actors.errors import Broken
+from cairn.actors.requests.messages import Waiting
 from cairn.engine.answer.parts import Said
 from cairn.http.app import create_app
 from cairn.http.wire.answers import UnfinishedAnswer

@@ -84,7 +84,7 @@ def prefilled(said: Said) -> int:
 def new_tokens(server: Server) -> int:
     """What the new message takes, with all that the template puts around it."""
     alone = generate(Conversation(messages=(NEW,)))
-    return len(server.loaded.reader.prepared(alone, LOCAL).prompt_ids)
+    return len(server.loaded.preparer.prepared(alone, LOCAL).prompt_ids)
 
 
 def found_wrong(server: Server, key: str) -> None:

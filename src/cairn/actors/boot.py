@@ -14,6 +14,7 @@ import cairn
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.agents.stored_turns import StoredTurns
 from cairn.actors.clock import clock, new_id
+from cairn.actors.errors import JournalFull
 from cairn.actors.idle.activity import Activity
 from cairn.actors.models.load import Run, load, server_over
 from cairn.actors.models.model_server import ModelServer
@@ -21,7 +22,6 @@ from cairn.actors.models.startup import StartGivenUp as StartGivenUp
 from cairn.actors.models.startup import Starting as Starting
 from cairn.actors.models.swap import Choice, Models
 from cairn.actors.request_log import RequestLog
-from cairn.actors.requests.messages import JournalFull
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
 from cairn.actors.settings import BootRefused as BootRefused

@@ -17,7 +17,7 @@ from cairn.journal.state import Session, State
 from cairn.journal.tenants import session_name
 
 
-def figures(
+def statistics_of(
     sequencer: Sequencer,
     writer: JournalWriter,
     engine: EngineThread,

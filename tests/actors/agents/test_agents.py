@@ -12,17 +12,8 @@ import pytest
 import trio
 
 from cairn.actors.agents.messages import AgentHistory, NewAgent
-from cairn.actors.requests.messages import (
-    AgentBusy,
-    AgentExists,
-    Broken,
-    ContextUse,
-    Generate,
-    Keep,
-    PromptRefused,
-    PromptTooLong,
-    Waiting,
-)
+from cairn.actors.errors import AgentBusy, AgentExists, Broken, PromptRefused, PromptTooLong
+from cairn.actors.requests.messages import ContextUse, Generate, Keep, Waiting
 from cairn.actors.server import Server
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev

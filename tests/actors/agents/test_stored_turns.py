@@ -12,7 +12,8 @@ import attrs
 import pytest
 import trio
 
-from cairn.actors.requests.messages import Generate, JournalFull, Keep
+from cairn.actors.errors import JournalFull
+from cairn.actors.requests.messages import Generate, Keep
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.engine.prompt.template import Conversation, Message, message_of
 from cairn.journal import events as ev

@@ -14,9 +14,10 @@ from structlog.testing import capture_logs
 
 from cairn.actors.boot import BootRefused
 from cairn.actors.clock import wall_clock_us
+from cairn.actors.errors import Broken
 from cairn.actors.idle import shadow_check as shadow
 from cairn.actors.idle.activity import Activity
-from cairn.actors.requests.messages import Accepted, Broken, Generate
+from cairn.actors.requests.messages import Accepted, Generate
 from cairn.actors.server import Server
 from cairn.engine.answer.grammar import Constraint
 from cairn.engine.mlx import start as mlx_start

@@ -19,27 +19,25 @@ import trio.testing
 
 from cairn.actors.agents.messages import NewAgent
 from cairn.actors.boot import booted_models
-from cairn.actors.idle.activity import Activity
-from cairn.actors.memory import Memory
-from cairn.actors.models import load as loading
-from cairn.actors.models import swap as models_module
-from cairn.actors.models import token_count as counting
-from cairn.actors.models.model_server import ModelServer
-from cairn.actors.models.swap import Choice
-from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import (
+from cairn.actors.errors import (
     AgentBusy,
-    Generate,
     JournalFull,
-    Keep,
     ModelNotLoaded,
     PromptRefused,
     QueueFull,
     Stopping,
     TimedOut,
     TooManyAnswers,
-    Waiting,
 )
+from cairn.actors.idle.activity import Activity
+from cairn.actors.memory import Memory
+from cairn.actors.models import load as loading
+from cairn.actors.models import swap as models_module
+from cairn.actors.models import token_count
+from cairn.actors.models.model_server import ModelServer
+from cairn.actors.models.swap import Choice
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import Generate, Keep, Waiting
 from cairn.actors.server import Server
 from cairn.actors.settings import Settings
 from cairn.engine.mlx import start as mlx_start
@@ -269,7 +267,7 @@ async def test_a_count_has_its_time_and_its_place(setup: Setup) -> None:
     again; nothing is on record of either.
     """
     async with setup.serving(limits=Limits(request_s=0.1, queue=0)) as server:
-        async with server._models._counting.reading, trio.open_nursery() as nursery:
+        async with server._models._token_counter.reading, trio.open_nursery() as nursery:
 
             async def late() -> None:
                 with pytest.raises(TimedOut):
@@ -628,13 +626,13 @@ def template(directory: Path, text: str) -> None:
 
 async def test_a_few_tokenizers_are_kept(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were used last, whichever was loaded first."""
-    monkeypatch.setattr(counting, "TOKENIZERS_MAX", 2)
+    monkeypatch.setattr(token_count, "TOKENIZERS_MAX", 2)
     async with setup.serving() as server:
         one, other = server._models._choices.values()
         third = attrs.evolve(other, entry=attrs.evolve(other.entry, name="third"))
         for choice in (one, other, one, third):
-            await server._models._counting.count(choice, to("", OPENING), "local")
-        assert ["one", "third"] == list(server._models._counting._texts)
+            await server._models._token_counter.count(choice, to("", OPENING), "local")
+        assert ["one", "third"] == list(server._models._token_counter._texts)
 
 
 async def test_a_tokenizer_that_cannot_be_loaded(
@@ -656,12 +654,12 @@ async def test_a_tokenizer_that_cannot_be_loaded(
                     await local(server).count(to("other", OPENING))
                 assert 0 < caught.value.retry_after_s <= 30
                 (setup.other / name).write_bytes(files[name])
-            server._models._counting._pauses.clear()
+            server._models._token_counter._pauses.clear()
         (setup.other / "config.json").unlink()
         with pytest.raises(ModelNotLoaded):
             await local(server).count(to("other", OPENING))
         (setup.other / "config.json").write_bytes(files["config.json"])
-        server._models._counting._pauses.clear()
+        server._models._token_counter._pauses.clear()
         assert 0 < await local(server).count(to("other", OPENING))
     assert ["one"] == setup.swaps()
     assert [] == setup.events(ev.ModelNotLoaded)

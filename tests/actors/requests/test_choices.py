@@ -14,20 +14,17 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from cairn.actors.models import load as loading
-from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import (
-    Accepted,
-    Delta,
-    Finished,
+from cairn.actors.errors import (
     FormatRefused,
-    Generate,
     NoMemory,
     QueueFull,
     Stopping,
     TimedOut,
     TooManyAnswers,
 )
+from cairn.actors.models import load as loading
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import Accepted, Delta, Finished, Generate
 from cairn.actors.server import Server
 from cairn.actors.sessions.generate import Generation
 from cairn.actors.sessions.prewarm import Prewarm
@@ -347,8 +344,8 @@ class Slow:
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
-        self._read = server.loaded.reader.read
-        monkeypatch.setattr(server.loaded.reader, "read", self._wait)
+        self._read = server.loaded.preparer.read
+        monkeypatch.setattr(server.loaded.preparer, "read", self._wait)
 
     def _wait(self, *given: Any) -> Any:
         self.go.wait(60)

@@ -10,7 +10,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from cairn.actors.requests.messages import Accepted, PromptRefused, PromptTooLong, Statistics
+from cairn.actors.errors import PromptRefused, PromptTooLong
+from cairn.actors.requests.messages import Accepted, Statistics
 from cairn.engine.mlx.model import load_model
 from cairn.engine.prompt.template import Conversation, Message, encode, render
 from cairn.journal.keys import block_keys
@@ -47,7 +48,7 @@ def test_a_turn_tokenises_what_is_new_and_has_the_ids_of_the_whole(model_directo
                 after = server.statistics()
                 encoded.append(after.encoded_characters - before.encoded_characters)
                 prompts.append((conversation, said.accepted.prompt_tokens))
-                text = render(server.loaded.reader._tokenizer, conversation)
+                text = render(server.loaded.preparer._tokenizer, conversation)
                 assert len(text) == encoded[-1] + (
                     after.cached_characters - before.cached_characters
                 )
@@ -169,12 +170,12 @@ def test_tools_that_a_message_offers_can_be_called(model_directory: Path) -> Non
 
     async def main() -> None:
         async with serving(model_directory) as server:
-            ids, parts, form = server.loaded.reader.read(generate(one), "local")
+            ids, parts, form = server.loaded.preparer.read(generate(one), "local")
             assert (
                 ids,
                 parts,
                 attrs.evolve(form, tools=(first, later)),
-            ) == server.loaded.reader.read(generate(other), "local")
+            ) == server.loaded.preparer.read(generate(other), "local")
 
     trio.run(main)
 

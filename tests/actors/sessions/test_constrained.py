@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import trio
 
-from cairn.actors.requests.messages import FormatRefused, Generate
+from cairn.actors.errors import FormatRefused
+from cairn.actors.requests.messages import Generate
 from cairn.engine.answer.grammar import Constraint
 from cairn.engine.answer.matcher import GrammarMatcher
 from cairn.engine.prompt.template import Conversation, Message
@@ -60,7 +61,7 @@ def test_an_answer_that_can_be_held_no_further(
             async def other() -> None:
                 beside.append(await ask(server, command("Alone.", cache_prompt=False)))
 
-            prepared = server.loaded.reader.held
+            prepared = server.loaded.preparer.held
 
             def then_fails(*arguments: Any) -> Any:
                 nonlocal failing
@@ -69,7 +70,7 @@ def test_an_answer_that_can_be_held_no_further(
                 return found
 
             monkeypatch.setattr(GrammarMatcher, "allowed", until)
-            monkeypatch.setattr(server.loaded.reader, "held", then_fails)
+            monkeypatch.setattr(server.loaded.preparer, "held", then_fails)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(other)
                 with pytest.raises(FormatRefused, match="the library takes no more") as caught:

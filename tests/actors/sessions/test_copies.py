@@ -17,9 +17,10 @@ import pytest
 import trio
 import trio.testing
 
+from cairn.actors.errors import Broken
 from cairn.actors.models import load as loading
 from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import Broken, Generate
+from cairn.actors.requests.messages import Generate
 from cairn.actors.server import Server
 from cairn.actors.threads.engine import PARTS_A_CHUNK, EngineThread
 from cairn.engine import schedule

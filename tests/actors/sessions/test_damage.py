@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.requests.messages import Broken
+from cairn.actors.errors import Broken
 from cairn.actors.sessions.answer import Answer
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev

@@ -14,8 +14,9 @@ import pytest
 import trio
 import trio.testing
 
+from cairn.actors.errors import Broken
 from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import Broken, Delta, Generate
+from cairn.actors.requests.messages import Delta, Generate
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.server import Server
 from cairn.actors.sessions.answer import runs

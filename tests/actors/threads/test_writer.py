@@ -12,7 +12,8 @@ import trio.lowlevel
 import trio.testing
 
 from cairn.actors.clock import clock
-from cairn.actors.requests.messages import Generate, JournalFull
+from cairn.actors.errors import JournalFull
+from cairn.actors.requests.messages import Generate
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
 from cairn.actors.threads.writer import JournalWriter, Stall, WriterDied

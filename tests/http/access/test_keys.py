@@ -14,7 +14,8 @@ import structlog
 import trio
 
 from cairn.actors.agents.messages import AgentService
-from cairn.actors.requests.messages import Broken, Generate, JournalFull
+from cairn.actors.errors import Broken, JournalFull
+from cairn.actors.requests.messages import Generate
 from cairn.http.access import keys as access
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app

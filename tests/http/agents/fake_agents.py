@@ -8,7 +8,8 @@ import attrs
 import trio
 
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
-from cairn.actors.requests.messages import AgentBusy, AgentExists, Finished, StoredTurn
+from cairn.actors.errors import AgentBusy, AgentExists
+from cairn.actors.requests.messages import Finished, StoredTurn
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.journal.tenants import LOCAL

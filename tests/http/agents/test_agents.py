@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.actors.requests.messages import AgentBusy, Generate, TooManyAgents
+from cairn.actors.errors import AgentBusy, TooManyAgents
+from cairn.actors.requests.messages import Generate
 from cairn.engine.prompt.template import Message
 from cairn.http.access.keys import Keys
 from cairn.http.agents.requests import read_fork, read_new_agent

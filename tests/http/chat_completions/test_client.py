@@ -10,7 +10,7 @@ import openai
 import pytest
 import trio
 
-from cairn.actors.requests.messages import (
+from cairn.actors.errors import (
     Broken,
     NoMemory,
     PromptRefused,
@@ -202,7 +202,7 @@ REFUSALS = [
         openai.BadRequestError,
         400,
         "invalid_value",
-        "n is 16; at most 9 answers can run and wait here together",
+        "n is 16; at most 9 answers can run and wait at the same time",
         {},
     ),
     (
@@ -218,7 +218,7 @@ REFUSALS = [
         openai.InternalServerError,
         504,
         "timed_out",
-        "not complete after 90 seconds",
+        "timed out after 90 seconds",
         {"x-should-retry": "false"},
     ),
     (

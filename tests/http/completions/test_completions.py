@@ -8,7 +8,8 @@ from typing import Any
 import attrs
 import pytest
 
-from cairn.actors.requests.messages import Delta, PromptTooLong, TokenInfo
+from cairn.actors.errors import PromptTooLong
+from cairn.actors.requests.messages import Delta, TokenInfo
 from cairn.engine.answer.parts import Said
 from cairn.http.app import create_app
 from cairn.http.completions.request import TextRequest, read_text_request

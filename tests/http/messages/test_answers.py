@@ -12,9 +12,8 @@ import structlog
 import trio
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from cairn.actors.requests.messages import (
+from cairn.actors.errors import (
     Broken,
-    Delta,
     JournalFull,
     NoMemory,
     PromptRefused,
@@ -24,6 +23,7 @@ from cairn.actors.requests.messages import (
     Stopping,
     TimedOut,
 )
+from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Called, Calling, Said, Thought
 from cairn.http.app import create_app
 from cairn.http.wire.answers import UnfinishedAnswer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cairn.actors.requests.messages import FormatRefused
+from cairn.actors.errors import FormatRefused
 from cairn.engine.answer.grammar import Constraint
 from cairn.http.app import create_app
 from tests.http.fake_service import ACCEPTED, DELTAS, FakeService

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from cairn.actors.errors import NoMemory
 from cairn.actors.models import load as loading
-from cairn.actors.requests.messages import NoMemory
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.http.metrics.registry import Metrics
 from cairn.journal import events as ev

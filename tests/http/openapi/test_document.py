@@ -11,7 +11,8 @@ import attrs
 import msgspec
 import pytest
 
-from cairn.actors.requests.messages import Delta, JournalFull, StoredTurn
+from cairn.actors.errors import JournalFull
+from cairn.actors.requests.messages import Delta, StoredTurn
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.http.access.keys import Keys

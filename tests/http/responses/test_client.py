@@ -8,15 +8,8 @@ import attrs
 import openai
 import pytest
 
-from cairn.actors.requests.messages import (
-    Broken,
-    Delta,
-    FormatRefused,
-    JournalFull,
-    PromptTooLong,
-    Reply,
-    StoredTurn,
-)
+from cairn.actors.errors import Broken, FormatRefused, JournalFull, PromptTooLong
+from cairn.actors.requests.messages import Delta, Reply, StoredTurn
 from cairn.engine.answer.parts import Called, Calling, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.http.app import create_app

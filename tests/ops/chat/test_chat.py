@@ -27,7 +27,8 @@ import structlog
 import trio
 from click.testing import CliRunner, Result
 
-from cairn.actors.requests.messages import Accepted, Broken, Delta, JournalFull, QueueFull, Stopping
+from cairn.actors.errors import Broken, JournalFull, QueueFull, Stopping
+from cairn.actors.requests.messages import Accepted, Delta
 from cairn.engine.answer.parts import Said, Thought
 from cairn.engine.prompt import template as prompt
 from cairn.journal.store_sql import journal_url

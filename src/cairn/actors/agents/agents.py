@@ -19,8 +19,9 @@ import structlog
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
 from cairn.actors.agents.stored_turns import StoredTurns, stopping
 from cairn.actors.clock import wall_clock_us
-from cairn.actors.requests.arrival import RequestContext
-from cairn.actors.requests.messages import AgentBusy, AgentExists, Generate, TooManyAgents
+from cairn.actors.errors import AgentBusy, AgentExists, TooManyAgents
+from cairn.actors.requests.context import RequestContext
+from cairn.actors.requests.messages import Generate
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.journal import events as ev

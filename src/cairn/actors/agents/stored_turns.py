@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from cairn.actors.agents.text_cache import TextCache
-from cairn.actors.requests.messages import Finished, Stopping, StoredTurn
+from cairn.actors.errors import Stopping
+from cairn.actors.requests.messages import Finished, StoredTurn
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.engine.prompt.turns import messages_of, parts_of

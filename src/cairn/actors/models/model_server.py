@@ -18,33 +18,30 @@ import trio
 
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.clock import new_id, wall_clock_us
-from cairn.actors.idle.activity import Activity
-from cairn.actors.idle.expiry import Expiry
-from cairn.actors.idle.shadow_check import ShadowCheck
-from cairn.actors.memory import Memory
-from cairn.actors.requests.arrival import RequestContext
-from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import (
+from cairn.actors.errors import (
     Broken,
-    Generate,
     JournalFull,
     QueueFull,
     RefusalError,
-    Reply,
-    ServerFacts,
-    Statistics,
     Stopping,
     TimedOut,
     TooManyAnswers,
 )
-from cairn.actors.requests.prepare import Reader
+from cairn.actors.idle.activity import Activity
+from cairn.actors.idle.expiry import Expiry
+from cairn.actors.idle.shadow_check import ShadowCheck
+from cairn.actors.memory import Memory
+from cairn.actors.requests.context import RequestContext
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import Generate, Reply, ServerFacts, Statistics
+from cairn.actors.requests.prepare import Preparer
 from cairn.actors.requests.replies import Replies, unless_dead
 from cairn.actors.requests.ticket import Prepared, Ticket, leave_together
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.next_prompt import NextPrompt
 from cairn.actors.sessions.registry import Sessions
-from cairn.actors.statistics import figures
+from cairn.actors.statistics import statistics_of
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
 from cairn.actors.threads.writer import JournalWriter
@@ -102,7 +99,7 @@ class ModelServer:
         self.writer = writer
         self.engine = engine
         self._model = facts
-        self.reader = Reader(
+        self.preparer = Preparer(
             sequencer=sequencer,
             facts=facts,
             tokenizer=tokenizer,
@@ -120,7 +117,7 @@ class ModelServer:
             checkpoints=facts.checkpoints,
             growth=facts.growth,
         )
-        next_prompt = NextPrompt(tokenizer, self.reader.encoder, self.reader.tokenizing)
+        next_prompt = NextPrompt(tokenizer, self.preparer.encoder, self.preparer.tokenizing)
         context = SessionContext(
             sequencer=sequencer,
             engine=engine,
@@ -163,7 +160,7 @@ class ModelServer:
                 share=shadow_share,
                 activity=activity,
                 taken_out=self.sessions.report_quarantine,
-                matcher=self.reader.matcher,
+                matcher=self.preparer.matcher,
             )
             self.memory.give_way = self.shadow.give_way
         model = sequencer.state.model
@@ -188,7 +185,7 @@ class ModelServer:
 
     def statistics(self) -> Statistics:
         """The server at this moment."""
-        return figures(
+        return statistics_of(
             self.sequencer,
             self.writer,
             self.engine,
@@ -196,7 +193,7 @@ class ModelServer:
             token_bytes=self._model.kv_token_bytes,
             state_bytes=self._model.state_bytes,
             growth=self._model.growth,
-            encoder=self.reader.encoder,
+            encoder=self.preparer.encoder,
             text_cache_bytes=self._agents.kept.remembered.bytes,
         )
 
@@ -230,7 +227,7 @@ class ModelServer:
         deadline = trio.current_time() + self._limits.request_s
         self._check_queue(command, None)
         with self.activity.preparing():
-            return await self._in_time(deadline, self.reader.count(command, tenant), None)
+            return await self._in_time(deadline, self.preparer.count(command, tenant), None)
 
     def _ticketed(self, request_id: str, prepared: Sequence[Prepared]) -> list[Ticket]:
         """A ticket for each answer of a request. The first one has the request's own id."""
@@ -260,7 +257,7 @@ class ModelServer:
         try:
             with self.activity.preparing(command.choices):
                 prepared = await self._in_time(
-                    arrival.deadline, self.reader.choices(command, arrival.tenant), arrival
+                    arrival.deadline, self.preparer.choices(command, arrival.tenant), arrival
                 )
                 await self._admit(command)
                 tickets = self._ticketed(arrival.request, prepared)

@@ -9,21 +9,18 @@ from typing import Any, Generic, TypeVar
 import attrs
 import trio
 
-from cairn.actors.models.model_server import REJECTED, ModelServer
-from cairn.actors.requests.arrival import RequestContext
-from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import (
-    Generate,
+from cairn.actors.errors import (
     ModelNotLoaded,
     PromptRefused,
     QueueFull,
     RefusalError,
-    Reply,
-    ServerFacts,
     TimedOut,
     TooManyAnswers,
-    Waiting,
 )
+from cairn.actors.models.model_server import REJECTED, ModelServer
+from cairn.actors.requests.context import RequestContext
+from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import Generate, Reply, ServerFacts, Waiting
 from cairn.actors.requests.ticket import Ticket, leave_together
 from cairn.actors.settings import Settings
 from cairn.engine.model.models_file import ModelEntry, Told

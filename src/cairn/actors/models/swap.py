@@ -35,6 +35,7 @@ import structlog
 import trio
 
 from cairn.actors.clock import new_id, wall_clock_us
+from cairn.actors.errors import Broken, JournalFull, RefusalError, Stopping
 from cairn.actors.models.load import Run, load, server_over, unload
 from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.queue import Choice as Choice
@@ -47,23 +48,19 @@ from cairn.actors.models.queue import (
     not_loaded,
     taken,
 )
-from cairn.actors.models.token_count import Counting
-from cairn.actors.requests.arrival import RequestContext
+from cairn.actors.models.token_count import TokenCounter
+from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.messages import (
-    Broken,
     Generate,
-    JournalFull,
     ListedModel,
-    RefusalError,
     Reply,
     ServerFacts,
     Statistics,
-    Stopping,
 )
 from cairn.actors.requests.replies import unless_dead
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.settings import no_progress
-from cairn.actors.statistics import figures
+from cairn.actors.statistics import statistics_of
 from cairn.actors.threads.engine import EngineGone
 from cairn.actors.threads.writer import WriterDied
 from cairn.engine.model.models_file import entry_fault
@@ -112,7 +109,7 @@ class Models:
         self._loading: Choice | None = None
         self._at_load = False  # whether the engine's thread is at nothing but to load a model
         self._queue = ModelQueue(self._limits, self._activity.changed)
-        self._counting = Counting(run.engine, self._limits)
+        self._token_counter = TokenCounter(run.engine, self._limits)
         self._pauses: dict[str, float] = {}
         self._stopping = False
         self._ended = trio.Event()
@@ -158,7 +155,7 @@ class Models:
             now = server.statistics()
         else:
             held = run.agents.kept.remembered.bytes
-            now = figures(run.sequencer, run.writer, run.engine, text_cache_bytes=held)
+            now = statistics_of(run.sequencer, run.writer, run.engine, text_cache_bytes=held)
         encoded, remembered = self._gone_characters
         return attrs.evolve(
             now,
@@ -180,7 +177,7 @@ class Models:
             return await server.count(command, tenant)
         if self._stopping:
             raise Stopping("the server is stopping; try again in a moment")
-        return await self._counting.count(choice, command, tenant)
+        return await self._token_counter.count(choice, command, tenant)
 
     def _choice_of(self, requested_model: str) -> Choice:
         return self._names.get(requested_model, self._default)
@@ -410,7 +407,7 @@ class Models:
         self._took_over()
         self._facts[choice.name] = self._told_by(server)
         self._pauses.pop(choice.name, None)
-        self._counting.forget(choice)
+        self._token_counter.forget(choice)
         log.info("model loaded", model=choice.name, fingerprint=server.facts.fingerprint)
         return True
 

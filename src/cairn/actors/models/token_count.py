@@ -16,9 +16,10 @@ import attrs
 import structlog
 import trio
 
+from cairn.actors.errors import PromptRefused, QueueFull, Stopping, TimedOut
 from cairn.actors.models.queue import Choice, not_loaded
 from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import Generate, PromptRefused, QueueFull, Stopping, TimedOut
+from cairn.actors.requests.messages import Generate
 from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.engine.model.models_file import entry_fault
 from cairn.engine.prompt import template as prompts
@@ -45,7 +46,7 @@ class _Text:
     encoder: Encoder
 
 
-class Counting:
+class TokenCounter:
     """
     Counts tokens by tokenizers of its own.
 

@@ -16,7 +16,8 @@ import attrs
 import structlog
 import trio
 
-from cairn.actors.requests.messages import FormatRefused, Generate, PromptRefused, PromptTooLong
+from cairn.actors.errors import FormatRefused, PromptRefused, PromptTooLong
+from cairn.actors.requests.messages import Generate
 from cairn.actors.requests.ticket import Prepared
 from cairn.actors.sequencer import Sequencer
 from cairn.engine.answer.grammar import CannotHold, Constraint, grammar_of
@@ -44,7 +45,7 @@ able to send back what it was told; further answers to a request have the seeds 
 """
 
 
-class Reader:
+class Preparer:
     """
     Reads requests for one model.
 

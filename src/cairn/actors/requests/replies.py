@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 
-from cairn.actors.requests.arrival import RequestContext
-from cairn.actors.requests.messages import (
-    Broken,
-    Finished,
-    RefusalError,
-    Reply,
-    Stopping,
-    TimedOut,
-    Waiting,
-)
+from cairn.actors.errors import Broken, RefusalError, Stopping, TimedOut
+from cairn.actors.requests.context import RequestContext
+from cairn.actors.requests.messages import Finished, Reply, Waiting
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 

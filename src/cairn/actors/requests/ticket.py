@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import attrs
 import trio
 
-from cairn.actors.requests.messages import Generate, RefusalError, Reply, Waiting
+from cairn.actors.errors import RefusalError
+from cairn.actors.requests.messages import Generate, Reply, Waiting
 from cairn.engine.answer.parts import AnswerForm
 from cairn.engine.answer.token_bytes import TokenBytes
 from cairn.engine.reports import GrammarMatcher

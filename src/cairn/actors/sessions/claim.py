@@ -10,7 +10,8 @@ from typing import Any
 
 import attrs
 
-from cairn.actors.requests.messages import Accepted, Broken
+from cairn.actors.errors import Broken
+from cairn.actors.requests.messages import Accepted
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
 from cairn.actors.sessions.context import SessionContext

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import attrs
 import trio
 
-from cairn.actors.requests.messages import FormatRefused, NoMemory
+from cairn.actors.errors import FormatRefused, NoMemory
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.answer import Answer, into
 from cairn.actors.sessions.cache import SessionCache

@@ -20,7 +20,7 @@ from __future__ import annotations
 import structlog
 import trio
 
-from cairn.actors.requests.messages import Broken
+from cairn.actors.errors import Broken
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
 from cairn.actors.sessions.claim import Claim

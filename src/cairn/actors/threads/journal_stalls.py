@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from cairn.actors.requests.messages import JournalFull
+from cairn.actors.errors import JournalFull
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, Stall
 from cairn.journal import events as ev

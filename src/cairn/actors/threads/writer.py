@@ -22,7 +22,7 @@ import attrs
 import structlog
 import trio
 
-from cairn.actors.requests.messages import JournalFull
+from cairn.actors.errors import JournalFull
 from cairn.actors.threads.thread import run_thread
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError, StoreFull

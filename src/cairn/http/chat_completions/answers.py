@@ -11,7 +11,14 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
-from cairn.actors.requests.messages import Accepted, Delta, Finished, Reply, TokenInfo, Waiting
+from cairn.actors.requests.messages import (
+    Accepted,
+    Delta,
+    Finished,
+    Reply,
+    TokenInfo,
+    Waiting,
+)
 from cairn.engine.answer.parts import AnswerPart, Called, Calling, Said, Thought
 from cairn.http.chat_completions.choices import (
     LOGPROB_MIN,

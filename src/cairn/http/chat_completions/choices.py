@@ -10,7 +10,14 @@ from typing import Generic, TypedDict, TypeVar
 import attrs
 from msgspec import UNSET, UnsetType
 
-from cairn.actors.requests.messages import Accepted, Delta, Finished, Reply, TokenInfo, Waiting
+from cairn.actors.requests.messages import (
+    Accepted,
+    Delta,
+    Finished,
+    Reply,
+    TokenInfo,
+    Waiting,
+)
 from cairn.engine.answer.parts import AnswerPart, Called
 from cairn.http.chat_completions.objects import CachedTokens, Usage
 from cairn.http.wire.answers import CairnObject, UnfinishedAnswer, accepted_headers, cairn_object

@@ -14,7 +14,14 @@ from typing import Any
 import attrs
 import msgspec
 
-from cairn.actors.requests.messages import Accepted, Delta, Finished, Reply, StoredTurn, Waiting
+from cairn.actors.requests.messages import (
+    Accepted,
+    Delta,
+    Finished,
+    Reply,
+    StoredTurn,
+    Waiting,
+)
 from cairn.engine.answer.parts import AnswerPart, Called, Calling, Said, Thought
 from cairn.engine.prompt.turns import joined
 from cairn.http.responses.conversation import SEALED

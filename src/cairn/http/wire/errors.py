@@ -5,7 +5,7 @@ By whose fault it is::
 
     ClientError            the client's: a body, a parameter or a key cannot be used; 400, 401, ...
     HTTPException          the client's: no such method or size; its own status
-    messages.RefusalError  the tree in ``messages.py``; statuses in ``_REFUSALS``
+    RefusalError           the tree in ``actors/errors.py``; statuses in ``_REFUSALS``
     anything else          ours: 500 with a fresh id, and a traceback in the log
 
 The envelope is OpenAI's, ``{"error": {"message", "type", "param", "code"}}``; the module
@@ -23,7 +23,7 @@ import attrs
 import structlog
 from werkzeug.exceptions import HTTPException
 
-from cairn.actors.requests.messages import (
+from cairn.actors.errors import (
     AgentBusy,
     AgentExists,
     Broken,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import attrs
 import trio
 
+from cairn.actors.errors import RefusalError
 from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import Generate, RefusalError
+from cairn.actors.requests.messages import Generate
 from cairn.journal.tenants import session_id
 
 

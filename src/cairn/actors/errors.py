@@ -1,0 +1,205 @@
+"""
+Why a request is refused. ``http/wire/errors.py`` turns each of these into an HTTP error.
+
+By whose fault it is, with the status that a client gets::
+
+    RefusalError
+      |  the client's: the request cannot be served as it is
+      |- PromptTooLong      400  the prompt leaves no room for an answer
+      |- PromptRefused      400  the template or the tokenizer cannot take the prompt
+      |- FormatRefused      400  decoding cannot be constrained to this format
+      |- TooManyAnswers     400  more answers than the server ever has places for
+      |- AgentExists        409  an agent of this name exists
+      |- AgentBusy          409  the agent is busy; the client may try again
+      |- TooManyAgents      409  the tenant has as many agents as it may have
+      |  the load's: the client may try again
+      |- QueueFull          429  too many requests wait
+      |- NoMemory           503  the KV cache does not fit beside that of running requests
+      |- TimedOut           504  it took longer than the operator allows
+      |  the operator's or the machine's: the client may try again
+      |- ModelNotLoaded     503  the model cannot be loaded
+      |- JournalFull        503  the journal's disk is full
+      |- Stopping           503  the server is stopping
+      |  ours
+      |- Broken             500  an invariant was violated; has the bug id
+
+A violated invariant is a ``BugError`` of the journal first (``journal/errors.py``). The session, or
+the server's admission, that it takes out of service raises ``Broken`` for the request.
+"""
+
+from __future__ import annotations
+
+
+class RefusalError(Exception):
+    """
+    A request that is not served. Its client gets the message, and the request changed nothing.
+
+    Attributes:
+        request: the request's id, which journal and log have too; None until the server has set it.
+        session: the journal's id of the session that the request named, if it named one.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.request: str | None = None
+        self.session: str | None = None
+
+
+# --- the client's ---------------------------------------------------------------------------------
+
+
+class PromptTooLong(RefusalError):
+    """The prompt leaves no room for an answer in the model's context."""
+
+    def __init__(
+        self, prompt_tokens: int, context_tokens: int, whose: str = "model", of_model: int = 0
+    ) -> None:
+        """
+        Args:
+            whose: what has this context: ``model`` or ``agent``.
+            of_model: the model's own context, if the server's memory allows less; else 0.
+        """
+        bound = "; the model itself takes {}, which the server's --pool-mb bounds"
+        super().__init__(
+            f"prompt is too long: {prompt_tokens} tokens > {context_tokens - 1} maximum "
+            f"(the {whose}'s context is {context_tokens} tokens and an answer needs at least one"
+            f"{bound.format(of_model) if of_model else ''})"
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+
+class PromptRefused(RefusalError):
+    """The chat template or the tokenizer cannot take the prompt."""
+
+
+class FormatRefused(RefusalError):
+    """
+    Decoding cannot be constrained to this format, or not any further.
+
+    Attributes:
+        fact: what is wrong, as the end of a sentence.
+        about: ``schema``, ``calls`` or ``answer``, as in ``CannotHold``; ``calls_beside`` if calls
+            that are allowed make a format impossible.
+        tool: for ``schema``: the index and the name of the tool whose parameters are meant; None
+            for the format of the answer itself.
+    """
+
+    def __init__(self, fact: str, about: str, tool: tuple[int, str] | None = None) -> None:
+        super().__init__(f"no answer can be constrained to this: {fact}")
+        self.fact = fact
+        self.about = about
+        self.tool = tool
+
+
+class TooManyAnswers(RefusalError):
+    """
+    A request asks for more answers than an idle server has places for.
+
+    Attributes:
+        most: the number of places.
+    """
+
+    def __init__(self, answers: int, most: int) -> None:
+        super().__init__(
+            f"n is {answers}; at most {most} answers can run and wait at the same time. Ask for "
+            "fewer, or ask the operator to raise --queue"
+        )
+        self.most = most
+
+
+class AgentExists(RefusalError):
+    """An agent of this name exists already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"agent {name!r} exists already; delete it, or choose another name")
+
+
+class AgentBusy(RefusalError):
+    """The agent is busy. The same request succeeds once it is not."""
+
+    retry_after_s = 1
+
+    def __init__(self, name: str, fact: str) -> None:
+        super().__init__(
+            f"agent {name!r} {fact}, and an agent does one thing at a time; try again in a moment"
+        )
+
+
+class TooManyAgents(RefusalError):
+    """The tenant has as many agents as it may have."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"there are {most} agents, which is the limit; delete one first")
+
+
+# --- the load's -----------------------------------------------------------------------------------
+
+
+class QueueFull(RefusalError):
+    """Too many requests wait already."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NoMemory(RefusalError):
+    """The prompt's KV cache does not fit beside that of running requests."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class TimedOut(RefusalError):
+    """The request took longer than the operator allows."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            f"request timed out after {limit_s:g} seconds; lower max_tokens, or ask the operator "
+            "to raise --request-timeout"
+        )
+        self.limit_s = limit_s
+
+
+# --- the operator's or the machine's --------------------------------------------------------------
+
+
+class ModelNotLoaded(RefusalError):
+    """The model could not be loaded. Other models may be served."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class JournalFull(RefusalError):
+    """The journal cannot be written for want of disk space, so no request is served."""
+
+    def __init__(self, retry_after_s: int = 10) -> None:
+        super().__init__(
+            "the disk of the server's journal is full, so no request can be recorded; try again "
+            "when the operator has freed some space"
+        )
+        self.retry_after_s = retry_after_s
+
+
+class Stopping(RefusalError):
+    """The server is draining."""
+
+    def __init__(self, message: str, retry_after_s: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+
+class Broken(RefusalError):
+    """An invariant was violated, or a violation has quarantined the session that was named."""
+
+    def __init__(self, bug_id: str) -> None:
+        super().__init__(f"internal cache invariant violation; bug id {bug_id}")
+        self.bug_id = bug_id
