@@ -22,7 +22,8 @@ from cairn.actors.models import load as loading
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate
 from cairn.actors.server import Server
-from cairn.actors.threads.engine import PARTS_A_CHUNK, EngineThread
+from cairn.actors.threads.engine import EngineThread
+from cairn.actors.threads.scheduling import COPIES_PER_PREFILL
 from cairn.engine import schedule
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.reports import Drawn, MemoryReport, PassReport
@@ -133,7 +134,7 @@ async def test_decode_passes_go_between_two_parts_and_no_prefill() -> None:
 async def test_a_long_copy_lets_chunks_in() -> None:
     """Somebody else's first token does not wait for all of a long history."""
     async with shop() as made:
-        names = [str(number) for number in range(2 * PARTS_A_CHUNK + 1)]
+        names = [str(number) for number in range(2 * COPIES_PER_PREFILL + 1)]
         async with trio.open_nursery() as nursery:
             for chunk in ("first chunk", "second chunk"):
                 nursery.start_soon(made.thread.prefill, *made.part(chunk))
@@ -142,7 +143,8 @@ async def test_a_long_copy_lets_chunks_in() -> None:
             await trio.testing.wait_all_tasks_blocked()
             made.go.set()
 
-        due = [*names[:PARTS_A_CHUNK], "first chunk", *names[PARTS_A_CHUNK : 2 * PARTS_A_CHUNK]]
+        first, second = (names[n : n + COPIES_PER_PREFILL] for n in (0, COPIES_PER_PREFILL))
+        due = [*first, "first chunk", *second]
         assert [*due, "second chunk", names[-1]] == made.device.did
 
 
@@ -317,7 +319,7 @@ class Order:
     def _is_asked(self) -> bool:
         """Whether something waits for the engine."""
         engine = self.server.loaded.engine
-        waits = any(job.result is None for job in list(engine._asked))
+        waits = any(job.result is None for job in list(engine._open))
         return waits or not engine._inbox.empty()
 
 

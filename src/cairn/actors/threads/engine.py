@@ -1,18 +1,14 @@
 """
 The engine's thread: the only one that touches MLX.
 
-Sessions ask for passes; this decides only in which order they run. Between two decode passes at
-most one prefill chunk runs, sessions in fair turn, or one part of what is copied into a slab;
-settling runs when nobody waits for anything. Short jobs (slabs, blocks, trims) run between passes.
-A copy goes before prefill chunks, since all of it takes a fraction of the passes that it spares; a
-chunk that waits has its turn behind a few parts.
+Sessions ask for jobs here; ``scheduling.py`` says which one runs next.
 
-A job that has begun is always finished and recorded, whatever happened to who asked: the cache has
-changed, and that must come into the journal. What a job did is recorded by its ``record`` in the
-order in which jobs ran, before any task hears of it: trio wakes tasks in no order, and the totals
-that the engine measured must come into the journal in the order in which it measured them. There
-are two exceptions: a load during which the server stops (``abandon``), since no cache is there yet,
-and what ran of a copy behind a part that could not be recorded (``copy``), whose bug is on record.
+A job that has begun is always finished and recorded, even if its caller is cancelled: the cache has
+changed, and the journal must say so. Jobs are recorded by their ``record`` in the order in which
+they ran, before any task is woken: trio wakes tasks in no order, and the totals that the engine
+measured must be recorded in the order of measurement. There are two exceptions: a load during which
+the server stops (``abandon``), because there is no cache yet, and parts of a copy that ran after
+one that could not be recorded (``copy``), whose bug is on record.
 """
 
 from __future__ import annotations
@@ -20,13 +16,13 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
 import attrs
 import outcome
 import trio
 
+from cairn.actors.threads.scheduling import JobKind, Waiting, next_job, rows_in_turn
 from cairn.actors.threads.thread import run_thread
 from cairn.engine.reports import MemoryReport, PassReport
 
@@ -35,27 +31,11 @@ R = TypeVar("R")
 
 
 class EngineGone(Exception):
-    """The engine's thread has ended; what was asked of it will not be done."""
-
-
-class Urgency(IntEnum):
-    """What goes first."""
-
-    CALL = 0
-    COPY = 1
-    PREFILL = 2
-    SETTLE = 3
-
-
-PARTS_A_CHUNK = 8
-"""
-How many parts of copies go before a prefill chunk that waits. A part takes a fraction of a chunk:
-so nobody's first token waits for the whole of another's history, and a copy hardly for chunks.
-"""
+    """The engine's thread has ended and runs no more jobs."""
 
 
 class Device(Protocol):
-    """What the thread needs of an engine. ``mlx_engine.MlxEngine`` has much more."""
+    """What the thread itself needs of an engine. Jobs use much more."""
 
     @property
     def decode_rows(self) -> int:
@@ -63,7 +43,7 @@ class Device(Protocol):
 
     @property
     def grows(self) -> bool:
-        """Whether a decode pass changes what is held."""
+        """Whether a decode pass changes how much memory is held."""
 
     def memory(self) -> MemoryReport:
         """What is held now."""
@@ -76,16 +56,16 @@ class Device(Protocol):
 class _Job:
     """
     Attributes:
-        run: is given the engine, on its thread.
-        record: is given what came of it, in trio's thread.
-        wanted: asked on the engine's thread before it runs, and of what waits to be copied or
-            settled at every turn of the loop; where it says no, the job is dropped.
+        run: called with the engine, on its thread.
+        record: called with the result, in trio's thread.
+        still_needed: called on the engine's thread before the job runs, and for copies and work in
+            idle time before every choice; if it returns False, the job is dropped.
     """
 
     run: Callable[[Any], Any]
     record: Callable[[Any], Any]
-    urgency: Urgency
-    wanted: Callable[[], bool]
+    kind: JobKind
+    still_needed: Callable[[], bool]
     done: trio.Event = attrs.field(factory=trio.Event)
     result: outcome.Outcome[Any] | None = None
 
@@ -93,29 +73,29 @@ class _Job:
 @attrs.define(eq=False)
 class _Series:
     """
-    Jobs that go on from each other.
+    Jobs that build on each other.
 
     Attributes:
-        wanted: asked again and again, until it says no.
-        ended: whether no further one is to begin.
-        broken: whether one could not be recorded: then those that ran meanwhile are not, either.
+        still_needed: called until it returns False.
+        ended: whether no further job may begin.
+        broken: whether a job could not be recorded: then those that ran after it are not, either.
     """
 
-    wanted: Callable[[], bool]
+    still_needed: Callable[[], bool]
     ended: bool = False
     broken: bool = False
 
     def goes_on(self) -> bool:
-        """Whether the next one is to run. Asked on the engine's thread."""
-        # Never set back: trio's thread may end it while this one asks.
-        if not self.ended and not self.wanted():
+        """Whether the next job is to run. Called on the engine's thread."""
+        # Never set back: trio's thread may end the series meanwhile.
+        if not self.ended and not self.still_needed():
             self.ended = True
         return not self.ended
 
     def part(
         self, run: Callable[[Any], Any], record: Callable[[Any], object]
     ) -> tuple[Callable[[Any], Any], Callable[[Any], bool]]:
-        """What one of the jobs runs and how it is recorded; that gives True."""
+        """One of the jobs: what it runs, and what records it and returns True."""
 
         def runs(device: Any) -> Any:
             try:
@@ -140,14 +120,14 @@ class _Series:
 @attrs.define(eq=False)
 class Decoding:
     """
-    A session that decodes: its row, until it ends by itself or is stopped.
+    An answer that decodes, until it ends by itself or is stopped.
 
     Attributes:
-        row: makes the next row of a token; called once for each, in order.
-        token: the token that goes in next.
+        row: makes the row for a token; called once for each, in order.
+        token: the next input token.
         left: how many tokens may still be drawn.
         ends: tokens that end the answer.
-        reports: each pass, then None at the end, or what failed.
+        reports: takes the report of each pass, then None at the end, or the failure.
     """
 
     row: Callable[[int], Any]
@@ -163,9 +143,9 @@ class EngineThread:
     Runs jobs on the engine's thread. Its methods are for trio's thread.
 
     Attributes:
-        memory: what the engine held after the last job. A decode pass is none, where it puts rows
-            into arrays that are there.
-        abandoned: whether nobody waits for the thread any more.
+        memory: what the engine held after the last job. Not measured after decode passes that write
+            into existing arrays.
+        abandoned: whether ``abandon`` was called.
     """
 
     def __init__(self) -> None:
@@ -174,7 +154,7 @@ class EngineThread:
         self._device: Any = None
         self._failure: BaseException | None = None
         self._ended = trio.Event()
-        self._asked: set[_Job] = set()  # jobs that somebody waits for
+        self._open: set[_Job] = set()  # jobs that a task waits for
         self.abandoned = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -190,8 +170,8 @@ class EngineThread:
             raise self._failure
 
     async def load(self, make: Callable[[], T]) -> T:
-        """Run something on the thread that needs no engine yet: loading one."""
-        return await self._do(lambda _: make(), _as_it_is, Urgency.CALL)
+        """Run a job that needs no engine: loading one."""
+        return await self._do(lambda _: make(), _identity, JobKind.CALL)
 
     def install(self, device: Device) -> None:
         """Give the thread the engine that it serves."""
@@ -199,15 +179,15 @@ class EngineThread:
 
     async def unload(self, measure: Callable[[], T]) -> T:
         """
-        Let go of the engine, on the thread, and then measure what is left. Nothing else may be
-        asked of the thread meanwhile.
+        Drop the engine, on the thread, and then measure what memory is left. No other job may be
+        asked for meanwhile.
         """
 
-        def let_go(_: Any) -> None:
+        def drop(_: Any) -> None:
             self._device = None
 
-        # A step of its own: who runs a job holds the engine that it gives to it.
-        await self._do(let_go, _as_it_is, Urgency.CALL)
+        # A job of its own, because the thread holds the engine while it runs a job.
+        await self._do(drop, _identity, JobKind.CALL)
         return await self.load(measure)
 
     async def call(self, run: Callable[[Any], T], record: Callable[[T], R]) -> R:
@@ -218,38 +198,37 @@ class EngineThread:
             EngineGone: the thread has ended.
             Exception: what ``run`` or ``record`` raised.
         """
-        return await self._do(run, record, Urgency.CALL)
+        return await self._do(run, record, JobKind.CALL)
 
     async def copy(
         self,
         parts: Sequence[tuple[Callable[[Any], T], Callable[[T], object]]],
-        wanted: Callable[[], bool],
+        still_needed: Callable[[], bool],
     ) -> bool:
         """
-        Short jobs that take long together, in order: decode passes go between them, and a prefill
-        chunk behind each ``PARTS_A_CHUNK``. Behind one that failed no further one begins, nor once
-        they are not wanted any more. Where it was the record that failed, others may have run
-        before that was known; these are not recorded.
+        Run short jobs in order, between passes. None begins after one that failed, or once they
+        are no longer needed. If it was ``record`` that failed, further parts may have run by then;
+        these are not recorded.
 
         Args:
-            parts: what to run, and what records it, of each.
-            wanted: asked on the engine's thread, often.
+            parts: for each, what to run and what records it.
+            still_needed: called on the engine's thread, often.
 
         Returns:
-            Whether all were done.
+            Whether all of them ran.
 
         Raises:
             EngineGone: the thread has ended.
-            Exception: what the first one raised that failed.
+            Exception: what the first part that failed raised.
         """
-        series = _Series(wanted)
-        jobs = [_Job(*series.part(*part), Urgency.COPY, series.goes_on) for part in parts]
+        series = _Series(still_needed)
+        jobs = [_Job(*series.part(*part), JobKind.COPY, series.goes_on) for part in parts]
         if self._ended.is_set():
             raise EngineGone("the engine has ended")
-        # All at once: whoever waits for a chunk's pass would else come between two parts.
+        # All at once, so that no prefill pass that waits comes between two parts.
         for job in jobs:
             self._inbox.put(job)
-        self._asked.update(jobs)
+        self._open.update(jobs)
         try:
             for job in jobs:
                 await job.done.wait()
@@ -258,7 +237,7 @@ class EngineThread:
             with trio.CancelScope(shield=True):
                 for job in jobs:
                     await job.done.wait()
-            self._asked.difference_update(jobs)
+            self._open.difference_update(jobs)
         if self.abandoned:
             raise EngineGone("the engine was abandoned")
         done = []
@@ -268,30 +247,30 @@ class EngineThread:
         return all(done)
 
     async def prefill(self, run: Callable[[Any], T], record: Callable[[T], R]) -> R:
-        """One prefill chunk. Raises as ``call`` does."""
-        return await self._do(run, record, Urgency.PREFILL)
+        """One prefill pass. Raises as ``call`` does."""
+        return await self._do(run, record, JobKind.PREFILL)
 
     async def settle(
-        self, run: Callable[[Any], T], record: Callable[[T], R], wanted: Callable[[], bool]
+        self, run: Callable[[Any], T], record: Callable[[T], R], still_needed: Callable[[], bool]
     ) -> R | None:
         """
-        One settling chunk, when nothing else is to be done; None where it was not wanted any more
-        before its turn came. Raises as ``call`` does.
+        A job for idle time, when nothing else waits; None if it was no longer needed when its turn
+        came. Raises as ``call`` does.
 
         Args:
-            wanted: asked on the engine's thread.
+            still_needed: called on the engine's thread.
         """
-        return await self._do(run, record, Urgency.SETTLE, wanted)
+        return await self._do(run, record, JobKind.IDLE, still_needed)
 
     def decode(
         self, row: Callable[[int], Any], *, token: int, left: int, ends: frozenset[int]
     ) -> tuple[Decoding, trio.MemoryReceiveChannel[PassReport | BaseException | None]]:
         """
-        Let a session decode until it draws one of ``ends`` or has drawn ``left`` tokens.
+        Decode an answer until one of ``ends`` or ``left`` tokens are drawn.
 
         Returns:
-            The handle to stop it by, and its passes as they are done, then None; or what failed,
-            and ``EngineGone`` where the thread has ended.
+            A handle to stop it, and the channel of its reports: each pass, then None or the
+            failure, which is ``EngineGone`` if the thread has ended.
         """
         send, receive = trio.open_memory_channel[PassReport | BaseException | None](float("inf"))
         decoding = Decoding(row=row, token=token, left=left, ends=ends, reports=send)
@@ -302,39 +281,38 @@ class EngineThread:
         return decoding, receive
 
     def stop(self, decoding: Decoding) -> None:
-        """Have a session stop after the pass that runs now. Its reports end with None as always."""
+        """Stop an answer after the pass that runs now. Its reports end with None as always."""
         decoding.stopped = True
 
     def close(self) -> None:
-        """End the thread when the job in hand is done."""
+        """End the thread after the running job."""
         self._inbox.put(None)
 
     def abandon(self) -> None:
         """
-        Wait for the thread no more, whatever it is at: all that was asked of it ends with
-        ``EngineGone``, and so does what is asked from here on. For when a model is loaded that
-        nobody wants any more: MLX cannot be interrupted, and the thread goes on to the end of the
-        job in hand, or to that of the process. No cache may be there that a job could change.
+        Wait for the thread no longer: all jobs, present and future, end with ``EngineGone``. For a
+        load whose model is no longer needed: MLX cannot be interrupted, so the thread runs on to
+        the end of its job, or of the process. There must be no cache yet that a job could change.
         """
         self.abandoned = True
-        self._gone(list(self._asked), None)
+        self._gone(list(self._open), None)
 
     async def _do(
         self,
         run: Callable[[Any], T],
         record: Callable[[T], R],
-        urgency: Urgency,
-        wanted: Callable[[], bool] = lambda: True,
+        kind: JobKind,
+        still_needed: Callable[[], bool] = lambda: True,
     ) -> R:
-        job = _Job(run, record, urgency, wanted)
+        job = _Job(run, record, kind, still_needed)
         if self._ended.is_set():
             raise EngineGone("the engine has ended")
         self._inbox.put(job)
-        self._asked.add(job)
-        # Once begun it changes caches, so it is waited for, and what it did is told.
+        self._open.add(job)
+        # A job that has begun changes caches, so it is waited for and recorded.
         with trio.CancelScope(shield=True):
             await job.done.wait()
-        self._asked.discard(job)
+        self._open.discard(job)
         if self.abandoned:
             raise EngineGone("the engine was abandoned")
         assert job.result is not None
@@ -344,13 +322,13 @@ class EngineThread:
     def _finish(self, job: _Job) -> None:
         """In trio's thread, in the order in which jobs ran."""
         if self.abandoned:
-            return  # who asked has heard that nothing comes of it
+            return  # its caller got EngineGone
         if isinstance(job.result, outcome.Value):
             job.result = outcome.capture(job.record, job.result.value)
         job.done.set()
 
     def _gone(self, jobs: list[_Job], failure: BaseException | None) -> None:
-        """In trio's thread: nobody waits for ever."""
+        """In trio's thread: end all waits."""
         if self._ended.is_set():
             return  # the thread was abandoned
         self._failure = failure
@@ -375,47 +353,55 @@ class EngineThread:
                 raise
 
     def _work(self, token: trio.lowlevel.TrioToken) -> None:
-        waiting: dict[Urgency, deque[_Job]] = {urgency: deque() for urgency in Urgency}
+        jobs: dict[JobKind, deque[_Job]] = {kind: deque() for kind in JobKind}
         decoding: list[Decoding] = []
         failure: BaseException | None = None
-        copied = 0  # parts since the last prefill chunk
+        decoded_last, copies_since_prefill = False, 0
         try:
-            while not self.abandoned and self._take_in(waiting, decoding):
-                for urgency in (Urgency.COPY, Urgency.SETTLE):
-                    self._drop_unwanted(waiting[urgency], token)
-                while waiting[Urgency.CALL]:
-                    self._run(waiting[Urgency.CALL].popleft(), token)
-                if decoding:
-                    self._pass(decoding, token)
-                in_turn = not waiting[Urgency.PREFILL] or copied < PARTS_A_CHUNK
-                if waiting[Urgency.COPY] and in_turn:
-                    self._run(waiting[Urgency.COPY].popleft(), token)
-                    copied += 1
-                elif waiting[Urgency.PREFILL]:
-                    self._run(waiting[Urgency.PREFILL].popleft(), token)
-                    copied = 0
-                elif waiting[Urgency.SETTLE] and not decoding:
-                    self._run(waiting[Urgency.SETTLE].popleft(), token)
+            while not self.abandoned and self._take_in(jobs, decoding):
+                for kind in (JobKind.COPY, JobKind.IDLE):
+                    self._drop_unneeded(jobs[kind], token)
+                waiting = Waiting(
+                    calls=len(jobs[JobKind.CALL]),
+                    copies=len(jobs[JobKind.COPY]),
+                    prefills=len(jobs[JobKind.PREFILL]),
+                    idle=len(jobs[JobKind.IDLE]),
+                    decoding=len(decoding),
+                    decoded_last=decoded_last,
+                    copies_since_prefill=copies_since_prefill,
+                )
+                chosen = next_job(waiting)
+                if chosen is None:
+                    continue  # all that waited was dropped
+                if chosen is JobKind.DECODE:
+                    self._decode_pass(decoding, token)
+                else:
+                    self._run(jobs[chosen].popleft(), token)
+                decoded_last = chosen is JobKind.DECODE or (chosen is JobKind.CALL and decoded_last)
+                if chosen is JobKind.COPY:
+                    copies_since_prefill += 1
+                elif chosen is JobKind.PREFILL:
+                    copies_since_prefill = 0
         except BaseException as error:
             failure = error
         for one in decoding:
             token.run_sync_soon(one.reports.send_nowait, EngineGone("the engine has ended"))
-        left = [job for jobs in waiting.values() for job in jobs]
+        left = [job for waiting_jobs in jobs.values() for job in waiting_jobs]
         token.run_sync_soon(self._gone, left, failure)
 
-    def _drop_unwanted(self, jobs: deque[_Job], token: trio.lowlevel.TrioToken) -> None:
-        for job in [job for job in jobs if not job.wanted()]:
+    def _drop_unneeded(self, jobs: deque[_Job], token: trio.lowlevel.TrioToken) -> None:
+        for job in [job for job in jobs if not job.still_needed()]:
             jobs.remove(job)
-            job.record = _as_it_is
+            job.record = _identity
             job.result = outcome.Value(None)
             token.run_sync_soon(self._finish, job)
 
-    def _take_in(self, waiting: dict[Urgency, deque[_Job]], decoding: list[Decoding]) -> bool:
+    def _take_in(self, jobs: dict[JobKind, deque[_Job]], decoding: list[Decoding]) -> bool:
         """
-        Take in what has arrived; wait for something where there is nothing to do. False at the end.
+        Take in what has arrived, or wait for something if there is nothing to do. False at the end.
         """
         while True:
-            busy = bool(decoding) or any(waiting.values())
+            busy = bool(decoding) or any(jobs.values())
             try:
                 item = self._inbox.get(block=not busy)
             except queue.Empty:
@@ -425,11 +411,11 @@ class EngineThread:
             if isinstance(item, Decoding):
                 decoding.append(item)
             else:
-                waiting[item.urgency].append(item)
+                jobs[item.kind].append(item)
 
     def _run(self, job: _Job, token: trio.lowlevel.TrioToken) -> None:
-        if not job.wanted():
-            job.record = _as_it_is
+        if not job.still_needed():
+            job.record = _identity
             job.result = outcome.Value(None)
         else:
             job.result = outcome.capture(job.run, self._device)
@@ -437,29 +423,29 @@ class EngineThread:
             self.memory = self._device.memory() if held else MemoryReport()
         token.run_sync_soon(self._finish, job)
 
-    def _pass(self, decoding: list[Decoding], token: trio.lowlevel.TrioToken) -> None:
-        """One decode pass for all that decode, and the end of those that are done."""
+    def _decode_pass(self, decoding: list[Decoding], token: trio.lowlevel.TrioToken) -> None:
+        """One decode pass, and the end of the answers that are complete or stopped."""
         for one in [one for one in decoding if one.stopped or one.left <= 0]:
             decoding.remove(one)
             token.run_sync_soon(one.reports.send_nowait, None)
         width = self._device.decode_rows
-        admitted = decoding[:width]
-        if not admitted:
+        in_pass, left = rows_in_turn(decoding, width)
+        if not in_pass:
             return
-        rows = [one.row(one.token) for one in admitted] + [None] * (width - len(admitted))
+        rows = [one.row(one.token) for one in in_pass] + [None] * (width - len(in_pass))
         try:
             reports = self._device.decode(rows)
         except Exception as error:
-            # Which of the rows it was cannot be told, so none of them can go on.
-            for one in admitted:
+            # Any of the rows may be at fault, so none of them can go on.
+            for one in in_pass:
                 decoding.remove(one)
                 token.run_sync_soon(one.reports.send_nowait, error)
             return
         if self._device.grows:
             self.memory = self._device.memory()
-        for one, report in zip(admitted, reports, strict=False):
+        for one, report in zip(in_pass, reports, strict=False):
             token.run_sync_soon(one.reports.send_nowait, report)
-            if isinstance(report, Exception):  # this row's fault, and nobody else's
+            if isinstance(report, Exception):  # of this row alone
                 decoding.remove(one)
                 continue
             drawn = report.drawn.token
@@ -468,9 +454,8 @@ class EngineThread:
             if one.left <= 0 or drawn in one.ends or one.stopped:
                 decoding.remove(one)
                 token.run_sync_soon(one.reports.send_nowait, None)
-        # Whoever waited for a row comes before who had one.
-        decoding.sort(key=lambda one: one in admitted)
+        decoding[:] = [*left, *(one for one in in_pass if one in decoding)]
 
 
-def _as_it_is(value: T) -> T:
+def _identity(value: T) -> T:
     return value

@@ -1,0 +1,91 @@
+"""
+Which job the engine runs next. Pure: no clock, no thread, no model.
+
+Rules of this module:
+
+1. A job that has begun runs to its end; the choice is made between two jobs.
+2. Short jobs go first (slabs, blocks, trims, files): sessions wait for them between two passes.
+3. One decode pass serves all answers that decode, up to the number of rows. Those that had no row
+   in the last pass come first in the next one.
+4. Between two decode passes at most one prefill pass runs, or one part of a copy into a slab.
+   Sessions have their prefill passes in turn, because each asks for one at a time and jobs of a
+   kind run in the order in which they were asked for.
+5. Copies go before prefill passes, because a copy takes a fraction of the passes that it spares.
+   After ``COPIES_PER_PREFILL`` parts a prefill pass that waits has its turn, so that the first
+   token of one request does not wait for the whole history of another.
+6. Work in idle time (settling, files, shadow checks) runs when nothing else waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TypeVar
+
+import attrs
+
+T = TypeVar("T")
+
+COPIES_PER_PREFILL = 8
+"""How many parts of copies run before a prefill pass that waits."""
+
+
+class JobKind(Enum):
+    """The kinds of jobs. See the rules of this module."""
+
+    CALL = "call"
+    DECODE = "decode"
+    COPY = "copy"
+    PREFILL = "prefill"
+    IDLE = "idle"
+
+
+@attrs.frozen(kw_only=True)
+class Waiting:
+    """
+    What the engine could run now.
+
+    Attributes:
+        calls, copies, prefills, idle: jobs of each kind.
+        decoding: answers that decode.
+        decoded_last: whether the last pass was a decode pass.
+        copies_since_prefill: parts of copies that ran since the last prefill pass.
+    """
+
+    calls: int = 0
+    copies: int = 0
+    prefills: int = 0
+    idle: int = 0
+    decoding: int = 0
+    decoded_last: bool = False
+    copies_since_prefill: int = 0
+
+
+def next_job(waiting: Waiting) -> JobKind | None:
+    """The kind of which the first job is to run next; None if nothing waits."""
+    if waiting.calls:
+        return JobKind.CALL
+    prompt_job = _prompt_job(waiting)
+    if waiting.decoding and not (waiting.decoded_last and prompt_job is not None):
+        return JobKind.DECODE
+    if prompt_job is not None:
+        return prompt_job
+    return JobKind.IDLE if waiting.idle else None
+
+
+def _prompt_job(waiting: Waiting) -> JobKind | None:
+    """What is next on the way to a first token: a part of a copy, or a prefill pass."""
+    has_turn = not waiting.prefills or waiting.copies_since_prefill < COPIES_PER_PREFILL
+    if waiting.copies and has_turn:
+        return JobKind.COPY
+    return JobKind.PREFILL if waiting.prefills else None
+
+
+def rows_in_turn(answers: Sequence[T], rows: int) -> tuple[Sequence[T], Sequence[T]]:
+    """
+    The answers that have a row in the next decode pass, and those that wait for one.
+
+    Args:
+        answers: in their order; after the pass those that waited go before those that had a row.
+    """
+    return answers[:rows], answers[rows:]

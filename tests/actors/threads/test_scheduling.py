@@ -1,0 +1,101 @@
+"""Which job the engine runs next: each rule of ``scheduling.py`` by itself."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import attrs
+import pytest
+
+from cairn.actors.threads.scheduling import (
+    COPIES_PER_PREFILL,
+    JobKind,
+    Waiting,
+    next_job,
+    rows_in_turn,
+)
+
+EVERYTHING = Waiting(calls=1, copies=1, prefills=1, idle=1, decoding=1)
+
+
+def test_nothing_runs_where_nothing_waits() -> None:
+    """Whatever ran before."""
+    assert next_job(Waiting(decoded_last=True, copies_since_prefill=3)) is None
+
+
+def test_some_job_runs_where_one_waits() -> None:
+    """The thread never sleeps on a job, in no combination of what waits and what ran."""
+    for calls, copies, prefills, idle, decoding in product((0, 2), repeat=5):
+        for decoded_last, since in product((False, True), (0, COPIES_PER_PREFILL)):
+            waiting = Waiting(
+                calls=calls,
+                copies=copies,
+                prefills=prefills,
+                idle=idle,
+                decoding=decoding,
+                decoded_last=decoded_last,
+                copies_since_prefill=since,
+            )
+            some = calls or copies or prefills or idle or decoding
+            assert bool(some) is (next_job(waiting) is not None), waiting
+
+
+@pytest.mark.parametrize("decoded_last", [False, True])
+def test_short_jobs_go_first(decoded_last: bool) -> None:
+    """Before any pass."""
+    assert JobKind.CALL is next_job(attrs.evolve(EVERYTHING, decoded_last=decoded_last))
+
+
+def test_between_two_decode_passes_one_prefill_pass_runs() -> None:
+    """Never two, however many wait."""
+    waiting = Waiting(decoding=1, prefills=5)
+    assert JobKind.DECODE is next_job(waiting)
+    assert JobKind.PREFILL is next_job(attrs.evolve(waiting, decoded_last=True))
+
+
+def test_decode_passes_follow_each_other_where_no_prompt_waits() -> None:
+    """Idle-time work does not come between them."""
+    assert JobKind.DECODE is next_job(Waiting(decoding=1, idle=1, decoded_last=True))
+
+
+def test_between_two_decode_passes_one_part_of_a_copy_runs() -> None:
+    """And no prefill pass beside it."""
+    waiting = Waiting(decoding=1, copies=5, prefills=5)
+    assert JobKind.COPY is next_job(attrs.evolve(waiting, decoded_last=True))
+    assert JobKind.DECODE is next_job(waiting)
+
+
+def test_copies_go_before_prefill_passes() -> None:
+    """Up to a number of parts; then a prefill pass that waits has its turn."""
+    waiting = Waiting(copies=1, prefills=1, copies_since_prefill=COPIES_PER_PREFILL - 1)
+    assert JobKind.COPY is next_job(waiting)
+    enough = attrs.evolve(waiting, copies_since_prefill=COPIES_PER_PREFILL)
+    assert JobKind.PREFILL is next_job(enough)
+    assert JobKind.COPY is next_job(attrs.evolve(enough, prefills=0))
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [Waiting(calls=1), Waiting(copies=1), Waiting(prefills=1), Waiting(decoding=1)],
+    ids=["calls", "copies", "prefills", "decoding"],
+)
+def test_idle_time_work_runs_last(waiting: Waiting) -> None:
+    """Only where nothing else waits."""
+    assert JobKind.IDLE is next_job(Waiting(idle=1))
+    assert next_job(waiting) is next_job(attrs.evolve(waiting, idle=1))
+
+
+def test_answers_have_rows_in_turn() -> None:
+    """Each waits for no more passes than it takes to serve the others once."""
+    order = ["a", "b", "c", "d", "e"]
+    served: list[str] = []
+    for _ in range(5):
+        rows, left = rows_in_turn(order, 2)
+        served.extend(rows)
+        order = [*left, *rows]
+    assert list("abcdeabcde") == served
+
+
+def test_all_answers_have_a_row_where_there_are_enough() -> None:
+    """None waits."""
+    assert (["a", "b"], []) == rows_in_turn(["a", "b"], 4)
