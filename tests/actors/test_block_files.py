@@ -86,7 +86,7 @@ async def test_a_stop_writes_what_memory_holds(setup: Setup):
     assert sealed == {path.stem for path in setup.files()}
     async with setup.serving() as server:
         now = server.statistics()
-    last = setup.events(ev.BlocksFound)[-1]
+    last = setup.events(ev.BlockFilesScanned)[-1]
     assert (len(sealed), sum(path.stat().st_size for path in setup.files())) == (
         last.disk_blocks,
         last.disk_bytes,
@@ -226,7 +226,7 @@ async def test_files_keep_their_budget(setup: Setup):
         for place in range(4):
             await ask(server, tells(place))
             await at_rest(server)
-    assert setup.events(ev.BlockDropped)
+    assert setup.events(ev.BlockFileRemoved)
     assert max(event.disk_bytes for event in setup.events(ev.BlockSpilled)) <= 3 * MIB
     assert sum(path.stat().st_size for path in setup.files()) <= 3 * MIB
     async with setup.serving(disk_bytes=3 * MIB) as server:
@@ -271,7 +271,7 @@ async def test_a_full_disk(setup: Setup, monkeypatch: pytest.MonkeyPatch):
                 while setup.files():
                     await trio.testing.wait_all_tasks_blocked()
             assert [] == setup.events(ev.BlockSpilled)
-            reasons = {event.reason for event in setup.events(ev.BlockNotSpilled)}
+            reasons = {event.reason for event in setup.events(ev.BlockSpillFailed)}
             assert {os.strerror(errno.ENOSPC)} == reasons
         assert one.tokens == again.tokens
         await ask(server, tells(3))
@@ -407,7 +407,7 @@ async def test_another_conversation_goes_from_its_end(setup: Setup):
         await at_rest(server)
         await ask(server, tells(2))
         with trio.fail_after(600):
-            while not setup.events(ev.BlockDropped) or server.loaded.sequencer.state.requests:
+            while not setup.events(ev.BlockFileRemoved) or server.loaded.sequencer.state.requests:
                 await trio.testing.wait_all_tasks_blocked()
     async with setup.serving(disk_bytes=2 * MIB) as server:
         first = await ask(server, tells(1))
@@ -446,7 +446,7 @@ async def test_another_journals_files_stay(setup: Setup):
     assert written == {path: path.read_bytes() for path in written}
     async with setup.serving() as server:
         again = await ask(server, tells(1))
-    assert [] == setup.events(ev.BlockRejected)
+    assert [] == setup.events(ev.BlockFileRejected)
     assert 0 < again.accepted.cached_tokens
     assert setup.holds()
     assert other.holds()
@@ -461,7 +461,7 @@ async def test_what_was_lost_before_its_row_is_removed(setup: Setup):
     setup.store = MemoryStore(rows[: spilled[-1]])
     async with setup.serving():
         pass
-    assert 1 == setup.events(ev.BlocksFound)[-1].removed_files
+    assert 1 == setup.events(ev.BlockFilesScanned)[-1].removed_files
     assert len(spilled) - 1 == len(setup.files())
     assert setup.holds()
 
@@ -512,7 +512,7 @@ async def test_files_that_cannot_be_removed(
             assert len(files) == server.statistics().disk_blocks
     assert files == setup.files()
     assert 1 == capsys.readouterr().out.count("a block file could not be removed")
-    assert [] == setup.events(ev.BlockDropped)
+    assert [] == setup.events(ev.BlockFileRemoved)
     assert setup.holds()
 
 
@@ -538,7 +538,7 @@ async def test_what_fails_in_mlx_while_writing(
         said = await ask(server, tells(2))
         again = await ask(server, tells(2))
         assert said.tokens == again.tokens
-    told = [event.key for event in setup.events(ev.BlockNotSpilled)]
+    told = [event.key for event in setup.events(ev.BlockSpillFailed)]
     assert told
     assert len(set(told)) == len(told)
     assert [] == setup.events(ev.InvariantViolated)
@@ -575,7 +575,7 @@ async def test_what_cannot_be_written_is_told_once(setup: Setup, monkeypatch: py
             for _ in range(3):
                 for key in keys:
                     await server.loaded.memory.write_through(key, lambda: True)
-        told = [event.key for event in setup.events(ev.BlockNotSpilled)]
+        told = [event.key for event in setup.events(ev.BlockSpillFailed)]
         assert sorted(keys) == sorted(told)
     assert set(keys) == {event.key for event in setup.events(ev.BlockSpilled)}
 
@@ -605,4 +605,4 @@ async def test_what_is_in_the_way_stops_no_other(setup: Setup, monkeypatch: pyte
         path = setup.folder / fingerprint / sealed[0][:2] / f"{sealed[0]}.safetensors"
         path.mkdir(parents=True)
     assert set(sealed[1:]) == {path.stem for path in setup.files()}
-    assert [sealed[0]] == [event.key for event in setup.events(ev.BlockNotSpilled)]
+    assert [sealed[0]] == [event.key for event in setup.events(ev.BlockSpillFailed)]

@@ -84,8 +84,8 @@ class ScriptedEngine:
             digest=key,
             bytes=size,
             stored=store,
-            store_blocks=len(self.blocks),
-            store_bytes=sum(self.blocks.values()),
+            memory_blocks=len(self.blocks),
+            memory_bytes=sum(self.blocks.values()),
         )
 
     def evict(self, key: str) -> EvictReport:
@@ -93,8 +93,8 @@ class ScriptedEngine:
         return EvictReport(
             key=key,
             bytes=self.blocks.pop(key),
-            store_blocks=len(self.blocks),
-            store_bytes=sum(self.blocks.values()),
+            memory_blocks=len(self.blocks),
+            memory_bytes=sum(self.blocks.values()),
         )
 
     def _fail(self) -> None:
@@ -143,6 +143,11 @@ class Books:
                 pool_slabs=slabs,
                 pool_bytes=tokens * TOKEN_BYTES,
                 blocks_bytes=blocks * BLOCK_BYTES,
+                kv_sinks=0,
+                kv_window=0,
+                kv_rows=0,
+                min_cache_tokens=0,
+                state_blocks=0,
             )
         )
 
@@ -152,7 +157,7 @@ class Books:
             assert isinstance(event, ev.BlockEvicted)
             self.evicted.append(event.key)
             self._block(attrs.evolve(self.state.blocks[event.key], present=False))
-            assert (event.store_blocks, event.store_bytes) == self.blocks
+            assert (event.memory_blocks, event.memory_bytes) == self.blocks
         return 0
 
     @property
@@ -218,7 +223,7 @@ class Books:
                 worker = SessionId("works")
                 held = (*self.state.pins.get(worker, ()), *(key,) * pins)
                 self.state = attrs.evolve(self.state, pins=self.state.pins.set(worker, held))
-            assert (report.store_blocks, report.store_bytes) == self.blocks
+            assert (report.memory_blocks, report.memory_bytes) == self.blocks
 
         return record
 
@@ -587,7 +592,7 @@ def test_a_store_of_pinned_blocks() -> None:
 
     trio.run(main)
 
-    assert [(False, "c", 2)] == [(one.stored, one.digest, one.store_blocks) for one in reports]
+    assert [(False, "c", 2)] == [(one.stored, one.digest, one.memory_blocks) for one in reports]
 
 
 def test_a_block_that_is_there_needs_no_room() -> None:

@@ -202,12 +202,12 @@ def test_block_files_that_change_under_a_server(start: Start, cold: Serving):
         assert (64, "continuation") == (answer.cached_tokens, answer.path), damage
         expected[damage] = ask(cold, *talks[damage], cache_prompt=False).bits
         assert expected[damage] == answer.bits
-        (rejected,) = server.events(ev.BlockRejected, key=second[damage].key)
+        (rejected,) = server.events(ev.BlockFileRejected, key=second[damage].key)
         assert reason == rejected.reason, damage
         # What was computed again has the digest of before.
         sealed = server.events(ev.BlockSealed, key=second[damage].key)
         assert {second[damage].digest} == {event.digest for event in sealed}
-    assert len(DAMAGES) == len(server.events(ev.BlockRejected))
+    assert len(DAMAGES) == len(server.events(ev.BlockFileRejected))
     assert files[second[put_a_folder].key].is_dir()
     assert files[second[put_a_link].key].is_symlink()
     assert files[second[put_a_pipe].key].is_fifo()

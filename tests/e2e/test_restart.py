@@ -51,7 +51,7 @@ def test_a_damaged_file_is_told_and_not_used(start: Start, cold: Serving):
     second = ask(again, *talk)
     assert first.bits == second.bits == ask(cold, *talk, cache_prompt=False).bits
     assert 64 == second.cached_tokens
-    (rejected,) = again.events(ev.BlockRejected)
+    (rejected,) = again.events(ev.BlockFileRejected)
     assert (spilled, "digest") == (rejected.key, rejected.reason)
     assert [path.name + ".rejected"] == [
         aside.name for aside in (server.data_dir / "blocks").rglob("*.rejected")

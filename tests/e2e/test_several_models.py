@@ -93,7 +93,7 @@ def test_a_stop_while_a_model_is_loaded(tmp_path: Path, other_directory: Path) -
     assert "Traceback" not in server.stderr()
     assert ["slow"] == [line["model"] for line in server.log() if "load abandoned" in line["event"]]
     assert ["pebble"] == [event.name for event in server.events(ev.ModelLoaded)]
-    assert ["slow"] == [event.name for event in server.events(ev.ModelNotLoaded)]
+    assert ["slow"] == [event.name for event in server.events(ev.ModelLoadFailed)]
     assert isinstance(server.recorded()[-1].event, ev.ServerStopped)
     assert_holds(server.data_dir)
 

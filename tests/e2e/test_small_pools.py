@@ -110,7 +110,7 @@ def test_blocks_leave_memory(start: Start, cold: Serving):
     assert "evicted" in {answer.reason for answer in answers[3:]}
     evicted = server.events(ev.BlockEvicted)
     assert evicted
-    assert max(event.store_bytes for event in evicted) <= 1024 * 1024
+    assert max(event.memory_bytes for event in evicted) <= 1024 * 1024
     health = server.at_rest()
     assert health["blocks"]["bytes"] <= health["blocks"]["bytes_total"] == 1024 * 1024
     assert 0 == health["blocks"]["disk_count"]

@@ -159,7 +159,7 @@ def test_an_answer_cut_off_in_a_call_or_a_thought(server: Serving, client: opena
         choice.message.content,
         calls_of(choice.message),
     )
-    assert ["cut"] == [one.reason for one in server.events(ev.CallRejected, after=before)]
+    assert ["truncated"] == [one.reason for one in server.events(ev.CallRejected, after=before)]
     (choice,) = create(client, tools=TOOLS, max_tokens=2).choices
     assert ("length", "") == (choice.finish_reason, choice.message.content)
     assert "I look up Rom." == choice.message.model_extra["reasoning_content"].strip()

@@ -109,7 +109,7 @@ def test_to_and_fro(model_directory: Path, tmp_path: Path) -> None:
     assert {("continuation", None)} == {(s.accepted.path, s.accepted.reason) for s in warm}
     assert all(said.accepted.cached_tokens >= 64 for said in warm)
     assert [256] * 3 == [said.accepted.cached_tokens for said in warm[3:]]  # all four blocks
-    assert max(event.store_bytes for event in setup.events(ev.BlockLoaded)) <= MIB
+    assert max(event.memory_bytes for event in setup.events(ev.BlockLoaded)) <= MIB
 
 
 def test_after_a_restart(model_directory: Path, tmp_path: Path) -> None:
@@ -221,10 +221,10 @@ def test_a_damaged_file(
             answers.append(await setup.asked(server, [*talk, says(2)]))
 
     setup = run(model_directory, tmp_path, main)
-    (rejected,) = setup.events(ev.BlockRejected)
+    (rejected,) = setup.events(ev.BlockFileRejected)
     assert (reason, setup.events(ev.BlockSpilled)[3].key) == (rejected.reason, rejected.key)
-    if rejected.aside is not None:
-        assert (setup.folder / rejected.aside).is_file()
+    if rejected.moved_to is not None:
+        assert (setup.folder / rejected.moved_to).is_file()
     assert 192 == answers[0].accepted.cached_tokens
     assert answers[1].accepted.cached_tokens > 192
     assert rejected.key in {event.key for event in setup.events(ev.BlockSpilled)[4:]}

@@ -53,7 +53,7 @@ ROUND = 150
 """So many requests are one history. More than that are several, each of a seed of its own."""
 ROUNDS = -(-REQUESTS // ROUND)
 HAPPENS = (
-    *("block_evicted", "block_spilled", "block_loaded", "block_dropped", "blocks_restored"),
+    *("block_evicted", "block_spilled", "block_loaded", "block_file_removed", "blocks_restored"),
     *("server_lost", "server_stopped", "session_closed", "request_rejected", "cache_trimmed"),
     *("cancelled in prefill", "cancelled in decode", "cancelled in no_memory"),
     *("slab: room for another session", "slab: too small for the prompt and its answer"),
@@ -66,7 +66,7 @@ Window = tuple[int, int] | None
 WINDOW = (4, 256)
 STATE_BLOCK_BYTES = {"qwen3_next": 64 * 1024, "rwkv7": 8 * 1024}
 """Of a chunk's KV in models with states, with its share of a state: beside attention, and alone."""
-MAY_HAPPEN = ("prewarm_abandoned", "tokens used ahead", "block_rejected")
+MAY_HAPPEN = ("prewarm_abandoned", "tokens used ahead", "block_file_rejected")
 
 
 @pytest.fixture(autouse=True)
@@ -307,7 +307,7 @@ def test_control_a_wrong_copy_that_nobody_finds_is_heard(
 def forgotten(engine: MlxEngine, slab: int, end: int) -> TrimReport:
     """``MlxEngine.trim`` that says it did, and did not."""
     held = engine.pool.get(slab)
-    return TrimReport(held_tokens=held.end, coverage=((len(held.caches), 0, end),))
+    return TrimReport(cached_tokens=held.end, coverage=((len(held.caches), 0, end),))
 
 
 def test_decoded_rows_that_stay_are_found(

@@ -85,7 +85,7 @@ def told(model_directory: Path) -> Told:
             def watch(recorded: ev.Recorded) -> None:
                 nonlocal left
                 event = recorded.event
-                ended = isinstance(event, ev.ShadowEnded) and event.result != "disturbed"
+                ended = isinstance(event, ev.ShadowEnded) and event.result != "interrupted"
                 if ended or isinstance(event, ev.ShadowSkipped):
                     left -= 1
                     if not left:
@@ -184,7 +184,7 @@ def test_what_was_computed_can_be_computed_again(told: Told) -> None:
     """
     ended = [event.result for event in told.events(ev.ShadowEnded)]
 
-    assert {"same"} == set(ended) - {"disturbed"}
+    assert {"same"} == set(ended) - {"interrupted"}
     assert SAME == rerun(told.rows, NAMES[1], None)
 
 

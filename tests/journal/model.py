@@ -38,7 +38,7 @@ FILE_BYTES = 13
 CHUNKS = {"fp-a": 4, "fp-b": 3}
 NOTES: tuple[ev.Event, ...] = (
     ev.OperatorActed(action="note", detail="nothing follows"),
-    ev.JournalStalled(fact="no room", rows_waiting=1, requests_refused=2, duration_us=3),
+    ev.JournalStalled(error="no room", rows_waiting=1, requests_refused=2, duration_us=3),
     ev.TurnForgotten(of_request="r1", tenant="t1"),
     ev.AgentCreated(
         agent="notes",
@@ -53,7 +53,7 @@ NOTES: tuple[ev.Event, ...] = (
         tools="[]",
     ),
     ev.AgentDeleted(agent="notes", tenant="t1"),
-    ev.ModelNotLoaded(name="other", reason="no room"),
+    ev.ModelLoadFailed(name="other", reason="no room"),
 )
 FAULTS: tuple[ev.FileFault, ...] = ("missing", "unreadable", "foreign", "digest")
 
@@ -217,7 +217,7 @@ class World:
     def _operator_acted(self, event: ev.Event) -> None:
         pass
 
-    _model_not_loaded = _operator_acted
+    _model_load_failed = _operator_acted
     _request_rejected = _operator_acted
     _shadow_skipped = _operator_acted
     _journal_pruned = _operator_acted
@@ -369,21 +369,21 @@ class World:
     def _block_evicted(self, event: ev.BlockEvicted) -> None:
         self.blocks[event.key]["present"] = False
 
-    def _blocks_found(self, event: ev.BlocksFound) -> None:
+    def _block_files_scanned(self, event: ev.BlockFilesScanned) -> None:
         self.disk_budget = event.budget_bytes
 
     def _block_spilled(self, event: ev.BlockSpilled) -> None:
         self.blocks[event.key]["file_bytes"] = event.bytes
 
-    _block_not_spilled = _operator_acted
+    _block_spill_failed = _operator_acted
 
     def _block_loaded(self, event: ev.BlockLoaded) -> None:
         self.blocks[event.key].update(present=True, last_used=self.position)
 
-    def _block_rejected(self, event: ev.BlockRejected | ev.BlockDropped) -> None:
+    def _block_file_rejected(self, event: ev.BlockFileRejected | ev.BlockFileRemoved) -> None:
         self.blocks[event.key]["file_bytes"] = None
 
-    _block_dropped = _block_rejected
+    _block_file_removed = _block_file_rejected
 
     def _tokens_emitted(self, event: ev.TokensEmitted) -> None:
         self._of(event)["state"] = "decoding"
@@ -431,7 +431,6 @@ class World:
             "blocks_from_slab": event.blocks_from_slab,
             "blocks_from_pool": event.blocks_from_pool,
             "computed_tokens": 0,
-            "rules_version": event.rules_version,
         }
         for key in keys[: event.blocks_from_slab + event.blocks_from_pool]:
             self._pin(session, key)
@@ -966,6 +965,12 @@ class Driver:
                 blocks_bytes=self._blocks_kept * BLOCK_BYTES,
                 min_cache_tokens=self._min_cache_tokens,
                 state_blocks=self._state_blocks,
+                directory="",
+                adapter="",
+                dtype="",
+                kv_sinks=0,
+                kv_window=0,
+                kv_rows=0,
             ),
             ev.SelfTestFinished(
                 fingerprint=fingerprint,
@@ -973,7 +978,7 @@ class Driver:
                 passed=True,
                 error_max=1e-7,
                 duration_us=5,
-                remembered=False,
+                from_cache=False,
             ),
         )
         self.find()
@@ -984,7 +989,7 @@ class Driver:
             if self.tape.below(5) == 4:
                 self.reject(key, self.tape.one_of(("missing", "unreadable")))
         self.propose(
-            ev.BlocksFound(
+            ev.BlockFilesScanned(
                 budget_bytes=self._files_kept * FILE_BYTES, removed_files=0, **self._filed()
             )
         )
@@ -997,7 +1002,7 @@ class Driver:
         elif kind == "lost":
             self.propose(ev.ServerLost(boot=boot))
         else:
-            self.propose(ev.ModelUnloaded(fingerprint=self.fingerprint))
+            self.propose(ev.ModelUnloaded(fingerprint=self.fingerprint, reason="-", active_bytes=0))
         self.slabs.clear()
         self.check = None
         self.store.clear()
@@ -1163,6 +1168,7 @@ class Driver:
             seed_given=False,
             requested_model="tiny",
             ttl_s=self.lives[self._count("ttl") % len(self.lives)],
+            grammar=None,
         )
 
     def selected(self, session: str) -> ev.PathSelected:
@@ -1190,7 +1196,7 @@ class Driver:
         return {"pool_slabs": held, "pool_bytes": held * SLAB_BYTES}
 
     def _kept(self) -> dict[str, Any]:
-        return {"store_blocks": len(self.store), "store_bytes": len(self.store) * BLOCK_BYTES}
+        return {"memory_blocks": len(self.store), "memory_bytes": len(self.store) * BLOCK_BYTES}
 
     def evict(self, key: str) -> None:
         """A block leaves memory, and may be written to a file before."""
@@ -1198,7 +1204,7 @@ class Driver:
             self.spill(key)
         block = self.store.pop(key)
         self.propose(
-            ev.BlockEvicted(key=key, bytes=BLOCK_BYTES, **self._kept()),
+            ev.BlockEvicted(key=key, bytes=BLOCK_BYTES, **self._kept(), reason="space"),
             undo=lambda: self.store.setdefault(key, block),
         )
 
@@ -1210,7 +1216,7 @@ class Driver:
         A block in memory is written to a file; another file is removed for it if there must be.
         """
         if not self._files_kept or self.tape.below(9) == 8:
-            self.propose(ev.BlockNotSpilled(key=key, reason="No space left on device"))
+            self.propose(ev.BlockSpillFailed(key=key, reason="No space left on device"))
             return
         if len(self.files) >= self._files_kept:
             self.drop(self.tape.one_of(sorted(self.files)))
@@ -1230,14 +1236,14 @@ class Driver:
         """A block's file is removed."""
         block = self.files.pop(key)
         self.propose(
-            ev.BlockDropped(key=key, bytes=FILE_BYTES, **self._filed()),
+            ev.BlockFileRemoved(key=key, bytes=FILE_BYTES, **self._filed(), reason="space"),
             undo=lambda: self.files.setdefault(key, block),
         )
 
     def reject(self, key: str, reason: ev.FileFault) -> None:
         """A block's file is not what was written."""
         del self.files[key]
-        self.propose(ev.BlockRejected(key=key, reason=reason, aside=None))
+        self.propose(ev.BlockFileRejected(key=key, reason=reason, moved_to=None))
 
     def load(self, key: str) -> None:
         """A block is read from its file; another one leaves memory for it if there must be."""
@@ -1298,7 +1304,7 @@ class Driver:
         assert held.last is not None
         of: dict[str, Any] = {"of_session": session, "request": held.last.request}
         if self.tape.below(4) == 3:
-            self.propose(ev.ShadowSkipped(reason="too_many", **of))
+            self.propose(ev.ShadowSkipped(reason="queue_full", **of))
             return
         self.check = Slab(id=self._count("slab"), capacity_tokens=99)
         self.propose(
@@ -1355,11 +1361,11 @@ class Driver:
                     digest_of(rows[place * self.chunk : (place + 1) * self.chunk])
                     for place in range(len(keys))
                 ),
-                held=tuple(kept),
+                memory_digests=tuple(kept),
                 ids_expected=ids_hash(last.answer_ids),
                 drawn_expected="what was drawn",
                 drawn="something else" if differs else "what was drawn",
-                first_other=0 if differs else None,
+                first_difference=0 if differs else None,
                 duration_us=3,
                 **of,
             )
@@ -1373,7 +1379,7 @@ class Driver:
     def acquire(self, session: str, capacity_tokens: int) -> bool:
         """A session gets a slab, if need be that of the check in hand, else another session's."""
         if self._pool()["pool_slabs"] >= self._pool_slabs and self.check is not None:
-            self.end_check("disturbed")
+            self.end_check("interrupted")
         if self._pool()["pool_slabs"] >= self._pool_slabs:
             if not self.releasable():
                 return False
@@ -1400,7 +1406,7 @@ class Driver:
         self.propose(
             ev.CacheTrimmed(
                 session=session,
-                held_tokens=held,
+                cached_tokens=held,
                 end=end,
                 coverage=self._coverage(session),
                 reason=reason,
@@ -1461,7 +1467,7 @@ class Driver:
                 step=step,
                 start=start,
                 end=len(rows),
-                ran_hash=ids_hash(ids),
+                input_hash=ids_hash(ids),
                 coverage=self._coverage(session),
                 sampled=sampled,
                 logprobs=tuple(-1 / token for token in sampled),
@@ -1490,7 +1496,7 @@ class Driver:
                 start=len(rows) - self.chunk,
                 end=len(rows),
                 bytes=BLOCK_BYTES,
-                again=known is not None,
+                resealed=known is not None,
                 stored=stored,
                 **self._kept(),
             ),
@@ -1582,7 +1588,11 @@ class Driver:
         if shown % 3 == 1:
             self.propose(
                 ev.CallRejected(
-                    session=session, request=request, reason="cut", text="wörd", detail="cut off"
+                    session=session,
+                    request=request,
+                    reason="truncated",
+                    text="wörd",
+                    detail="cut off",
                 )
             )
         if shown % 2 == 0:
@@ -1593,11 +1603,12 @@ class Driver:
                     tenant=talk.tenant,
                     previous=None,
                     created_s=1,
-                    asked="[]",
+                    question="[]",
                     answer="[]",
                     note="nöte",
                     texts={"tools": "[]"},
                     texts_at={},
+                    agent=None,
                 )
             )
         opened = self.state.session(session).request
@@ -1804,7 +1815,7 @@ class Driver:
         elif move == 31:
             self.propose(self.tape.one_of(NOTES))
         elif move >= 36 and self.check is not None:
-            self.end_check(self.tape.one_of(("same", "same", "disturbed", "failed")))
+            self.end_check(self.tape.one_of(("same", "same", "interrupted", "failed")))
         elif move >= 36 and self.checkable():
             self.begin_check(self.tape.one_of(self.checkable()))
 

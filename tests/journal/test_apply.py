@@ -298,7 +298,7 @@ def test_an_event_that_does_not_fit_raises():
     for event in (
         ev.SessionSettled(session="s1", canonical_tokens=0, complete=True),
         ev.SessionClosed(session="nobody", reason="-"),
-        ev.BlockEvicted(key="nothing", bytes=1, store_blocks=0, store_bytes=0),
+        ev.BlockEvicted(key="nothing", bytes=1, memory_blocks=0, memory_bytes=0, reason="space"),
     ):
         place = ev.Recorded(
             position=99, stream=event.stream, seq=1, event_id="-", time_us=0, event=event

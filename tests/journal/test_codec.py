@@ -49,8 +49,8 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "FinishReason": st.sampled_from(ev.FinishReason.__args__),  # type: ignore[attr-defined]
     "NextRole": st.sampled_from(ev.NextRole.__args__),  # type: ignore[attr-defined]
     "CacheMode": st.sampled_from(ev.CacheMode.__args__),  # type: ignore[attr-defined]
-    "GivenUp": st.sampled_from(ev.GivenUp.__args__),  # type: ignore[attr-defined]
-    "Left": st.sampled_from(ev.Left.__args__),  # type: ignore[attr-defined]
+    "AbandonReason": st.sampled_from(ev.AbandonReason.__args__),  # type: ignore[attr-defined]
+    "RemovalReason": st.sampled_from(ev.RemovalReason.__args__),  # type: ignore[attr-defined]
     "FileFault": st.sampled_from(ev.FileFault.__args__),  # type: ignore[attr-defined]
     "ShadowResult": st.sampled_from(ev.ShadowResult.__args__),  # type: ignore[attr-defined]
     "ShadowSkip": st.sampled_from(ev.ShadowSkip.__args__),  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ def test_floats_are_exact(number: float):
         step="decode",
         start=0,
         end=1,
-        ran_hash="-",
+        input_hash="-",
         coverage=(),
         sampled=(1,),
         logprobs=(number,),
@@ -153,7 +153,7 @@ def test_what_is_no_number_is_refused(number: float):
         step="decode",
         start=0,
         end=1,
-        ran_hash="-",
+        input_hash="-",
         coverage=(),
         sampled=(1, 2),
         logprobs=(-0.5, number),
@@ -347,89 +347,6 @@ def test_old_rows_are_brought_up_step_by_step(monkeypatch: pytest.MonkeyPatch):
     assert None is chain_fault(row, HASH)
     second = attrs.evolve(row, version=2, public=b'{"session":"s1","reason":"","by":"me"}')
     assert ClosedLater(session="s1", reason="", by="me", when=3) == decode(second).event
-
-
-def test_a_request_that_was_rejected_before_there_were_tenants():
-    """It was the one tenant's that there was."""
-    event = ev.RequestRejected(request="r1", tenant="alice", status=429, code="queue_full")
-    row = attrs.evolve(
-        encode(placed(event), HASH),
-        version=1,
-        public=b'{"request":"r1","status":429,"code":"queue_full"}',
-    )
-
-    assert attrs.evolve(event, tenant="local") == decode(row).event
-
-
-KEPT = ev.TurnStored(
-    session="s1",
-    request="r1",
-    tenant="t1",
-    previous=None,
-    created_s=1,
-    asked="[]",
-    answer="[]",
-    note="all of it",
-    texts={},
-    texts_at={},
-)
-
-
-def test_a_turn_that_was_kept_before_there_were_agents():
-    """It is no agent's."""
-    public = b'{"session":"s1","request":"r1","tenant":"t1","previous":null,"created_s":1}'
-    older = attrs.evolve(encode(placed(KEPT), HASH), version=1, public=public)
-    assert KEPT == decode(older).event
-    assert KEPT.agent is None
-
-
-def test_a_turn_that_was_kept_before_notes_had_texts():
-    """All of its note is the note."""
-    row = encode(placed(KEPT), HASH)
-    assert row.private is not None
-    public, private = json.loads(row.public), json.loads(row.private)
-    assert ({}, {}) == (public.pop("texts_at"), private.pop("texts"))
-    older = attrs.evolve(
-        row,
-        version=2,
-        public=json.dumps(public).encode(),
-        private=json.dumps(private).encode(),
-    )
-    assert KEPT == decode(older).event
-
-
-def test_a_request_of_before_there_were_modes():
-    """It went on from a session, if there was one."""
-    event = ev.RequestReceived(
-        session="s1",
-        request="r1",
-        protocol="openai",
-        tenant="t1",
-        fingerprint="fp",
-        session_name=None,
-        group=None,
-        cache_prompt=True,
-        cache_mode="prefix",
-        base_request=None,
-        base_parts=0,
-        new_parts=(("user", "ab"),),
-        base_tokens=0,
-        new_ids=(1, 2),
-        base_keys=0,
-        new_keys=(),
-        prompt_tokens=2,
-        max_tokens=3,
-        sampling={},
-        seed=1,
-        seed_given=True,
-        requested_model="m",
-        ttl_s=60,
-    )
-    row = encode(placed(event), HASH)
-    public = json.loads(row.public)
-    assert "prefix" == public.pop("cache_mode")
-    older = attrs.evolve(row, version=3, public=json.dumps(public).encode())
-    assert attrs.evolve(event, cache_mode="full") == decode(older).event
 
 
 def test_a_step_that_is_missing(monkeypatch: pytest.MonkeyPatch):

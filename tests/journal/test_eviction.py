@@ -38,6 +38,11 @@ MODEL = Model(
     pool_slabs=1,
     pool_bytes=1,
     blocks_bytes=80,
+    kv_sinks=0,
+    kv_window=0,
+    kv_rows=0,
+    min_cache_tokens=0,
+    state_blocks=0,
 )
 
 

@@ -111,8 +111,8 @@ def test_the_histories_have_an_order_to_keep():
         "block_evicted",
         "block_loaded",
         "block_spilled",
-        "block_rejected",
-        "block_dropped",
+        "block_file_rejected",
+        "block_file_removed",
         "server_stopped",
         "server_lost",
         "invariant_violated",
@@ -173,7 +173,11 @@ def test_a_model_that_leaves_takes_the_blocks_in_memory_along():
     full = state_of(*chain("a", 2, 100))
     gone = Map({key: attrs.evolve(block, present=False) for key, block in full.blocks.items()})
     order = Order(full)
-    order.follow(full, attrs.evolve(full, blocks=gone), ev.ModelUnloaded(fingerprint="f"))
+    order.follow(
+        full,
+        attrs.evolve(full, blocks=gone),
+        ev.ModelUnloaded(fingerprint="f", reason="-", active_bytes=0),
+    )
     assert ([], [("a1", 101), ("a0", 101)]) == both(order)
 
 
@@ -182,11 +186,12 @@ def test_an_event_that_cannot_be_stored_leaves_the_order():
     driver = next(one for seed in range(20) if (one := played(tape(seed, 600))).files)
     state, before = driver.state, both(driver.ledger.order)
     block = state.blocks[min(driver.files)]
-    dropped = ev.BlockDropped(
+    dropped = ev.BlockFileRemoved(
         key=block.key,
         bytes=block.file_bytes or 0,
         disk_blocks=state.pool.disk_blocks - 1,
         disk_bytes=state.pool.disk_bytes - (block.file_bytes or 0),
+        reason="space",
     )
     with pytest.raises(ValueError, match="surrogates"):
         driver.ledger.propose([dropped, ev.OperatorActed(action="\ud800", detail="")])

@@ -72,7 +72,7 @@ def history(driver: Driver) -> None:
     driver.spill(driver.spillable()[0])
     driver.spill(driver.spillable()[0])
     driver.spill(next(key for key in driver.evictable() if key not in driver.files))
-    driver.propose(ev.BlockNotSpilled(key=driver.spillable()[0], reason="No space left on device"))
+    driver.propose(ev.BlockSpillFailed(key=driver.spillable()[0], reason="No space left on device"))
     gone = next(key for key in driver.evictable() if key in driver.files)
     driver.evict(gone)
     driver.load(gone)
@@ -178,7 +178,7 @@ def _pass(driver: Driver, event: Any, start: int, end: int, **changes: Any) -> e
             "step": "prefill",
             "start": start,
             "end": end,
-            "ran_hash": ids_hash(request.prompt_ids[start:end]),
+            "input_hash": ids_hash(request.prompt_ids[start:end]),
             "coverage": ((LAYERS, 0, end),),
             "sampled": (),
             "logprobs": (),
@@ -198,10 +198,10 @@ def _sealed(driver: Driver, event: Any, start: int, key: str) -> ev.Event:
         start=start,
         end=start + C,
         bytes=BLOCK_BYTES,
-        again=False,
+        resealed=False,
         stored=True,
-        store_blocks=driver.state.pool.blocks + 1,
-        store_bytes=driver.state.pool.block_bytes + BLOCK_BYTES,
+        memory_blocks=driver.state.pool.blocks + 1,
+        memory_bytes=driver.state.pool.block_bytes + BLOCK_BYTES,
     )
 
 
@@ -237,8 +237,9 @@ def _evicting(driver: Driver, event: Any, key: str) -> ev.Event:
     return ev.BlockEvicted(
         key=key,
         bytes=BLOCK_BYTES,
-        store_blocks=pool.blocks - 1,
-        store_bytes=pool.block_bytes - BLOCK_BYTES,
+        memory_blocks=pool.blocks - 1,
+        memory_bytes=pool.block_bytes - BLOCK_BYTES,
+        reason="space",
     )
 
 
@@ -280,8 +281,8 @@ def _loading(driver: Driver, key: str) -> ev.BlockLoaded:
         key=key,
         digest=driver.state.blocks[key].digest,
         bytes=BLOCK_BYTES,
-        store_blocks=pool.blocks + 1,
-        store_bytes=pool.block_bytes + BLOCK_BYTES,
+        memory_blocks=pool.blocks + 1,
+        memory_bytes=pool.block_bytes + BLOCK_BYTES,
         duration_us=1,
     )
 
@@ -306,7 +307,7 @@ def _received_again(driver: Driver, event: Any) -> ev.Event:
 
 def _unsettled(driver: Driver, event: Any) -> ev.Event:
     return ev.SessionSettled(
-        session=event.session, canonical_tokens=event.held_tokens, complete=True
+        session=event.session, canonical_tokens=event.cached_tokens, complete=True
     )
 
 
@@ -337,7 +338,7 @@ def _pass_ahead(driver: Driver, event: Any, start: int) -> ev.CacheExtended:
         step="settle",
         start=start,
         end=start + C,
-        ran_hash=ids_hash(prewarm.ids[start : start + C]),
+        input_hash=ids_hash(prewarm.ids[start : start + C]),
         coverage=((LAYERS, 0, start + C),),
         sampled=(),
         logprobs=(),
@@ -346,7 +347,7 @@ def _pass_ahead(driver: Driver, event: Any, start: int) -> ev.CacheExtended:
 
 
 def _again(event: Any) -> bool:
-    return bool(event.again)
+    return bool(event.resealed)
 
 
 def _based(event: Any) -> bool:
@@ -368,8 +369,8 @@ def _goes_on(event: Any) -> bool:
 Ext, Trim, Seal, Share = ev.CacheExtended, ev.CacheTrimmed, ev.BlockSealed, ev.BlocksRestored
 Rec, Sel, Emit, Fin = ev.RequestReceived, ev.PathSelected, ev.TokensEmitted, ev.RequestFinished
 Acq, Rel, Evict, Note = ev.SlabAcquired, ev.SlabReleased, ev.BlockEvicted, ev.OperatorActed
-Found, Spill, Load = ev.BlocksFound, ev.BlockSpilled, ev.BlockLoaded
-Reject, Drop = ev.BlockRejected, ev.BlockDropped
+Found, Spill, Load = ev.BlockFilesScanned, ev.BlockSpilled, ev.BlockLoaded
+Reject, Drop = ev.BlockFileRejected, ev.BlockFileRemoved
 Begun, Done, GivenUp = ev.PrewarmStarted, ev.PrewarmFinished, ev.PrewarmAbandoned
 
 DAMAGES: dict[str, dict[str, Damage]] = {
@@ -391,12 +392,12 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "nothing measured": but(Ext, coverage=()),
         "a layer short after sharing": but(Share, coverage=_covered((1, 0, -1), (2, 0, 0))),
         "a layer long after a trim": but(Trim, coverage=_covered((1, 0, 1), (2, 0, 0))),
-        "shifted tokens in prefill": but(Ext, _full_prefill, ran_hash=ids_hash((30, 31, 32, 33))),
-        "other tokens in decode": but(Ext, of("decode"), ran_hash=ids_hash((50,))),
-        "other tokens in settling": but(Ext, of("settle"), ran_hash=ids_hash((1, 2, 3, 4))),
-        "other tokens than anticipated": but(Ext, _ahead, ran_hash=ids_hash((1, 2, 3, 4))),
+        "shifted tokens in prefill": but(Ext, _full_prefill, input_hash=ids_hash((30, 31, 32, 33))),
+        "other tokens in decode": but(Ext, of("decode"), input_hash=ids_hash((50,))),
+        "other tokens in settling": but(Ext, of("settle"), input_hash=ids_hash((1, 2, 3, 4))),
+        "other tokens than anticipated": but(Ext, _ahead, input_hash=ids_hash((1, 2, 3, 4))),
         "a pass past what is anticipated": instead(
-            Done, lambda d, e: attrs.evolve(_pass_ahead(d, e, e.tokens), ran_hash=ids_hash(()))
+            Done, lambda d, e: attrs.evolve(_pass_ahead(d, e, e.tokens), input_hash=ids_hash(()))
         ),
         "more passes ahead than ran": but(Done, computed_tokens=_more("computed_tokens", C)),
         "less ahead than told": but(Done, tokens=_more("tokens", -C)),
@@ -411,7 +412,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
             _ahead,
         ),
         "a gap before a pass": but(
-            Ext, of("decode"), start=_more("end"), end=_more("end"), ran_hash=ids_hash(())
+            Ext, of("decode"), start=_more("end"), end=_more("end"), input_hash=ids_hash(())
         ),
         "a chunk cut in two": instead(
             Ext, lambda d, e: _pass(d, e, e.start, e.end - 1), _full_prefill
@@ -440,7 +441,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
             end=lambda e: e.start,
             sampled=(),
             logprobs=(),
-            ran_hash=ids_hash(()),
+            input_hash=ids_hash(()),
             coverage=lambda e: ((LAYERS, 0, e.start),),
         ),
         "two tokens of one step": but(
@@ -450,9 +451,9 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "no token of the prompt's last pass": but(Ext, _last_prefill, sampled=(), logprobs=()),
         "a token of a settling pass": but(Ext, of("settle"), sampled=(5,), logprobs=(-1.0,)),
         "a log-probability missing": but(Ext, of("decode"), logprobs=()),
-        "a trim from elsewhere": but(Trim, held_tokens=_more("held_tokens")),
+        "a trim from elsewhere": but(Trim, cached_tokens=_more("cached_tokens")),
         "a trim to a longer cache": but(
-            Trim, end=_more("held_tokens"), coverage=lambda e: ((LAYERS, 0, e.held_tokens + 1),)
+            Trim, end=_more("cached_tokens"), coverage=lambda e: ((LAYERS, 0, e.cached_tokens + 1),)
         ),
         "a block of the chunk before": but(
             Seal, lambda e: e.start > 0, start=_more("start", -C), end=_more("end", -C)
@@ -466,10 +467,10 @@ DAMAGES: dict[str, dict[str, Damage]] = {
                 session=e.session,
                 request=None,
                 step="settle",
-                start=e.held_tokens,
-                end=e.held_tokens + C,
-                ran_hash=ids_hash(d.state.session(e.session).last.sequence[e.held_tokens :]),  # type: ignore[union-attr]
-                coverage=((LAYERS, 0, e.held_tokens + C),),
+                start=e.cached_tokens,
+                end=e.cached_tokens + C,
+                input_hash=ids_hash(d.state.session(e.session).last.sequence[e.cached_tokens :]),  # type: ignore[union-attr]
+                coverage=((LAYERS, 0, e.cached_tokens + C),),
                 sampled=(),
                 logprobs=(),
                 duration_us=1,
@@ -500,21 +501,21 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "another key in settling over the prompt": instead(
             Seal,
             lambda d, e: (
-                attrs.evolve(e, key="k" * 64, again=False)
+                attrs.evolve(e, key="k" * 64, resealed=False)
                 if d.state.session(e.session).state == "settling"
                 and e.end <= len(d.state.session(e.session).last.prompt_ids)  # type: ignore[union-attr]
                 else None
             ),
         ),
-        "sealed again and not said": but(Seal, _again, again=False),
+        "sealed again and not said": but(Seal, _again, resealed=False),
         "sealed for the first time and said otherwise": but(
-            Seal, lambda e: not e.again, again=True
+            Seal, lambda e: not e.resealed, resealed=True
         ),
         "of another size when sealed again": but(Seal, _again, bytes=_more("bytes")),
         "another digest when spilled": but(Spill, digest="0" * 16),
         "another digest when loaded": but(Load, digest="0" * 16),
         "of another size when loaded": but(
-            Load, bytes=_more("bytes"), store_bytes=_more("store_bytes")
+            Load, bytes=_more("bytes"), memory_bytes=_more("memory_bytes")
         ),
     },
     "INV-4": {
@@ -582,8 +583,8 @@ DAMAGES: dict[str, dict[str, Damage]] = {
             lambda d, e: _pass(
                 d,
                 e,
-                e.held_tokens,
-                min(e.held_tokens + C, d.state.session(e.session).request.ask.prompt_tokens),  # type: ignore[union-attr]
+                e.cached_tokens,
+                min(e.cached_tokens + C, d.state.session(e.session).request.ask.prompt_tokens),  # type: ignore[union-attr]
             ),
             _other_tokens,
         ),
@@ -615,13 +616,13 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "closed with its slab": instead(
             Rel, lambda d, e: ev.SessionClosed(session=e.session, reason="forgotten")
         ),
-        "a block too many counted": but(Seal, store_blocks=_more("store_blocks")),
-        "a block's bytes not counted": but(Seal, store_bytes=_more("store_bytes", -1)),
+        "a block too many counted": but(Seal, memory_blocks=_more("memory_blocks")),
+        "a block's bytes not counted": but(Seal, memory_bytes=_more("memory_bytes", -1)),
         "a block vanished": but(Seal, _again, stored=False),
         "a pinned block evicted": instead(Ext, _pinned, of("decode")),
         "a block evicted twice": instead(Note, _gone),
-        "an evicted block still counted": but(Evict, store_blocks=_more("store_blocks")),
-        "an evicted block's bytes still counted": but(Evict, store_bytes=_more("store_bytes")),
+        "an evicted block still counted": but(Evict, memory_blocks=_more("memory_blocks")),
+        "an evicted block's bytes still counted": but(Evict, memory_bytes=_more("memory_bytes")),
         "a block of another size evicted": but(Evict, bytes=_more("bytes", -1)),
         "a file found too many": but(Found, disk_blocks=1),
         "a file's bytes found too many": but(Found, disk_bytes=1),
@@ -631,15 +632,19 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "a file of a block not in memory": instead(Note, lambda d, e: _spilling(d, _lost(d))),
         "loaded from no file": instead(Note, lambda d, e: _loading(d, _lost(d))),
         "loaded though it is in memory": instead(Note, lambda d, e: _loading(d, _filed(d))),
-        "a loaded block not counted": but(Load, store_blocks=_more("store_blocks", -1)),
-        "a loaded block's bytes not counted": but(Load, store_bytes=_more("store_bytes", -1)),
+        "a loaded block not counted": but(Load, memory_blocks=_more("memory_blocks", -1)),
+        "a loaded block's bytes not counted": but(Load, memory_bytes=_more("memory_bytes", -1)),
         "a file rejected that there was none": instead(
-            Note, lambda d, e: ev.BlockRejected(key=_lost(d), reason="digest", aside=None)
+            Note, lambda d, e: ev.BlockFileRejected(key=_lost(d), reason="digest", moved_to=None)
         ),
         "a file dropped that there was none": instead(
             Note,
-            lambda d, e: ev.BlockDropped(
-                key=_lost(d), bytes=FILE_BYTES, disk_blocks=0, disk_bytes=0
+            lambda d, e: ev.BlockFileRemoved(
+                key=_lost(d),
+                bytes=FILE_BYTES,
+                disk_blocks=0,
+                disk_bytes=0,
+                reason="space",
             ),
         ),
         "a file of another size dropped": but(Drop, bytes=_more("bytes")),
@@ -686,9 +691,9 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "given up what never began": instead(
             Begun, lambda d, e: GivenUp(session=e.session, reason="request", computed_tokens=0)
         ),
-        "unrendered though it began": instead(
+        "render failed though it began": instead(
             Ext,
-            lambda d, e: GivenUp(session="m", reason="unrendered", computed_tokens=0),
+            lambda d, e: GivenUp(session="m", reason="render_failed", computed_tokens=0),
             _ahead,
         ),
         "blocks shared for nothing": instead(
@@ -696,11 +701,11 @@ DAMAGES: dict[str, dict[str, Damage]] = {
             lambda d, e: ev.BlocksRestored(
                 session=e.session,
                 request=None,
-                start=e.held_tokens,
-                end=e.held_tokens,
+                start=e.cached_tokens,
+                end=e.cached_tokens,
                 keys=(),
                 digests=(),
-                coverage=((LAYERS, 0, e.held_tokens),),
+                coverage=((LAYERS, 0, e.cached_tokens),),
                 duration_us=1,
             ),
             _provisional,
@@ -712,7 +717,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "another request's call": instead(
             Emit,
             lambda d, e: ev.CallRejected(
-                session=e.session, request="r-none", reason="cut", text="", detail=""
+                session=e.session, request="r-none", reason="truncated", text="", detail=""
             ),
             lambda e: e.first > 0,
         ),
@@ -973,10 +978,10 @@ def _pass_of_last(driver: Driver, event: Any, step: str) -> ev.Event:
         session=event.session,
         request=None,
         step=step,  # type: ignore[arg-type]  # one of them
-        start=event.held_tokens,
-        end=event.held_tokens + 1,
-        ran_hash=ids_hash((52,)),
-        coverage=((LAYERS, 0, event.held_tokens + 1),),
+        start=event.cached_tokens,
+        end=event.cached_tokens + 1,
+        input_hash=ids_hash((52,)),
+        coverage=((LAYERS, 0, event.cached_tokens + 1),),
         sampled=(5,),
         logprobs=(-1.0,),
         duration_us=1,
@@ -1146,7 +1151,9 @@ def test_the_budget_of_files_is_kept():
     driver.propose(ev.ServerStarted(boot="boot-2", cairn_version="0", settings={}))
     assert driver.state.pool.disk_blocks
     with pytest.raises(Violated) as caught:
-        driver.propose(ev.BlocksFound(budget_bytes=1, disk_blocks=1, disk_bytes=1, removed_files=0))
+        driver.propose(
+            ev.BlockFilesScanned(budget_bytes=1, disk_blocks=1, disk_bytes=1, removed_files=0)
+        )
     assert "INV-6" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
 
 
@@ -1193,15 +1200,19 @@ def test_kv_past_the_end_of_its_slab():
         ev.ServerStarted(boot="boot-2", cairn_version="0", settings={}),
         ev.ServerStopped(boot="boot-0", reason="signal"),
         ev.ServerLost(boot="boot-0"),
-        ev.ModelUnloaded(fingerprint="fp-b"),
-        ev.BlockEvicted(key="never sealed", bytes=1, store_blocks=0, store_bytes=0),
-        ev.BlockSpilled(key="never sealed", digest="d", bytes=1, disk_blocks=1, disk_bytes=1),
-        ev.BlockNotSpilled(key="never sealed", reason="full"),
-        ev.BlockLoaded(
-            key="never sealed", digest="d", bytes=1, store_blocks=1, store_bytes=1, duration_us=1
+        ev.ModelUnloaded(fingerprint="fp-b", reason="-", active_bytes=0),
+        ev.BlockEvicted(
+            key="never sealed", bytes=1, memory_blocks=0, memory_bytes=0, reason="space"
         ),
-        ev.BlockRejected(key="never sealed", reason="missing", aside=None),
-        ev.BlockDropped(key="never sealed", bytes=1, disk_blocks=0, disk_bytes=0),
+        ev.BlockSpilled(key="never sealed", digest="d", bytes=1, disk_blocks=1, disk_bytes=1),
+        ev.BlockSpillFailed(key="never sealed", reason="full"),
+        ev.BlockLoaded(
+            key="never sealed", digest="d", bytes=1, memory_blocks=1, memory_bytes=1, duration_us=1
+        ),
+        ev.BlockFileRejected(key="never sealed", reason="missing", moved_to=None),
+        ev.BlockFileRemoved(
+            key="never sealed", bytes=1, disk_blocks=0, disk_bytes=0, reason="space"
+        ),
         ev.SessionClosed(session="nobody", reason="-"),
         ev.ModelLoaded(
             name="second",
@@ -1215,6 +1226,14 @@ def test_kv_past_the_end_of_its_slab():
             pool_slabs=1,
             pool_bytes=1,
             blocks_bytes=1,
+            directory="",
+            adapter="",
+            dtype="",
+            kv_sinks=0,
+            kv_window=0,
+            kv_rows=0,
+            min_cache_tokens=0,
+            state_blocks=0,
         ),
     ],
     ids=lambda event: event.kind,

@@ -117,7 +117,7 @@ def test_the_due_place_is_accepted(ledger: Ledger):
             passed=True,
             error_max=float("nan"),
             duration_us=1,
-            remembered=False,
+            from_cache=False,
         ),
         ev.ServerStarted(boot="b", cairn_version="0", settings={"wait_s": float("inf")}),
     ],
@@ -199,7 +199,11 @@ def test_memory_that_does_not_add_up_closes_admission_even_without_a_session():
     driver.serve(talk)
     pool, key = driver.state.pool, driver.evictable()[0]
     wrong = ev.BlockEvicted(
-        key=key, bytes=10, store_blocks=pool.blocks, store_bytes=pool.block_bytes
+        key=key,
+        bytes=10,
+        memory_blocks=pool.blocks,
+        memory_bytes=pool.block_bytes,
+        reason="space",
     )
     outcome = driver.ledger.propose([wrong])
 

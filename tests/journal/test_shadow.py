@@ -16,7 +16,7 @@ from cairn.journal.keys import ids_hash
 from cairn.journal.ledger import broken_keys
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
-from cairn.journal.shadow import drawn_hash, first_other, is_chosen, quarantined_session
+from cairn.journal.shadow import drawn_hash, first_difference, is_chosen, quarantined_session
 from cairn.journal.state import Block, Model, Pool, Session, SessionId, Shadow, Slab, State, Turn
 from tests.journal.model import Driver, Talk, Violated
 
@@ -65,11 +65,13 @@ def test_a_name_of_what_was_drawn_has_every_bit():
 def test_the_first_that_differs():
     """By token or log-probability; where one is longer, the first that the other lacks."""
     due = [(1, -0.5), (2, -1.0)]
-    assert None is first_other(due, list(due))
-    assert 1 == first_other(due, [(1, -0.5), (2, -1.5)])
-    assert 0 == first_other(due, [(3, -0.5), (2, -1.5)])
-    assert 1 == first_other(due, due[:1])
-    assert 0 == first_other([(1, 0.0)], [(1, -0.0)]), "a bit that no comparison of numbers sees"
+    assert None is first_difference(due, list(due))
+    assert 1 == first_difference(due, [(1, -0.5), (2, -1.5)])
+    assert 0 == first_difference(due, [(3, -0.5), (2, -1.5)])
+    assert 1 == first_difference(due, due[:1])
+    assert 0 == first_difference([(1, 0.0)], [(1, -0.0)]), (
+        "a bit that no comparison of numbers sees"
+    )
     assert drawn_hash((1,), (0.0,)) != drawn_hash((1,), (-0.0,))
 
 
@@ -94,6 +96,11 @@ MODEL = Model(
     pool_slabs=4,
     pool_bytes=32,
     blocks_bytes=64,
+    kv_sinks=0,
+    kv_window=0,
+    kv_rows=0,
+    min_cache_tokens=0,
+    state_blocks=0,
 )
 ANSWER = (5, 6, 7)
 
@@ -147,11 +154,11 @@ def checked(**changes: Any) -> ev.ShadowChecked:
         "answer_tokens": 3,
         "keys": ("a", "b"),
         "digests": ("of a", "of b"),
-        "held": ("of a", ""),
+        "memory_digests": ("of a", ""),
         "ids_expected": ids_hash(ANSWER),
         "drawn_expected": "drawn",
         "drawn": "drawn",
-        "first_other": None,
+        "first_difference": None,
         "duration_us": 1,
     }
     return ev.ShadowChecked(**{**fine, **changes})
@@ -182,17 +189,17 @@ def test_what_is_as_it_should_be_breaks_nothing():
             ("a", "b"),
         ),
         (
-            {"held": ("other", "")},
+            {"memory_digests": ("other", "")},
             "block a, met in the check of session s1, changed in memory",
             ("a", "b"),
         ),
         (
-            {"held": ("of a", "other")},
+            {"memory_digests": ("of a", "other")},
             "block b, met in the check of session s1, changed in memory",
             ("b",),
         ),
         (
-            {"drawn": "other", "first_other": 2},
+            {"drawn": "other", "first_difference": 2},
             "the answer to request r1 of session s1 computed again is another from its token 2 on",
             (),
         ),
@@ -205,7 +212,7 @@ def test_what_is_as_it_should_be_breaks_nothing():
             (),
         ),
         ({"digests": ("of a",)}, "not two digests a block", ()),
-        ({"held": ()}, "not two digests a block", ()),
+        ({"memory_digests": ()}, "not two digests a block", ()),
     ],
 )
 def test_what_differs_breaks_the_invariant(
@@ -295,14 +302,14 @@ def test_the_session_in_doubt():
     The one that gave another answer, unless a block of its prompt accounts for it: who reuses that
     is cut off there. A block over the answer, or one that changed in memory alone, does not.
     """
-    differs = checked(drawn="other", first_other=0)
+    differs = checked(drawn="other", first_difference=0)
     assert "s1" == quarantined_session(state_of_two(), differs)
     assert None is quarantined_session(state_of_two(), checked(digests=("of a", "other")))
     in_prompt = attrs.evolve(differs, digests=("of a", "other"))
     assert None is quarantined_session(state_of_two(), in_prompt)
     over_answer = attrs.evolve(in_prompt, prompt_tokens=2 * CHUNK - 1)
     assert "s1" == quarantined_session(state_of_two(), over_answer)
-    in_memory = attrs.evolve(differs, held=("other", ""))
+    in_memory = attrs.evolve(differs, memory_digests=("other", ""))
     assert "s1" == quarantined_session(state_of_two(), in_memory)
     assert None is quarantined_session(state_of_two(), attrs.evolve(differs, ids_expected="others"))
     assert None is quarantined_session(state_of_two(sessions=State().sessions), differs)

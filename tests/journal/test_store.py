@@ -646,34 +646,6 @@ def test_migrate_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert ("", "") == tuple(capfd.readouterr())
 
 
-def test_a_journal_of_the_first_schema(tmp_path: Path):
-    """
-    It can be read, also while it is migrated; to write to it, it has to be migrated first. Then it
-    has its rows and can be cut.
-    """
-    url = journal_url(tmp_path)
-    migrate(url)
-    store = SqlStore.open(url)
-    store.append(ROWS[:20])
-    store.close()
-    with closing(sqlite3.connect(tmp_path / "journal.db")) as made, made:
-        made.execute("DROP TABLE bases")
-        made.execute("UPDATE cairn_schema SET version_num = '0001'")
-    with pytest.raises(StoreError, match=r"has schema 0001, not 0002\. Run `ops migrate`"):
-        SqlStore.open(url)
-    reader = SqlStore.open(url, read_only=True)
-    assert (None, ROWS[:20]) == (reader.base(), list(reader.read()))
-    assert (20, ROWS[19].hash) == reader.head()
-    assert "0001" == schema_revision(url)
-    assert "0001" == migrate(url)
-    store = SqlStore.open(url)
-    assert ROWS[:20] == list(store.read())
-    store.cut(base_at(8), ROWS[20:])
-    assert base_at(8) == store.base() == reader.base()
-    reader.close()
-    store.close()
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ def kept(
         agent=agent,
         previous=previous,
         created_s=1,
-        asked="[]",
+        question="[]",
         answer="[]",
         note="",
         texts=texts,

@@ -311,8 +311,8 @@ def test_an_export_that_fails_leaves_the_old_one(run, stored, tmp_path: Path):
 
 def test_migrate(run):
     """A journal is made, and made once."""
-    assert "made: schema 0002\n" == run("migrate").stdout
-    assert "nothing to do: schema 0002\n" == run("migrate").stdout
+    assert "made: schema 0001\n" == run("migrate").stdout
+    assert "nothing to do: schema 0001\n" == run("migrate").stdout
     assert 0 == run("verify").exit_code
 
 
@@ -460,28 +460,6 @@ def test_doctor_finds(run, stored):
     assert 1 == result.exit_code
     assert "fail  journal   the chain is broken at row 4 - run `ops verify`\n" in result.stdout
     assert "warn  port " in result.stdout
-
-
-def test_a_journal_of_the_first_schema(run, stored):
-    """
-    An archive of before can be read as it is, also where it cannot be written: doctor says what
-    becomes of it. Only who wants to write is sent to migrate it.
-    """
-    folder = stored(healthy())
-    with contextlib.closing(sqlite3.connect(folder / "journal.db")) as made, made:
-        made.execute("DROP TABLE bases")
-        made.execute("UPDATE cairn_schema SET version_num = '0001'")
-    found = doctor.check_journal(journal_url(folder))
-    assert "ok" == found.status
-    assert found.fact.endswith("; schema 0001, which the server brings up to 0002")
-    words: tuple[str, ...]
-    for words in (("verify",), ("sessions",), ("journal",), ("export",), ("tail", "--journal")):
-        assert 0 == run(*words).exit_code, words
-    words = ("journal", "prune", "--before", "30d")
-    assert 0 == run(*words, "--dry-run").exit_code
-    result = run(*words)
-    assert (2, "") == (result.exit_code, result.stdout)
-    assert "has schema 0001, not 0002. Run `ops migrate`." in result.stderr
 
 
 BEGINNINGS = {

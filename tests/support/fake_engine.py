@@ -92,7 +92,7 @@ class Numbers:
         """Cut back."""
         held = len(self._slabs[slab])
         del self._slabs[slab][end:]
-        return TrimReport(held_tokens=held, coverage=self._coverage(slab))
+        return TrimReport(cached_tokens=held, coverage=self._coverage(slab))
 
     def share(
         self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
@@ -116,8 +116,8 @@ class Numbers:
             digest=digest,
             bytes=(end - start) * TOKEN_BYTES,
             stored=store,
-            store_blocks=blocks,
-            store_bytes=size,
+            memory_blocks=blocks,
+            memory_bytes=size,
         )
 
     def evict(self, key: str) -> EvictReport:
@@ -125,7 +125,7 @@ class Numbers:
         ids, _ = self._blocks.pop(key)
         blocks, size = self._measure()
         return EvictReport(
-            key=key, bytes=len(ids) * TOKEN_BYTES, store_blocks=blocks, store_bytes=size
+            key=key, bytes=len(ids) * TOKEN_BYTES, memory_blocks=blocks, memory_bytes=size
         )
 
     def _decoded(self, row: DecodeRow) -> PassReport:

@@ -79,6 +79,14 @@ class Builder:
                 pool_slabs=64,
                 pool_bytes=64 * SLAB_BYTES,
                 blocks_bytes=1 << 40,
+                directory="",
+                adapter="",
+                dtype="",
+                kv_sinks=0,
+                kv_window=0,
+                kv_rows=0,
+                min_cache_tokens=0,
+                state_blocks=0,
             ),
         )
 
@@ -214,6 +222,9 @@ class Builder:
             seed=2**63 - 1,
             seed_given=True,
             requested_model="tiny",
+            grammar=None,
+            cache_mode="full",
+            ttl_s=None,
         )
 
     def _selected(self, name: str, request: str) -> ev.PathSelected:
@@ -245,7 +256,7 @@ class Builder:
 
     def _trimmed(self, name: str, held: int, end: int) -> ev.CacheTrimmed:
         return ev.CacheTrimmed(
-            session=name, held_tokens=held, end=end, coverage=self._coverage(end), reason="settle"
+            session=name, cached_tokens=held, end=end, coverage=self._coverage(end), reason="settle"
         )
 
     def _shared(self, name: str, request: str, path: ev.PathSelected) -> ev.BlocksRestored:
@@ -277,7 +288,7 @@ class Builder:
             step=step,
             start=span[0],
             end=span[1],
-            ran_hash=ids_hash(ran),
+            input_hash=ids_hash(ran),
             coverage=self._coverage(span[1]),
             sampled=sampled,
             logprobs=tuple(-1 / (3 + token) for token in sampled),
@@ -298,10 +309,10 @@ class Builder:
             start=end - CHUNK,
             end=end,
             bytes=BLOCK_BYTES,
-            again=known is not None,
+            resealed=known is not None,
             stored=True,
-            store_blocks=state.pool.blocks + added,
-            store_bytes=state.pool.block_bytes + BLOCK_BYTES * added,
+            memory_blocks=state.pool.blocks + added,
+            memory_bytes=state.pool.block_bytes + BLOCK_BYTES * added,
         )
 
 
@@ -344,7 +355,7 @@ def _invariant_2(event: ev.Event) -> ev.Event:
 
 
 def _invariant_3(event: ev.Event) -> ev.Event:
-    if isinstance(event, ev.BlockSealed) and event.again:
+    if isinstance(event, ev.BlockSealed) and event.resealed:
         return attrs.evolve(event, digest="0" * 32)
     return event
 

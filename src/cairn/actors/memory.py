@@ -294,7 +294,7 @@ class Memory:
                     files=report.left_files,
                 )
             self._sequencer.append(
-                ev.BlocksFound(
+                ev.BlockFilesScanned(
                     budget_bytes=budget_bytes,
                     disk_blocks=report.disk_blocks,
                     disk_bytes=report.disk_bytes,
@@ -421,7 +421,9 @@ class Memory:
             return eviction.room_for_prewarm(state, size, order=order)
         return eviction.room_for_block(state, size, keep, order=order)
 
-    async def _evict(self, key: str, keep: Collection[str] = (), reason: ev.Left = "room") -> None:
+    async def _evict(
+        self, key: str, keep: Collection[str] = (), reason: ev.RemovalReason = "space"
+    ) -> None:
         """
         Have a block leave memory, written to a file before.
 
@@ -431,13 +433,13 @@ class Memory:
         await self._spill(key, keep)
         await self._engine.call(lambda mlx: mlx.evict(key), partial(self._evicted, reason=reason))
 
-    def _evicted(self, report: EvictReport, reason: ev.Left = "room") -> None:
+    def _evicted(self, report: EvictReport, reason: ev.RemovalReason = "space") -> None:
         self._sequencer.append(
             ev.BlockEvicted(
                 key=report.key,
                 bytes=report.bytes,
-                store_blocks=report.store_blocks,
-                store_bytes=report.store_bytes,
+                memory_blocks=report.memory_blocks,
+                memory_bytes=report.memory_bytes,
                 reason=reason,
             )
         )
@@ -455,8 +457,8 @@ class Memory:
                     key=report.key,
                     digest=report.digest,
                     bytes=report.bytes,
-                    store_blocks=report.store_blocks,
-                    store_bytes=report.store_bytes,
+                    memory_blocks=report.memory_blocks,
+                    memory_bytes=report.memory_bytes,
                     duration_us=report.duration_us,
                 )
             )
@@ -547,9 +549,9 @@ class Memory:
             return
         self._unwritten[report.key] = report.reason
         self._warn("a block could not be written", report.key, report.reason)
-        self._sequencer.append(ev.BlockNotSpilled(key=report.key, reason=report.reason))
+        self._sequencer.append(ev.BlockSpillFailed(key=report.key, reason=report.reason))
 
-    async def _drop(self, key: str, reason: ev.Left = "room") -> bool:
+    async def _drop(self, key: str, reason: ev.RemovalReason = "space") -> bool:
         """
         Remove a block's file. False where the disk does not let it go: it is there and counts.
         """
@@ -560,7 +562,7 @@ class Memory:
                 return False
             if report is not None:
                 self._sequencer.append(
-                    ev.BlockDropped(
+                    ev.BlockFileRemoved(
                         key=report.key,
                         bytes=report.bytes,
                         disk_blocks=report.disk_blocks,
@@ -580,10 +582,13 @@ class Memory:
 
     def _rejected(self, report: RejectReport) -> None:
         log.warning(
-            "a block file was rejected", block=report.key, reason=report.reason, aside=report.aside
+            "a block file was rejected",
+            block=report.key,
+            reason=report.reason,
+            moved_to=report.moved_to,
         )
         self._sequencer.append(
-            ev.BlockRejected(key=report.key, reason=report.reason, aside=report.aside)
+            ev.BlockFileRejected(key=report.key, reason=report.reason, moved_to=report.moved_to)
         )
 
 

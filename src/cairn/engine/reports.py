@@ -249,11 +249,11 @@ class TrimReport:
     A slab was cut back.
 
     Attributes:
-        held_tokens: where its first layer ended before.
+        cached_tokens: where its first layer ended before.
         coverage: what each layer holds after it.
     """
 
-    held_tokens: int
+    cached_tokens: int
     coverage: Coverage
 
 
@@ -264,8 +264,8 @@ class SealReport:
     digest: str
     bytes: int
     stored: bool
-    store_blocks: int
-    store_bytes: int
+    memory_blocks: int
+    memory_bytes: int
 
 
 @attrs.frozen(kw_only=True)
@@ -283,8 +283,8 @@ class EvictReport:
 
     key: str
     bytes: int
-    store_blocks: int
-    store_bytes: int
+    memory_blocks: int
+    memory_bytes: int
 
 
 @attrs.frozen(kw_only=True)
@@ -339,8 +339,8 @@ class LoadReport:
     key: str
     digest: str
     bytes: int
-    store_blocks: int
-    store_bytes: int
+    memory_blocks: int
+    memory_bytes: int
     duration_us: int
 
 
@@ -350,12 +350,12 @@ class RejectReport:
     A block's file is not what was written, and is no longer counted.
 
     Attributes:
-        aside: its new name below the folder of blocks, or None where nothing is left of it.
+        moved_to: its new name below the folder of blocks, or None where nothing is left of it.
     """
 
     key: str
     reason: FileFault
-    aside: str | None
+    moved_to: str | None
 
 
 @attrs.frozen(kw_only=True)

@@ -29,123 +29,13 @@ from cairn.journal import events as ev
 from cairn.journal.errors import UnknownEvent
 from cairn.journal.state import Fault, State
 
-VERSION = 10
+VERSION = 1
 """Of what ``Base.state`` holds."""
 
 Contents = dict[str, Any]
 
 
-def _with_a_dtype(contents: Contents) -> Contents:
-    """
-    Version 2 tells why the weights of the last model have their dtype. Before it, nobody chose.
-    """
-    loaded = contents["loaded"]
-    told = None if loaded is None else {**loaded, "dtype": ""}
-    return {**contents, "version": 2, "loaded": told}
-
-
-def _without_prewarm(contents: Contents) -> Contents:
-    """Version 3 tells what is computed ahead. Before it, nothing was."""
-    state = contents["state"]
-    for session in state["sessions"].values():
-        session["prewarm"] = None
-        if session["request"] is not None and session["request"]["path"] is not None:
-            session["request"]["path"]["prewarmed_tokens"] = 0
-    for block in state["blocks"].values():
-        block["prewarmed"] = False
-    return {**contents, "version": 3}
-
-
-def _without_a_check(contents: Contents) -> Contents:
-    """Version 4 has the shadow check in hand. Before it, there were none."""
-    return {**contents, "version": 4, "state": {**contents["state"], "shadow": None}}
-
-
-def _without_a_grammar(contents: Contents) -> Contents:
-    """Version 5 has the grammar that an open request's answer is held to. Before it, none was."""
-    for session in contents["state"]["sessions"].values():
-        if session["request"] is not None:
-            session["request"]["ask"]["grammar"] = None
-    return {**contents, "version": 5}
-
-
-def _without_a_window(contents: Contents) -> Contents:
-    """Version 6 has the policy of a model's KV. Before it, nothing was ever let go."""
-    full = {"kv_sinks": 0, "kv_window": 0, "kv_rows": 0}
-    if contents["loaded"] is not None:
-        contents["loaded"].update(full)
-    if contents["state"]["model"] is not None:
-        contents["state"]["model"].update(full)
-    return {**contents, "version": 6}
-
-
-def _without_an_end(contents: Contents) -> Contents:
-    """
-    Version 7 tells of how short a prompt no blocks are sealed, and when lives are over. Before it,
-    they were sealed of any, and no life had an end.
-    """
-    state = contents["state"]
-    state["time_us"] = 0
-    for session in state["sessions"].values():
-        session["ttl_s"] = session["expires_us"] = None
-        if session["request"] is not None:
-            session["request"]["ask"]["ttl_s"] = None
-    for block in state["blocks"].values():
-        block["expires_us"] = None
-    for model in (contents["state"]["model"], contents["loaded"]):
-        if model is not None:
-            model["min_cache_tokens"] = 0
-    return {**contents, "version": 7}
-
-
-def _with_one_mode(contents: Contents) -> Contents:
-    """
-    Version 8 has the cache mode of an open request, and the rules by which was decided what is
-    computed ahead. Before it, there was one of each.
-    """
-    for session in contents["state"]["sessions"].values():
-        if session["prewarm"] is not None:
-            session["prewarm"]["rules_version"] = 1
-        if session["request"] is not None:
-            session["request"]["ask"]["cache_mode"] = "full"
-    return {**contents, "version": 8}
-
-
-def _without_a_state(contents: Contents) -> Contents:
-    """Version 9 tells which blocks carry recurrent states. Before it, none did."""
-    for model in (contents["state"]["model"], contents["loaded"]):
-        if model is not None:
-            model["state_blocks"] = 0
-    return {**contents, "version": 9}
-
-
-def _with_uses(contents: Contents) -> Contents:
-    """
-    Version 10 has uses of chains, and pins by session alone. Before it, each block had its own:
-    what that says holds of it as if it had been sealed then.
-    """
-    state = contents["state"]
-    pins = {name: session.pop("pins") for name, session in state["sessions"].items()}
-    for block in state["blocks"].values():
-        del block["pins"]
-    state["uses"] = {}
-    state["pins"] = {name: keys for name, keys in pins.items() if keys}
-    return {**contents, "version": 10}
-
-
-UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {
-    # Before version 1 none was written.
-    0: lambda contents: {**contents, "version": 1},
-    1: _with_a_dtype,
-    2: _without_prewarm,
-    3: _without_a_check,
-    4: _without_a_grammar,
-    5: _without_a_window,
-    6: _without_an_end,
-    7: _with_one_mode,
-    8: _without_a_state,
-    9: _with_uses,
-}
+UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {}
 """Version to the function that makes contents of version + 1 of it."""
 
 
@@ -333,7 +223,7 @@ def _decoded(encoded: bytes) -> _Kept:
     """The contents of these bytes, brought up to today's version."""
     try:
         contents = msgspec.json.decode(encoded, type=Contents)
-        version = msgspec.convert(contents.get("version", 0), int)
+        version = msgspec.convert(contents["version"], int)
         if version > VERSION:
             raise UnknownEvent(
                 f"the base of the pruned rows is of version {version}, which this Cairn does not "

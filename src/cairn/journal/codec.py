@@ -20,58 +20,13 @@ import msgspec
 
 from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, UnknownEvent
-from cairn.journal.tenants import LOCAL
 from cairn.journal.token_ids import shared
 
 GENESIS = "0" * 64
 """The hash before the first row."""
 
 Payload = dict[str, Any]
-UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {
-    # Version 2 may name an adapter.
-    ("model_loaded", 1): lambda payload: payload,
-    # Version 3 tells why the weights have their dtype.
-    ("model_loaded", 2): lambda payload: payload,
-    # Version 4 may have a window.
-    ("model_loaded", 3): lambda payload: payload,
-    # Version 2 tells why it left, and what was measured then. Before it, no server swapped models.
-    ("model_unloaded", 1): lambda payload: payload,
-    # Before version 5 blocks were sealed of the shortest prompt.
-    ("model_loaded", 4): lambda payload: {**payload, "min_cache_tokens": 0},
-    # Before version 6 no recurrent state was kept. The version of the rules stayed here too.
-    ("model_loaded", 5): lambda payload: {**payload, "state_blocks": 0},
-    # Version 2 may have a grammar.
-    ("request_received", 1): lambda payload: payload,
-    # Before version 3 nothing had a life that ends.
-    ("request_received", 2): lambda payload: {**payload, "ttl_s": None},
-    # Before version 4 every request went on from a session, if there was one. The version of the
-    # rules stayed: they decide on such a request as before.
-    ("request_received", 3): lambda payload: {**payload, "cache_mode": "full"},
-    # Version 2 may end with a sister. Before it, what did is on record as a client that left.
-    ("request_cancelled", 1): lambda payload: payload,
-    # Before version 2 blocks left for no other reason.
-    ("block_evicted", 1): lambda payload: {**payload, "reason": "room"},
-    # Version 3 may leave since no window needs it.
-    ("block_evicted", 2): lambda payload: payload,
-    ("block_dropped", 1): lambda payload: {**payload, "reason": "room"},
-    # Version 2 may leave the session out.
-    ("blocks_quarantined", 1): lambda payload: payload,
-    # Before version 2 nothing was computed ahead. The version of the rules stayed: on a journal of
-    # then they give 0, and decide everything else as before.
-    ("path_selected", 1): lambda payload: {**payload, "prewarmed_tokens": 0},
-    # Before version 2 there was one tenant.
-    ("request_rejected", 1): lambda payload: {**payload, "tenant": LOCAL},
-    # Before version 2 there were no agents.
-    ("turn_stored", 1): lambda payload: payload,
-    # Before version 3 its note had all that is the protocol's own.
-    ("turn_stored", 2): lambda payload: {**payload, "texts": {}, "texts_at": {}},
-    # Version 2 may leave the request out.
-    ("blocks_restored", 1): lambda payload: payload,
-    # Version 3 may leave out blocks before a window, where rules 2 decided what is shared.
-    ("blocks_restored", 2): lambda payload: payload,
-    # Version 4 may be a part of what was decided.
-    ("blocks_restored", 3): lambda payload: payload,
-}
+UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {}
 """(kind, version) to the function that makes a payload of version + 1 of it."""
 
 _KINDS = {event.kind: event for event in ev.ALL_EVENTS}

@@ -34,20 +34,22 @@ CancelStage = Literal[
     "prefill",
     "decode",
     "no_memory",
-    "not_held",
+    "grammar_failed",
     "timed_out",
     "sibling_failed",
     "server_stopped",
     "journal_full",
     "bug",
 ]
-Left = Literal["room", "expired", "window"]
+RemovalReason = Literal["space", "expired", "window"]
 FileFault = Literal["missing", "unreadable", "foreign", "digest"]
 NextRole = Literal["user", "tool"]
-GivenUp = Literal["request", "slab_needed", "closing", "busy", "doubt", "bug", "unrendered"]
-ShadowResult = Literal["same", "differs", "disturbed", "failed"]
-ShadowSkip = Literal["no_memory", "disturbed", "too_many", "gone_on", "failed", "model_left"]
-CallFault = Literal["cut", "unparsable", "no_name", "no_arguments"]
+AbandonReason = Literal[
+    "request", "slab_needed", "closing", "busy", "quarantined", "bug", "render_failed"
+]
+ShadowResult = Literal["same", "differs", "interrupted", "failed"]
+ShadowSkip = Literal["interrupted", "queue_full", "session_changed", "failed", "model_unloaded"]
+CallFault = Literal["truncated", "unparsable", "no_name", "invalid_arguments"]
 
 
 def private(**kwargs: Any) -> Any:
@@ -145,13 +147,12 @@ class ModelLoaded(Event):
     """
 
     kind: ClassVar[str] = "model_loaded"
-    version: ClassVar[int] = 6
     name: str
-    directory: str = private(default="")
-    adapter: str = private(default="")
+    directory: str = private()
+    adapter: str = private()
     fingerprint: str
     fields: Mapping[str, Any]
-    dtype: str = ""
+    dtype: str
     layers: int = natural()
     block_tokens: int = natural()
     decode_rows: int = natural()
@@ -160,11 +161,11 @@ class ModelLoaded(Event):
     pool_slabs: int = natural()
     pool_bytes: int = natural()
     blocks_bytes: int = natural()
-    kv_sinks: int = natural(default=0)
-    kv_window: int = natural(default=0)
-    kv_rows: int = natural(default=0)
-    min_cache_tokens: int = natural(default=0)
-    state_blocks: int = natural(default=0)
+    kv_sinks: int = natural()
+    kv_window: int = natural()
+    kv_rows: int = natural()
+    min_cache_tokens: int = natural()
+    state_blocks: int = natural()
 
 
 @attrs.frozen(kw_only=True)
@@ -177,7 +178,7 @@ class SelfTestFinished(Event):
             whether the naive way would have changed bits on this device.
         passed: whether all that the promises need holds.
         error_max: the largest relative difference from mlx-lm's plain pass.
-        remembered: whether the findings come from an earlier start with this fingerprint.
+        from_cache: whether the findings come from an earlier start with this fingerprint.
     """
 
     kind: ClassVar[str] = "self_test_finished"
@@ -186,7 +187,7 @@ class SelfTestFinished(Event):
     passed: bool
     error_max: float
     duration_us: int = natural()
-    remembered: bool
+    from_cache: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -201,14 +202,13 @@ class ModelUnloaded(Event):
     """
 
     kind: ClassVar[str] = "model_unloaded"
-    version: ClassVar[int] = 2
     fingerprint: str
-    reason: str = ""
-    active_bytes: int = natural(default=0)
+    reason: str
+    active_bytes: int = natural()
 
 
 @attrs.frozen(kw_only=True)
-class ModelNotLoaded(Event):
+class ModelLoadFailed(Event):
     """
     A model was asked for and could not be loaded. What was served before goes on.
 
@@ -217,7 +217,7 @@ class ModelNotLoaded(Event):
         reason: what stood in the way, in a sentence, with places on this machine.
     """
 
-    kind: ClassVar[str] = "model_not_loaded"
+    kind: ClassVar[str] = "model_load_failed"
     name: str
     reason: str = private()
 
@@ -238,14 +238,14 @@ class JournalStalled(Event):
     answer, and who came in the meantime was turned away.
 
     Attributes:
-        fact: what the database said.
+        error: what the database said.
         rows_waiting: rows that were held until there was room.
         requests_refused: requests that were turned away, none of which has a row of its own.
         duration_us: from the first row that found no room to the one that found it.
     """
 
     kind: ClassVar[str] = "journal_stalled"
-    fact: str
+    error: str
     rows_waiting: int = natural()
     requests_refused: int = natural()
     duration_us: int = natural()
@@ -289,7 +289,6 @@ class RequestRejected(Event):
     """
 
     kind: ClassVar[str] = "request_rejected"
-    version: ClassVar[int] = 2
     request: str
     tenant: str
     status: int
@@ -332,7 +331,6 @@ class RequestReceived(Event):
     """
 
     kind: ClassVar[str] = "request_received"
-    version: ClassVar[int] = 4
     session: str
     request: str
     protocol: str
@@ -354,9 +352,9 @@ class RequestReceived(Event):
     seed: int
     seed_given: bool
     requested_model: str
-    grammar: str | None = private(default=None)
-    cache_mode: CacheMode = "full"
-    ttl_s: int | None = attrs.field(default=None, validator=attrs.validators.optional(_natural))
+    grammar: str | None = private()
+    cache_mode: CacheMode
+    ttl_s: int | None = attrs.field(validator=attrs.validators.optional(_natural))
 
 
 @attrs.frozen(kw_only=True)
@@ -380,7 +378,6 @@ class PathSelected(Event):
     """
 
     kind: ClassVar[str] = "path_selected"
-    version: ClassVar[int] = 2
     session: str
     request: str
     rules_version: int
@@ -437,18 +434,17 @@ class SlabReleased(Event):
 class BlocksRestored(Event):
     """
     Sealed blocks were copied into a session's slab, which now covers ``[0, end)``: all that were
-    decided, or the next part of them (before version 4: always all).
+    decided, or the next part of them.
 
     Attributes:
         request: whose prompt they are of; None where they are of what is anticipated.
         keys: the blocks that were copied, in order of their tokens; under ``sink_window`` those
-            with the sinks and those of the window at the end (before version 3: all).
+            with the sinks and those of the window at the end.
         digests: measured: of the bytes that the slab holds of each after the copy.
         coverage: measured: what each layer holds after it.
     """
 
     kind: ClassVar[str] = "blocks_restored"
-    version: ClassVar[int] = 4
     session: str
     request: str | None
     start: int = natural()
@@ -468,7 +464,7 @@ class CacheExtended(Event):
     are one event: a step for each token of ``sampled``.
 
     Attributes:
-        ran_hash: measured: ``keys.ids_hash`` of the token ids that the passes were given.
+        input_hash: measured: ``keys.ids_hash`` of the token ids that the passes were given.
         coverage: measured: what each layer holds after it.
         sampled: measured: the tokens drawn from the logits of these passes, if any were.
         logprobs: measured: the log-probability of each token of ``sampled``.
@@ -481,7 +477,7 @@ class CacheExtended(Event):
     start: int = natural()
     end: int = attrs.field(validator=_range)
     # A hash of few token ids can be guessed back.
-    ran_hash: str = private()
+    input_hash: str = private()
     coverage: Coverage
     sampled: tuple[int, ...] = private()
     logprobs: tuple[float, ...] = private()
@@ -490,11 +486,11 @@ class CacheExtended(Event):
 
 @attrs.frozen(kw_only=True)
 class CacheTrimmed(Event):
-    """A session's KV was cut back to ``[0, end)``; ``start`` is where it ended before."""
+    """A session's KV was cut back from ``cached_tokens`` to ``[0, end)``."""
 
     kind: ClassVar[str] = "cache_trimmed"
     session: str
-    held_tokens: int = natural()
+    cached_tokens: int = natural()
     end: int = natural()
     coverage: Coverage
     reason: str
@@ -507,10 +503,10 @@ class BlockSealed(Event):
 
     Attributes:
         digest: measured: a hash over the bytes of its KV.
-        again: whether the key was sealed before; the digest must then be the same.
+        resealed: whether the key was sealed before; the digest must then be the same.
         stored: whether the block is kept in memory; false where nothing could make room for it.
-        store_blocks: measured: blocks in memory after this.
-        store_bytes: measured: their bytes.
+        memory_blocks: measured: blocks in memory after this.
+        memory_bytes: measured: their bytes.
     """
 
     kind: ClassVar[str] = "block_sealed"
@@ -521,10 +517,10 @@ class BlockSealed(Event):
     start: int = natural()
     end: int = attrs.field(validator=_range)
     bytes: int = natural()
-    again: bool
+    resealed: bool
     stored: bool
-    store_blocks: int = natural()
-    store_bytes: int = natural()
+    memory_blocks: int = natural()
+    memory_bytes: int = natural()
 
 
 @attrs.frozen(kw_only=True)
@@ -533,24 +529,23 @@ class BlockEvicted(Event):
     A block left memory. Figures as in ``BlockSealed``.
 
     Attributes:
-        reason: ``room`` for another one, ``expired``, or ``window``: no window at the end of a
+        reason: ``space`` for another one, ``expired``, or ``window``: no window at the end of a
             conversation at rest reaches back to it.
     """
 
     kind: ClassVar[str] = "block_evicted"
-    version: ClassVar[int] = 3
     key: str
     bytes: int = natural()
-    store_blocks: int = natural()
-    store_bytes: int = natural()
-    reason: Left = "room"
+    memory_blocks: int = natural()
+    memory_bytes: int = natural()
+    reason: RemovalReason
 
 
 @attrs.frozen(kw_only=True)
-class BlocksFound(Event):
+class BlockFilesScanned(Event):
     """
     The block files that earlier runs left were looked for, by name and size. Each that was not as
-    it should be stands before this as ``block_rejected``. From here on files may be written.
+    it should be stands before this as ``block_file_rejected``. From here on files may be written.
 
     Attributes:
         budget_bytes: what the files may take together; 0 for none.
@@ -559,7 +554,7 @@ class BlocksFound(Event):
         removed_files: files of no record that runs of this journal wrote, and that were removed.
     """
 
-    kind: ClassVar[str] = "blocks_found"
+    kind: ClassVar[str] = "block_files_scanned"
     budget_bytes: int = natural()
     disk_blocks: int = natural()
     disk_bytes: int = natural()
@@ -587,7 +582,7 @@ class BlockSpilled(Event):
 
 
 @attrs.frozen(kw_only=True)
-class BlockNotSpilled(Event):
+class BlockSpillFailed(Event):
     """
     A block could not be written. There is no file of it, and it is served from memory as long as it
     is there.
@@ -596,7 +591,7 @@ class BlockNotSpilled(Event):
         reason: what the system said.
     """
 
-    kind: ClassVar[str] = "block_not_spilled"
+    kind: ClassVar[str] = "block_spill_failed"
     key: str
     reason: str
 
@@ -614,13 +609,13 @@ class BlockLoaded(Event):
     key: str
     digest: str
     bytes: int = natural()
-    store_blocks: int = natural()
-    store_bytes: int = natural()
+    memory_blocks: int = natural()
+    memory_bytes: int = natural()
     duration_us: int = natural()
 
 
 @attrs.frozen(kw_only=True)
-class BlockRejected(Event):
+class BlockFileRejected(Event):
     """
     A block's file is not what was written. It does not count as there any more.
 
@@ -629,31 +624,30 @@ class BlockRejected(Event):
     Attributes:
         reason: ``missing``; ``unreadable`` also where it has another size; ``foreign`` where it
             says that it is another block's; ``digest`` where its KV is other KV.
-        aside: the file's new name below the folder of blocks, or None where nothing is left of it.
+        moved_to: the file's new name below the folder of blocks; None if nothing is left of it.
     """
 
-    kind: ClassVar[str] = "block_rejected"
+    kind: ClassVar[str] = "block_file_rejected"
     key: str
     reason: FileFault
-    aside: str | None
+    moved_to: str | None
 
 
 @attrs.frozen(kw_only=True)
-class BlockDropped(Event):
+class BlockFileRemoved(Event):
     """
     A block's file was removed. Figures as in ``BlockSpilled``.
 
     Attributes:
-        reason: ``room`` to keep the budget, or by a prune; or ``expired``.
+        reason: ``space`` to keep the budget, or by a prune; or ``expired``.
     """
 
-    kind: ClassVar[str] = "block_dropped"
-    version: ClassVar[int] = 2
+    kind: ClassVar[str] = "block_file_removed"
     key: str
     bytes: int = natural()
     disk_blocks: int = natural()
     disk_bytes: int = natural()
-    reason: Left = "room"
+    reason: RemovalReason
 
 
 @attrs.frozen(kw_only=True)
@@ -681,9 +675,9 @@ class CallRejected(Event):
     What began as a call of a tool is none; the client is given it as text.
 
     Attributes:
-        reason: ``cut`` where the answer ended in it, or was cut off, ``unparsable`` where its
-            format is not kept, ``no_name`` and ``no_arguments`` where it names no function, or its
-            arguments are no JSON object.
+        reason: ``truncated``: the answer ended inside it; ``unparsable``: it is not in the model's
+            format of calls; ``no_name``: it names no function; ``invalid_arguments``: its arguments
+            are not a JSON object.
         text: as the model wrote it, with its markers, up to where another call begins in it.
         detail: what is wrong with it.
     """
@@ -707,7 +701,7 @@ class TurnStored(Event):
         agent: whose turn it is, by the agent's name; None for one that is looked up by its request.
         previous: the request whose turn comes before this one, and is kept for itself.
         created_s: when the request came: seconds since 1970.
-        asked: what it brought that no turn before had, as ``engine.turns`` writes messages.
+        question: what it brought that no turn before had, as ``engine.turns`` writes messages.
         answer: what its client was told, as ``engine.turns`` writes the parts of an answer.
         note: the protocol's own, for who looks the turn up; nothing else reads it.
         texts: what else is the protocol's own and seldom changes from turn to turn, by name: those
@@ -717,14 +711,13 @@ class TurnStored(Event):
     """
 
     kind: ClassVar[str] = "turn_stored"
-    version: ClassVar[int] = 3
     session: str
     request: str
     tenant: str
-    agent: str | None = None
+    agent: str | None
     previous: str | None
     created_s: int
-    asked: str = private()
+    question: str = private()
     answer: str = private()
     note: str = private()
     texts: Mapping[str, str] = private()
@@ -817,16 +810,15 @@ class RequestCancelled(Event):
     The request ended without its answer being complete. What was computed stays.
 
     Attributes:
-        stage: where it was when its client went away; ``no_memory`` where no slab could be had,
-            ``not_held`` where its grammar could be followed no further, ``timed_out`` where it took
-            longer than a request may, ``sibling_failed`` where another answer to the same request
-            failed, ``server_stopped`` where the server drained no longer,
-            ``journal_full`` where there was no room to put it on record, ``bug`` where a fault of
-            somebody else's took it along.
+        stage: ``prefill`` or ``decode``: where it was when its client disconnected. Otherwise why
+            it ended: ``no_memory``: no slab could be opened; ``grammar_failed``: its grammar allows
+            no next token; ``timed_out``: it took longer than a request may; ``sibling_failed``:
+            another answer to the same request failed; ``server_stopped``: the time to drain was
+            over; ``journal_full``: there was no space to record it; ``bug``: a fault elsewhere
+            ended it.
     """
 
     kind: ClassVar[str] = "request_cancelled"
-    version: ClassVar[int] = 2
     session: str
     request: str
     stage: CancelStage
@@ -883,17 +875,17 @@ class PrewarmAbandoned(Event):
     What was anticipated is not computed to its end; or nothing was, as it cannot be known.
 
     Attributes:
-        reason: ``request`` where one came for the session, ``slab_needed`` where another session
-            needs its slab, ``closing`` where it ends, ``busy`` where requests of others were under
-            way for too long, ``doubt`` where a block of it is quarantined, ``bug`` where a fault
-            came to light. ``unrendered`` where the conversation could not be brought to tokens:
-            then nothing had begun, and else something had.
+        reason: ``request``: a request came for the session; ``slab_needed``: another session needs
+            its slab; ``closing``: the session is closing; ``busy``: other requests were in flight
+            for too long; ``quarantined``: one of its blocks is quarantined; ``bug``: a fault was
+            found; ``render_failed``: the conversation could not be turned into tokens, so that
+            there was no ``prewarm_started`` (before all other reasons there was one).
         computed_tokens: how many tokens passes were run over until then.
     """
 
     kind: ClassVar[str] = "prewarm_abandoned"
     session: str
-    reason: GivenUp
+    reason: AbandonReason
     computed_tokens: int = natural()
 
 
@@ -958,12 +950,12 @@ class ShadowChecked(Event):
         answer_tokens: the tokens that were drawn again, and compared.
         keys: the blocks on record that prompt and answer make, in order of their tokens.
         digests: measured: of the KV of each as it was computed now.
-        held: measured: of each as it lies in memory; empty where it does not.
+        memory_digests: measured: of each as it lies in memory; empty where it does not.
         ids_expected: ``keys.ids_hash`` of the tokens that were compared with.
         drawn_expected: ``shadow.drawn_hash`` of the same tokens and their log-probabilities, as the
             events told them when they were committed.
         drawn: measured: that of those drawn now.
-        first_other: the place in the answer of the first that differs, or for which no
+        first_difference: the place in the answer of the first that differs, or for which no
             log-probability came out.
         duration_us: of the passes.
     """
@@ -975,12 +967,12 @@ class ShadowChecked(Event):
     answer_tokens: int = natural()
     keys: tuple[str, ...]
     digests: tuple[str, ...]
-    held: tuple[str, ...]
+    memory_digests: tuple[str, ...]
     # A hash of few token ids can be guessed back.
     ids_expected: str = private()
     drawn_expected: str = private()
     drawn: str = private()
-    first_other: int | None
+    first_difference: int | None
     duration_us: int = natural()
 
 
@@ -991,9 +983,9 @@ class ShadowEnded(Event):
     ``SlabReleased``.
 
     Attributes:
-        result: what came of it. ``disturbed`` where a request came, which goes first, or where the
-            server stopped, lets nobody in or has no room for its journal; ``failed`` where a pass
-            or the check itself did.
+        result: ``same`` or ``differs``; ``interrupted``: a request came, which goes first, or the
+            server stopped, admits no request or has no room for its journal; ``failed``: a pass or
+            the check itself failed.
     """
 
     kind: ClassVar[str] = "shadow_ended"
@@ -1012,11 +1004,10 @@ class ShadowSkipped(Event):
     An answer that was chosen is not checked.
 
     Attributes:
-        reason: ``disturbed`` where requests came each time that it was tried; ``too_many`` where
-            younger answers waited; ``gone_on`` where the session had other tokens by then;
-            ``failed`` where the check did; ``model_left`` where the model was to leave memory
-            before there was time; ``no_memory``, of earlier versions, where no slab was free and
-            none could be spared: now it waits.
+        reason: ``interrupted`` where requests came each time that it was tried; ``queue_full``
+            where too many younger answers waited; ``session_changed`` where the session had other
+            tokens by then; ``failed`` where the check did; ``model_unloaded`` where the model was
+            to leave memory before there was time.
     """
 
     kind: ClassVar[str] = "shadow_skipped"
@@ -1074,7 +1065,6 @@ class BlocksQuarantined(Event):
     """
 
     kind: ClassVar[str] = "blocks_quarantined"
-    version: ClassVar[int] = 2
     session: str | None
     bug_id: str
     keys: tuple[str, ...]
@@ -1096,7 +1086,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     ModelLoaded,
     SelfTestFinished,
     ModelUnloaded,
-    ModelNotLoaded,
+    ModelLoadFailed,
     OperatorActed,
     JournalStalled,
     JournalPruned,
@@ -1111,12 +1101,12 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     CacheTrimmed,
     BlockSealed,
     BlockEvicted,
-    BlocksFound,
+    BlockFilesScanned,
     BlockSpilled,
-    BlockNotSpilled,
+    BlockSpillFailed,
     BlockLoaded,
-    BlockRejected,
-    BlockDropped,
+    BlockFileRejected,
+    BlockFileRemoved,
     TokensEmitted,
     CallRejected,
     TurnStored,

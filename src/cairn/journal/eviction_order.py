@@ -245,8 +245,8 @@ class Order:
                 | ev.BlockEvicted()
                 | ev.BlockLoaded()
                 | ev.BlockSpilled()
-                | ev.BlockRejected()
-                | ev.BlockDropped()
+                | ev.BlockFileRejected()
+                | ev.BlockFileRemoved()
             ):
                 self._follow(after, (event.key,))
             case _:

@@ -159,10 +159,10 @@ def _legal(state: State, recorded: ev.Recorded) -> Iterator[Violation]:
 _OF_A_BLOCK = (
     ev.BlockEvicted,
     ev.BlockSpilled,
-    ev.BlockNotSpilled,
+    ev.BlockSpillFailed,
     ev.BlockLoaded,
-    ev.BlockRejected,
-    ev.BlockDropped,
+    ev.BlockFileRejected,
+    ev.BlockFileRemoved,
 )
 """What the store does with a block that was sealed before."""
 
@@ -195,7 +195,7 @@ def _server_legal(state: State, event: ev.Event) -> Iterator[Violation]:
         yield _broken("INV-6", "a shadow check began beside another", None, state.shadow)
     if isinstance(event, ev.ShadowChecked | ev.ShadowEnded):
         yield from _of_the_check(state, event)
-    if isinstance(event, ev.BlocksFound) and state.model is None:
+    if isinstance(event, ev.BlockFilesScanned) and state.model is None:
         yield _broken("INV-6", "blocks were looked for without a model", "a model", None)
 
 
@@ -271,7 +271,7 @@ def _window_after(
     start, capacity = session.window_start, session.slab.capacity_tokens if session.slab else 0
     if policy is None:
         return 0
-    if isinstance(event, ev.BlocksRestored) and _rules_of(session) > 1:
+    if isinstance(event, ev.BlocksRestored):
         chunk, (kept, shared) = _block_tokens(state), _to_share(session)
         resumed = policy.resumed_at(kept, kept + shared, chunk)
         if resumed is not None and event.start <= resumed * chunk < event.end:
@@ -297,8 +297,8 @@ def _extended(state: State, event: ev.CacheExtended) -> Iterator[Violation]:
     ran = ids_hash(due)
     if len(due) != event.end - event.start:
         yield _broken("INV-1", "a pass ran past the tokens", event.start + len(due), event.end)
-    elif ran != event.ran_hash:
-        yield _broken("INV-1", "a pass ran over other tokens", ran, event.ran_hash)
+    elif ran != event.input_hash:
+        yield _broken("INV-1", "a pass ran over other tokens", ran, event.input_hash)
     yield from _schedule(state, session, event)
     if len(event.logprobs) != len(event.sampled):
         yield _broken("INV-1", "not a log-probability a token", len(event.sampled), event.logprobs)
@@ -425,17 +425,9 @@ def _to_copy(state: State, session: Session) -> Sequence[int]:
     """
     kept, shared = _to_share(session)
     policy = state.model.policy if state.model else None
-    if policy is None or _rules_of(session) == 1:
+    if policy is None:
         return range(kept, kept + shared)
     return policy.copied(kept, kept + shared, _block_tokens(state))
-
-
-def _rules_of(session: Session) -> int:
-    """The rules by which it was decided what is shared."""
-    if session.prewarm is not None:
-        return session.prewarm.rules_version
-    path = session.request.path if session.request is not None else None
-    return path.rules_version if path is not None else 1
 
 
 def _to_share(session: Session) -> tuple[int, int]:
@@ -448,8 +440,10 @@ def _to_share(session: Session) -> tuple[int, int]:
 
 def _trimmed(state: State, event: ev.CacheTrimmed) -> Iterator[Violation]:
     session = state.session(event.session)
-    if event.held_tokens != session.cached_tokens or event.end > event.held_tokens:
-        yield _broken("INV-1", "a trim of something else", session.cached_tokens, event.held_tokens)
+    if event.cached_tokens != session.cached_tokens or event.end > event.cached_tokens:
+        yield _broken(
+            "INV-1", "a trim of something else", session.cached_tokens, event.cached_tokens
+        )
     policy, start = state.model.policy if state.model else None, session.window_start
     if policy is not None and event.end and not policy.reaches(start, event.end):
         told = policy.first(event.end)
@@ -501,8 +495,8 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     if place >= len(keys) and (session.request is not None or session.prewarm is not None):
         yield _broken("INV-3", "a block past the prompt", len(keys), place)
     known = state.blocks.get(event.key)
-    if event.again != (known is not None):
-        yield _broken("INV-3", "a block sealed again, or not", known is not None, event.again)
+    if event.resealed != (known is not None):
+        yield _broken("INV-3", "a block sealed again, or not", known is not None, event.resealed)
     if known is not None and known.digest != event.digest:
         yield _broken("INV-3", f"block {event.key} has a second digest", known.digest, event.digest)
     if known is not None:
@@ -553,7 +547,7 @@ def _loaded(state: State, event: ev.BlockLoaded) -> Iterator[Violation]:
 
 
 def _shadowed(state: State, event: ev.ShadowChecked) -> Iterator[Violation]:
-    measured = (len(event.digests), len(event.held))
+    measured = (len(event.digests), len(event.memory_digests))
     if measured != (len(event.keys), len(event.keys)):
         yield _broken("INV-3", "not two digests a block", len(event.keys), measured)
     ids_on_record = answer_hash(state, event)
@@ -580,7 +574,7 @@ def _shadowed(state: State, event: ev.ShadowChecked) -> Iterator[Violation]:
         yield _broken(
             "INV-3",
             f"the answer to request {event.request} of session {event.of_session} computed again "
-            f"is another from its token {event.first_other} on",
+            f"is another from its token {event.first_difference} on",
             event.drawn_expected,
             event.drawn,
         )
@@ -635,12 +629,12 @@ def _received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
 def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
     session = state.session(event.session)
     assert session.request is not None
-    if event.rules_version not in paths.RULES_KNOWN:
+    if event.rules_version != paths.RULES_VERSION:
         yield _broken("INV-4", "rules unknown", paths.RULES_VERSION, event.rules_version)
         return
     if event.decided_at != state.position:
         yield _broken("INV-4", "decided on another state", state.position, event.decided_at)
-    decided = paths.select(state, session, session.request, event.rules_version)
+    decided = paths.select(state, session, session.request)
     recorded = {field.name: getattr(event, field.name) for field in attrs.fields(paths.Decision)}
     if attrs.asdict(decided) != recorded:
         yield _broken("INV-4", "another decision", attrs.asdict(decided), recorded)
@@ -655,7 +649,7 @@ def _begun(state: State, event: ev.PrewarmStarted) -> Iterator[Violation]:
     if last is None or not last.answered or session.slab is None or session.request is not None:
         yield _broken("INV-4", "an anticipation after no answer", "answer and slab", session.state)
         return
-    if event.rules_version not in paths.RULES_KNOWN:
+    if event.rules_version != paths.RULES_VERSION:
         yield _broken("INV-4", "rules unknown", paths.RULES_VERSION, event.rules_version)
         return
     prewarm = anticipated(last, event)
@@ -669,7 +663,7 @@ def _begun(state: State, event: ev.PrewarmStarted) -> Iterator[Violation]:
     if event.tokens > session.slab.capacity_tokens:
         room = session.slab.capacity_tokens
         yield _broken("INV-4", "more is anticipated than the slab holds", room, event.tokens)
-    decided = paths.reusable_prewarm(state, session, prewarm.keys, event.rules_version)
+    decided = paths.reusable_prewarm(state, session, prewarm.keys)
     if decided != (event.blocks_from_slab, event.blocks_from_pool):
         told = (event.blocks_from_slab, event.blocks_from_pool)
         yield _broken("INV-4", "other reuse for what is anticipated", decided, told)
@@ -681,7 +675,7 @@ def _prewarm_ended(
     session = state.session(event.session)
     prewarm, cached = session.prewarm, session.cached_tokens
     begun = prewarm is not None
-    if begun is (isinstance(event, ev.PrewarmAbandoned) and event.reason == "unrendered"):
+    if begun is (isinstance(event, ev.PrewarmAbandoned) and event.reason == "render_failed"):
         yield _broken("INV-6", "the end of an anticipation that never began, or none", begun, event)
         return
     computed = prewarm.computed_tokens if prewarm is not None else 0
@@ -764,21 +758,21 @@ def _store_measured(
     size: int,
     event: ev.BlockSealed | ev.BlockEvicted | ev.BlockLoaded,
 ) -> Iterator[Violation]:
-    if event.store_blocks != blocks:
-        yield _broken("INV-5", "blocks in memory do not add up", blocks, event.store_blocks)
-    if event.store_bytes != size:
-        yield _broken("INV-5", "bytes of blocks do not add up", size, event.store_bytes)
+    if event.memory_blocks != blocks:
+        yield _broken("INV-5", "blocks in memory do not add up", blocks, event.memory_blocks)
+    if event.memory_bytes != size:
+        yield _broken("INV-5", "bytes of blocks do not add up", size, event.memory_bytes)
     budget = state.model.blocks_bytes if state.model else 0
-    if event.store_bytes > budget:
-        yield _broken("INV-5", "blocks over the budget", budget, event.store_bytes)
+    if event.memory_bytes > budget:
+        yield _broken("INV-5", "blocks over the budget", budget, event.memory_bytes)
 
 
-def _rejected(state: State, event: ev.BlockRejected) -> Iterator[Violation]:
+def _rejected(state: State, event: ev.BlockFileRejected) -> Iterator[Violation]:
     if state.blocks[event.key].file_bytes is None:
         yield _broken("INV-5", "a file rejected that there was none", "a file", event.reason)
 
 
-def _dropped(state: State, event: ev.BlockDropped) -> Iterator[Violation]:
+def _dropped(state: State, event: ev.BlockFileRemoved) -> Iterator[Violation]:
     size = state.blocks[event.key].file_bytes
     if size != event.bytes:
         yield _broken("INV-5", "a file removed that there was none, or another", size, event.bytes)
@@ -787,12 +781,12 @@ def _dropped(state: State, event: ev.BlockDropped) -> Iterator[Violation]:
     yield from _disk_measured(pool.disk_blocks - 1, pool.disk_bytes - size, event)
 
 
-def _found(state: State, event: ev.BlocksFound) -> Iterator[Violation]:
+def _found(state: State, event: ev.BlockFilesScanned) -> Iterator[Violation]:
     yield from _disk_measured(state.pool.disk_blocks, state.pool.disk_bytes, event)
 
 
 def _disk_measured(
-    blocks: int, size: int, event: ev.BlockSpilled | ev.BlockDropped | ev.BlocksFound
+    blocks: int, size: int, event: ev.BlockSpilled | ev.BlockFileRemoved | ev.BlockFilesScanned
 ) -> Iterator[Violation]:
     if event.disk_blocks != blocks:
         yield _broken("INV-5", "block files do not add up", blocks, event.disk_blocks)
@@ -863,11 +857,11 @@ _CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation
     ev.CacheTrimmed: (_trimmed,),  # type: ignore[dict-item]
     ev.BlockSealed: (_sealed,),  # type: ignore[dict-item]
     ev.BlockEvicted: (_evicted,),  # type: ignore[dict-item]
-    ev.BlocksFound: (_found,),  # type: ignore[dict-item]
+    ev.BlockFilesScanned: (_found,),  # type: ignore[dict-item]
     ev.BlockSpilled: (_spilled,),  # type: ignore[dict-item]
     ev.BlockLoaded: (_loaded,),  # type: ignore[dict-item]
-    ev.BlockRejected: (_rejected,),  # type: ignore[dict-item]
-    ev.BlockDropped: (_dropped,),  # type: ignore[dict-item]
+    ev.BlockFileRejected: (_rejected,),  # type: ignore[dict-item]
+    ev.BlockFileRemoved: (_dropped,),  # type: ignore[dict-item]
     ev.TokensEmitted: (_emitted,),  # type: ignore[dict-item]
     ev.RequestFinished: (_finished,),  # type: ignore[dict-item]
     ev.PrewarmStarted: (_begun,),  # type: ignore[dict-item]

@@ -24,12 +24,7 @@ import attrs
 from cairn.journal import events as ev
 from cairn.journal.state import Block, OpenRequest, Part, Session, SessionId, State, Turn
 
-RULES_VERSION = 2
-RULES_KNOWN = (1, 2)
-"""
-Under rules 1 all blocks of a chain had to be in memory, and were copied, also where a token attends
-to sinks and a window alone.
-"""
+RULES_VERSION = 1
 
 Reason = Literal[
     "cold_start",
@@ -124,14 +119,10 @@ def choose_session(state: State, ask: Ask) -> SessionId | None:
     return None
 
 
-def select(
-    state: State, session: Session, request: OpenRequest, rules: int = RULES_VERSION
-) -> Decision:
-    """
-    The path of a request that ``session`` has in hand, by the rules of a version. Changes nothing.
-    """
+def select(state: State, session: Session, request: OpenRequest) -> Decision:
+    """The path of a request that ``session`` has in hand. Changes nothing."""
     ask = ask_of(request.ask, request.chain)
-    kept, shared = _reusable(state, session, request, ask, rules)
+    kept, shared = _reusable(state, session, request, ask)
     goes_on = session.last is not None and continues(session.last, ask.chain)
     nearest = session if goes_on else _nearest(state, session, ask)
     reason = _reason(state, nearest, ask, goes_on, kept + shared)
@@ -250,9 +241,7 @@ def _too_short(state: State, last: Turn) -> bool:
     )
 
 
-def _reusable(
-    state: State, session: Session, request: OpenRequest, ask: Ask, rules: int
-) -> tuple[int, int]:
+def _reusable(state: State, session: Session, request: OpenRequest, ask: Ask) -> tuple[int, int]:
     """
     How many sealed blocks from the front can be reused: (in the session's slab, from the store).
 
@@ -266,27 +255,25 @@ def _reusable(
     keys = request.prompt_keys[:most]
     fits = request.ask.prompt_tokens + request.ask.max_tokens
     kept = _in_slab(state, session, keys, fits) if ask.goes_on else 0
-    return kept, _in_store(state, keys, kept, rules)
+    return kept, _in_store(state, keys, kept)
 
 
-def reusable_prewarm(
-    state: State, session: Session, keys: tuple[str, ...], rules: int = RULES_VERSION
-) -> tuple[int, int]:
+def reusable_prewarm(state: State, session: Session, keys: tuple[str, ...]) -> tuple[int, int]:
     """
     How many blocks from the front of what is anticipated are there already: (in the session's slab,
     from the store). Changes nothing. A decision by rules like that of a path.
     """
     kept = _in_slab(state, session, keys, 0)
-    return kept, _in_store(state, keys, kept, rules)
+    return kept, _in_store(state, keys, kept)
 
 
-def _in_store(state: State, keys: tuple[str, ...], kept: int, rules: int) -> int:
+def _in_store(state: State, keys: tuple[str, ...], kept: int) -> int:
     """
     How many of these blocks behind those that are kept can be shared from memory. Where a token
     attends to sinks and a window, those that hold them are enough; where layers have states, up to
     the last block that carries them.
     """
-    if rules > 1 and state.model is not None and state.model.policy is not None:
+    if state.model is not None and state.model.policy is not None:
         return _behind_window(state, keys, kept, lambda block: block.usable)
     shared, find = 0, state.blocks.get
     for key in keys[kept:]:

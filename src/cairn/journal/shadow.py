@@ -43,7 +43,9 @@ def drawn_hash(ids: Sequence[int], logprobs: Sequence[float]) -> str:
     return found.hexdigest()[:32]
 
 
-def first_other(due: Sequence[tuple[int, float]], found: Sequence[tuple[int, float]]) -> int | None:
+def first_difference(
+    due: Sequence[tuple[int, float]], found: Sequence[tuple[int, float]]
+) -> int | None:
     """
     The place of the first (token, log-probability) that differs, to the last bit; None where all
     are the same.
@@ -78,7 +80,7 @@ class Other:
 def others(state: State, event: ev.ShadowChecked) -> tuple[Other, ...]:
     """The blocks of a check that are others than on record."""
     found = []
-    measured = zip(event.keys, event.digests, event.held, strict=False)
+    measured = zip(event.keys, event.digests, event.memory_digests, strict=False)
     for place, (key, digest, held) in enumerate(measured):
         block = state.blocks.get(key)
         if block is None:

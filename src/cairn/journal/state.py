@@ -45,11 +45,11 @@ class Model:
     pool_slabs: int
     pool_bytes: int
     blocks_bytes: int
-    kv_sinks: int = 0
-    kv_window: int = 0
-    kv_rows: int = 0
-    min_cache_tokens: int = 0
-    state_blocks: int = 0
+    kv_sinks: int
+    kv_window: int
+    kv_rows: int
+    min_cache_tokens: int
+    state_blocks: int
 
     @property
     def checkpoints(self) -> Checkpoints | None:
@@ -145,7 +145,6 @@ class OpenPrewarm:
         blocks_from_slab: those that lay in the slab when it began.
         blocks_from_pool: those that were to be copied in from the store.
         computed_tokens: what passes have run over since.
-        rules_version: by which that was decided.
     """
 
     ids: tuple[int, ...]
@@ -153,7 +152,6 @@ class OpenPrewarm:
     blocks_from_slab: int
     blocks_from_pool: int
     computed_tokens: int = 0
-    rules_version: int = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -436,7 +434,7 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             tests = state.self_tests.set(event.fingerprint, event)
             return attrs.evolve(state, self_tests=tests)
         case (
-            ev.ModelNotLoaded()
+            ev.ModelLoadFailed()
             | ev.OperatorActed()
             | ev.JournalStalled()
             | ev.JournalPruned()
@@ -466,15 +464,15 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return _block_sealed(state, event)
         case ev.BlockEvicted():
             return _block_evicted(state, event)
-        case ev.BlocksFound():
+        case ev.BlockFilesScanned():
             return attrs.evolve(state, disk_budget=event.budget_bytes)
         case ev.BlockSpilled():
             return _with_file(state, event.key, event.bytes)
-        case ev.BlockNotSpilled():
+        case ev.BlockSpillFailed():
             return state  # on record; the block is as it was
         case ev.BlockLoaded():
             return _block_loaded(state, event)
-        case ev.BlockRejected() | ev.BlockDropped():
+        case ev.BlockFileRejected() | ev.BlockFileRemoved():
             return _with_file(state, event.key, None)
         case ev.TokensEmitted():
             return _tokens_emitted(state, event)
@@ -926,7 +924,6 @@ def anticipated(last: Turn, event: ev.PrewarmStarted) -> OpenPrewarm:
         keys=last.prompt_keys[: event.base_keys] + event.new_keys,
         blocks_from_slab=event.blocks_from_slab,
         blocks_from_pool=event.blocks_from_pool,
-        rules_version=event.rules_version,
     )
 
 

@@ -30,11 +30,8 @@ from cairn.journal.base import Base
 from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull
 
-REVISION = "0002"
+REVISION = "0001"
 """The head of the migrations. Stands here so that a store opens without loading Alembic."""
-
-_READ_AS_WELL = frozenset({"0001"})
-"""Older schemas that can be read without a migration: what they lack is empty in them."""
 
 VERSION_TABLE = "cairn_schema"
 """Where Alembic keeps the revision. A name of our own, by which a Cairn journal is known."""
@@ -113,12 +110,9 @@ class SqlStore:
     It may be used by another thread than the one that opened it, by one at a time.
     """
 
-    def __init__(
-        self, connection: sa.Connection, place: str, revision: str, file: Path | None
-    ) -> None:
+    def __init__(self, connection: sa.Connection, place: str, file: Path | None) -> None:
         self._connection = connection
         self._place = place
-        self._revision: str | None = revision
         self._file = file
         self._known_by = _known_by(file)
 
@@ -128,9 +122,7 @@ class SqlStore:
         Open a journal that is there. Changes nothing in it, and runs no migration.
 
         Args:
-            read_only: for everybody but the server: reads beside a writer, and cannot write. A
-                journal of an older schema is read as it is, such as one on a medium that cannot be
-                written.
+            read_only: for everybody but the server: reads beside a writer, and cannot write.
 
         Raises:
             StoreError: no journal is there, it is none of Cairn's, its schema is not this
@@ -144,10 +136,10 @@ class SqlStore:
                 "`ops migrate` makes an empty one."
             )
         revision = schema_revision(url)
-        if revision != REVISION and not (read_only and revision in _READ_AS_WELL):
+        if revision != REVISION:
             raise StoreError(_other_revision(place, revision))
         connection = _connected(parsed, mode="ro" if read_only else "rw")
-        return cls(connection, place, revision, path)
+        return cls(connection, place, path)
 
     def append(self, rows: Sequence[Row]) -> None:
         """See ``Store.append``."""
@@ -338,11 +330,6 @@ class SqlStore:
         return (base[0], _text(base[1])) if base is not None else (0, GENESIS)
 
     def _base(self) -> Sequence[Any] | None:
-        if self._revision in _READ_AS_WELL:
-            # A server may have migrated it since.
-            self._revision = _revision(self._connection, self._place)
-        if self._revision in _READ_AS_WELL:
-            return None
         # As the driver gives it, like a row's: a base that was changed by hand is a finding.
         columns = [sa.type_coerce(column, sa.types.NullType()) for column in _bases.c]
         found = self._connection.execute(sa.select(*columns).limit(2)).all()

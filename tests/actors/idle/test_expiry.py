@@ -118,7 +118,7 @@ async def test_a_day_and_no_longer(filed: Journaled, tmp_path: Path) -> None:
         again = await ask(server, question())
         assert (0, "cold_start") == (again.finished.cached_tokens, again.accepted.reason)
     assert ["its TTL has expired"] == [event.reason for event in filed.events(ev.SessionClosed)]
-    for kind in (ev.BlockEvicted, ev.BlockDropped):
+    for kind in (ev.BlockEvicted, ev.BlockFileRemoved):
         found = filed.events(kind)
         assert {"expired"} == {event.reason for event in found}
         starts = {event.key: event.start for event in filed.events(ev.BlockSealed)}
@@ -253,7 +253,7 @@ async def test_a_life_outlives_a_restart(filed: Journaled, tmp_path: Path) -> No
         await later(server, 25 * HOUR_S)
         assert 0 == server.statistics().disk_blocks
         assert {} == server.statistics().sessions
-    assert {"expired"} == {event.reason for event in filed.events(ev.BlockDropped)}
+    assert {"expired"} == {event.reason for event in filed.events(ev.BlockFileRemoved)}
     assert filed.holds()
 
 

@@ -137,9 +137,9 @@ def test_an_answer_is_computed_again_and_is_the_same(
         checked.prompt_tokens,
         checked.answer_tokens,
     )
-    assert None is checked.first_other
+    assert None is checked.first_difference
     assert tuple(event.key for event in sealed) == checked.keys
-    assert tuple(event.digest for event in sealed) == checked.digests == checked.held
+    assert tuple(event.digest for event in sealed) == checked.digests == checked.memory_digests
     if "stop" not in changes:
         assert sealed[-1].end > checked.prompt_tokens, "nothing was settled over the answer"
     assert () == replay(store.read()).findings
@@ -201,7 +201,7 @@ def test_what_is_decoded_beside_others_is_the_same(model_directory: Path) -> Non
 
     trio.run(main)
     ended = [event for event in events(store) if isinstance(event, ev.ShadowEnded)]
-    assert ["same", "same"] == [one.result for one in ended if one.result != "disturbed"]
+    assert ["same", "same"] == [one.result for one in ended if one.result != "interrupted"]
 
 
 def test_a_request_goes_first(model_directory: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_request_goes_first(model_directory: Path) -> None:
                 assert 1 == held.count
                 held.go.set()
                 (first,) = await watch.until(ev.ShadowEnded)
-                assert "disturbed" == first.result
+                assert "interrupted" == first.result
                 assert 1 == held.count
             await watch.until(ev.ShadowEnded, 3)
 
@@ -244,7 +244,7 @@ def test_a_request_goes_first(model_directory: Path) -> None:
     assert {"ended", "request"} == set(order[4:6])
     assert ["answered", "settled", "began", "ended", "began", "ended"] == order[6:]
     results = [e.result for e in events(store) if isinstance(e, ev.ShadowEnded)]
-    assert ["disturbed", "same", "same"] == results
+    assert ["interrupted", "same", "same"] == results
     assert () == replay(store.read()).findings
 
 
@@ -318,9 +318,9 @@ def test_who_is_disturbed_again_and_again_is_skipped(
             monkeypatch.setattr(server.loaded.engine, "settle", disturbed)
             await ask(server, command(LONG, max_tokens=4))
             (skipped,) = await watch.until(ev.ShadowSkipped)
-            assert "disturbed" == skipped.reason
+            assert "interrupted" == skipped.reason
             ended = await watch.until(ev.ShadowEnded, 1)
-            assert {"disturbed"} == {one.result for one in ended}
+            assert {"interrupted"} == {one.result for one in ended}
             assert shadow.TRIES == ends.count(False)
 
     trio.run(main)
@@ -396,7 +396,7 @@ def test_what_waits_is_bounded(model_directory: Path, monkeypatch: pytest.Monkey
                 await ask(server, command(f"{place} {LONG}", max_tokens=2))
             (skipped,) = await watch.until(ev.ShadowSkipped)
             first, _ = watch.of(ev.RequestFinished)
-            assert ("too_many", first.request) == (skipped.reason, skipped.request)
+            assert ("queue_full", first.request) == (skipped.reason, skipped.request)
 
     trio.run(main)
 
@@ -511,7 +511,7 @@ def test_a_stop_in_the_middle_of_a_check(model_directory: Path) -> None:
     kinds = [row.kind for row in store.rows]
     assert 0 < kinds.index("shadow_ended") < kinds.index("server_stopped")
     ended = [event for event in events(store) if isinstance(event, ev.ShadowEnded)]
-    assert ["disturbed", "same"] == [one.result for one in ended]
+    assert ["interrupted", "same"] == [one.result for one in ended]
     assert () == replay(store.read()).findings
 
 
@@ -733,7 +733,7 @@ def test_no_token_is_another_answer(
             (ended,) = await watch.until(ev.ShadowEnded)
             assert "differs" == ended.result
             (checked,) = watch.of(ev.ShadowChecked)
-            assert (2, 2) == (checked.answer_tokens, checked.first_other)
+            assert (2, 2) == (checked.answer_tokens, checked.first_difference)
 
     with capture_logs():
         trio.run(main)

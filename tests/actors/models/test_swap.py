@@ -349,7 +349,7 @@ async def test_a_model_whose_directory_is_broken(setup: Setup, tmp_path: Path) -
         assert 0 < caught.value.retry_after_s <= 30
         await ask(server, to("one", OPENING))
 
-    (failed,) = setup.events(ev.ModelNotLoaded)
+    (failed,) = setup.events(ev.ModelLoadFailed)
     assert ("other", True) == (failed.name, "config.json" in failed.reason)
     assert [503, 503] == [event.status for event in setup.events(ev.RequestRejected)]
     assert ["one"] == setup.swaps()
@@ -381,7 +381,7 @@ async def test_a_model_that_cannot_be_loaded(setup: Setup, tmp_path: Path) -> No
         await ask(server, to("other", OPENING))
 
     assert ["one", "one", "other"] == setup.swaps()
-    assert 1 == len(setup.events(ev.ModelNotLoaded))
+    assert 1 == len(setup.events(ev.ModelLoadFailed))
     setup.holds()
 
 
@@ -410,7 +410,7 @@ async def test_where_neither_can_be_loaded(setup: Setup, tmp_path: Path) -> None
         await ask(server, to("other", OPENING))
 
     assert ["one", "other"] == setup.swaps()
-    assert ["other", "one"] == [event.name for event in setup.events(ev.ModelNotLoaded)]
+    assert ["other", "one"] == [event.name for event in setup.events(ev.ModelLoadFailed)]
     setup.holds()
 
 
@@ -479,9 +479,9 @@ async def test_a_stop_does_not_wait_for_a_load(
     await trio.testing.wait_all_tasks_blocked()
 
     assert (rows, ["one"]) == (len(setup.store.rows), before)
-    (failed,) = setup.events(ev.ModelNotLoaded)
+    (failed,) = setup.events(ev.ModelLoadFailed)
     assert ("other", "the server stopped while it was loading") == (failed.name, failed.reason)
-    ends = [event.kind for event in setup.events(ev.ModelUnloaded, ev.ModelNotLoaded)]
+    ends = [event.kind for event in setup.events(ev.ModelUnloaded, ev.ModelLoadFailed)]
     assert ["model_unloaded", "model_not_loaded"] == ends
     assert isinstance(decode(setup.store.rows[-1]).event, ev.ServerStopped)
     setup.holds()
@@ -526,7 +526,7 @@ async def test_a_stop_before_a_load(
 
     assert stopped
     assert ["one"] == setup.swaps()
-    assert [] == setup.events(ev.ModelNotLoaded)
+    assert [] == setup.events(ev.ModelLoadFailed)
     assert (step == "unload") == bool(setup.events(ev.ModelUnloaded))
     setup.holds()
 
@@ -662,7 +662,7 @@ async def test_a_tokenizer_that_cannot_be_loaded(
         server._models._token_counter._pauses.clear()
         assert 0 < await local(server).count(to("other", OPENING))
     assert ["one"] == setup.swaps()
-    assert [] == setup.events(ev.ModelNotLoaded)
+    assert [] == setup.events(ev.ModelLoadFailed)
 
 
 async def test_checks_that_wait_when_a_model_leaves_are_skipped(
@@ -679,7 +679,7 @@ async def test_checks_that_wait_when_a_model_leaves_are_skipped(
 
     finished = [event.request for event in setup.events(ev.RequestFinished)]
     skipped = setup.events(ev.ShadowSkipped)
-    assert [(request, "model_left") for request in finished] == [
+    assert [(request, "model_unloaded") for request in finished] == [
         (event.request, event.reason) for event in skipped
     ]
     kinds = (ev.ShadowSkipped, ev.ModelUnloaded, ev.ServerStopped)

@@ -310,7 +310,7 @@ async def test_what_ends_with_a_sister_says_so(
             await heard(server, attrs.evolve(HOT, choices=6))
         await server.loaded._no_tickets()
     stages = [one.stage for one in events(store, ev.RequestCancelled)]
-    assert ["not_held", *["sibling_failed"] * 3] == sorted(stages)
+    assert ["grammar_failed", *["sibling_failed"] * 3] == sorted(stages)
     rejected = [(one.status, one.code) for one in events(store, ev.RequestRejected)]
     assert [(424, "sibling_failed")] * 2 == rejected
     assert () == replay(store.read()).findings

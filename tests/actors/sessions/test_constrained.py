@@ -88,7 +88,7 @@ def test_an_answer_that_can_be_held_no_further(
 
     events = [decode(row).event for row in store.rows]
     (cancelled,) = (one for one in events if isinstance(one, ev.RequestCancelled))
-    assert ("held", "not_held") == (cancelled.session, cancelled.stage)
+    assert ("held", "grammar_failed") == (cancelled.session, cancelled.stage)
     drawn = sum(
         len(one.sampled)
         for one in events

@@ -484,7 +484,7 @@ async def test_a_block_that_is_found_wrong_ends_a_copy_ahead(setup: Journaled) -
 
     (given_up,) = setup.events(ev.PrewarmAbandoned)
     copied = [one for one in setup.events(ev.BlocksRestored) if one.request is None]
-    assert ("two", "doubt", 2) == (given_up.session, given_up.reason, len(copied))
+    assert ("two", "quarantined", 2) == (given_up.session, given_up.reason, len(copied))
     assert [prewarm.blocks_from_slab * 64 + 4 * 64] == [
         one.canonical_tokens for one in setup.events(ev.SessionSettled) if one.session == "two"
     ]

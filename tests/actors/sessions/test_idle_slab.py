@@ -301,7 +301,7 @@ async def test_the_bits_are_the_same(model_directory: Path) -> None:
     found = replay(store.read())
     assert () == found.findings
     ended = [e for e in (decode(row).event for row in store.rows) if isinstance(e, ev.ShadowEnded)]
-    assert {"same"} <= {event.result for event in ended} <= {"same", "disturbed"}
+    assert {"same"} <= {event.result for event in ended} <= {"same", "interrupted"}
 
 
 async def test_files_are_written_before_the_slab_goes(

@@ -259,14 +259,14 @@ async def test_a_block_quarantined_during_the_wait_is_not_computed() -> None:
         await trio.testing.wait_all_tasks_blocked()
         cache.quarantined = True
         activity.leave()
-    assert (["doubt"], []) == (found, cache.did)
+    assert (["quarantined"], []) == (found, cache.did)
 
 
 async def test_a_block_quarantined_during_its_pass_is_not_sealed() -> None:
     """Nothing of it stays in the slab: after settling it holds sealed blocks alone."""
     cache = Cache(quarantined_after=True)
     found = await computed(Activity(), cache)
-    assert "doubt" == found
+    assert "quarantined" == found
     assert ["pass over [4, 5, 6, 7]", "trim to 4"] == cache.did
 
 

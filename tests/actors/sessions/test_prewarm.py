@@ -354,7 +354,7 @@ async def test_a_block_in_doubt_ends_it(setup: Journaled, gated: Callable[[Serve
         await at_rest(server)
     assert session.slab_keys == sealed
     (given_up, *_) = setup.events(ev.PrewarmAbandoned)
-    assert ("doubt", C) == (given_up.reason, given_up.computed_tokens)
+    assert ("quarantined", C) == (given_up.reason, given_up.computed_tokens)
     assert len(sealed) * C - C >= second.finished.cached_tokens
     assert {"INV-3"} == {f.invariant for f in replay(setup.store.read()).findings}
 
@@ -375,7 +375,7 @@ async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
 
         def other(*args: Any, **kwargs: Any) -> Any:
             report = seal(*args, **kwargs)
-            return attrs.evolve(report, store_bytes=report.store_bytes + 1)
+            return attrs.evolve(report, memory_bytes=report.memory_bytes + 1)
 
         monkeypatch.setattr(device, "seal", other)
         gate.go.set()
@@ -526,7 +526,7 @@ async def test_what_cannot_be_rendered_is_not_anticipated(
         await ask(server, thinking(max_tokens=80))
         await at_rest(server)
     (given_up,) = setup.events(ev.PrewarmAbandoned)
-    assert ("unrendered", 0) == (given_up.reason, given_up.computed_tokens)
+    assert ("render_failed", 0) == (given_up.reason, given_up.computed_tokens)
     assert "settle" in [event.step for event in setup.events(ev.CacheExtended)]
     assert setup.holds()
 

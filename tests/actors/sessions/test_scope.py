@@ -263,7 +263,7 @@ def test_a_wrong_eviction_ends_the_request_that_needed_the_room(
             evict = MlxEngine.evict
 
             def wrong(engine: MlxEngine, key: str) -> Any:
-                return attrs.evolve(evict(engine, key), store_blocks=99)
+                return attrs.evolve(evict(engine, key), memory_blocks=99)
 
             monkeypatch.setattr(MlxEngine, "evict", wrong)
             with pytest.raises(Broken) as caught:

@@ -427,11 +427,11 @@ def test_without_tools_text_is_text():
         ('{"name": "", "arguments": {}}', "no_name"),
         ('{"name": 3, "arguments": {}}', "no_name"),
         ('{"name": "\\ud800", "arguments": {}}', "no_name"),
-        ('{"name": "look", "arguments": "Rom"}', "no_arguments"),
-        ('{"name": "look", "arguments": "\\ud800"}', "no_arguments"),
-        ('{"name": "look", "arguments": [1]}', "no_arguments"),
-        ('{"name": "look", "arguments": {"x": NaN}}', "no_arguments"),
-        ('{"name": "look", "parameters": {"city": "Rom"}}', "no_arguments"),
+        ('{"name": "look", "arguments": "Rom"}', "invalid_arguments"),
+        ('{"name": "look", "arguments": "\\ud800"}', "invalid_arguments"),
+        ('{"name": "look", "arguments": [1]}', "invalid_arguments"),
+        ('{"name": "look", "arguments": {"x": NaN}}', "invalid_arguments"),
+        ('{"name": "look", "parameters": {"city": "Rom"}}', "invalid_arguments"),
     ],
 )
 def test_what_is_no_call_is_text(words: str, reason: str):
@@ -457,7 +457,7 @@ def test_a_call_that_is_cut_off_is_text():
     """Also where a parser would make a call of the half."""
     half = "[TOOL_CALLS]" + json.dumps([{"name": "go", "arguments": {}}])
     parts, rejected = apart([half], known=markers("mistral"), complete=False)
-    assert ([Said(half)], ["cut"]) == (parts, [one.reason for one in rejected])
+    assert ([Said(half)], ["truncated"]) == (parts, [one.reason for one in rejected])
     parts, rejected = apart([half], known=markers("mistral"))
     assert ([(0, "go", {})], []) == (names(parts), rejected)
 
@@ -552,7 +552,7 @@ def test_a_format_with_headers_that_is_not_kept(complete: bool):
     half = '<atem:function_calls><atem:invoke name="go'
     parts, rejected = apart([f"to=self|Hm.<eom>to=go|{half}"], **known)
     assert [Thought("Hm."), Said(half)] == parts
-    assert [("cut", half)] == [(one.reason, one.text) for one in rejected]
+    assert [("truncated", half)] == [(one.reason, one.text) for one in rejected]
     bad = "<atem:function_calls>go there</atem:function_calls>"
     parts, rejected = apart([f"to=go|{bad}<eom>to=user|Well."], **known)
     assert ([Said(f"{bad}\nWell.")], [bad]) == (parts, [one.text for one in rejected])
@@ -635,7 +635,7 @@ def test_a_call_that_is_held_and_cut_off_stays_one(held: bool) -> None:
     came = parts.add(half)
     last = parts.finish(complete=False)
 
-    assert ["cut"] == [one.reason for one in last.rejected]
+    assert ["truncated"] == [one.reason for one in last.rejected]
     if held:
         assert came.calling is not None
         (call,) = last.parts

@@ -171,7 +171,7 @@ def test_what_was_damaged_is_set_aside(folder: Path, files: BlockFiles, name: st
     assert not path.exists()
     assert key not in files
     assert (1, other_size) == files.measure()
-    aside = folder / report.aside if report.aside is not None else None
+    aside = folder / report.moved_to if report.moved_to is not None else None
     assert (reason == "missing") == (aside is None)
     assert aside is None or aside.name == f"{path.name}.rejected"
     assert other_found == files.read(other, other_found)[1]
@@ -211,7 +211,7 @@ def test_what_is_no_file_is_not_read(
         files.read(key, found)
 
     report = caught.value.report
-    assert (key, "unreadable", None) == (report.key, report.reason, report.aside)
+    assert (key, "unreadable", None) == (report.key, report.reason, report.moved_to)
     assert key not in files
     assert before.st_ino == path.lstat().st_ino
 
@@ -243,7 +243,7 @@ def test_few_files_are_set_aside(folder: Path, files: BlockFiles):
         with pytest.raises(Rejected) as caught:
             files.read(key, found)
         reports.append(caught.value.report)
-    assert [True] * ASIDE_MOST + [False] * 2 == [one.aside is not None for one in reports]
+    assert [True] * ASIDE_MOST + [False] * 2 == [one.moved_to is not None for one in reports]
     assert ASIDE_MOST == len([path for path in folder.rglob("*") if path.is_file()])
 
 
@@ -325,7 +325,7 @@ def test_a_scan_finds_what_is_there(folder: Path, files: BlockFiles):
     found = BlockFiles(folder, FINGERPRINT, "the next", {RUN})
     report = found.scan(on_record, KEYS)
 
-    rejected = {(one.key, one.reason, one.aside is None) for one in report.rejected}
+    rejected = {(one.key, one.reason, one.moved_to is None) for one in report.rejected}
     assert {(KEYS[0], "missing", True), (KEYS[1], "unreadable", False)} == rejected
     assert (2, 0) == (report.removed_files, report.left_files)
     left = sum(on_record[key] for key in (KEYS[2], KEYS[3], KEYS[4]))
@@ -420,7 +420,7 @@ def test_what_is_on_record_and_no_file_is_missing(folder: Path, files: BlockFile
     path.rename(folder.parent / "moved")
     path.symlink_to(folder.parent / "moved")
     report = BlockFiles(folder, FINGERPRINT, RUN).scan({key: size}, {key})
-    assert [(key, "missing", None)] == [(r.key, r.reason, r.aside) for r in report.rejected]
+    assert [(key, "missing", None)] == [(r.key, r.reason, r.moved_to) for r in report.rejected]
     assert path.is_symlink()
     assert 1 == report.left_files
 
@@ -449,7 +449,7 @@ def test_a_scan_counts_what_was_set_aside(folder: Path, files: BlockFiles):
     flip(-1)(path_of(folder, key), folder)
     with pytest.raises(Rejected) as caught:
         later.read(key, found)
-    assert None is caught.value.report.aside
+    assert None is caught.value.report.moved_to
 
 
 def test_setting_aside_looks_at_one_file(

@@ -10,10 +10,10 @@ from attrs import evolve
 from cairn.http.app import create_app
 from cairn.http.metrics.registry import Metrics
 from cairn.journal.events import (
-    BlockDropped,
     BlockEvicted,
+    BlockFileRejected,
+    BlockFileRemoved,
     BlockLoaded,
-    BlockRejected,
     BlockSealed,
     BlockSpilled,
     BlocksRestored,
@@ -64,6 +64,9 @@ def received(request: str = "r1") -> RequestReceived:
         seed=1,
         seed_given=False,
         requested_model="",
+        grammar=None,
+        cache_mode="full",
+        ttl_s=None,
     )
 
 
@@ -110,7 +113,7 @@ def extended(step: Any, duration_us: int, request: str | None = "r1") -> CacheEx
         step=step,
         start=0,
         end=64,
-        ran_hash="h",
+        input_hash="h",
         coverage=((1, 0, 64),),
         sampled=(),
         logprobs=(),
@@ -168,17 +171,17 @@ def sealed(again: bool = False) -> BlockSealed:
         start=0,
         end=64,
         bytes=10,
-        again=again,
+        resealed=again,
         stored=True,
-        store_blocks=1,
-        store_bytes=10,
+        memory_blocks=1,
+        memory_bytes=10,
     )
 
 
 SPILLED = BlockSpilled(key="k", digest="d", bytes=12, disk_blocks=1, disk_bytes=12)
-LOADED = BlockLoaded(key="k", digest="d", bytes=10, store_blocks=1, store_bytes=10, duration_us=5)
-DROPPED = BlockDropped(key="k", bytes=12, disk_blocks=0, disk_bytes=0)
-EVICTED = BlockEvicted(key="k", bytes=10, store_blocks=0, store_bytes=0)
+LOADED = BlockLoaded(key="k", digest="d", bytes=10, memory_blocks=1, memory_bytes=10, duration_us=5)
+DROPPED = BlockFileRemoved(key="k", bytes=12, disk_blocks=0, disk_bytes=0, reason="space")
+EVICTED = BlockEvicted(key="k", bytes=10, memory_blocks=0, memory_bytes=0, reason="space")
 
 
 def values(*events: Event, min_cache_tokens: int = 0) -> Any:
@@ -222,7 +225,7 @@ def test_every_series_is_there_from_the_start():
         assert 0 == read("cairn_blocks_rejected_total", reason=reason)
     for tier in ("slab", "memory"):
         assert 0 == read("cairn_blocks_reused_total", tier=tier)
-    for reason in ("request", "slab_needed", "closing", "unrendered", "doubt"):
+    for reason in ("request", "slab_needed", "closing", "render_failed", "quarantined"):
         assert 0 == read("cairn_prewarm_abandoned_total", reason=reason)
     for result in ("same", "differs", "skipped"):
         assert 0 == read("cairn_shadow_checks_total", result=result)
@@ -235,11 +238,11 @@ def test_shadow_checks():
         of: dict[str, Any] = {"of_session": "s1", "request": "r1", "slab": 1, "bytes": 1}
         return ShadowEnded(result=result, pool_slabs=0, pool_bytes=0, **of)
 
-    skipped = ShadowSkipped(of_session="s1", request="r1", reason="disturbed")
+    skipped = ShadowSkipped(of_session="s1", request="r1", reason="interrupted")
     read = values(
-        *(ended("disturbed") for _ in range(3)),
+        *(ended("interrupted") for _ in range(3)),
         skipped,
-        ended("disturbed"),
+        ended("interrupted"),
         ended("same"),
         ended("same"),
         ended("differs"),
@@ -284,7 +287,7 @@ def settling(session: str) -> CacheExtended:
         step="settle",
         start=0,
         end=64,
-        ran_hash="h",
+        input_hash="h",
         coverage=((1, 0, 64),),
         sampled=(),
         logprobs=(),
@@ -447,7 +450,7 @@ def test_lives_that_are_over():
 
 def test_block_files():
     """Blocks written, read and removed are counted, and those rejected by the reason."""
-    rejected = BlockRejected(key="k", reason="digest", aside="k.safetensors.rejected")
+    rejected = BlockFileRejected(key="k", reason="digest", moved_to="k.safetensors.rejected")
     read = values(SPILLED, LOADED, SPILLED, rejected, DROPPED, SPILLED)
     names = ("spilled", "loaded", "dropped")
     assert [3, 1, 1] == [read(f"cairn_blocks_{name}_total") for name in names]

@@ -56,7 +56,7 @@ def kept(end: ev.RequestFinished, agent: str, previous: str | None) -> ev.TurnSt
         agent=agent,
         previous=previous,
         created_s=1_767_225_600,
-        asked=messages_text([Message(role="user", content="What is there?\n\x1b[31mred")]),
+        question=messages_text([Message(role="user", content="What is there?\n\x1b[31mred")]),
         answer=parts_text([Thought("Hm."), Said("A stone."), call]),
         note="",
         texts={},

@@ -83,7 +83,7 @@ class Setup:
             events = [decode(row).event for row in store.read()]
         finally:
             store.close()
-        return {event.key for event in events if isinstance(event, ev.BlockDropped)}
+        return {event.key for event in events if isinstance(event, ev.BlockFileRemoved)}
 
 
 @pytest.fixture
@@ -94,7 +94,9 @@ def setup(stored) -> Setup:
     """
     made = Builder()
     made.start()
-    made.propose(ev.BlocksFound(budget_bytes=1 << 30, disk_blocks=0, disk_bytes=0, removed_files=0))
+    made.propose(
+        ev.BlockFilesScanned(budget_bytes=1 << 30, disk_blocks=0, disk_bytes=0, removed_files=0)
+    )
     made.turn("s1", "r1", ["Hello", "Hi", "Who?"], range(11, 21), (21, 22))
     kept = set(made.ledger.state.blocks)
     made.turn("s2", "r2", ["Another"], range(40, 50), (51, 52))
@@ -104,7 +106,9 @@ def setup(stored) -> Setup:
     made._time_us = JUNE_US
     made.start()
     made.propose(
-        ev.BlocksFound(budget_bytes=1 << 30, disk_blocks=4, disk_bytes=4 * SIZE, removed_files=0)
+        ev.BlockFilesScanned(
+            budget_bytes=1 << 30, disk_blocks=4, disk_bytes=4 * SIZE, removed_files=0
+        )
     )
     kept.add(settled_turn(made, (*range(11, 19), 90, 91), (61, 62)))
     spill(made)
@@ -161,10 +165,10 @@ def settled_turn(made: Builder, prompt: tuple[int, ...], answer: tuple[int, ...]
                     start=start,
                     end=end,
                     bytes=BLOCK_BYTES,
-                    again=False,
+                    resealed=False,
                     stored=True,
-                    store_blocks=pool.blocks + 1,
-                    store_bytes=pool.block_bytes + BLOCK_BYTES,
+                    memory_blocks=pool.blocks + 1,
+                    memory_bytes=pool.block_bytes + BLOCK_BYTES,
                 )
             )
             event = attrs.evolve(event, canonical_tokens=end)
@@ -239,7 +243,9 @@ def test_a_file_that_is_anticipated_stays(run, stored):
     """
     made = Builder()
     made.start()
-    made.propose(ev.BlocksFound(budget_bytes=1 << 30, disk_blocks=0, disk_bytes=0, removed_files=0))
+    made.propose(
+        ev.BlockFilesScanned(budget_bytes=1 << 30, disk_blocks=0, disk_bytes=0, removed_files=0)
+    )
     made.turn("s1", "r1", ["Another"], range(40, 50), (51, 52))
     first, second = made.ledger.state.session("s1").slab_keys
     spill(made)
@@ -347,7 +353,9 @@ def test_a_file_that_no_record_tells_of(run, setup: Setup):
     """A file at the place of a block that has none on record is another journal's, and stays."""
     stays, goes = sorted(setup.gone)
     setup.append(
-        ev.BlockDropped(key=stays, bytes=SIZE, disk_blocks=4, disk_bytes=4 * SIZE),
+        ev.BlockFileRemoved(
+            key=stays, bytes=SIZE, disk_blocks=4, disk_bytes=4 * SIZE, reason="space"
+        ),
     )
     result = run(*PRUNE)
     assert "1 block file of what was removed is gone too\n" in result.stdout
@@ -392,7 +400,7 @@ def test_a_disk_that_is_full_afterwards(run, setup: Setup, monkeypatch: pytest.M
     plain = SqlStore.append
 
     def full(self: SqlStore, rows: Any) -> None:
-        if rows and rows[0].kind == "block_dropped":
+        if rows and rows[0].kind == "block_file_removed":
             raise StoreFull("Cannot write to it: disk full.")
         plain(self, rows)
 

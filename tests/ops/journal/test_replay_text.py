@@ -151,7 +151,7 @@ def test_the_text_of_a_rejected_call_is_of_the_answer(
     assert isinstance(emitted, ev.TokensEmitted)
     session, request, text = emitted.session, emitted.request, beginning + emitted.text
     rejected = ev.CallRejected(
-        session=session, request=request, reason="cut", text=text, detail="cut off"
+        session=session, request=request, reason="truncated", text=text, detail="cut off"
     )
 
     assert code == rerun(with_one_more(rows, position, rejected), WHOLE, None)

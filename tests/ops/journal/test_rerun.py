@@ -127,7 +127,7 @@ def test_another_log_probability_alone_is_found(
     assert "its log-probability" in out
 
 
-@pytest.mark.parametrize("field", ["ran_hash", "coverage"])
+@pytest.mark.parametrize("field", ["input_hash", "coverage"])
 @pytest.mark.parametrize(
     ("session", "step"), [(BRIEF, "prefill"), (SETTLED, "decode"), (SETTLED, "settle")]
 )
@@ -141,13 +141,13 @@ def test_what_a_pass_measured_is_compared(
     """The tokens that ran and what the layers held after them, for each kind of pass."""
     pass_ = last(short_rows, session, step)
     layers, start, end = pass_.coverage[0]
-    wrong = {"ran_hash": ids_hash([1, 2, 3]), "coverage": ((layers, start, end - 1),)}
+    wrong = {"input_hash": ids_hash([1, 2, 3]), "coverage": ((layers, start, end - 1),)}
     other = attrs.evolve(pass_, **{field: wrong[field]})  # type: ignore[arg-type]  # one of both
 
     rows = forged(short_rows, lambda event: other if event == pass_ else event)
     out = differs_at(rows, session, capsys)
 
-    assert {"ran_hash": "tokens that ran", "coverage": "coverage"}[field] in out
+    assert {"input_hash": "tokens that ran", "coverage": "coverage"}[field] in out
     assert "(cache_extended)" in out
 
 

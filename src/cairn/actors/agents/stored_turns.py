@@ -154,7 +154,7 @@ def _turn_of(kept: Row | None, finished: Row | None) -> StoredTurn | None:
             request=turn.request,
             previous=turn.previous,
             created_s=turn.created_s,
-            asked=messages_of(turn.asked),
+            asked=messages_of(turn.question),
             parts=parts_of(turn.answer),
             note=turn.note,
             texts=turn.texts,

@@ -57,7 +57,7 @@ from cairn.engine.schedule import passes
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash
-from cairn.journal.shadow import drawn_hash, first_other, is_chosen
+from cairn.journal.shadow import drawn_hash, first_difference, is_chosen
 from cairn.journal.state import SessionId
 from cairn.journal.tenants import tenant_secret
 
@@ -213,7 +213,7 @@ class ShadowCheck:
                 self._waiting.remove(answer)
                 await self._check_or_skip(answer)
             # No other model can compute them again.
-            self._skipped.extend((answer, "model_left") for answer in self._waiting)
+            self._skipped.extend((answer, "model_unloaded") for answer in self._waiting)
             self._waiting.clear()
             self._skip_all()
         except (EngineGone, WriterDied):
@@ -232,7 +232,7 @@ class ShadowCheck:
         session = self._sequencer.state.sessions.get(SessionId(event.session))
         turn = session.last if session is not None else None
         if turn is None or turn.request != event.request:
-            self._skipped.append((answer, "gone_on"))
+            self._skipped.append((answer, "session_changed"))
             return
         if not turn.answered:
             return  # this very row broke an invariant, and the client heard of the bug
@@ -259,7 +259,7 @@ class ShadowCheck:
 
     def _keep_the_youngest(self) -> None:
         while len(self._waiting) > WAITING_MAX:
-            self._skipped.append((self._waiting.popleft(), "too_many"))
+            self._skipped.append((self._waiting.popleft(), "queue_full"))
 
     async def _check_or_skip(self, answer: _Answer) -> None:
         """A check is nobody's answer: what goes wrong with it ends it, and nothing else."""
@@ -307,7 +307,7 @@ class ShadowCheck:
             if not self._closed:
                 await self._activity.wait_change()
             return
-        result: ev.ShadowResult = "disturbed"
+        result: ev.ShadowResult = "interrupted"
         if has_room:
             result = "failed"
             try:
@@ -316,10 +316,10 @@ class ShadowCheck:
                 await self._give_back(answer, slabs[0], result)
         if result == "failed":
             self._skip(answer, "failed")
-        elif result == "disturbed":
+        elif result == "interrupted":
             answer.tries += self._activity.arrivals != arrivals
             if answer.tries >= TRIES:
-                self._skip(answer, "disturbed")
+                self._skip(answer, "interrupted")
             else:
                 self._waiting.appendleft(answer)
                 self._keep_the_youngest()
@@ -336,7 +336,7 @@ class ShadowCheck:
                 log.error("a shadow check drew no token", fact=str(fault))
             return self._compared(answer, found)
         except _Disturbed:
-            return "disturbed"
+            return "interrupted"
         except (EngineGone, WriterDied):
             raise
         except Exception:
@@ -357,14 +357,14 @@ class ShadowCheck:
                     answer_tokens=len(found.drawn),
                     keys=keys,
                     digests=digests,
-                    held=held,
+                    memory_digests=held,
                     ids_expected=ids_hash(answer.sampled),
                     drawn_expected=drawn_hash(answer.sampled, answer.logprobs),
                     drawn=drawn_hash(
                         [token for token, _ in found.drawn],
                         [logprob for _, logprob in found.drawn],
                     ),
-                    first_other=first_other(due, found.drawn),
+                    first_difference=first_difference(due, found.drawn),
                     duration_us=found.duration_us,
                 )
             )

@@ -165,7 +165,7 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
     if tested is not None:
         sequencer.append(_self_test(facts.fingerprint, tested))
     elif known is not None:
-        sequencer.append(attrs.evolve(known, duration_us=0, remembered=True))
+        sequencer.append(attrs.evolve(known, duration_us=0, from_cache=True))
     if tested is not None and not tested.passed:
         failed = ", ".join(name for name, held in tested.findings.items() if not held)
         if not settings.accept_unstable:
@@ -249,5 +249,5 @@ def _self_test(fingerprint: str, tested: Any) -> ev.SelfTestFinished:
         passed=tested.passed,
         error_max=tested.error_max,
         duration_us=tested.duration_us,
-        remembered=False,
+        from_cache=False,
     )

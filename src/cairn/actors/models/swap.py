@@ -426,7 +426,7 @@ class Models:
     def _fail(self, choice: Choice, reason: str) -> None:
         """A model could not be loaded: put it on record, and tell who waits for it."""
         log.error("model not loaded", model=choice.name, reason=reason, pause_s=PAUSE_S)
-        self._run.sequencer.append(ev.ModelNotLoaded(name=choice.name, reason=reason))
+        self._run.sequencer.append(ev.ModelLoadFailed(name=choice.name, reason=reason))
         self._pauses[choice.name] = trio.current_time() + PAUSE_S
         for waiter in self._queue.all_for(choice):
             self._queue.refuse(waiter, not_loaded(choice, PAUSE_S), 503, "model_not_loaded")
@@ -437,7 +437,7 @@ class Models:
         """
         log.warning("load abandoned", model=choice.name)
         self._run.sequencer.append(
-            ev.ModelNotLoaded(name=choice.name, reason="the server stopped while it was loading")
+            ev.ModelLoadFailed(name=choice.name, reason="the server stopped while it was loading")
         )
         self._loading, self._server, self._loaded = None, None, None
 

@@ -125,7 +125,7 @@ class Answer:
                 completion_tokens=self._taken,
                 sealed_tokens=ticket.sealed_tokens,
                 stop_text=self._stop_text,
-                ended_in_call=any(one.reason == "cut" for one in last.rejected),
+                ended_in_call=any(one.reason == "truncated" for one in last.rejected),
             ),
         )
         return message_of(self._parts_sent)
@@ -144,7 +144,7 @@ class Answer:
                 agent=keep.agent,
                 previous=keep.previous,
                 created_s=ticket.created_s,
-                asked=messages_text(keep.asked),
+                question=messages_text(keep.asked),
                 answer=parts_text(self._parts_sent),
                 note=keep.note,
                 texts={name: text for name, text in keep.texts.items() if name not in texts_at},

@@ -350,7 +350,7 @@ class SessionCache:
                     parent=session.slab_keys[-1] if session.slab_keys else None,
                     start=start,
                     end=end,
-                    again=key in self._context.sequencer.state.blocks,
+                    resealed=key in self._context.sequencer.state.blocks,
                 )
             )
 
@@ -370,7 +370,7 @@ class SessionCache:
                     step="decode",
                     start=run[0].start,
                     end=run[-1].end,
-                    ran_hash=ids_hash([token for report in run for token in report.ran]),
+                    input_hash=ids_hash([token for report in run for token in report.ran]),
                     coverage=run[-1].coverage,
                     sampled=tuple(one.token for one in drawn),
                     logprobs=tuple(one.logprob for one in drawn),
@@ -406,7 +406,7 @@ class SessionCache:
                 session=self.id,
                 request=request,
                 step=step,
-                ran_hash=ids_hash(report.ran),
+                input_hash=ids_hash(report.ran),
                 sampled=(drawn.token,) if drawn else (),
                 logprobs=(drawn.logprob,) if drawn else (),
             )

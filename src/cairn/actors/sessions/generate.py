@@ -206,7 +206,7 @@ class Generation:
     def _not_held(self, fault: NotHeld) -> Gone:
         """Report to the client why its answer ends here."""
         self.ticket.fail(FormatRefused(f"after the text that was sent, {fault}", "answer"))
-        return Gone("not_held")
+        return Gone("grammar_failed")
 
     def _draw(self) -> Wanted:
         command = self.ticket.prepared.command

@@ -40,7 +40,7 @@ class IdleTime:
         return self._inbox.is_empty and not self._out_of_patience
 
     @property
-    def ended_by(self) -> ev.GivenUp:
+    def ended_by(self) -> ev.AbandonReason:
         """What ended it."""
         return "busy" if self._inbox.is_empty else self._inbox.waiting_for
 

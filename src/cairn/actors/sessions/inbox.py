@@ -136,7 +136,7 @@ class Inbox:
         return not (self.requests_waiting or self.slab_requests or self._leaving or self._closed)
 
     @property
-    def waiting_for(self) -> ev.GivenUp:
+    def waiting_for(self) -> ev.AbandonReason:
         """The command that goes first, where the inbox is not empty."""
         if self._leaving:
             return "bug"

@@ -94,7 +94,7 @@ class Prewarm:
         prewarm = self._open
         if (ended_by := await self._reuse(prewarm, idle_time)) is not None:
             self._abandon(ended_by, 0)
-            return ended_by == "doubt"
+            return ended_by == "quarantined"
         computed = 0
         for place in range(prewarm.blocks_from_slab + prewarm.blocks_from_pool, len(prewarm.keys)):
             done = await compute_block(
@@ -104,8 +104,8 @@ class Prewarm:
             if done is None:
                 self._abandon(idle_time.ended_by, computed)
                 return False
-            if done == "doubt":
-                self._abandon("doubt", computed)
+            if done == "quarantined":
+                self._abandon("quarantined", computed)
                 return True
         self.cache.append(
             ev.PrewarmFinished(
@@ -126,7 +126,7 @@ class Prewarm:
         except Unrendered as error:
             if not isinstance(error.__cause__, TemplateError):
                 log.warning("the next turn was not rendered", session=self.cache.id, exc_info=error)
-            self._abandon("unrendered", 0)
+            self._abandon("render_failed", 0)
         return None
 
     async def _begin(self, beginning: Beginning) -> bool:
@@ -171,7 +171,7 @@ class Prewarm:
         assert prewarm is not None
         return prewarm
 
-    async def _reuse(self, prewarm: OpenPrewarm, idle_time: IdleTime) -> ev.GivenUp | None:
+    async def _reuse(self, prewarm: OpenPrewarm, idle_time: IdleTime) -> ev.AbandonReason | None:
         """Bring the slab to the blocks that exist. The reason, if it ended before that."""
         cache = self.cache
         held = prewarm.blocks_from_slab * cache.block_tokens
@@ -182,7 +182,7 @@ class Prewarm:
             done = await idle_time.run(partial(self._copied, copy))
             if not done:
                 await cache.end_copy()
-                return idle_time.ended_by if done is None else "doubt"
+                return idle_time.ended_by if done is None else "quarantined"
         return None
 
     async def _copied(self, copy: Copy, still_needed: Callable[[], bool]) -> bool | None:
@@ -191,7 +191,7 @@ class Prewarm:
             return False
         return await self.cache.restore_prewarmed(copy, still_needed) or None
 
-    def _abandon(self, reason: ev.GivenUp, computed: int) -> None:
+    def _abandon(self, reason: ev.AbandonReason, computed: int) -> None:
         self.cache.append(
             ev.PrewarmAbandoned(session=self.cache.id, reason=reason, computed_tokens=computed)
         )
@@ -205,7 +205,7 @@ async def compute_block(
     place: int,
     *,
     prewarmed: bool = False,
-) -> Literal["sealed", "doubt"] | None:
+) -> Literal["sealed", "quarantined"] | None:
     """
     Compute the block that follows what the slab holds, and seal it.
 
@@ -233,6 +233,6 @@ async def compute_block(
     if not cache.can_seal(key, start):
         if ran:
             await cache.trim(start, "a quarantined block, or built on one")
-        return "doubt"
+        return "quarantined"
     await cache.seal(key, start, end, prewarmed=prewarmed)
     return "sealed"

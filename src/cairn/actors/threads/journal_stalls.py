@@ -50,7 +50,7 @@ class Stalls:
     def _ends(self, stall: Stall) -> None:
         self._sequencer.append(
             ev.JournalStalled(
-                fact=stall.fact,
+                error=stall.fact,
                 rows_waiting=stall.rows_waiting,
                 requests_refused=self._refused,
                 duration_us=stall.duration_us,

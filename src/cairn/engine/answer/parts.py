@@ -273,7 +273,7 @@ class AnswerParts:
         if not (complete and named.is_whole):
             cut = call.marker + "".join(call.words)
             detail = "the answer was cut off in it"
-            self._rejected.append(Rejected(reason="cut", text=cut, detail=detail))
+            self._rejected.append(Rejected(reason="truncated", text=cut, detail=detail))
         self._add(named.name, named.arguments, self._id(None), cut)
         self._state, self._segment = SAYING, _Segment(fresh=True)
 
@@ -314,13 +314,13 @@ class AnswerParts:
             ended: whether a marker stood behind it.
         """
         if not complete:
-            raise NoCall("cut", "the answer was cut off in it")
+            raise NoCall("truncated", "the answer was cut off in it")
         markers = self._form.markers
         assert markers.calling is not None
         assert markers.parse is not None
         if not ended and markers.calling[1] and not is_json(words):
             # Of a half, parsers of other formats make a call with fewer arguments.
-            raise NoCall("cut", "the answer ended in it, without the marker behind a call")
+            raise NoCall("truncated", "the answer ended in it, without the marker behind a call")
         return read_calls(markers.parse, words, self._form.tools)
 
     def _id(self, given: str | None) -> str:

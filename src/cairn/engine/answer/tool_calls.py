@@ -147,12 +147,12 @@ def _arguments(found: Any) -> str:
     try:
         value = json.loads(found) if isinstance(found, str) else found
         if not isinstance(value, dict):
-            raise NoCall("no_arguments", f"its arguments are no JSON object: {found}")
+            raise NoCall("invalid_arguments", f"its arguments are no JSON object: {found}")
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         # Half a pair of surrogates is JSON only as an escape.
         return text if _is_unicode(text) else json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise NoCall("no_arguments", f"its arguments are no JSON: {error}") from error
+        raise NoCall("invalid_arguments", f"its arguments are no JSON: {error}") from error
 
 
 def _is_unicode(text: str) -> bool:

@@ -113,7 +113,7 @@ class BlockFiles:
             else:
                 left += 1
         missing = [key for key in on_record if key not in self._files]
-        rejected = [RejectReport(key=key, reason="missing", aside=None) for key in missing]
+        rejected = [RejectReport(key=key, reason="missing", moved_to=None) for key in missing]
         rejected += [self._set_aside(key, "unreadable") for key in damaged]
         blocks, size = self.measure()
         return ScanReport(
@@ -273,7 +273,7 @@ class BlockFiles:
                 where = aside.relative_to(self._folder).as_posix()
             else:
                 path.unlink()
-        return RejectReport(key=key, reason=reason, aside=where)
+        return RejectReport(key=key, reason=reason, moved_to=where)
 
     def _is_ours(self, one: Named, known: Collection[str]) -> bool:
         """

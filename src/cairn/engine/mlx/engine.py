@@ -159,7 +159,7 @@ class MlxEngine:
         held = self.pool.get(slab)
         before = held.end
         held.trim(end)
-        return TrimReport(held_tokens=before, coverage=held.coverage())
+        return TrimReport(cached_tokens=before, coverage=held.coverage())
 
     def share(
         self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
@@ -337,8 +337,8 @@ class MlxEngine:
             digest=mlx_blocks.digest(block),
             bytes=block.nbytes,
             stored=store,
-            store_blocks=blocks,
-            store_bytes=size,
+            memory_blocks=blocks,
+            memory_bytes=size,
         )
 
     def digest_of(self, key: str) -> str:
@@ -356,7 +356,7 @@ class MlxEngine:
         """
         block = self.blocks.evict(key)
         blocks, size = self.blocks.measure()
-        return EvictReport(key=key, bytes=block.nbytes, store_blocks=blocks, store_bytes=size)
+        return EvictReport(key=key, bytes=block.nbytes, memory_blocks=blocks, memory_bytes=size)
 
     def open_files(
         self,
@@ -435,8 +435,8 @@ class MlxEngine:
             key=key,
             digest=found,
             bytes=block.nbytes,
-            store_blocks=blocks,
-            store_bytes=size,
+            memory_blocks=blocks,
+            memory_bytes=size,
             duration_us=_since_us(began),
         )
 

@@ -29,17 +29,17 @@ from prometheus_client.registry import Collector
 from cairn.http.metrics.prefix_cache import ReuseMetrics
 from cairn.http.service import Server
 from cairn.journal.events import (
-    BlockDropped,
+    AbandonReason,
     BlockEvicted,
+    BlockFileRejected,
+    BlockFileRemoved,
     BlockLoaded,
-    BlockRejected,
     BlockSealed,
     BlockSpilled,
     BlocksRestored,
     CacheExtended,
     FileFault,
     FinishReason,
-    GivenUp,
     InvariantViolated,
     Path,
     PathSelected,
@@ -145,11 +145,11 @@ class Metrics:
                 self._blocks_spilled.inc()
             case BlockLoaded():
                 self._blocks_loaded.inc()
-            case BlockDropped() if event.reason == "expired":
+            case BlockFileRemoved() if event.reason == "expired":
                 self._expired.labels("file").inc()
-            case BlockDropped():
+            case BlockFileRemoved():
                 self._blocks_dropped.inc()
-            case BlockRejected():
+            case BlockFileRejected():
                 self._blocks_rejected.labels(event.reason).inc()
             case ShadowEnded() if event.result in ("same", "differs"):
                 self._shadow_checks.labels(event.result).inc()
@@ -276,7 +276,7 @@ class Metrics:
             self._prefill.labels(path)
         for reason in get_args(Reason):
             self._reasons.labels(reason)
-        for given_up in get_args(GivenUp):
+        for given_up in get_args(AbandonReason):
             self._given_up.labels(given_up)
         for kind in VIOLATIONS:
             self._violations.labels(kind)

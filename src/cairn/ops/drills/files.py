@@ -53,8 +53,8 @@ async def play(damage: Rotting, scene: Scene) -> Outcome:
     await _act(damage, scene, seen)
     rows = stored_rows(scene.directory)
     events = [decode(row) for row in rows]
-    found = [one for one in events if isinstance(one.event, ev.BlockRejected)]
-    reasons = [one.event.reason for one in found if isinstance(one.event, ev.BlockRejected)]
+    found = [one for one in events if isinstance(one.event, ev.BlockFileRejected)]
+    reasons = [one.event.reason for one in found if isinstance(one.event, ev.BlockFileRejected)]
     caught_ms = None
     if seen.struck_s is not None and seen.rejected_s is not None:
         caught_ms = (seen.rejected_s - seen.struck_s) * 1000
@@ -112,7 +112,7 @@ async def _act(damage: Rotting, scene: Scene, seen: _Seen) -> None:
     async with serve() as house:
 
         def watch(recorded: ev.Recorded) -> None:
-            if isinstance(recorded.event, ev.BlockRejected) and seen.rejected_s is None:
+            if isinstance(recorded.event, ev.BlockFileRejected) and seen.rejected_s is None:
                 seen.rejected_s = time.monotonic()
 
         house.server.observe(watch)
@@ -140,7 +140,7 @@ def _file(directory: Path, state: State) -> Path:
 
 
 def _journaled(scene: Scene, rows: list[int], events: list[ev.Recorded]) -> Check:
-    aside = [one.event.aside for one in events if isinstance(one.event, ev.BlockRejected)]
+    aside = [one.event.moved_to for one in events if isinstance(one.event, ev.BlockFileRejected)]
     there = all(name and (scene.directory / "blocks" / name).is_file() for name in aside)
     return looked(
         "journaled",

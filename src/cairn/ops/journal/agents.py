@@ -168,7 +168,7 @@ def show(
             f"{counted(place.tokens, 'token')}, ended by {place.finish_reason}, "
             f"request {turn.request}"
         )
-        for message in (*messages_of(turn.asked), message_of(parts_of(turn.answer))):
+        for message in (*messages_of(turn.question), message_of(parts_of(turn.answer))):
             _say(message)
 
 

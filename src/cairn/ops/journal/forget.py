@@ -209,8 +209,12 @@ def _on_record(fold: Replay, blocks: list[Block]) -> tuple[Row, ...]:
     for block in blocks:
         count, size = count - 1, size - (block.file_bytes or 0)
         dropped.append(
-            ev.BlockDropped(
-                key=block.key, bytes=block.file_bytes or 0, disk_blocks=count, disk_bytes=size
+            ev.BlockFileRemoved(
+                key=block.key,
+                bytes=block.file_bytes or 0,
+                disk_blocks=count,
+                disk_bytes=size,
+                reason="space",
             )
         )
     outcome = Ledger(clock(), state=state, head=fold.report().head).propose(dropped)

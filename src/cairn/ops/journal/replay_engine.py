@@ -463,7 +463,7 @@ class _Again:
             _same(f"token {place} of it", event.sampled[place], report.drawn.token)
             _same("its log-probability", event.logprobs[place], report.drawn.logprob)
             if start + 1 == event.end:
-                _same("tokens that ran", event.ran_hash, ids_hash(fed))
+                _same("tokens that ran", event.input_hash, ids_hash(fed))
                 _same("coverage", event.coverage, report.coverage)
         self._text.drawn(event.sampled)
 
@@ -482,7 +482,7 @@ def _sequence(session: Session) -> tuple[int, ...]:
 
 
 def _same_pass(event: ev.CacheExtended, report: PassReport, token: int | None) -> None:
-    _same("tokens that ran", event.ran_hash, ids_hash(report.ran))
+    _same("tokens that ran", event.input_hash, ids_hash(report.ran))
     _same("coverage", event.coverage, report.coverage)
     if report.drawn is not None:
         _same("the token drawn", event.sampled[0], token)

@@ -79,6 +79,11 @@ def full(blocks: list[Block], ever: int) -> State:
         pool_slabs=1,
         pool_bytes=1,
         blocks_bytes=size,
+        kv_sinks=0,
+        kv_window=0,
+        kv_rows=0,
+        min_cache_tokens=0,
+        state_blocks=0,
     )
     pool = Pool(blocks=len(blocks), block_bytes=size, disk_blocks=len(blocks), disk_bytes=size)
     found = Map({one.key: one for one in (*blocks, *gone)})

@@ -139,6 +139,11 @@ def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
         pool_slabs=1,
         pool_bytes=1,
         blocks_bytes=blocks,  # of which the fold says that none are taken
+        kv_sinks=0,
+        kv_window=0,
+        kv_rows=0,
+        min_cache_tokens=0,
+        state_blocks=0,
     )
     state = attrs.evolve(
         EMPTY,
@@ -239,6 +244,9 @@ def _received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.Reque
         seed=0,
         seed_given=True,
         requested_model="m",
+        grammar=None,
+        cache_mode="full",
+        ttl_s=None,
     )
 
 

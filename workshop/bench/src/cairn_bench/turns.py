@@ -142,7 +142,7 @@ class Conversation:
             "settle",
             ev.CacheTrimmed(
                 session=self._id,
-                held_tokens=session.cached_tokens,
+                cached_tokens=session.cached_tokens,
                 end=kept * self._chunk,
                 coverage=((1, 0, kept * self._chunk),),
                 reason="provisional",
@@ -197,7 +197,7 @@ class Conversation:
                 step=kind,
                 start=start,
                 end=start + len(rows),
-                ran_hash=ids_hash(rows),
+                input_hash=ids_hash(rows),
                 coverage=((1, 0, start + len(rows)),),
                 sampled=sampled,
                 logprobs=(-1.0,) * len(sampled),
@@ -217,10 +217,10 @@ class Conversation:
                 start=session.cached_tokens - self._chunk,
                 end=session.cached_tokens,
                 bytes=1,
-                again=False,
+                resealed=False,
                 stored=True,
-                store_blocks=pool.blocks + 1,
-                store_bytes=pool.block_bytes + 1,
+                memory_blocks=pool.blocks + 1,
+                memory_bytes=pool.block_bytes + 1,
             ),
         )
 
@@ -256,6 +256,8 @@ class Conversation:
             seed_given=True,
             requested_model="m",
             ttl_s=_LIFE_S,
+            grammar=None,
+            cache_mode="full",
         )
 
     def _keys(self, ids: Sequence[int], known: Sequence[str]) -> tuple[str, ...]:

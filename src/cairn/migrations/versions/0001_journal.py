@@ -1,4 +1,4 @@
-"""The table of events."""
+"""The tables of the journal: its events, and the base of the rows that were pruned."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """The table of events. There is no way down: a journal is never rewritten."""
+    """Make both tables. There is no way down: a journal is never rewritten."""
     big = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     op.create_table(
         "events",
@@ -28,3 +28,11 @@ def upgrade() -> None:
         sa.UniqueConstraint("event_id", name="events_event_id"),
     )
     op.create_index("events_stream_position", "events", ["stream", "position"])
+    # What replaces the rows that were pruned: one row at most.
+    op.create_table(
+        "bases",
+        sa.Column("position", big, primary_key=True, autoincrement=False),
+        sa.Column("head", sa.Text, nullable=False),
+        sa.Column("state", sa.LargeBinary, nullable=False),
+        sa.Column("state_digest", sa.Text, nullable=False),
+    )
