@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from hypothesis import settings
 
 from cairn.engine.machine.blas import loaded_blas
 from tests.support.postgres import NotInstalled, Postgres, running_postgres
@@ -30,6 +31,9 @@ for _number, _usual in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+# For `make quick`. Tests that say how many examples they need ask for its name.
+settings.register_profile("quick", max_examples=10)
 
 _NO_GATE = "gate not run: "
 
@@ -62,6 +66,13 @@ def postgres() -> Iterator[Postgres]:
             yield server
     except NotInstalled as missing:
         pytest.skip(str(missing))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that compute with a model by the fixtures that they use."""
+    for item in items:
+        if {"model_directory", "other_directory"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.model)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

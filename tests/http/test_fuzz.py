@@ -438,6 +438,7 @@ CONNECTION = "trio._highlevel_serve_listeners._run_handler"
 GOOD = Asked(body=b'{"messages":[{"role":"user","content":"Hello"}],"max_tokens":4}', headers={})
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0 if EXAMPLES else 300)
 def test_requests_that_are_almost_right(model_directory: Path, tmp_path: Path):
     """No error of ours, no wait without end, and no task, slab or file that stays behind."""

@@ -293,6 +293,7 @@ def test_a_closed_session_may_be_opened_again():
     assert 3 == driver.state.streams["session/s1"]
 
 
+@pytest.mark.slow
 def test_every_step_of_the_table_is_taken():
     """No step stands in the table that no history takes, but those that only a fault takes."""
     taken: set[tuple[str, str]] = set()

@@ -325,6 +325,7 @@ def test_a_cut_journal_reads_on(data: bytes):
             assert_reads_on(whole, part, cut)
 
 
+@pytest.mark.slow
 def test_cuts_are_found():
     """The histories above can be cut deep: what is tested with them is not nothing."""
     cuts = set()

@@ -60,6 +60,7 @@ def test_one_tenant_shares_its_keys():
     assert keys_of("alice", ids)[:4] == keys_of("alice", ids[:16] + [7] * 16)[:4]
 
 
+@pytest.mark.slow
 def test_the_secret_alone_keeps_tenants_apart():
     """Even under one name, what two secrets give has nothing in common."""
     ids = list(range(8))

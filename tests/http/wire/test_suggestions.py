@@ -65,6 +65,7 @@ class Counting(dict[str, Any]):
             yield item
 
 
+@pytest.mark.slow
 def test_a_body_of_very_many_fields():
     """So many are looked at, however many there are; those with long names are not."""
     noise: Mapping[str, Any] = {f"x{number}": 1 for number in range(20_000)}
