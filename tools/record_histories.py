@@ -1,14 +1,19 @@
 """
-Record the histories that are replayed for ever: a journal of each drill, and of healthy
-conversations of each kind.
+Record the histories that the tests replay: a journal of each drill, and of healthy conversations of
+each kind.
 
-``python -P tools/record_histories.py`` writes what is missing in ``tests/histories``; names record
-those anew. Beside the files stands ``expected.json``: which invariants break in each, at which row,
-and whether that is on record and breaks again. Read what changed in it before it is committed: a
-history that stays says that what was journaled once is still read in the same way.
+``python -P tools/record_histories.py`` records all of them again into ``tests/histories``; names
+after it record those alone. It runs each on a private server, which takes a few minutes in all.
+``expected.json`` beside them says which invariants break in each, at which row, and whether that is
+on record and breaks again. Review its diff before you commit.
 
-Ids and times are those of the recording. Directories of the machine are taken out, and the chain is
-made anew over what is left; a drill that changes stored rows is held on the history ``stopped``.
+Until 0.1.0 is released, record them again whenever a format changes. After that a history stays as
+it is, because it shows that journals of released versions are still read in the same way; record
+only what is new.
+
+Ids and times are those of the recording. Directories of this machine are removed, and the hash
+chain is computed again over the result. A drill that changes stored rows runs on the history
+``stopped``.
 """
 
 from __future__ import annotations
@@ -80,44 +85,42 @@ WEATHER = {
 
 @attrs.frozen
 class Talk:
-    """
-    A client of a private server that waits, between two requests, until all sessions are at rest.
-    """
+    """A client of a private server that waits after each request until all sessions are idle."""
 
-    house: PrivateServer
+    private: PrivateServer
 
     async def ask(self, messages: Sequence[Message], **more: Any) -> Answer:
         """Ask greedily for a few tokens."""
-        answer = await self.house.client.ask(
+        answer = await self.private.client.ask(
             {"messages": list(messages), "temperature": 0, "seed": 1, "max_tokens": 6, **more}
         )
-        await self.rest()
+        await self.wait_idle()
         return answer
 
-    async def rest(self) -> None:
-        """Wait until no session is at work, and all of it is committed."""
-        at_rest = {str(life) for life in (SessionState.IDLE, SessionState.QUARANTINED)}
-        server = self.house.server
-        while not set(server.statistics().sessions) <= at_rest:  # noqa: ASYNC110
-            await trio.sleep(0.01)  # nobody sets an event when all of them are at rest
+    async def wait_idle(self) -> None:
+        """Wait until no session is working, and all events are committed."""
+        idle = {str(state) for state in (SessionState.IDLE, SessionState.QUARANTINED)}
+        server = self.private.server
+        while not set(server.statistics().sessions) <= idle:  # noqa: ASYNC110
+            await trio.sleep(0.01)  # there is no event for all sessions being idle
         await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
 
     async def leave(self, messages: Sequence[Message], begun: Callable[[], None]) -> None:
-        """Ask for a long answer as a stream, and go away after its first token and ``begun``."""
+        """Stream a long answer, and disconnect after its first token and ``begun``."""
         body = {"messages": list(messages), "temperature": 0, "seed": 1, "max_tokens": 400}
-        async with self.house.client.streaming(body) as response:
+        async with self.private.client.streaming(body) as response:
             async for line in response.aiter_lines():
                 if _TOKEN.search(line):
                     break
             begun()
-        await self.rest()
+        await self.wait_idle()
 
 
 @contextlib.asynccontextmanager
 async def talking(directory: Path, model: Path, **changes: Any) -> AsyncIterator[Talk]:
     """A private server and a client of it."""
-    async with private_server(directory, model, **changes) as house:
-        yield Talk(house)
+    async with private_server(directory, model, **changes) as private:
+        yield Talk(private)
 
 
 def token_of(model: Path, text: str) -> int:
@@ -128,7 +131,7 @@ def token_of(model: Path, text: str) -> int:
 
 
 async def continuation(directory: Path, model: Path) -> None:
-    """A conversation begins cold and goes on twice."""
+    """A conversation starts cold and continues twice."""
     async with talking(directory, model) as talk:
         first = await talk.ask(WAY)
         second = onward(WAY, first, "And then?")
@@ -137,7 +140,7 @@ async def continuation(directory: Path, model: Path) -> None:
 
 
 async def diverged(directory: Path, model: Path) -> None:
-    """The client edits a message that was answered already, and then the system prompt."""
+    """The client edits a message that was already answered, and then the system prompt."""
     async with talking(directory, model) as talk:
         first = await talk.ask(WAY)
         await talk.ask(onward(WAY, first, "And from the first cairn, in rain?"))
@@ -147,9 +150,7 @@ async def diverged(directory: Path, model: Path) -> None:
 
 
 async def shorter(directory: Path, model: Path) -> None:
-    """
-    The client goes back to an earlier turn, asks the same again, and asks it without the cache.
-    """
+    """The client returns to an earlier turn, repeats it, and repeats it without the cache."""
     async with talking(directory, model) as talk:
         await talk.ask(onward(WAY, await talk.ask(WAY), "And then?"))
         await talk.ask(WAY)
@@ -157,7 +158,7 @@ async def shorter(directory: Path, model: Path) -> None:
 
 
 async def shared(directory: Path, model: Path) -> None:
-    """Two conversations have the system prompt in common, and its blocks."""
+    """Two conversations share the blocks of their system prompt."""
     async with talking(directory, model) as talk:
         await talk.ask(WAY)
         await talk.ask([GUIDE, user("Which of the streams can be crossed after rain?")])
@@ -165,7 +166,7 @@ async def shared(directory: Path, model: Path) -> None:
 
 async def copied_in_parts(directory: Path, model: Path) -> None:
     """
-    Another session has a conversation that has run past its window: sinks and window are copied,
+    A second session asks what a first one did, whose window has moved: sinks and window are copied
     block by block.
     """
     at_once, schedule.COPIED_AT_ONCE_BYTES = schedule.COPIED_AT_ONCE_BYTES, 1
@@ -179,7 +180,7 @@ async def copied_in_parts(directory: Path, model: Path) -> None:
 
 
 async def evicted(directory: Path, model: Path) -> None:
-    """Blocks and slabs have to make room for each other's sessions, and one comes back."""
+    """Sessions evict each other's blocks and slabs, and the first one returns."""
     async with talking(directory, model, blocks_bytes=7 * _BLOCK_BYTES, pool_slabs=1) as talk:
         first = await talk.ask(WAY)
         for place in range(2):
@@ -189,9 +190,7 @@ async def evicted(directory: Path, model: Path) -> None:
 
 
 async def windowed(directory: Path, model: Path) -> None:
-    """
-    A conversation goes on past its window, and the slab cannot be cut back behind its first answer.
-    """
+    """A conversation outgrows its window, so its slab cannot be cut back after the first answer."""
     async with talking(directory, model, window=(4, 64)) as talk:
         first = [GUIDE, user("Where do we start? " * 8)]
         second = onward(first, await talk.ask(first, max_tokens=24), "And then?")
@@ -199,20 +198,20 @@ async def windowed(directory: Path, model: Path) -> None:
 
 
 async def cancelled(directory: Path, model: Path) -> None:
-    """A client goes away while its answer streams, and then asks again."""
+    """A client disconnects while its answer streams, and then asks again."""
     async with talking(directory, model) as talk:
         await talk.leave(WAY, lambda: None)
         await talk.ask(WAY)
 
 
 async def killed(directory: Path, model: Path) -> None:
-    """The server dies while it answers. The next one finds that, and the conversation goes on."""
+    """The server dies during an answer. The next run records that; the conversation continues."""
     before = directory.with_name(f"{directory.name}-before")
     at_death: list[Row] = []
     async with talking(before, model) as talk:
         first = await talk.ask(WAY)
         again = onward(WAY, first, "And then?")
-        # A journal whose server is killed is what was committed at that moment.
+        # If a server is killed, its journal is what was committed at that moment.
         await talk.leave(again, lambda: at_death.extend(stored_rows(before)))
     store_rows(directory, at_death)
     shutil.copy(before / "secret", directory / "secret")
@@ -221,7 +220,7 @@ async def killed(directory: Path, model: Path) -> None:
 
 
 async def stopped(directory: Path, model: Path) -> None:
-    """The server stops in order and starts again, and the conversation goes on."""
+    """The server stops and starts again, and the conversation continues."""
     async with talking(directory, model) as talk:
         first = await talk.ask(WAY)
     async with talking(directory, model) as talk:
@@ -229,11 +228,11 @@ async def stopped(directory: Path, model: Path) -> None:
 
 
 async def quarantined(directory: Path, model: Path) -> None:
-    """A session crashes. Its conversation goes on in a new one, also after a restart."""
+    """A session crashes. Its conversation continues in a new one, also after a restart."""
     async with talking(directory, model) as talk:
         first = await talk.ask(WAY)
-        (session,) = talk.house.server.loaded.sequencer.state.sessions
-        await pass_raises(Damage(talk.house.server, session))
+        (session,) = talk.private.server.loaded.sequencer.state.sessions
+        await pass_raises(Damage(talk.private.server, session))
         again = onward(WAY, first, "And then?")
         await talk.ask(again)
         await talk.ask(again)
@@ -241,31 +240,31 @@ async def quarantined(directory: Path, model: Path) -> None:
         await talk.ask(onward(again, first, "And from there?"))
 
 
-async def anticipated(directory: Path, model: Path) -> None:
+async def prewarmed(directory: Path, model: Path) -> None:
     """
-    What the next prompt begins with is computed ahead, and used. The turn after that comes before
-    it is computed, so it is given up.
+    The next prompt is prewarmed and uses that. The request after it comes while the prewarm runs,
+    which is then abandoned.
     """
     async with talking(directory, model) as talk:
         second = onward(WAY, await talk.ask(WAY, max_tokens=24), "And then?")
-        gate = hold_prewarm(talk.house.server)
-        client, greedily = talk.house.client, {"temperature": 0, "seed": 1}
-        # Two chunks and more are to be computed behind it, so it does not end by itself.
+        gate = hold_prewarm(talk.private.server)
+        client, greedily = talk.private.client, {"temperature": 0, "seed": 1}
+        # More than two blocks are left to compute, so that it does not finish by itself.
         endless = {"max_tokens": 40, "logit_bias": {str(token_of(model, TURN_END)): -100}}
         answer = await client.ask({"messages": second, **greedily, **endless})
         await gate.wait()
-        (actor,) = talk.house.server.loaded.sessions.actors.values()
+        (actor,) = talk.private.server.loaded.sessions.actors.values()
         async with trio.open_nursery() as nursery:
             third = onward(second, answer, "How long does that take?")
             nursery.start_soon(client.ask, {"messages": third, **greedily, "max_tokens": 6})
             while not actor.inbox.requests_waiting:  # noqa: ASYNC110
-                await trio.sleep(0.01)  # nobody sets an event when a command comes
+                await trio.sleep(0.01)  # there is no event for a waiting command
             gate.go.set()
-        await talk.rest()
+        await talk.wait_idle()
 
 
 async def call_rejected(directory: Path, model: Path) -> None:
-    """An answer begins a call of a tool, and is cut off in it."""
+    """An answer ends inside a tool call."""
     only = {str(token_of(model, "<tool_call>")): 100}
     async with talking(directory, model) as talk:
         await talk.ask(WAY, tools=[WEATHER], max_tokens=3, logit_bias=only)
@@ -273,8 +272,8 @@ async def call_rejected(directory: Path, model: Path) -> None:
 
 async def pruned(directory: Path, model: Path) -> None:
     """
-    A conversation is pruned, in the middle of a run. One after it was compared with it, so that its
-    token ids stay in the base.
+    A conversation is pruned in the middle of a run. A later one was compared with it, so its token
+    ids stay in the base.
     """
     async with talking(directory, model) as talk:
         await talk.ask(WAY)
@@ -305,7 +304,7 @@ HEALTHY = {
     "killed": killed,
     "stopped": stopped,
     "quarantined": quarantined,
-    "anticipated": anticipated,
+    "prewarmed": prewarmed,
     "call-rejected": call_rejected,
     "pruned": pruned,
 }
@@ -314,7 +313,7 @@ REWRITTEN = {
     "row-removed": row_removed,
     "tail-rewritten": tail_rewritten,
 }
-"""Drills on stored rows: held on a history that is there, so that one can see what was changed."""
+"""Drills on stored rows: run on a recorded history, so that a diff shows what was changed."""
 _WHOLE = "stopped"
 
 
@@ -322,9 +321,7 @@ _WHOLE = "stopped"
 
 
 def without_machine(rows: Sequence[Row], base: Base | None) -> tuple[list[Row], Base | None]:
-    """
-    Rows and base without the directories of the machine that wrote them, in a chain of their own.
-    """
+    """Rows and base without directories of this machine, chained again."""
     found: list[Row] = []
     directory = "models/random"
     if base is not None:
@@ -347,7 +344,7 @@ def without_machine(rows: Sequence[Row], base: Base | None) -> tuple[list[Row], 
 
 
 def stored_base(directory: Path) -> Base | None:
-    """The base of a journal that no server holds."""
+    """The base of a journal that no server has open."""
     store = SqlStore.open(journal_url(directory), read_only=True)
     with contextlib.closing(store):
         return store.base()
@@ -364,7 +361,7 @@ def store_rows(directory: Path, rows: Sequence[Row]) -> None:
 async def recorded(
     name: str, into: Path, scratch: Path, model: Path, undisturbed: Reference
 ) -> tuple[list[Row], Base | None]:
-    """The rows of one history, and the base that they stand on."""
+    """The rows of one history, and the base before them."""
     directory = scratch / name
     if name in REWRITTEN:
         store_rows(directory, list(read_export(into / f"{_WHOLE}.jsonl")))
@@ -391,10 +388,11 @@ def expectation(rows: Sequence[Row], base: Base | None) -> list[Mapping[str, Any
 
 
 async def record(names: Sequence[str], into: Path, scratch: Path, model: Path) -> None:
-    """Record histories, and put down what is found in them."""
+    """Record histories, and write what replay finds in them."""
     undisturbed = await reference(scratch / "undisturbed", model)
     path = into / EXPECTED
     expected = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    expected = {name: found for name, found in expected.items() if name in {*HEALTHY, *DRILLS}}
     for name in names:
         rows, base = await recorded(name, into, scratch, model, undisturbed)
         begins = base_to_line(base) if base is not None else b""
@@ -405,7 +403,7 @@ async def record(names: Sequence[str], into: Path, scratch: Path, model: Path) -
 
 
 def main() -> None:
-    """Record what was named, or what is missing."""
+    """Record the histories that are named, or all of them."""
     known = [*HEALTHY, *DRILLS]
     parser = argparse.ArgumentParser(description="Record histories of drills and conversations.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
@@ -414,11 +412,13 @@ def main() -> None:
     if unknown := set(asked.names) - set(known):
         parser.error(f"no such history: {', '.join(sorted(unknown))}")
     asked.output.mkdir(parents=True, exist_ok=True)
-    names = asked.names or [name for name in known if not (asked.output / f"{name}.jsonl").exists()]
+    for path in asked.output.glob("*.jsonl"):
+        if path.stem not in known:
+            path.unlink()
     with tempfile.TemporaryDirectory(prefix="cairn-histories-") as directory:
         scratch = Path(directory)
         model = make_random_model(scratch / "models" / "random")  # its answers do not end
-        trio.run(record, names, asked.output, scratch, model)
+        trio.run(record, asked.names or known, asked.output, scratch, model)
 
 
 if __name__ == "__main__":

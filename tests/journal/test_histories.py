@@ -1,9 +1,8 @@
 """
-Recorded histories, replayed for ever: what was journaled once is read in the same way today.
+Recorded histories are read in the same way as when they were journaled.
 
-``tools/record_histories.py`` records them. One that is here is not recorded anew because a test
-fails: either the change breaks journals that people have, or it raises a version, and the code of
-the version before stays.
+``tools/record_histories.py`` records them. From 0.1.0 on a history is not recorded again because a
+test fails: the change would break journals of users, so it must raise a version and add an upcast.
 """
 
 import json
@@ -48,7 +47,7 @@ HEALTHY: dict[str, set[tuple[str | None, ...]]] = {
     "cancelled": {("request_cancelled", "decode")},
     "killed": {("server_lost",)},
     "stopped": {("server_stopped", "asked to")},
-    "anticipated": {
+    "prewarmed": {
         ("prewarm_started",),
         ("prewarm_finished",),
         ("prewarm_abandoned", "request"),
@@ -65,7 +64,7 @@ HEALTHY: dict[str, set[tuple[str | None, ...]]] = {
     },
 }
 """
-What each healthy conversation is kept for: events that are in it, with their ways and reasons.
+What each healthy conversation is kept for: events in it, with their paths and reasons.
 """
 
 
@@ -75,20 +74,20 @@ def rows_of(name: str) -> list[Row]:
 
 
 def base_of_history(name: str) -> Base | None:
-    """What the rows of a history stand on, where it was pruned."""
+    """The base before the rows of a history, if it was pruned."""
     return read_base(HISTORIES / f"{name}.jsonl")
 
 
-def test_each_history_is_expected_to_come_to_something():
-    """Files and expectations are for the same names: all drills, and all healthy conversations."""
+def test_every_history_has_an_expectation():
+    """Files and expectations have the same names: all drills and all healthy conversations."""
     files = {path.stem for path in HISTORIES.glob("*.jsonl")}
     assert files == set(EXPECTED)
     assert files == {*DRILLS, *HEALTHY}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_history_is_read_as_ever(name: str):
-    """The same invariants break at the same rows, on record or not, and again or not."""
+def test_a_history_replays_as_expected(name: str):
+    """The same invariants break at the same rows, on record or not, reproduced or not."""
     found = [
         {
             "invariant": one.invariant,
@@ -104,8 +103,8 @@ def test_a_history_is_read_as_ever(name: str):
 @pytest.mark.parametrize("name", DRILLS)
 def test_the_history_of_a_drill_breaks_its_invariant(name: str):
     """
-    What a drill damaged is found in its journal; but a forged end by a head that was kept, and a
-    damaged file is no bug, and on record by an event of its own.
+    Replay finds what a drill damaged. Two exceptions: a forged end is found only by a saved head,
+    and a damaged file is not a bug but an event.
     """
     broken = {one["invariant"] for one in EXPECTED[name]}
     if name == "tail-rewritten":
@@ -118,14 +117,14 @@ def test_the_history_of_a_drill_breaks_its_invariant(name: str):
 
 
 def test_each_invariant_breaks_in_a_history():
-    """None of the checks has become one that holds whatever happens."""
+    """No check has become one that always holds."""
     broken = {one["invariant"] for found in EXPECTED.values() for one in found}
     assert {*SENTENCES, "CRASH"} == broken
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_conversation_has_what_it_is_kept_for(name: str):
-    """The way that a history is named after is really in it."""
+    """The events that a history is named after are in it."""
     seen: set[tuple[str | None, ...]] = set()
     for row in rows_of(name):
         event: Any = decode(row).event
@@ -138,11 +137,8 @@ def test_a_conversation_has_what_it_is_kept_for(name: str):
     assert HEALTHY[name] <= seen
 
 
-def test_a_base_is_read_as_ever():
-    """
-    What a base kept is understood to the last field, whatever versions came after it: the rows that
-    it stands for are gone, so nothing else could tell.
-    """
+def test_a_recorded_base_is_read():
+    """Every field of a base is read, because the rows that it replaces are gone."""
     base = base_of_history("pruned")
     assert base is not None
     state, loaded = state_of(base), loaded_of(base)
@@ -154,14 +150,14 @@ def test_a_base_is_read_as_ever():
     assert session.last is not None
     assert 64 == len(session.last.prompt_ids)
     assert state.pool.blocks == sum(block.present for block in state.blocks.values()) > 0
-    # What is recorded of a later version has a name of its own, beside this one.
+    # A history of a later version gets a name of its own, beside this one.
     assert 1 == json.loads(base.state or b"{}")["version"]
 
 
-def test_a_forged_end_is_found_by_the_head_that_was_kept():
+def test_a_forged_end_is_found_by_a_saved_head():
     """
-    The chain of a rewritten end holds, and only its last rows are others; a head from before it is
-    not in it, while one from before the first of them is.
+    The chain of a rewritten end holds, and only its last rows differ. It does not contain a head
+    that was saved at its old end; it contains one from before the first row that differs.
     """
     before, forged = rows_of("stopped"), rows_of("tail-rewritten")
     first = next(place for place, row in enumerate(forged) if row != before[place])
@@ -175,8 +171,8 @@ def test_a_forged_end_is_found_by_the_head_that_was_kept():
 
 
 @pytest.mark.parametrize("path", sorted(HISTORIES.iterdir()), ids=lambda path: path.name)
-def test_a_history_is_small_and_knows_no_machine(path: Path):
-    """No directory of the machine that recorded it, and few enough rows to be kept."""
+def test_a_history_is_small_and_has_no_local_path(path: Path):
+    """It has few rows, and no directory of the machine that recorded it."""
     text = path.read_text("utf-8")
     assert len(text) < BYTES_MAX
     assert [] == [word for word in ("/work", "/root", "/home", "/tmp", "/Users") if word in text]
