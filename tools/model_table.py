@@ -105,7 +105,7 @@ def measured(family: str, source: Path) -> Row:
             return Row(
                 kind=kind, family=family, keeps="", served=f"no: {why}", rows=0, same_bits=None
             )
-    tested = started.tested
+    tested = started.self_test
     assert tested is not None
     caches = make_prompt_cache(started.loaded.model)
     names = dict.fromkeys(type(cache).__name__ for cache in flat(caches))

@@ -116,20 +116,20 @@ class Talk:
         self, slab: int, prompt: list[int], held: int, others: list[int] | None = None
     ) -> list[Any]:
         """Prefill what is not held, then decode greedily."""
-        from cairn.engine.reports import DecodeRow, Wanted
+        from cairn.engine.reports import DecodeRow, DrawSpec
         from cairn.engine.sampling import Sampling
 
-        wanted = Wanted(sampling=Sampling(temperature=0.0), seed=0, top=TOP)
+        draw = DrawSpec(sampling=Sampling(temperature=0.0), seed=0, top=TOP)
         ranges = passes(held, len(prompt), CHUNK) if self.canonical else [(held, len(prompt))]
         for start, end in ranges:
             ids = prompt[start:end]
-            report = self.engine.run_chunk(slab, ids, wanted if end == len(prompt) else None)
+            report = self.engine.run_chunk(slab, ids, draw if end == len(prompt) else None)
         drawn: list[Any] = [report.drawn]
         live = [slab, *(others or [])]
         width = ROWS if self.canonical or len(live) > 1 else 1
         for _ in range(ANSWER - 1):
             rows: list[DecodeRow | None] = [
-                DecodeRow(slab=one, token=drawn[-1].token, wanted=wanted) for one in live
+                DecodeRow(slab=one, token=drawn[-1].token, draw=draw) for one in live
             ]
             rows += [None] * (width - len(rows))
             first: Any = self.rows[width].decode(rows)[0]

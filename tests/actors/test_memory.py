@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any, cast
+from typing import cast
 
 import attrs
 import pytest
@@ -26,6 +26,7 @@ from cairn.journal.errors import BugError
 from cairn.journal.eviction_order import Order
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import Block, Model, Pool, Session, SessionId, Slab, State
+from tests.support.fake_engine import FakeEngine
 
 TOKEN_BYTES = 10
 SIZE = 512
@@ -33,7 +34,7 @@ CHUNK = 64
 BLOCK_BYTES = CHUNK * TOKEN_BYTES
 
 
-class ScriptedEngine:
+class ScriptedEngine(FakeEngine):
     """
     Slabs and blocks that are numbers only.
 
@@ -44,19 +45,13 @@ class ScriptedEngine:
         fault: what the next call raises before it does anything.
     """
 
-    decode_rows = 1
-    grows = False
-
     def __init__(self) -> None:
+        super().__init__()
         self.slabs: dict[int, int] = {}
         self.blocks: dict[str, int] = {}
         self.most = (0, 0, 0)
         self.opened = 0
         self.fault: Exception | None = None
-
-    def decode(self, rows: list[Any]) -> list[Any]:
-        """Nobody decodes."""
-        return []
 
     def open_slab(self, capacity_tokens: int) -> SlabReport:
         """One slab more."""

@@ -146,7 +146,8 @@ def test_caches_that_take_more_than_they_should_are_a_bug(directory: Path) -> No
     async def main() -> None:
         async with serving(directory, store) as server:
             short = Growth(layers=(LayerGrowth(constant_bytes=STEP),))
-            server.loaded.engine._device.pool._growth = short
+            engine: Any = server.loaded.engine._device
+            engine.pool._growth = short
             with pytest.raises(Broken):
                 await ask(server, generate(says(300)))
             with trio.fail_after(30):

@@ -15,7 +15,7 @@ import trio
 
 from cairn.actors.requests.messages import Generate
 from cairn.engine.answer.grammar import Constraint
-from cairn.engine.answer.matcher import GrammarMatcher
+from cairn.engine.answer.grammar_matcher import GrammarMatcher
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.sampling import Sampling
 from cairn.journal.replay import replay

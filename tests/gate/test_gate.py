@@ -19,7 +19,7 @@ from cairn.actors.requests.messages import Generate
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import load_model
 from cairn.engine.prompt.template import Message
-from cairn.engine.reports import DecodeRow, PassReport, Wanted
+from cairn.engine.reports import DecodeRow, DrawSpec, PassReport
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes
 from cairn.journal import events as ev
@@ -133,7 +133,7 @@ def test_control_the_naive_way_differs(model_directory: Path) -> None:
     """
     loaded = load_model(str(model_directory))
     engine = MlxEngine(loaded, decode_rows=4)
-    wanted = Wanted(sampling=GREEDY, seed=0, top=5)
+    draw = DrawSpec(sampling=GREEDY, seed=0, top=5)
     tokenizer = loaded.tokenizer
     naive, canonical = engine.open_slab(4096).slab, engine.open_slab(4096).slab
     history: list[int] = []
@@ -142,7 +142,7 @@ def test_control_the_naive_way_differs(model_directory: Path) -> None:
     def prefill(slab: int, ids: list[int], start: int) -> PassReport:
         report = None
         for begin, end in passes(start, len(ids), 64):
-            report = engine.run_chunk(slab, ids[begin:end], wanted if end == len(ids) else None)
+            report = engine.run_chunk(slab, ids[begin:end], draw if end == len(ids) else None)
         assert report is not None
         return report
 
@@ -152,7 +152,7 @@ def test_control_the_naive_way_differs(model_directory: Path) -> None:
         missed = prefill(fresh, prompt, 0)
         engine.close_slab(fresh)
         held = engine.pool.get(naive).caches[0].offset
-        naive_report = engine.run_chunk(naive, prompt[held:], wanted)
+        naive_report = engine.run_chunk(naive, prompt[held:], draw)
         engine.trim(canonical, engine.pool.get(canonical).caches[0].offset // 64 * 64)
         sealed = len(history) // 64 * 64
         engine.trim(canonical, min(sealed, engine.pool.get(canonical).caches[0].offset))
@@ -161,7 +161,7 @@ def test_control_the_naive_way_differs(model_directory: Path) -> None:
         canonical_differs += hit.drawn != missed.drawn
         answer = [missed.drawn.token]  # type: ignore[union-attr]
         for _ in range(10):
-            row = DecodeRow(slab=naive, token=answer[-1], wanted=wanted)
+            row = DecodeRow(slab=naive, token=answer[-1], draw=draw)
             report = engine.decode([row, None, None, None])[0]
             answer.append(report.drawn.token)  # type: ignore[union-attr]
         history = prompt + answer[:-1]

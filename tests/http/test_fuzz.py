@@ -80,9 +80,10 @@ class Fuzzed:
         """Slabs, and their bytes, as the engine counts its own arrays."""
 
         async def measure() -> tuple[int, int]:
-            return await self.server.loaded.engine.call(
-                lambda mlx: mlx.pool.measure(), lambda found: found
-            )
+            def pool(engine: Any) -> tuple[int, int]:
+                return engine.pool.measure()
+
+            return await self.server.loaded.engine.call(pool, lambda found: found)
 
         return self.inside(measure)
 

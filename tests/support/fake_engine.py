@@ -1,30 +1,39 @@
 """
-A server without a model: its engine keeps token ids where a model keeps KV, so that what it
-measures is measured, and its tokenizer knows a character a token. All else is the real thing.
-
-For tests of what the actors do. What bits an answer has is the gate's matter.
+A server without a model, for tests of what the actors do: everything but engine and tokenizer is
+the real thing. The engine holds token ids where a model has KV, so that its reports are measured,
+and the tokenizer has one token for each character.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import attrs
+
 from cairn.actors.boot import Settings
+from cairn.engine.contract import Engine, ModelTokenizer, StartedEngine
+from cairn.engine.machine.memory import Budgets
 from cairn.engine.reports import (
     DecodeRow,
     Drawn,
+    DrawSpec,
+    EngineFault,
     EvictReport,
+    FileReport,
+    GrammarDeadEnd,
+    LoadReport,
     MemoryReport,
     ModelFacts,
     PassReport,
+    RejectReport,
+    RowReport,
+    ScanReport,
     SealReport,
     ShareReport,
     SlabReport,
     TrimReport,
-    Wanted,
 )
 from cairn.journal.keys import ids_hash
 
@@ -33,12 +42,12 @@ TOKEN_BYTES = 4096
 ROWS = 4
 
 
-class Numbers:
+class FakeEngine(Engine):
     """
-    Slabs and blocks of token ids. What it says is the alphabet.
+    An engine whose slabs and blocks hold token ids. It draws the letters of the alphabet.
 
     Attributes:
-        gave_back: how often freed memory was to leave the process.
+        gave_back: how often freed memory was to be given back.
     """
 
     decode_rows = ROWS
@@ -47,91 +56,169 @@ class Numbers:
     def __init__(self) -> None:
         self._slabs: dict[int, list[int]] = {}
         self._capacities: dict[int, int] = {}
-        self._blocks: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._blocks: dict[str, _Block] = {}
+        self._files: dict[str, _Block] | None = None
         self._opened = 0
         self.gave_back = 0
 
+    def memory(self) -> MemoryReport:
+        # Slabs count by their capacity, as they are allocated.
+        return MemoryReport(
+            slab_bytes=sum(self._capacities.values()) * TOKEN_BYTES,
+            block_bytes=_bytes_of(self._blocks),
+        )
+
+    def give_back_memory(self) -> None:
+        self.gave_back += 1
+
     def open_slab(self, capacity_tokens: int) -> SlabReport:
-        """An empty one."""
         self._opened += 1
         self._slabs[self._opened] = []
         self._capacities[self._opened] = capacity_tokens
         return self._slab_report(self._opened, capacity_tokens)
 
     def close_slab(self, slab: int) -> SlabReport:
-        """With all that is in it."""
+        self._get(slab)
         del self._slabs[slab]
         return self._slab_report(slab, self._capacities.pop(slab))
 
-    def give_back_memory(self) -> None:
-        """There is none."""
-        self.gave_back += 1
-
-    def memory(self) -> MemoryReport:
-        """Slabs count by their capacity, as they are allocated."""
-        return MemoryReport(
-            slab_bytes=sum(self._capacities.values()) * TOKEN_BYTES,
-            block_bytes=self._measure()[1],
-        )
-
     def held_tokens(self, slab: int) -> int:
-        """How many are in it."""
-        return len(self._slabs[slab])
-
-    def run_chunk(self, slab: int, ids: Sequence[int], wanted: Wanted | None) -> PassReport:
-        """A pass over some."""
-        start = len(self._slabs[slab])
-        self._slabs[slab].extend(ids)
-        return self._pass_report(slab, start, wanted is not None)
-
-    def decode(self, rows: Sequence[DecodeRow | None]) -> list[PassReport | None]:
-        """A pass over one token a row."""
-        return [None if row is None else self._decoded(row) for row in rows]
+        return len(self._get(slab))
 
     def trim(self, slab: int, end: int) -> TrimReport:
-        """Cut back."""
-        held = len(self._slabs[slab])
+        held = len(self._get(slab))
         del self._slabs[slab][end:]
         return TrimReport(cached_tokens=held, coverage=self._coverage(slab))
+
+    def run_chunk(self, slab: int, ids: Sequence[int], draw: DrawSpec | None) -> PassReport:
+        start = len(self._get(slab))
+        _check(draw)
+        if start + len(ids) > self._capacities[slab]:
+            raise EngineFault(f"slab {slab} has no room for {len(ids)} tokens")
+        self._slabs[slab].extend(ids)
+        return self._pass_report(slab, start, draw is not None)
+
+    def decode(self, rows: Sequence[DecodeRow | None]) -> list[RowReport]:
+        if len(rows) != self.decode_rows:
+            raise EngineFault(f"a decode pass has {self.decode_rows} rows, not {len(rows)}")
+        return [None if row is None else self._decoded(row) for row in rows]
+
+    def seal(self, slab: int, key: str, start: int, end: int, *, store: bool) -> SealReport:
+        ids = tuple(self._get(slab))
+        block = _Block(ids=ids[start:end], digest=ids_hash(ids[:end]))
+        if store:
+            self._blocks.setdefault(key, block)
+        return SealReport(
+            digest=block.digest,
+            bytes=block.bytes,
+            stored=store,
+            memory_blocks=len(self._blocks),
+            memory_bytes=_bytes_of(self._blocks),
+        )
 
     def share(
         self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
     ) -> ShareReport:
-        """Copy blocks in."""
+        held = self._get(slab)
+        blocks = [self._block(key) for key in keys]
+        if len(held) != start:
+            raise EngineFault(f"blocks at {start} on a slab that ends at {len(held)}")
         digests = []
-        for key in keys:
-            ids, digest = self._blocks[key]
-            self._slabs[slab].extend(ids)
-            digests.append(digest)
-        return ShareReport(digests=tuple(digests), coverage=self._coverage(slab), duration_us=1)
-
-    def seal(self, slab: int, key: str, start: int, end: int, *, store: bool) -> SealReport:
-        """Copy a block out."""
-        ids = tuple(self._slabs[slab])
-        digest = ids_hash(ids[:end])
-        if store:
-            self._blocks.setdefault(key, (ids[start:end], digest))
-        blocks, size = self._measure()
-        return SealReport(
-            digest=digest,
-            bytes=(end - start) * TOKEN_BYTES,
-            stored=store,
-            memory_blocks=blocks,
-            memory_bytes=size,
+        for block in blocks:
+            held.extend(block.ids)
+            digests.append(ids_hash(held))
+        return ShareReport(
+            digests=tuple(digests),
+            coverage=self._coverage(slab),
+            duration_us=1,
         )
+
+    def digest_of(self, key: str) -> str:
+        return self._blocks[key].digest if key in self._blocks else ""
 
     def evict(self, key: str) -> EvictReport:
-        """One block less."""
-        ids, _ = self._blocks.pop(key)
-        blocks, size = self._measure()
+        block = self._block(key)
+        del self._blocks[key]
         return EvictReport(
-            key=key, bytes=len(ids) * TOKEN_BYTES, memory_blocks=blocks, memory_bytes=size
+            key=key,
+            bytes=block.bytes,
+            memory_blocks=len(self._blocks),
+            memory_bytes=_bytes_of(self._blocks),
         )
 
-    def _decoded(self, row: DecodeRow) -> PassReport:
-        start = len(self._slabs[row.slab])
-        self._slabs[row.slab].append(row.token)
-        return self._pass_report(row.slab, start, True)
+    def open_files(
+        self,
+        folder: Path,
+        fingerprint: str,
+        on_record: Mapping[str, int],
+        *,
+        run: str,
+        earlier: Collection[str] = (),
+        known: Collection[str] = (),
+        keep_aside: bool = True,
+    ) -> ScanReport:
+        # Its files are in memory, so that no earlier run has left any.
+        self._files = {}
+        return ScanReport(
+            rejected=tuple(
+                RejectReport(key=key, reason="missing", moved_to=None) for key in sorted(on_record)
+            ),
+            removed_files=0,
+            left_files=0,
+            disk_blocks=0,
+            disk_bytes=0,
+        )
+
+    def spill(
+        self, key: str, span: tuple[int, int], expected_digest: str, budget_bytes: int
+    ) -> FileReport | None:
+        if self._files is None or key in self._files or key not in self._blocks:
+            return None
+        block = self._blocks[key]
+        if block.digest != expected_digest:
+            return self._file_report(key, block.digest, 0)
+        if _bytes_of(self._files) + block.bytes > budget_bytes:
+            return None
+        self._files[key] = block
+        return self._file_report(key, block.digest, block.bytes)
+
+    def load(self, key: str, expected_digest: str) -> LoadReport | RejectReport | None:
+        if self._files is None or key not in self._files or key in self._blocks:
+            return None
+        block = self._files[key]
+        if block.digest != expected_digest:
+            del self._files[key]
+            return RejectReport(key=key, reason="digest", moved_to=None)
+        self._blocks[key] = block
+        return LoadReport(
+            key=key,
+            digest=block.digest,
+            bytes=block.bytes,
+            memory_blocks=len(self._blocks),
+            memory_bytes=_bytes_of(self._blocks),
+            duration_us=1,
+        )
+
+    def drop_file(self, key: str) -> FileReport | None:
+        if self._files is None or key not in self._files:
+            return None
+        return self._file_report(key, "", self._files.pop(key).bytes)
+
+    def _get(self, slab: int) -> list[int]:
+        if slab not in self._slabs:
+            raise EngineFault(f"slab {slab} is not held")
+        return self._slabs[slab]
+
+    def _block(self, key: str) -> _Block:
+        if key not in self._blocks:
+            raise EngineFault(f"block {key} is not in memory")
+        return self._blocks[key]
+
+    def _decoded(self, row: DecodeRow) -> RowReport:
+        try:
+            return self.run_chunk(row.slab, [row.token], row.draw)
+        except (EngineFault, GrammarDeadEnd) as fault:
+            return fault
 
     def _pass_report(self, slab: int, start: int, draws: bool) -> PassReport:
         ids = self._slabs[slab]
@@ -148,9 +235,6 @@ class Numbers:
     def _coverage(self, slab: int) -> tuple[tuple[int, int, int], ...]:
         return ((LAYERS, 0, len(self._slabs[slab])),)
 
-    def _measure(self) -> tuple[int, int]:
-        return len(self._blocks), sum(len(ids) for ids, _ in self._blocks.values()) * TOKEN_BYTES
-
     def _slab_report(self, slab: int, capacity_tokens: int) -> SlabReport:
         return SlabReport(
             slab=slab,
@@ -160,15 +244,47 @@ class Numbers:
             pool_bytes=sum(self._capacities.values()) * TOKEN_BYTES,
         )
 
+    def _file_report(self, key: str, digest: str, size: int) -> FileReport:
+        assert self._files is not None
+        return FileReport(
+            key=key,
+            digest=digest,
+            bytes=size,
+            disk_blocks=len(self._files),
+            disk_bytes=_bytes_of(self._files),
+        )
 
-class Characters:
+
+@attrs.frozen(kw_only=True)
+class _Block:
+    ids: tuple[int, ...]
+    digest: str
+
+    @property
+    def bytes(self) -> int:
+        return len(self.ids) * TOKEN_BYTES
+
+
+def _bytes_of(blocks: Mapping[str, _Block]) -> int:
+    return sum(block.bytes for block in blocks.values())
+
+
+def _check(draw: DrawSpec | None) -> None:
+    """Raise GrammarDeadEnd if no token is allowed. Which ones are makes no difference here."""
+    if draw is not None and draw.matcher is not None:
+        draw.matcher.allowed(draw.answer)
+
+
+class FakeTokenizer(ModelTokenizer):
     """
-    A tokenizer, and its own streaming detokenizer. Its template stands thoughts in brackets and
-    drops them as soon as a user speaks, the empty one too that says that none is wanted. Where
-    there are tools, "y" and "z" call one.
+    A tokenizer of one token for each character, and its own streaming detokenizer.
+
+    Its template puts thoughts in brackets, and empty brackets where thinking is off. It drops both
+    as soon as a user speaks. Where there are tools, "y" and "z" mark a call.
     """
 
     has_thinking = False
+    think_start = think_end = ""
     has_tool_calling = True
     tool_call_start, tool_call_end = "y", "z"
 
@@ -176,9 +292,8 @@ class Characters:
         self.text = ""
 
     @property
-    def detokenizer(self) -> Characters:
-        """To be copied."""
-        return Characters()
+    def detokenizer(self) -> FakeTokenizer:
+        return FakeTokenizer()
 
     @staticmethod
     def tool_parser(text: str, tools: Any) -> dict[str, Any]:
@@ -186,42 +301,35 @@ class Characters:
         return {"name": "weigh_stone", "arguments": {}}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """One token a character."""
         return [ord(character) for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Back again."""
         return "".join(map(chr, ids))
 
     def apply_chat_template(
         self, messages: list[dict[str, Any]], *, enable_thinking: bool = True, **settings: Any
     ) -> str:
-        """The prompt."""
-        spoke = max((at for at, one in enumerate(messages) if one["role"] == "user"), default=-1)
+        last_user = max((i for i, one in enumerate(messages) if one["role"] == "user"), default=-1)
         text = ""
-        for at, one in enumerate(messages):
-            thought = one.get("reasoning_content")
-            text += f"<{one['role']}>"
-            text += f"[{thought}]" if thought and at > spoke else ""
-            text += f"{one['content']}{one.get('tool_calls', '')};"
+        for i, message in enumerate(messages):
+            thought = message.get("reasoning_content")
+            text += f"<{message['role']}>"
+            text += f"[{thought}]" if thought and i > last_user else ""
+            text += f"{message['content']}{message.get('tool_calls', '')};"
         return f"{text}<assistant>{'' if enable_thinking else '[]'}"
 
     def reset(self) -> None:
-        """Another answer."""
         self.text = ""
 
     def add_token(self, token: int) -> None:
-        """A character more."""
         self.text += chr(token)
 
     def finalize(self) -> None:
-        """Nothing waits."""
+        pass
 
 
-def started(settings: Settings, *_: Any) -> Any:
-    """
-    What ``loading`` makes of a model, without one. To be put in the place of ``loading._start``.
-    """
+def started(settings: Settings, *_: Any) -> StartedEngine:
+    """What starting an engine gives, without a model. To be patched over ``load._start``."""
     facts = ModelFacts(
         name="numbers",
         fingerprint="f" * 16,
@@ -235,14 +343,16 @@ def started(settings: Settings, *_: Any) -> Any:
         eos_ids=frozenset({0}),
         vocabulary_tokens=128,
     )
-    held = SimpleNamespace(pool_bytes=settings.pool_bytes, blocks_bytes=settings.blocks_bytes)
-    loaded = SimpleNamespace(tokenizer=Characters(), directory=Path("numbers"), adapter=None)
-    return SimpleNamespace(
+    return StartedEngine(
+        engine=FakeEngine(),
         facts=facts,
-        held=held,
-        loaded=loaded,
-        engine=Numbers(),
-        tested=None,
-        tight=None,
+        tokenizer=FakeTokenizer(),
+        directory=Path("numbers"),
+        adapter=None,
+        self_test=None,
         narrowed=None,
+        budgets=Budgets(
+            pool_bytes=settings.pool_bytes or 0, blocks_bytes=settings.blocks_bytes or 0
+        ),
+        tight=None,
     )

@@ -80,8 +80,8 @@ class FormatRefused(RefusalError):
 
     Attributes:
         fact: what is wrong, as the end of a sentence.
-        about: ``schema``, ``calls`` or ``answer``, as in ``CannotHold``; ``calls_beside`` if calls
-            that are allowed make a format impossible.
+        about: ``schema``, ``calls`` or ``answer``, as in ``CannotConstrain``; ``calls_beside`` if
+            calls that are allowed make a format impossible.
         tool: for ``schema``: the index and the name of the tool whose parameters are meant; None
             for the format of the answer itself.
     """

@@ -5,8 +5,9 @@ invariants compare them.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 
@@ -24,51 +25,55 @@ if TYPE_CHECKING:
 
 class EngineFault(Exception):
     """
-    A pass gave something that cannot be: no finite log-probability, a slab overrun. A bug of ours
-    or of the model; the session that asked for the pass ends with a bug id.
+    A pass gave something impossible: a log-probability that is not finite, a slab overrun. A bug of
+    Cairn or of the model; the session that asked for the pass ends with a bug id.
     """
 
 
-class Forgotten(EngineFault):
+class CannotTrim(EngineFault):
     """
-    A slab cannot be cut back so far: what its window has let go would be needed, or a state that
-    was not kept.
+    A slab cannot be cut back that far: KV that its window has dropped would be needed, or a state
+    that was not kept.
     """
 
 
 class NotFinite(EngineFault):
-    """A token was drawn whose log-probability is no finite number."""
+    """A drawn token has a log-probability that is not a finite number."""
 
 
-class NotHeld(Exception):
+class GrammarDeadEnd(Exception):
     """
-    The grammar of an answer can be followed no further: it takes more steps than a token may, or no
-    token fits. The client's, or the vocabulary's; no cache has changed.
+    The grammar allows no token, or takes more steps than one token may. The fault of the client's
+    schema or of the vocabulary; no cache has changed.
     """
 
 
 class GrammarMatcher(Protocol):
-    """Holds an answer to a grammar. ``guidance.Guide`` does."""
+    """Follows one answer through a grammar. ``answer.grammar_matcher.GrammarMatcher`` does."""
 
     def allowed(self, answer: Sequence[int]) -> npt.NDArray[np.bool_]:
         """
-        Whether each token may come behind these.
+        Whether each token of the vocabulary may come next, as a mask.
+
+        Args:
+            answer: the token ids of the answer so far.
 
         Raises:
-            NotHeld: it cannot be told.
+            GrammarDeadEnd: no token may.
         """
 
 
 @attrs.frozen(kw_only=True)
-class Wanted:
+class DrawSpec:
     """
-    What is to be drawn from a pass's last row.
+    How to draw a token from the last row of a pass.
 
     Attributes:
         top: how many of the likeliest tokens to report.
-        prompt: the tokens of the prompt, where the sampling counts them.
-        answer: those of the answer up to this pass, in order, likewise, and where there is a guide.
-        guide: says which tokens may be drawn; None for all.
+        prompt: the token ids of the prompt, if the sampling penalises them; else empty.
+        answer: the token ids of the answer up to this pass, if the sampling or the matcher needs
+            them; else empty.
+        matcher: says which tokens may be drawn; None for all.
     """
 
     sampling: Sampling
@@ -88,13 +93,13 @@ class Wanted:
         prompt_ids: Iterable[int],
         top: int = 0,
         matcher: GrammarMatcher | None = None,
-    ) -> Wanted:
-        """What is wanted from the pass that ends a prompt."""
+    ) -> DrawSpec:
+        """How to draw the first token of an answer, from the pass that ends the prompt."""
         prompt = frozenset(prompt_ids) if sampling.repetition_penalty != 1.0 else frozenset()
         return cls(sampling=sampling, seed=seed, top=top, prompt=prompt, matcher=matcher)
 
-    def after(self, *tokens: int) -> Wanted:
-        """What is wanted once these tokens have joined the answer."""
+    def after(self, *tokens: int) -> DrawSpec:
+        """How to draw the next token after these have joined the answer."""
         if not self.sampling.counts_tokens and self.matcher is None:
             return self
         return attrs.evolve(self, answer=(*self.answer, *tokens))
@@ -102,11 +107,11 @@ class Wanted:
 
 @attrs.frozen(kw_only=True)
 class DecodeRow:
-    """One session's row of a decode pass: its slab, and the token that goes in."""
+    """One session's row of a decode pass: its slab, the token to add, and how to draw the next."""
 
     slab: int
     token: int
-    wanted: Wanted
+    draw: DrawSpec
 
 
 @attrs.frozen(kw_only=True)
@@ -243,6 +248,10 @@ class PassReport:
     duration_us: int
 
 
+RowReport: TypeAlias = PassReport | EngineFault | GrammarDeadEnd | None
+"""What came of a row of a decode pass: a report, its own fault, or None for a row not in use."""
+
+
 @attrs.frozen(kw_only=True)
 class TrimReport:
     """
@@ -375,3 +384,43 @@ class ScanReport:
     left_files: int
     disk_blocks: int
     disk_bytes: int
+
+
+@attrs.frozen
+class SelfTestFault:
+    """
+    What was raised in the middle of a check. Its text alone: an exception would keep the engine
+    alive.
+    """
+
+    text: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> SelfTestFault:
+        """The text and the traceback of an exception."""
+        name, text = type(error).__name__, str(error)
+        return cls(f"{name}: {text}" if text else name, "".join(traceback.format_exception(error)))
+
+
+@attrs.frozen(kw_only=True)
+class SelfTestReport:
+    """
+    The engine was tested on the loaded model and this device.
+
+    Attributes:
+        findings: whether each check holds, by its name, in order.
+        error_max: the largest relative difference from mlx-lm's plain pass.
+        fault: what ended the last check in ``findings``; None if nothing did.
+    """
+
+    findings: Mapping[str, bool]
+    error_max: float
+    duration_us: int
+    fault: SelfTestFault | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check holds that the promises rest on."""
+        holds = all(holds for name, holds in self.findings.items() if name != "naive_differs")
+        return holds and self.fault is None

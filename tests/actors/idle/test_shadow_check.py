@@ -21,10 +21,8 @@ from cairn.actors.requests.messages import Accepted, Generate
 from cairn.actors.server import Server
 from cairn.engine.answer.grammar import Constraint
 from cairn.engine.mlx import start as mlx_start
-from cairn.engine.mlx.engine import MlxEngine
-from cairn.engine.mlx.selftest import SelfTest
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.engine.reports import NotFinite, NotHeld
+from cairn.engine.reports import GrammarDeadEnd, NotFinite, SelfTestReport
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
@@ -121,7 +119,8 @@ def test_an_answer_is_computed_again_and_is_the_same(
             await ask(server, command(LONG, **changes))
             await watch.until(ev.ShadowEnded)
             slabs = server.statistics().slabs
-            assert slabs == server.loaded.engine._device.pool.measure()[0] == 1
+            engine: Any = server.loaded.engine._device
+            assert slabs == engine.pool.measure()[0] == 1
 
     with capture_logs() as lines:
         trio.run(main)
@@ -564,7 +563,7 @@ def test_it_is_not_for_bits_that_move_by_consent(
     A device that failed its self-test and is accepted has differences that nobody wants to hear of:
     together with the check, the server does not start, and says which of the two to leave out.
     """
-    failed_test = SelfTest(findings={"cold equals warm": False}, error_max=0.0, duration_us=1)
+    failed_test = SelfTestReport(findings={"cold equals warm": False}, error_max=0.0, duration_us=1)
     monkeypatch.setattr(mlx_start, "run_self_test", lambda *_: failed_test)
 
     async def main() -> None:
@@ -622,7 +621,7 @@ def test_a_block_that_changed_in_memory_is_found(model_directory: Path) -> None:
             await watch.until(ev.ShadowEnded)
             keys = server.loaded.sequencer.session("s").slab_keys
 
-            def flip(engine: MlxEngine) -> None:
+            def flip(engine: Any) -> None:
                 array = engine.blocks.get(keys[1]).keys[0]
                 array[0, 3, 1] = -array[0, 3, 1]
 
@@ -669,7 +668,7 @@ def test_an_answer_on_kv_that_changed_is_found(model_directory: Path) -> None:
             slab = server.loaded.sequencer.session("s").slab
             assert slab is not None
 
-            def flip(engine: MlxEngine) -> None:
+            def flip(engine: Any) -> None:
                 keys = engine.pool.get(slab.id).caches[0].keys
                 keys[0, 0, 5] = -keys[0, 0, 5]
 
@@ -704,7 +703,7 @@ def test_an_answer_on_kv_that_changed_is_found(model_directory: Path) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [NotFinite("the log-probability of token 3 is nan"), NotHeld("no token can come next")],
+    [NotFinite("the log-probability of token 3 is nan"), GrammarDeadEnd("no token can come next")],
     ids=["no number", "held no further"],
 )
 def test_no_token_is_another_answer(

@@ -42,10 +42,10 @@ from cairn.actors.server import Server
 from cairn.actors.settings import Settings
 from cairn.engine.mlx import start as mlx_start
 from cairn.engine.mlx import tokenizer as mlx_tokenizer
-from cairn.engine.mlx.selftest import SelfTest
 from cairn.engine.mlx.tokenizer import load_tokenizer
 from cairn.engine.model.models_file import ModelEntry, told_of
 from cairn.engine.prompt.template import Conversation, Message
+from cairn.engine.reports import SelfTestReport
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.agents import session_of
@@ -110,7 +110,7 @@ def setup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Setup:
     """A house over the two models of all tests. What a self-test finds is other tests' to say."""
-    passed = SelfTest(findings={"nothing": True}, error_max=0.0, duration_us=0)
+    passed = SelfTestReport(findings={"nothing": True}, error_max=0.0, duration_us=0)
     monkeypatch.setattr(mlx_start, "run_self_test", lambda *_: passed)
     return Setup(model_directory, other_directory, tmp_path / "blocks")
 

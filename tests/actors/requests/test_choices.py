@@ -29,7 +29,7 @@ from cairn.actors.server import Server
 from cairn.actors.sessions.generate import Generation
 from cairn.actors.sessions.prewarm import Prewarm
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.engine.reports import NotHeld
+from cairn.engine.reports import GrammarDeadEnd
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
@@ -301,7 +301,7 @@ async def test_what_ends_with_a_sister_says_so(
         with trio.fail_after(60):
             while len(self.context.sequencer.state.requests) < 4:
                 await trio.testing.wait_all_tasks_blocked()
-        raise self._not_held(NotHeld("the library takes no more"))
+        raise self._not_held(GrammarDeadEnd("the library takes no more"))
 
     monkeypatch.setattr(Generation, "decode", fails)
     store = MemoryStore()

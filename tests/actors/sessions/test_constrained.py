@@ -14,9 +14,9 @@ import trio
 from cairn.actors.errors import FormatRefused
 from cairn.actors.requests.messages import Generate
 from cairn.engine.answer.grammar import Constraint
-from cairn.engine.answer.matcher import GrammarMatcher
+from cairn.engine.answer.grammar_matcher import GrammarMatcher
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.engine.reports import NotHeld
+from cairn.engine.reports import GrammarDeadEnd
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
@@ -47,7 +47,7 @@ def test_an_answer_that_can_be_held_no_further(
 
     def until(matcher: GrammarMatcher, answer: Sequence[int]) -> Any:
         if failing and len(answer) == tokens:
-            raise NotHeld("the library takes no more")
+            raise GrammarDeadEnd("the library takes no more")
         return allowed(matcher, answer)
 
     store = MemoryStore()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ from cairn.actors.server import Server
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.scheduling import COPIES_PER_PREFILL
 from cairn.engine import schedule
+from cairn.engine.contract import Engine
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.engine.reports import Drawn, MemoryReport, PassReport
+from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, PassReport, RowReport
+from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
 from tests.gate.conversation import words
-from tests.support.fake_engine import TOKEN_BYTES, started
+from tests.support.fake_engine import TOKEN_BYTES, FakeEngine, started
 from tests.support.held_engine import Hold, hold_in_copy
 from tests.support.in_process_server import Said, ask, at_rest, generate, without_slabs
 from tests.support.prewarm_conversation import Journaled, found_wrong, onward
@@ -44,21 +46,17 @@ DECODE = "decode"
 # --- the engine's thread -------------------------------------------------------------------------
 
 
-class Device:
-    """Notes the order in which it is asked."""
+class LoggingEngine(FakeEngine):
+    """Notes the order of calls."""
 
     decode_rows = 1
-    grows = False
 
     def __init__(self) -> None:
+        super().__init__()
         self.did: list[str] = []
 
-    def memory(self) -> MemoryReport:
-        """None."""
-        return MemoryReport()
-
-    def decode(self, rows: list[Any]) -> list[Any]:
-        """A token more."""
+    def decode(self, rows: Sequence[DecodeRow | None]) -> list[RowReport]:
+        """One token."""
         self.did.append(DECODE)
         drawn = Drawn(token=7, logprob=-1.0)
         return [
@@ -72,28 +70,29 @@ class Shop:
     """A thread that begins with what it was asked for when it is let go."""
 
     thread: EngineThread
-    device: Device
+    device: LoggingEngine
     go: threading.Event = attrs.field(factory=threading.Event)
     recorded: list[str] = attrs.field(factory=list)
 
-    def part(self, name: str) -> tuple[Callable[[Device], str], Callable[[str], None]]:
+    def part(self, name: str) -> tuple[Callable[[Engine], str], Callable[[str], None]]:
         """A part of a copy."""
 
-        def run(device: Device) -> str:
-            device.did.append(name)
+        def run(_: Engine) -> str:
+            self.device.did.append(name)
             return name
 
         return run, self.recorded.append
 
     def decodes(self, passes: int) -> None:
         """Somebody decodes."""
-        self.thread.decode(lambda token: token, token=1, left=passes, ends=frozenset())
+        row = DecodeRow(slab=1, token=1, draw=DrawSpec(sampling=Sampling(), seed=0))
+        self.thread.decode(lambda token: row, token=1, left=passes, ends=frozenset())
 
 
 @contextlib.asynccontextmanager
 async def shop() -> AsyncIterator[Shop]:
     """A thread that is held in its first job."""
-    thread, device = EngineThread(), Device()
+    thread, device = EngineThread(), LoggingEngine()
     made = Shop(thread, device)
     async with trio.open_nursery() as nursery:
         await nursery.start(thread.run)
@@ -221,7 +220,7 @@ async def test_a_copy_that_is_cancelled_ends_with_the_part_in_hand() -> None:
     async with shop() as made:
         held, reached = threading.Event(), threading.Event()
 
-        def waits(device: Device) -> str:
+        def waits(_: Engine) -> str:
             reached.set()
             assert held.wait(60)
             return "one"
@@ -299,7 +298,7 @@ class Order:
     free: threading.Event = attrs.field(factory=threading.Event)
 
     def __attrs_post_init__(self) -> None:
-        device = self.server.loaded.engine._device
+        device: Any = self.server.loaded.engine._device
         share, decode = device.share, device.decode
 
         def shared(*given: Any) -> Any:

@@ -30,7 +30,7 @@ from cairn.journal.codec import decode
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from tests.gate.conversation import words
-from tests.support.fake_engine import Numbers, started
+from tests.support.fake_engine import FakeEngine, started
 from tests.support.held_engine import Hold, hold_prewarm
 from tests.support.in_process_server import MIB, Said, ask, at_rest, generate, local
 from tests.support.prewarm_conversation import (
@@ -536,9 +536,9 @@ async def test_nothing_follows_an_answer_that_was_cut_off(
 ) -> None:
     """A client that went away may send anything next: nothing is computed for it."""
     stopped, passes = threading.Event(), itertools.count()
-    run, stop = Numbers.decode, EngineThread.stop
+    run, stop = FakeEngine.decode, EngineThread.stop
 
-    def slow(self: Numbers, rows: Any) -> Any:
+    def slow(self: FakeEngine, rows: Any) -> Any:
         # The answer is not at its end before the session has heard that its client has gone: it
         # hears that at its next pass, so passes go on, four a second.
         if next(passes) >= 20:
@@ -549,7 +549,7 @@ async def test_nothing_follows_an_answer_that_was_cut_off(
         stop(self, decoding)
         stopped.set()
 
-    monkeypatch.setattr(Numbers, "decode", slow)
+    monkeypatch.setattr(FakeEngine, "decode", slow)
     monkeypatch.setattr(EngineThread, "stop", tells)
     async with setup.serving() as server:
         async with local(server).generate(thinking(max_tokens=500)) as replies:

@@ -273,7 +273,8 @@ def test_a_wrong_eviction_ends_the_request_that_needed_the_room(
                 while set(server.statistics().sessions) != {"idle"}:
                     await trio.testing.wait_all_tasks_blocked(0.01)
             assert server.statistics().bugs == 1
-            assert server.loaded.engine._device.pool.measure()[0] == server.statistics().slabs
+            engine: Any = server.loaded.engine._device
+            assert engine.pool.measure()[0] == server.statistics().slabs
 
     trio.run(main)
 

@@ -10,6 +10,8 @@ import trio.testing
 
 from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.actors.threads.thread import run_thread
+from cairn.engine.reports import DecodeRow, DrawSpec
+from cairn.engine.sampling import Sampling
 
 
 @pytest.mark.trio
@@ -40,7 +42,8 @@ async def test_who_decodes_on_a_thread_that_has_ended_hears_of_it() -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         engine.close()
-    _, reports = engine.decode(lambda token: token, token=1, left=9, ends=frozenset())
+    row = DecodeRow(slab=1, token=1, draw=DrawSpec(sampling=Sampling(), seed=0))
+    _, reports = engine.decode(lambda token: row, token=1, left=9, ends=frozenset())
     assert isinstance(reports.receive_nowait(), EngineGone)
 
 

@@ -21,14 +21,14 @@ from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import LoadedModel, load_model
 from cairn.engine.mlx.rows import row_caches
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.engine.reports import DecodeRow, Drawn, EngineFault, PassReport, Wanted
+from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, EngineFault, PassReport
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes
 from tests.support.in_process_server import ask, at_rest, generate, serving
 
 CHUNK = 64
 STEPS = 24
-GREEDY = Wanted(sampling=Sampling(temperature=0.0), seed=0, top=4)
+GREEDY = DrawSpec(sampling=Sampling(temperature=0.0), seed=0, top=4)
 PROMPTS = {
     "short": "A cairn marks the path.",
     "a chunk and a tail": "Stone on stone, " * 12 + "and the wind.",
@@ -56,7 +56,7 @@ def over_slabs(loaded: LoadedModel, ids: list[int], rows: int) -> list[Drawn]:
         report = engine.run_chunk(slab, ids[start:end], GREEDY if end == len(ids) else None)
     drawn = [report.drawn]
     for _ in range(STEPS):
-        row = DecodeRow(slab=slab, token=drawn[-1].token, wanted=GREEDY)
+        row = DecodeRow(slab=slab, token=drawn[-1].token, draw=GREEDY)
         report = engine.decode([row, *[None] * (rows - 1)])[0]
         assert isinstance(report, PassReport)
         assert report.drawn is not None

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cairn.engine.mlx.sampling import candidates, draw, log_probabilities
+from cairn.engine.mlx.sampling import candidates, draw_token, log_probabilities
 from cairn.engine.sampling import Sampling
 
 ROWS = [np.random.default_rng(seed).normal(size=400) * spread for seed, spread in enumerate((1, 4))]
@@ -72,7 +72,7 @@ def test_nothing_is_compiled_for_what_a_request_chooses(tmp_path: Path, sampling
     logprobs = log_probabilities(mx.array(ROWS[0].astype(np.float32)))
     mx.eval(logprobs)
     graph = tmp_path / "graph.dot"
-    mx.export_to_dot(str(graph), draw(logprobs, sampling, 7))
+    mx.export_to_dot(str(graph), draw_token(logprobs, sampling, 7))
 
     steps = graph.read_text()
     assert "label" in steps

@@ -168,7 +168,7 @@ def test_a_model_may_change_once_it_is_read(model: Path) -> None:
     started = start(model, change, remembered=lambda fingerprint: False)
 
     assert calm.facts.fingerprint == started.facts.fingerprint
-    assert started.tested is not None
+    assert started.self_test is not None
     again = start(model, unwatched)
     assert again.facts.fingerprint != started.facts.fingerprint
 

@@ -164,7 +164,7 @@ def test_float32_reaches_the_blas(made: dict[str, Path], kind: str) -> None:
     """
     wide, own = start(made[kind], "auto"), start(made[kind], "model")
 
-    found = [one.tested for one in (wide, own) if one.tested is not None]
+    found = [one.self_test for one in (wide, own) if one.self_test is not None]
     assert [True, True] == [tested.passed for tested in found]
     assert [True, False] == [tested.findings["naive_differs"] for tested in found]
     assert wide.facts.fingerprint != own.facts.fingerprint

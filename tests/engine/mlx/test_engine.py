@@ -18,7 +18,7 @@ from cairn.engine.mlx.blocks import SealedBlock, digest, paste
 from cairn.engine.mlx.cache import HeldSlab
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import LoadedModel, load_model
-from cairn.engine.reports import DecodeRow, Drawn, PassReport, Wanted
+from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, PassReport
 from cairn.engine.sampling import Sampling, token_key
 from cairn.engine.schedule import passes
 
@@ -145,12 +145,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     return found
 
 
-def prefilled(engine: MlxEngine, ids: Sequence[int], wanted: Wanted) -> tuple[int, int]:
+def prefilled(engine: MlxEngine, ids: Sequence[int], draw: DrawSpec) -> tuple[int, int]:
     """A slab with the KV of a prompt, and the token drawn at its end."""
     slab = engine.open_slab(512).slab
     drawn: Drawn | None = None
     for start, end in passes(0, len(ids), CHUNK):
-        report = engine.run_chunk(slab, ids[start:end], wanted if end == len(ids) else None)
+        report = engine.run_chunk(slab, ids[start:end], draw if end == len(ids) else None)
         drawn = report.drawn
     assert drawn is not None
     return slab, drawn.token
@@ -166,10 +166,10 @@ def test_every_token_is_drawn_at_its_own_position(
     tokens of an answer share a random key.
     """
     engine = MlxEngine(loaded, decode_rows=rows)
-    wanted = Wanted(sampling=WARM, seed=11, choice=2)
-    slab, token = prefilled(engine, IDS[:tokens], wanted)
+    draw = DrawSpec(sampling=WARM, seed=11, choice=2)
+    slab, token = prefilled(engine, IDS[:tokens], draw)
     for _ in range(5):
-        row = DecodeRow(slab=slab, token=token, wanted=wanted)
+        row = DecodeRow(slab=slab, token=token, draw=draw)
         report = engine.decode([row, *[None] * (rows - 1)])[0]
         assert isinstance(report, PassReport)
         assert report.drawn is not None
@@ -183,7 +183,7 @@ def test_each_row_draws_by_its_own_seed_and_position(
 ) -> None:
     """Sessions that decode side by side draw as if each were alone, wherever they are seated."""
     engine = MlxEngine(loaded, decode_rows=4)
-    one, other = Wanted(sampling=WARM, seed=1), Wanted(sampling=WARM, seed=2, choice=1)
+    one, other = DrawSpec(sampling=WARM, seed=1), DrawSpec(sampling=WARM, seed=2, choice=1)
     first, token = prefilled(engine, IDS[:10], one)
     second, beside = prefilled(engine, IDS[:70], other)
     asked.clear()
@@ -191,9 +191,9 @@ def test_each_row_draws_by_its_own_seed_and_position(
     engine.decode(
         [
             None,
-            DecodeRow(slab=second, token=beside, wanted=other),
+            DecodeRow(slab=second, token=beside, draw=other),
             None,
-            DecodeRow(slab=first, token=token, wanted=one),
+            DecodeRow(slab=first, token=token, draw=one),
         ]
     )
 
@@ -202,10 +202,10 @@ def test_each_row_draws_by_its_own_seed_and_position(
 
 def test_a_decode_step_draws_what_a_prefill_draws(loaded: LoadedModel) -> None:
     """The random key of a token does not depend on the kind of pass that draws it."""
-    flat = Wanted(sampling=Sampling(temperature=100.0), seed=5)
+    flat = DrawSpec(sampling=Sampling(temperature=100.0), seed=5)
     engine = MlxEngine(loaded, decode_rows=1)
     slab, token = prefilled(engine, IDS[:20], flat)
-    report = engine.decode([DecodeRow(slab=slab, token=token, wanted=flat)])[0]
+    report = engine.decode([DecodeRow(slab=slab, token=token, draw=flat)])[0]
     assert isinstance(report, PassReport)
     assert report.drawn is not None
 

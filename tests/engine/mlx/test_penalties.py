@@ -12,7 +12,7 @@ import pytest
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import load_model
 from cairn.engine.mlx.sampling import adjusted
-from cairn.engine.reports import DecodeRow, Drawn, PassReport, Wanted
+from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, PassReport
 from cairn.engine.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0)
@@ -69,10 +69,10 @@ def test_the_logits_are_what_the_definitions_say(
     """
     row = np.random.default_rng(5).normal(0, 4, 128).astype(np.float32)
     logits = mx.array(row)
-    wanted = Wanted.first(sampling, seed=0, prompt_ids=PROMPT).after(*answer)
+    draw = DrawSpec.first(sampling, seed=0, prompt_ids=PROMPT).after(*answer)
 
     expected = by_hand(row, sampling, PROMPT, answer)
-    np.testing.assert_allclose(expected, np.array(adjusted(logits, wanted)), rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(expected, np.array(adjusted(logits, draw)), rtol=1e-6, atol=1e-5)
     assert row.tolist() == logits.tolist()
 
 
@@ -80,7 +80,7 @@ def test_what_counts_nothing_carries_nothing() -> None:
     """
     A request without penalties hands the engine no tokens, so its passes do no more than before.
     """
-    plain = Wanted.first(Sampling(logit_bias=((1, 1.0),)), seed=1, prompt_ids=PROMPT)
+    plain = DrawSpec.first(Sampling(logit_bias=((1, 1.0),)), seed=1, prompt_ids=PROMPT)
 
     assert plain.after(4) is plain
     assert (frozenset(), ()) == (plain.prompt, plain.answer)
@@ -88,14 +88,14 @@ def test_what_counts_nothing_carries_nothing() -> None:
 
 def answer_of(engine: MlxEngine, prompt: list[int], sampling: Sampling, tokens: int) -> list[Drawn]:
     """The tokens of an answer, by passes of the engine."""
-    wanted = Wanted.first(sampling, seed=3, prompt_ids=prompt, top=3)
+    draw = DrawSpec.first(sampling, seed=3, prompt_ids=prompt, top=3)
     slab = engine.open_slab(256).slab
-    drawn = [engine.run_chunk(slab, prompt, wanted).drawn]
+    drawn = [engine.run_chunk(slab, prompt, draw).drawn]
     while len(drawn) < tokens:
         assert drawn[-1] is not None
         token = drawn[-1].token
-        wanted = wanted.after(token)
-        row = DecodeRow(slab=slab, token=token, wanted=wanted)
+        draw = draw.after(token)
+        row = DecodeRow(slab=slab, token=token, draw=draw)
         report = engine.decode([row, *[None] * (engine.decode_rows - 1)])[0]
         assert isinstance(report, PassReport)
         drawn.append(report.drawn)

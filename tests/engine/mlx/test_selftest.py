@@ -10,10 +10,13 @@ import pytest
 
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import load_model
-from cairn.engine.mlx.selftest import CHECKS, SelfTest, run_self_test
+from cairn.engine.mlx.selftest import CHECKS, run_self_test
+from cairn.engine.reports import SelfTestReport
 
 
-def measured(model_directory: Path, monkeypatch: pytest.MonkeyPatch, *, alone: bool) -> SelfTest:
+def measured(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch, *, alone: bool
+) -> SelfTestReport:
     """
     The self-test of a model that decodes several at once, where passes fail that have anything in
     another row than the first, or with ``alone`` all.

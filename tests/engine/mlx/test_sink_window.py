@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.engine.mlx.cache import SinkCache
-from cairn.engine.reports import EngineFault, Forgotten
+from cairn.engine.reports import CannotTrim, EngineFault
 from cairn.journal.windows import SinkWindow
 
 CHUNK, CAPACITY = 4, 256
@@ -61,7 +61,7 @@ def test_each_token_is_shown_sinks_and_window(
         end = cache.offset // CHUNK * CHUNK
         try:
             cache.trim(cache.offset - end)
-        except Forgotten:
+        except CannotTrim:
             needed = set(range(max(0, end - window + 1), end)) - set(range(sinks))
             assert min(needed) < cache.start
             cache.trim(cache.offset)

@@ -17,7 +17,7 @@ from cairn.engine.mlx import blocks as mlx_blocks
 from cairn.engine.mlx.block_files import BlockFiles, Rejected
 from cairn.engine.mlx.cache import HeldSlab, LayerShape, SlabCache, SlabPool
 from cairn.engine.mlx.state import StateCache, StateShape
-from cairn.engine.reports import EngineFault, Forgotten
+from cairn.engine.reports import CannotTrim, EngineFault
 from cairn.journal.eviction import file_bytes_at_most
 from cairn.journal.state import State
 from tests.journal.test_eviction import MODEL
@@ -79,7 +79,7 @@ def test_a_slab_is_cut_back_to_the_state_that_was_kept() -> None:
     slab.keep_states()
     ran(slab, C, 2.0)
     ran(slab, 1, 3.0)
-    with pytest.raises(Forgotten, match="no state of 8 tokens was kept"):
+    with pytest.raises(CannotTrim, match="no state of 8 tokens was kept"):
         slab.trim(2 * C)
 
     assert (((2, 0, 9),), [3.0, 3.0]) == (slab.coverage(), marks(slab))
@@ -91,7 +91,7 @@ def test_a_slab_is_cut_back_to_the_state_that_was_kept() -> None:
     slab.trim(0)
     assert (((2, 0, 0),), [None, None]) == (slab.coverage(), slab.states[0].cache)
     ran(slab, 1, 5.0)
-    with pytest.raises(Forgotten):
+    with pytest.raises(CannotTrim):
         slab.trim(C)
 
 

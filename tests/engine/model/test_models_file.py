@@ -70,7 +70,7 @@ FAULTS = [
     ("[models.a]\npath = 1", "path is 1; it must be a text"),
     ('[models.a]\nbuiltin = "yes"', "builtin is 'yes'; it must be true or false"),
     ("[models.a]\nbuiltin = true\ndtype = 'half'", "it must be one of auto, float32, model"),
-    ("[models.a]\nbuiltin = true\nchunk_tokens = 4", "block_tokens is 4; it must be a number"),
+    ("[models.a]\nbuiltin = true\nblock_tokens = 4", "block_tokens is 4; it must be a number"),
     ("[models.a]\nbuiltin = true\ndecode_rows = true", "decode_rows is True"),
     ("[models.a]\nbuiltin = true\naliases = 'b'", "aliases is 'b'; it must be a list of texts"),
     ("[models.a]\nbuiltin = true\naliases = ['']", "the alias '' is no name"),

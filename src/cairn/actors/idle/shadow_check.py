@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import attrs
 import structlog
@@ -40,17 +40,18 @@ from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.actors.threads.writer import WriterDied
+from cairn.engine.contract import Engine
 from cairn.engine.reports import (
+    CannotTrim,
     DecodeRow,
+    DrawSpec,
     EngineFault,
-    Forgotten,
+    GrammarDeadEnd,
     GrammarMatcher,
     ModelFacts,
     NotFinite,
-    NotHeld,
     PassReport,
     SlabReport,
-    Wanted,
 )
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes
@@ -331,7 +332,7 @@ class ShadowCheck:
         try:
             try:
                 await self._compute(answer, slab, found, wanted)
-            except (NotFinite, NotHeld) as fault:
+            except (NotFinite, GrammarDeadEnd) as fault:
                 # There was a token when the answer was given. What follows is not computed.
                 log.error("a shadow check drew no token", fact=str(fault))
             return self._compared(answer, found)
@@ -433,17 +434,17 @@ class ShadowCheck:
         Raises:
             _Disturbed: it is not wanted any more.
             NotFinite: a token has no log-probability.
-            NotHeld: no token may come next.
+            GrammarDeadEnd: no token may come next.
         """
 
-        async def one(run: Callable[[Any], T]) -> T:
+        async def one(run: Callable[[Engine], T]) -> T:
             done = await self._engine.settle(run, lambda report: (report,), wanted)
             if done is None:
                 raise _Disturbed
             return done[0]
 
-        async def chunk_pass(ids: Sequence[int], draws: Wanted | None, key: str | None) -> None:
-            report, digests = await one(partial(_chunk, slab=slab, ids=ids, wanted=draws, key=key))
+        async def chunk_pass(ids: Sequence[int], draws: DrawSpec | None, key: str | None) -> None:
+            report, digests = await one(partial(_chunk, slab=slab, ids=ids, draw=draws, key=key))
             found.add(report)
             if key is not None:
                 found.blocks.append((key, *digests))
@@ -451,7 +452,7 @@ class ShadowCheck:
         ask, prompt, chunk = answer.ask, answer.prompt_ids, self._facts.block_tokens
         sequence = prompt + tuple(answer.sampled)
         keys = self._keys(answer, sequence)
-        draws = Wanted.first(
+        draws = DrawSpec.first(
             Sampling(**ask.sampling),
             seed=ask.seed,
             prompt_ids=prompt,
@@ -464,7 +465,7 @@ class ShadowCheck:
             await chunk_pass(prompt[start:end], last, key)
         for token in answer.sampled[:-1]:
             draws = draws.after(token)
-            row = DecodeRow(slab=slab, token=token, wanted=draws)
+            row = DecodeRow(slab=slab, token=token, draw=draws)
             found.add(await one(partial(_decode, row=row)))
         settled = [start for start in sorted(keys) if start + chunk > len(prompt)]
         if settled and not await one(partial(_trim, slab=slab, end=settled[0])):
@@ -499,25 +500,25 @@ class ShadowCheck:
 
 
 def _chunk(
-    mlx: Any, *, slab: int, ids: Sequence[int], wanted: Wanted | None, key: str | None
+    engine: Engine, *, slab: int, ids: Sequence[int], draw: DrawSpec | None, key: str | None
 ) -> tuple[PassReport, tuple[str, str]]:
-    report: PassReport = mlx.run_chunk(slab, ids, wanted)
+    report = engine.run_chunk(slab, ids, draw)
     if key is None:
         return report, ("", "")
-    sealed = mlx.seal(slab, key, report.start, report.end, store=False)
-    return report, (sealed.digest, mlx.digest_of(key))
+    sealed = engine.seal(slab, key, report.start, report.end, store=False)
+    return report, (sealed.digest, engine.digest_of(key))
 
 
-def _decode(mlx: Any, *, row: DecodeRow) -> PassReport:
-    report = mlx.decode([row, *[None] * (mlx.decode_rows - 1)])[0]
+def _decode(engine: Engine, *, row: DecodeRow) -> PassReport:
+    report = engine.decode([row, *[None] * (engine.decode_rows - 1)])[0]
     if not isinstance(report, PassReport):
         raise report or EngineFault("a decode pass gave no report")
     return report
 
 
-def _trim(mlx: Any, *, slab: int, end: int) -> bool:
+def _trim(engine: Engine, *, slab: int, end: int) -> bool:
     try:
-        mlx.trim(slab, end)
-    except Forgotten:
+        engine.trim(slab, end)
+    except CannotTrim:
         return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
 import structlog
@@ -20,6 +20,10 @@ from cairn.engine.reports import ModelFacts
 from cairn.journal import events as ev
 from cairn.journal.checkpoints import STATES_A_SLAB
 from cairn.journal.state import State
+
+if TYPE_CHECKING:
+    from cairn.engine.contract import StartedEngine
+    from cairn.engine.reports import SelfTestReport
 
 log = structlog.get_logger("cairn")
 
@@ -47,7 +51,7 @@ class Run:
     progress: Progress
 
 
-async def load(run: Run, settings: Settings) -> Any:
+async def load(run: Run, settings: Settings) -> StartedEngine:
     """
     Load a model on the engine's thread, and put it on record. What it gives is for ``server_over``.
 
@@ -62,14 +66,14 @@ async def load(run: Run, settings: Settings) -> Any:
     return started
 
 
-async def server_over(run: Run, settings: Settings, started: Any) -> ModelServer:
+async def server_over(run: Run, settings: Settings, started: StartedEngine) -> ModelServer:
     """A server over the model that ``load`` has loaded, with the block files that are there."""
     server = ModelServer(
         sequencer=run.sequencer,
         writer=run.writer,
         engine=run.engine,
         facts=started.facts,
-        tokenizer=started.loaded.tokenizer,
+        tokenizer=started.tokenizer,
         secret=run.secret,
         limits=settings.limits,
         kv_cache=settings.kv_cache,
@@ -106,7 +110,7 @@ def _freed() -> int:
     return freed_memory()
 
 
-def _start(settings: Settings, state: State, progress: Progress) -> Any:
+def _start(settings: Settings, state: State, progress: Progress) -> StartedEngine:
     # MLX comes in here, on the engine's thread, and nowhere before.
     from cairn.engine.mlx.start import start_engine
 
@@ -131,7 +135,7 @@ def _start(settings: Settings, state: State, progress: Progress) -> Any:
     )
 
 
-def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> None:
+def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEngine) -> None:
     """
     Journal the model and its self-test.
 
@@ -139,25 +143,25 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
         BootRefused: the pool holds nothing, or the self-test failed and the operator did not accept
             that.
     """
-    facts: ModelFacts = started.facts
+    facts = started.facts
     if facts.context_tokens < 2:  # a prompt and an answer, of a token each
         raise BootRefused(
-            f"the memory for sessions ({started.held.pool_bytes} bytes) does not hold the KV of "
+            f"the memory for sessions ({started.budgets.pool_bytes} bytes) does not hold the KV of "
             f"one chunk of {facts.block_tokens} tokens ({_told(facts)}), so "
             "nothing could be served. Start with a larger --pool-mb or a smaller --block-tokens."
         )
     if started.tight is not None:
         log.warning("memory is tight", fact=started.tight)
         sequencer.append(ev.OperatorActed(action="accept_tight_memory", detail=started.tight))
-    if facts.growth is not None and facts.context_tokens < started.loaded.context_tokens:
+    if facts.growth is not None and facts.model_context_tokens:
         log.warning(
             "the memory for sessions bounds the context",
             tokens=facts.context_tokens,
-            of_the_model=started.loaded.context_tokens,
+            of_the_model=facts.model_context_tokens,
             hint="a larger --pool-mb",
         )
     known = sequencer.state.self_tests.get(facts.fingerprint)
-    tested = started.tested
+    tested = started.self_test
     if started.narrowed is not None:
         other, failed_test = started.narrowed
         sequencer.append(_self_test(other, failed_test))
@@ -184,8 +188,8 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
     sequencer.append(
         ev.ModelLoaded(
             name=facts.name,
-            directory=str(started.loaded.directory.resolve()),
-            adapter=str(started.loaded.adapter.resolve()) if started.loaded.adapter else "",
+            directory=str(started.directory.resolve()),
+            adapter=str(started.adapter.resolve()) if started.adapter else "",
             fingerprint=facts.fingerprint,
             fields=facts.fields,
             dtype=facts.dtype,
@@ -195,8 +199,8 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: Any) -> No
             context_tokens=facts.context_tokens,
             reusable=facts.reusable,
             pool_slabs=settings.pool_slabs,
-            pool_bytes=started.held.pool_bytes,
-            blocks_bytes=started.held.blocks_bytes,
+            pool_bytes=started.budgets.pool_bytes,
+            blocks_bytes=started.budgets.blocks_bytes,
             min_cache_tokens=settings.min_cache_tokens,
             kv_sinks=facts.policy.sinks if facts.policy else 0,
             kv_window=facts.policy.window if facts.policy else 0,
@@ -214,7 +218,7 @@ _NOT_HELD = {
 """Why a model with states is served cold, by the finding that says so."""
 
 
-def _tell_less(tested: Any, *, cold: bool) -> None:
+def _tell_less(tested: SelfTestReport, *, cold: bool) -> None:
     """
     Tell that a model is served with less than was tried, and why.
 
@@ -242,7 +246,7 @@ def _told(facts: ModelFacts) -> str:
     return f"{each}, and {STATES_A_SLAB * facts.state_bytes} bytes of states"
 
 
-def _self_test(fingerprint: str, tested: Any) -> ev.SelfTestFinished:
+def _self_test(fingerprint: str, tested: SelfTestReport) -> ev.SelfTestFinished:
     return ev.SelfTestFinished(
         fingerprint=fingerprint,
         findings=tested.findings,

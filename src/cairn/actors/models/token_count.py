@@ -21,6 +21,7 @@ from cairn.actors.models.queue import Choice, not_loaded
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate
 from cairn.actors.threads.engine import EngineGone, EngineThread
+from cairn.engine.contract import Tokenizer
 from cairn.engine.model.models_file import entry_fault
 from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.encoder import Encoder
@@ -42,7 +43,7 @@ _REMEMBERED_BYTES = 8 * 2**20
 class _Text:
     """What a model makes of a conversation before it computes."""
 
-    tokenizer: Any
+    tokenizer: Tokenizer
     encoder: Encoder
 
 

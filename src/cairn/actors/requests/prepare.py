@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import attrs
 import structlog
@@ -20,11 +20,12 @@ from cairn.actors.errors import FormatRefused, PromptRefused, PromptTooLong
 from cairn.actors.requests.messages import Generate
 from cairn.actors.requests.ticket import Prepared
 from cairn.actors.sequencer import Sequencer
-from cairn.engine.answer.grammar import CannotHold, Constraint, grammar_of
+from cairn.engine.answer.grammar import CannotConstrain, Constraint, grammar_of
+from cairn.engine.answer.grammar_matcher import compiler_for
 from cairn.engine.answer.markers import Markers, markers_of
-from cairn.engine.answer.matcher import compiler_for
 from cairn.engine.answer.parts import AnswerForm
 from cairn.engine.answer.token_bytes import TokenBytes
+from cairn.engine.contract import ModelTokenizer, Tokenizer
 from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.reports import GrammarMatcher, ModelFacts
@@ -59,7 +60,7 @@ class Preparer:
         *,
         sequencer: Sequencer,
         facts: ModelFacts,
-        tokenizer: Any,
+        tokenizer: ModelTokenizer,
         secret: bytes,
         max_tokens: int,
     ) -> None:
@@ -124,7 +125,7 @@ class Preparer:
                 limiter=self._compiling,
                 abandon_on_cancel=False,
             )
-        except CannotHold as error:
+        except CannotConstrain as error:
             tool = None
             if error.tool is not None:
                 tool = error.tool, prepared.form.tools[error.tool]["function"]["name"]
@@ -210,13 +211,13 @@ class Preparer:
     def held(self, prepared: Prepared, constraint: Constraint) -> Prepared:
         """A request whose answer is held to a grammar, with that grammar and what follows it."""
         grammar = grammar_of(constraint, prepared.form)
-        matcher = self._compiler.matcher_of(grammar)
+        matcher = self._compiler.compile(grammar)
         return attrs.evolve(prepared, grammar=grammar.text, matcher=matcher)
 
     async def matcher(self, grammar: str) -> GrammarMatcher:
         """What holds an answer to a grammar that is on record."""
         return await trio.to_thread.run_sync(
-            self._compiler.guide, grammar, limiter=self._compiling, abandon_on_cancel=False
+            self._compiler.compile_text, grammar, limiter=self._compiling, abandon_on_cancel=False
         )
 
     def read(
@@ -243,7 +244,7 @@ class Preparer:
         return ids, (("prompt", repr(ids).encode()),), AnswerForm()
 
 
-def _token_of(tokenizer: Any, markers: Markers) -> int | None:
+def _token_of(tokenizer: Tokenizer, markers: Markers) -> int | None:
     """The token with which calls begin; None where the marker is none, or several."""
     if markers.calling is None or not markers.calling[0]:
         return None

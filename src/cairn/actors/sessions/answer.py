@@ -8,7 +8,8 @@ from cairn.actors.requests.messages import Delta, Finished, TokenInfo
 from cairn.actors.requests.ticket import Ticket
 from cairn.engine.answer.parts import AnswerPart, AnswerParts, Released
 from cairn.engine.answer.text import AnswerText
-from cairn.engine.prompt.template import Message, Tokenizer, message_of
+from cairn.engine.contract import Tokenizer
+from cairn.engine.prompt.template import Message, message_of
 from cairn.engine.prompt.turns import messages_text, parts_text
 from cairn.engine.reports import Drawn, PassReport
 from cairn.journal import events as ev

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import attrs
 
 from cairn.actors.measured import measured
 from cairn.actors.sessions.answer import runs
 from cairn.actors.sessions.context import SessionContext
+from cairn.engine.contract import Engine
 from cairn.engine.reports import (
+    DrawSpec,
     PassReport,
     SealReport,
     ShareReport,
     SlabReport,
     TrimReport,
-    Wanted,
 )
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
@@ -275,13 +275,12 @@ class SessionCache:
 
     def _copying(
         self, request: str | None, copy: Copy
-    ) -> tuple[Callable[[Any], ShareReport], Callable[[ShareReport], int]]:
+    ) -> tuple[Callable[[Engine], ShareReport], Callable[[ShareReport], int]]:
         """The job that copies a part, and what records it and returns the receipt."""
         slab = self.slab_id
 
-        def run(mlx: Any) -> ShareReport:
-            report: ShareReport = mlx.share(slab, copy.keys, copy.start, copy.places)
-            return report
+        def run(engine: Engine) -> ShareReport:
+            return engine.share(slab, copy.keys, copy.start, copy.places)
 
         def record(report: ShareReport) -> int:
             return self.append(
@@ -298,7 +297,7 @@ class SessionCache:
 
         return run, record
 
-    async def prefill(self, ids: Sequence[int], draw: Wanted | None, request: str) -> PassReport:
+    async def prefill(self, ids: Sequence[int], draw: DrawSpec | None, request: str) -> PassReport:
         """
         One pass over the next tokens of a prompt.
 
@@ -322,12 +321,13 @@ class SessionCache:
         )
         return ran is not None
 
-    def _pass_over(self, ids: Sequence[int], draw: Wanted | None) -> Callable[[Any], PassReport]:
+    def _pass_over(
+        self, ids: Sequence[int], draw: DrawSpec | None
+    ) -> Callable[[Engine], PassReport]:
         slab = self.slab_id
 
-        def run(mlx: Any) -> PassReport:
-            report: PassReport = mlx.run_chunk(slab, ids, draw)
-            return report
+        def run(engine: Engine) -> PassReport:
+            return engine.run_chunk(slab, ids, draw)
 
         return run
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from cairn.actors.idle.activity import Activity
@@ -11,7 +9,7 @@ from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.sessions.next_prompt import NextPrompt
 from cairn.actors.threads.engine import EngineThread
-from cairn.engine.prompt.template import Tokenizer
+from cairn.engine.contract import Detokenizer, Tokenizer
 from cairn.engine.reports import ModelFacts
 from cairn.journal.turns import Turns
 
@@ -37,7 +35,7 @@ class SessionContext:
     memory: Memory
     facts: ModelFacts
     tokenizer: Tokenizer
-    detokenizer: Any = attrs.field(repr=False)
+    detokenizer: Detokenizer = attrs.field(repr=False)
     secret: bytes = attrs.field(repr=False)
     activity: Activity
     patience_s: float

@@ -19,7 +19,7 @@ from cairn.actors.sessions.context import SessionContext
 from cairn.actors.threads.engine import Decoding
 from cairn.engine.answer.parts import AnswerParts
 from cairn.engine.answer.text import AnswerText
-from cairn.engine.reports import DecodeRow, Drawn, NotHeld, PassReport, Wanted
+from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, GrammarDeadEnd, PassReport
 from cairn.engine.schedule import passes
 from cairn.journal import events as ev
 from cairn.journal import eviction
@@ -102,7 +102,7 @@ class Generation:
                 report = await cache.prefill(
                     prompt[start:end], draw if end == len(prompt) else None, self.ticket.id
                 )
-            except NotHeld as fault:
+            except GrammarDeadEnd as fault:
                 raise self._not_held(fault) from fault
             self.ticket.prefilled_tokens = end
             if end - start == cache.block_tokens and indexed:
@@ -144,7 +144,7 @@ class Generation:
             )
             try:
                 await self._follow(answer, decoding, reports)
-            except NotHeld as fault:
+            except GrammarDeadEnd as fault:
                 raise self._not_held(fault) from fault
         return answer
 
@@ -203,14 +203,14 @@ class Generation:
                 await self.context.activity.wait_change()
             self._check_client("prefill")
 
-    def _not_held(self, fault: NotHeld) -> Gone:
+    def _not_held(self, fault: GrammarDeadEnd) -> Gone:
         """Report to the client why its answer ends here."""
         self.ticket.fail(FormatRefused(f"after the text that was sent, {fault}", "answer"))
         return Gone("grammar_failed")
 
-    def _draw(self) -> Wanted:
+    def _draw(self) -> DrawSpec:
         command = self.ticket.prepared.command
-        return Wanted.first(
+        return DrawSpec.first(
             command.sampling,
             seed=self.ticket.prepared.seed,
             prompt_ids=self.cache.request.prompt_ids,
@@ -224,12 +224,12 @@ class Generation:
             raise Gone(_STAGES.get(self.ticket.gone, stage))
 
 
-def _rows(slab: int, draw: Wanted) -> Callable[[int], DecodeRow]:
+def _rows(slab: int, draw: DrawSpec) -> Callable[[int], DecodeRow]:
     """A function that makes the row for the next token of an answer. Called once for each."""
 
     def row(token: int) -> DecodeRow:
         nonlocal draw
         draw = draw.after(token)
-        return DecodeRow(slab=slab, token=token, wanted=draw)
+        return DecodeRow(slab=slab, token=token, draw=draw)
 
     return row

@@ -13,11 +13,11 @@ it: a prompt's tokens, and the blocks it reuses, follow from the prompt itself.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import attrs
 import trio
 
+from cairn.engine.contract import Tokenizer
 from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.prompt.template import Conversation, Message
@@ -50,7 +50,9 @@ class Beginning:
 class NextPrompt:
     """Renders conversations one turn ahead. Changes nothing."""
 
-    def __init__(self, tokenizer: Any, encoder: Encoder, tokenizing: trio.CapacityLimiter) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, encoder: Encoder, tokenizing: trio.CapacityLimiter
+    ) -> None:
         """
         Args:
             tokenizer: mlx-lm's wrapper.

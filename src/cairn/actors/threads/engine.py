@@ -16,7 +16,7 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
 import outcome
@@ -24,7 +24,8 @@ import trio
 
 from cairn.actors.threads.scheduling import JobKind, Waiting, next_job, rows_in_turn
 from cairn.actors.threads.thread import run_thread
-from cairn.engine.reports import MemoryReport, PassReport
+from cairn.engine.contract import Engine
+from cairn.engine.reports import DecodeRow, MemoryReport, PassReport
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,24 +33,6 @@ R = TypeVar("R")
 
 class EngineGone(Exception):
     """The engine's thread has ended and runs no more jobs."""
-
-
-class Device(Protocol):
-    """What the thread itself needs of an engine. Jobs use much more."""
-
-    @property
-    def decode_rows(self) -> int:
-        """W."""
-
-    @property
-    def grows(self) -> bool:
-        """Whether a decode pass changes how much memory is held."""
-
-    def memory(self) -> MemoryReport:
-        """What is held now."""
-
-    def decode(self, rows: list[Any]) -> list[Any]:
-        """One decode pass."""
 
 
 @attrs.define(eq=False)
@@ -62,7 +45,7 @@ class _Job:
             idle time before every choice; if it returns False, the job is dropped.
     """
 
-    run: Callable[[Any], Any]
+    run: Callable[[Engine], Any]
     record: Callable[[Any], Any]
     kind: JobKind
     still_needed: Callable[[], bool]
@@ -93,18 +76,18 @@ class _Series:
         return not self.ended
 
     def part(
-        self, run: Callable[[Any], Any], record: Callable[[Any], object]
-    ) -> tuple[Callable[[Any], Any], Callable[[Any], bool]]:
+        self, run: Callable[[Engine], T], record: Callable[[T], object]
+    ) -> tuple[Callable[[Engine], T], Callable[[T], bool]]:
         """One of the jobs: what it runs, and what records it and returns True."""
 
-        def runs(device: Any) -> Any:
+        def runs(engine: Engine) -> T:
             try:
-                return run(device)
+                return run(engine)
             except BaseException:
                 self.ended = True
                 raise
 
-        def records(report: Any) -> bool:
+        def records(report: T) -> bool:
             if self.broken:
                 return False
             try:
@@ -130,7 +113,7 @@ class Decoding:
         reports: takes the report of each pass, then None at the end, or the failure.
     """
 
-    row: Callable[[int], Any]
+    row: Callable[[int], DecodeRow]
     token: int
     left: int
     ends: frozenset[int]
@@ -151,7 +134,7 @@ class EngineThread:
     def __init__(self) -> None:
         self.memory = MemoryReport()
         self._inbox: queue.SimpleQueue[_Job | Decoding | None] = queue.SimpleQueue()
-        self._device: Any = None
+        self._device: Engine | None = None
         self._failure: BaseException | None = None
         self._ended = trio.Event()
         self._open: set[_Job] = set()  # jobs that a task waits for
@@ -173,7 +156,7 @@ class EngineThread:
         """Run a job that needs no engine: loading one."""
         return await self._do(lambda _: make(), _identity, JobKind.CALL)
 
-    def install(self, device: Device) -> None:
+    def install(self, device: Engine) -> None:
         """Give the thread the engine that it serves."""
         self._device = device
 
@@ -190,7 +173,7 @@ class EngineThread:
         await self._do(drop, _identity, JobKind.CALL)
         return await self.load(measure)
 
-    async def call(self, run: Callable[[Any], T], record: Callable[[T], R]) -> R:
+    async def call(self, run: Callable[[Engine], T], record: Callable[[T], R]) -> R:
         """
         A short job between two passes.
 
@@ -202,7 +185,7 @@ class EngineThread:
 
     async def copy(
         self,
-        parts: Sequence[tuple[Callable[[Any], T], Callable[[T], object]]],
+        parts: Sequence[tuple[Callable[[Engine], T], Callable[[T], object]]],
         still_needed: Callable[[], bool],
     ) -> bool:
         """
@@ -246,12 +229,12 @@ class EngineThread:
             done.append(job.result.unwrap())
         return all(done)
 
-    async def prefill(self, run: Callable[[Any], T], record: Callable[[T], R]) -> R:
+    async def prefill(self, run: Callable[[Engine], T], record: Callable[[T], R]) -> R:
         """One prefill pass. Raises as ``call`` does."""
         return await self._do(run, record, JobKind.PREFILL)
 
     async def settle(
-        self, run: Callable[[Any], T], record: Callable[[T], R], still_needed: Callable[[], bool]
+        self, run: Callable[[Engine], T], record: Callable[[T], R], still_needed: Callable[[], bool]
     ) -> R | None:
         """
         A job for idle time, when nothing else waits; None if it was no longer needed when its turn
@@ -263,7 +246,7 @@ class EngineThread:
         return await self._do(run, record, JobKind.IDLE, still_needed)
 
     def decode(
-        self, row: Callable[[int], Any], *, token: int, left: int, ends: frozenset[int]
+        self, row: Callable[[int], DecodeRow], *, token: int, left: int, ends: frozenset[int]
     ) -> tuple[Decoding, trio.MemoryReceiveChannel[PassReport | BaseException | None]]:
         """
         Decode an answer until one of ``ends`` or ``left`` tokens are drawn.
@@ -299,7 +282,7 @@ class EngineThread:
 
     async def _do(
         self,
-        run: Callable[[Any], T],
+        run: Callable[[Engine], T],
         record: Callable[[T], R],
         kind: JobKind,
         still_needed: Callable[[], bool] = lambda: True,
@@ -418,9 +401,10 @@ class EngineThread:
             job.record = _identity
             job.result = outcome.Value(None)
         else:
-            job.result = outcome.capture(job.run, self._device)
-            held = self._device is not None
-            self.memory = self._device.memory() if held else MemoryReport()
+            # The engine is missing only for jobs of ``load``, which ignore it.
+            job.result = outcome.capture(job.run, cast("Engine", self._device))
+            engine = self._device  # the job may have loaded or dropped it
+            self.memory = engine.memory() if engine is not None else MemoryReport()
         token.run_sync_soon(self._finish, job)
 
     def _decode_pass(self, decoding: list[Decoding], token: trio.lowlevel.TrioToken) -> None:
@@ -428,26 +412,30 @@ class EngineThread:
         for one in [one for one in decoding if one.stopped or one.left <= 0]:
             decoding.remove(one)
             token.run_sync_soon(one.reports.send_nowait, None)
-        width = self._device.decode_rows
+        engine = self._device
+        assert engine is not None
+        width = engine.decode_rows
         in_pass, left = rows_in_turn(decoding, width)
         if not in_pass:
             return
-        rows = [one.row(one.token) for one in in_pass] + [None] * (width - len(in_pass))
+        rows: list[DecodeRow | None] = [one.row(one.token) for one in in_pass]
+        rows += [None] * (width - len(in_pass))
         try:
-            reports = self._device.decode(rows)
+            reports = engine.decode(rows)
         except Exception as error:
             # Any of the rows may be at fault, so none of them can go on.
             for one in in_pass:
                 decoding.remove(one)
                 token.run_sync_soon(one.reports.send_nowait, error)
             return
-        if self._device.grows:
-            self.memory = self._device.memory()
+        if engine.grows:
+            self.memory = engine.memory()
         for one, report in zip(in_pass, reports, strict=False):
             token.run_sync_soon(one.reports.send_nowait, report)
             if isinstance(report, Exception):  # of this row alone
                 decoding.remove(one)
                 continue
+            assert report is not None and report.drawn is not None
             drawn = report.drawn.token
             one.token = drawn
             one.left -= 1

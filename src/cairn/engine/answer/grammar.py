@@ -99,7 +99,7 @@ class Grammar:
     schemas: tuple[tuple[int | None, str], ...]
 
 
-class CannotHold(Exception):
+class CannotConstrain(Exception):
     """
     No answer can be held to this. The client's, or the model's family is not known so far.
 
@@ -126,11 +126,11 @@ def grammar_of(constraint: Constraint, form: AnswerForm) -> Grammar:
         form: by which the answer is taken apart, with all tools on offer.
 
     Raises:
-        CannotHold: there is none.
+        CannotConstrain: there is none.
     """
     markers = form.markers
     if markers.first is not None or markers.edges:
-        raise CannotHold("the grammar of this model's answers is not known here", "answer")
+        raise CannotConstrain("the grammar of this model's answers is not known here", "answer")
     rules: list[str] = []
     schemas: list[tuple[int | None, str]] = []
     bodies: list[str] = []
@@ -140,14 +140,14 @@ def grammar_of(constraint: Constraint, form: AnswerForm) -> Grammar:
     def schema_rule(name: str, place: int | None, schema: Mapping[str, Any], **ways: Any) -> None:
         multiples.update(_multiples(schema))
         if not _is_countable(multiples):
-            raise CannotHold(
+            raise CannotConstrain(
                 "the numbers that stand at multipleOf are too large together; their sum and their "
                 f"least common multiple may be {_MULTIPLES_MAX} at most, without decimal points",
                 "schema",
                 place,
             )
         if (optional := _optional(schema)[1]) > _OPTIONAL_MAX:
-            raise CannotHold(
+            raise CannotConstrain(
                 f"an object in it has {optional} properties that may be left out, with those of "
                 f"its alternatives; {_OPTIONAL_MAX} may be left out at most, so name others in "
                 "`required`",
@@ -177,12 +177,12 @@ def grammar_of(constraint: Constraint, form: AnswerForm) -> Grammar:
             parameters = _parameters(function, place)
             schema_rule(f"arguments_{place}", place, parameters, lenient=lenient, **_AS_TEMPLATES)
     if not bodies:
-        raise CannotHold("none of the tools that may be called is on offer", "calls")
+        raise CannotConstrain("none of the tools that may be called is on offer", "calls")
     lead, thoughts = _thoughts(form)
     start = f"start: {lead}({' | '.join(bodies)})"
     text = "\n".join([_HEAD, start, *thoughts, *rules]) + "\n"
     if len(text) > GRAMMAR_BYTES_MAX:
-        raise CannotHold(
+        raise CannotConstrain(
             f"its grammar has {len(text)} bytes, most of them of schemas; at most "
             f"{GRAMMAR_BYTES_MAX} are taken",
             "answer",
@@ -225,7 +225,7 @@ def _around(name: str, markers: Markers) -> tuple[str, str]:
     written = _FORMATS.get(markers.format or "")
     if written is None or markers.calling is None:
         known = ", ".join(sorted(_FORMATS))
-        raise CannotHold(
+        raise CannotConstrain(
             f"the grammar of this model's calls ({markers.format or 'no format'}) is not known "
             f"here; that of {known} is",
             "calls",
@@ -239,7 +239,7 @@ def _parameters(function: Mapping[str, Any], place: int) -> Mapping[str, Any]:
     if given is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(given, Mapping):
-        raise CannotHold("it is no object", "schema", place)
+        raise CannotConstrain("it is no object", "schema", place)
     return {**given, "type": "object"}
 
 

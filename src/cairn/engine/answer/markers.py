@@ -9,11 +9,13 @@ family may bring more of them: what stands in a state that is none of the three 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
 
-from cairn.engine.answer.tool_calls import Parser
+if TYPE_CHECKING:
+    from cairn.engine.answer.tool_calls import Parser
+    from cairn.engine.contract import ModelTokenizer
 
 SAYING, THINKING, CALLING = "normal", "reasoning", "tool"
 
@@ -116,7 +118,7 @@ class Markers:
 PLAIN = Markers()
 
 
-def markers_of(tokenizer: Any) -> Markers:
+def markers_of(tokenizer: ModelTokenizer) -> Markers:
     """
     The markers that mlx-lm's tokenizer wrapper knows of. Older versions know fewer kinds of them.
     """

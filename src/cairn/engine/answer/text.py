@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
+
+if TYPE_CHECKING:
+    from cairn.engine.contract import Detokenizer
 
 #: Stands in the place of a prompt that a text goes on from.
 _BEFORE = "."
@@ -43,7 +46,7 @@ class AnswerText:
     """Turns the tokens of one answer into text, in order."""
 
     def __init__(
-        self, detokenizer: Any, stop: Sequence[str] = (), *, goes_on: bool = False
+        self, detokenizer: Detokenizer, stop: Sequence[str] = (), *, goes_on: bool = False
     ) -> None:
         """
         Args:
@@ -76,7 +79,7 @@ class AnswerText:
         return self._released(0, last=True)
 
     def _released(self, tokens: int, *, last: bool) -> Piece:
-        text: str = self._detokenizer.text
+        text = self._detokenizer.text
         self._waiting += text[self._taken :]
         self._taken = len(text)
         self._tokens += tokens

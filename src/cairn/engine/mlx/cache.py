@@ -26,7 +26,7 @@ from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, RotatingKVCa
 
 from cairn.engine.growth import Growth
 from cairn.engine.mlx.state import StateCache, StateShape
-from cairn.engine.reports import EngineFault, Forgotten
+from cairn.engine.reports import CannotTrim, EngineFault
 from cairn.journal.checkpoints import STATES_A_SLAB
 from cairn.journal.events import Coverage
 from cairn.journal.windows import SinkWindow
@@ -189,11 +189,11 @@ class SinkCache(SlabCache):
         Cut the last tokens off.
 
         Raises:
-            Forgotten: what the next pass would attend to was let go. Nothing has changed.
+            CannotTrim: what the next pass would attend to was let go. Nothing has changed.
         """
         end = self.offset - n
         if end and not self._policy.reaches(self.start, end):
-            raise Forgotten(f"a slab that begins at {self.start} cannot be cut back to {end}")
+            raise CannotTrim(f"a slab that begins at {self.start} cannot be cut back to {end}")
         self.offset = end
         self.start = self.start if end else 0
         return n
@@ -328,10 +328,10 @@ class HeldSlab:
         Cut all layers back to ``[0, end)``.
 
         Raises:
-            Forgotten: what would be needed behind the end was let go. Nothing has changed.
+            CannotTrim: what would be needed behind the end was let go. Nothing has changed.
         """
         if not all(layer.can_be_cut_back(end) for layer in self.states):
-            raise Forgotten(f"no state of {end} tokens was kept")
+            raise CannotTrim(f"no state of {end} tokens was kept")
         for layer in self.attending:
             layer.trim(layer.offset - end)
         for layer in self.states:

@@ -1,13 +1,11 @@
 """
-The engine: passes of the model over slabs, and sealed blocks. Used by one thread alone.
+The engine that runs models with MLX: passes over slabs, and sealed blocks. For one thread alone.
 
 Rules of this module:
 
-1. Every method that changes a cache gives a report of what is there afterwards, *measured* from the
-   arrays and the layers' own counters, never copied from what was asked for.
-2. Nothing here decides. What to run, keep, share or evict comes from outside.
-3. A prefill or settling pass is one call of the model on the rows of the canonical schedule and no
-   others; a decode pass has W rows, whoever is in them.
+1. The rules of ``cairn.engine.contract``: reports are measured, and nothing here decides.
+2. A prefill or settling pass is one call of the model on the rows of the canonical schedule and no
+   others; a decode pass always has W rows, however many sessions decode.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from cairn.engine.contract import Engine
 from cairn.engine.growth import Growth
 from cairn.engine.machine.heap import give_back_free_memory
 from cairn.engine.mlx import blocks as mlx_blocks
@@ -33,19 +32,21 @@ from cairn.engine.mlx.blocks import BlockStore
 from cairn.engine.mlx.cache import HeldSlab, SlabPool
 from cairn.engine.mlx.model import LoadedModel
 from cairn.engine.mlx.rows import row_caches
-from cairn.engine.mlx.sampling import adjusted, draw, likeliest, log_probabilities, only
+from cairn.engine.mlx.sampling import adjusted, draw_token, likeliest, log_probabilities, only
 from cairn.engine.reports import (
     DecodeRow,
     Drawn,
+    DrawSpec,
     EngineFault,
     EvictReport,
     FileReport,
+    GrammarDeadEnd,
     LoadReport,
     MemoryReport,
     NotFinite,
-    NotHeld,
     PassReport,
     RejectReport,
+    RowReport,
     ScanReport,
     SealReport,
     ShareReport,
@@ -53,7 +54,6 @@ from cairn.engine.reports import (
     TrimReport,
     UnremovedReport,
     UnwrittenReport,
-    Wanted,
 )
 from cairn.engine.sampling import token_key
 from cairn.journal.checkpoints import Checkpoints
@@ -62,12 +62,12 @@ from cairn.journal.windows import SinkWindow
 _TAKES_NOTHING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-class MlxEngine:
+class MlxEngine(Engine):
     """
     A loaded model with its slabs and blocks.
 
     Attributes:
-        files: the block files, once ``open_files`` has looked for them.
+        files: the block files, after ``open_files``.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class MlxEngine:
         Cut a slab back to ``[0, end)``. The arrays keep the old rows behind the end.
 
         Raises:
-            Forgotten: what would be needed behind the end was let go.
+            CannotTrim: what would be needed behind the end was let go.
         """
         held = self.pool.get(slab)
         before = held.end
@@ -201,32 +201,32 @@ class MlxEngine:
         for cache in self.pool.get(slab).caches:
             cache.let_go(start)
 
-    def run_chunk(self, slab: int, ids: Sequence[int], wanted: Wanted | None) -> PassReport:
+    def run_chunk(self, slab: int, ids: Sequence[int], draw: DrawSpec | None) -> PassReport:
         """
         One prefill or settling pass. Adds KV for ``ids`` to the slab.
 
         Args:
             ids: 1 to C token ids.
-            wanted: what to draw from the last row, or None.
+            draw: what to draw from the last row, or None.
 
         Raises:
             EngineFault: the rows do not fit, or a log-probability is not finite, or caches that
                 grow have come to more than was set apart for them.
-            NotHeld: it cannot be told which tokens may be drawn. Then nothing was run.
+            GrammarDeadEnd: it cannot be told which tokens may be drawn. Then nothing was run.
         """
         began = time.perf_counter_ns()
         held = self.pool.get(slab)
-        allowed = _allowed(wanted) if wanted is not None else None
+        allowed = _allowed(draw) if draw is not None else None
         start = held.end
         tokens = mx.array(list(ids))
         logits = self._model(tokens[None], cache=held.caches)
         held.passed(len(ids))
         drawn = None
-        if wanted is None:
+        if draw is None:
             mx.eval(held.arrays())
         else:
             position = start + len(ids)
-            drawn = self._drawn(logits[0, -1], wanted, allowed, position, held.arrays())
+            drawn = self._drawn(logits[0, -1], draw, allowed, position, held.arrays())
         held.compact()
         held.stay_within()
         return PassReport(
@@ -259,9 +259,9 @@ class MlxEngine:
         for place, row in enumerate(rows):
             if row is not None:
                 try:
-                    allowed[place] = _allowed(row.wanted)
+                    allowed[place] = _allowed(row.draw)
                     held[place] = self._room_for_one(row.slab)
-                except (EngineFault, NotHeld) as fault:
+                except (EngineFault, GrammarDeadEnd) as fault:
                     reports[place] = fault
         if not any(held):
             return reports
@@ -278,7 +278,7 @@ class MlxEngine:
             if slab is not None:
                 slab.passed(1)
         pending = [
-            _pending(logits[place, -1], row.wanted, allowed[place], starts[place] + 1)
+            _pending(logits[place, -1], row.draw, allowed[place], starts[place] + 1)
             for place, row in enumerate(rows)
             if row is not None and held[place] is not None
         ]
@@ -292,7 +292,7 @@ class MlxEngine:
             if row is None or slab is None:
                 continue
             try:
-                drawn = _read(next(ready), row.wanted.top)
+                drawn = _read(next(ready), row.draw.top)
                 slab.stay_within()
             except EngineFault as fault:
                 reports[place] = fault
@@ -385,7 +385,7 @@ class MlxEngine:
         return report
 
     def spill(
-        self, key: str, span: tuple[int, int], digest_due: str, most_bytes: int
+        self, key: str, span: tuple[int, int], expected_digest: str, budget_bytes: int
     ) -> FileReport | UnwrittenReport | None:
         """
         Write a block to a file. None where there is nothing to do any more: it is not in memory, or
@@ -393,17 +393,17 @@ class MlxEngine:
 
         Args:
             span: the tokens that it covers.
-            digest_due: the digest that its KV must have.
-            most_bytes: what all files may take after it.
+            expected_digest: the digest that its KV must have.
+            budget_bytes: what all files may take after it.
         """
         if self.files is None or key in self.files or key not in self.blocks:
             return None
         block = self.blocks.get(key)
         try:
             digest = mlx_blocks.digest(block)
-            if digest != digest_due:
+            if digest != expected_digest:
                 return self._file_report(key, digest, 0)
-            size = self.files.write(key, block, digest, span, most_bytes)
+            size = self.files.write(key, block, digest, span, budget_bytes)
         except NoRoom:
             return None
         except (OSError, MemoryError, RuntimeError, ValueError, TypeError) as error:
@@ -417,7 +417,7 @@ class MlxEngine:
             )
         return self._file_report(key, digest, size)
 
-    def load(self, key: str, digest: str) -> LoadReport | RejectReport | None:
+    def load(self, key: str, expected_digest: str) -> LoadReport | RejectReport | None:
         """
         Read a block from its file into memory, where its KV has this digest. None where there is
         nothing to do any more: it is in memory, or has no file.
@@ -426,7 +426,7 @@ class MlxEngine:
             return None
         began = time.perf_counter_ns()
         try:
-            block, found = self.files.read(key, digest)
+            block, found = self.files.read(key, expected_digest)
         except Rejected as rejected:
             return rejected.report
         self.blocks.put(key, block)
@@ -475,40 +475,39 @@ class MlxEngine:
     def _drawn(
         self,
         logits: mx.array,
-        wanted: Wanted,
+        draw: DrawSpec,
         allowed: Allowed,
         position: int,
         arrays: list[mx.array],
     ) -> Drawn:
-        pending = _pending(logits, wanted, allowed, position)
+        pending = _pending(logits, draw, allowed, position)
         mx.eval(pending, arrays)
-        return _read(pending, wanted.top)
+        return _read(pending, draw.top)
 
 
-RowReport = PassReport | EngineFault | NotHeld | None
 Allowed = npt.NDArray[np.bool_] | None
 Pending = tuple[mx.array, mx.array, mx.array | None]
 """(token, its log-probability, all log-probabilities where they are asked for), not evaluated."""
 
 
-def _allowed(wanted: Wanted) -> Allowed:
+def _allowed(draw: DrawSpec) -> Allowed:
     """
     The tokens that may be drawn, where not all may. They follow from the tokens before, so they are
     known before the pass.
     """
-    return wanted.matcher.allowed(wanted.answer) if wanted.matcher is not None else None
+    return draw.matcher.allowed(draw.answer) if draw.matcher is not None else None
 
 
-def _pending(logits: mx.array, wanted: Wanted, allowed: Allowed, position: int) -> Pending:
+def _pending(logits: mx.array, draw: DrawSpec, allowed: Allowed, position: int) -> Pending:
     # What is reported is what the model says; penalties and grammars have a say in the choice
     # alone.
     logprobs = log_probabilities(logits)
     chosen_from = logprobs
-    if wanted.sampling.changes_logits or allowed is not None:
-        row = adjusted(logits, wanted) if wanted.sampling.changes_logits else logits
+    if draw.sampling.changes_logits or allowed is not None:
+        row = adjusted(logits, draw) if draw.sampling.changes_logits else logits
         chosen_from = log_probabilities(row if allowed is None else only(row, allowed))
-    token = draw(chosen_from, wanted.sampling, token_key(wanted.seed, wanted.choice, position))
-    return token, logprobs[token], logprobs if wanted.top else None
+    token = draw_token(chosen_from, draw.sampling, token_key(draw.seed, draw.choice, position))
+    return token, logprobs[token], logprobs if draw.top else None
 
 
 def _read(pending: Pending, top: int) -> Drawn:

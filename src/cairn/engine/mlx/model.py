@@ -19,6 +19,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from cairn.engine.contract import ModelTokenizer
 from cairn.engine.mlx import rows as mlx_rows
 from cairn.engine.mlx.cache import AnyShape, LayerShape, flat
 from cairn.engine.mlx.dtype import CannotWiden, own_dtypes
@@ -67,7 +68,7 @@ class LoadedModel:
     """
 
     model: Any
-    tokenizer: Any
+    tokenizer: ModelTokenizer
     directory: Path
     adapter: Path | None
     files: fingerprint.Seen

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.sample_utils import make_logits_processors
 
-from cairn.engine.reports import Wanted
+from cairn.engine.reports import DrawSpec
 from cairn.engine.sampling import COLDEST, Sampling
 
 
@@ -27,19 +27,19 @@ def log_probabilities(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits)
 
 
-def adjusted(logits: mx.array, wanted: Wanted) -> mx.array:
+def adjusted(logits: mx.array, draw: DrawSpec) -> mx.array:
     """
     The logits that a token is drawn from, in float32: those of the model with biases and penalties.
     They follow from the row and from the tokens before it, whatever else is in the pass.
 
     Args:
         logits: ``(vocabulary,)``; not changed.
-        wanted: with the tokens of prompt and answer.
+        draw: with the tokens of prompt and answer.
     """
-    sampling = wanted.sampling
+    sampling = draw.sampling
     row = logits.astype(mx.float32)[None]
-    answer = mx.array(wanted.answer, dtype=mx.uint32)
-    both = mx.array((*wanted.prompt, *wanted.answer), dtype=mx.uint32)
+    answer = mx.array(draw.answer, dtype=mx.uint32)
+    both = mx.array((*draw.prompt, *draw.answer), dtype=mx.uint32)
     # mlx-lm looks back 20 tokens, the field over everything: a window as long as what there is.
     over_both = make_logits_processors(
         logit_bias=dict(sampling.logit_bias),
@@ -74,7 +74,7 @@ def _unless(value: float, off: float) -> float | None:
     return None if value == off else value
 
 
-def draw(logprobs: mx.array, sampling: Sampling, key: int) -> mx.array:
+def draw_token(logprobs: mx.array, sampling: Sampling, key: int) -> mx.array:
     """
     Draw a token from one row.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 
 import attrs
@@ -23,13 +22,22 @@ from mlx_lm.models.cache import make_prompt_cache
 from cairn.engine.mlx import blocks as mlx_blocks
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import LoadedModel, cannot_run
-from cairn.engine.reports import DecodeRow, Drawn, EngineFault, NotHeld, PassReport, Wanted
+from cairn.engine.reports import (
+    DecodeRow,
+    Drawn,
+    DrawSpec,
+    EngineFault,
+    GrammarDeadEnd,
+    PassReport,
+    SelfTestFault,
+    SelfTestReport,
+)
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes, slab_capacity
 
 _STEPS = 3
 _TOP = 8
-_GREEDY = Wanted(sampling=Sampling(temperature=0.0), seed=0, top=_TOP)
+_GREEDY = DrawSpec(sampling=Sampling(temperature=0.0), seed=0, top=_TOP)
 
 TOLERANCE = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 8e-2}
 """
@@ -48,44 +56,7 @@ CHECKS = (
 """What is looked at, in order."""
 
 
-@attrs.frozen
-class Fault:
-    """
-    What was raised in the midst of a check. Its text alone: an exception would hold the engine.
-    """
-
-    text: str
-    traceback: str
-
-    @classmethod
-    def of(cls, error: Exception) -> Fault:
-        """What an exception tells."""
-        name, text = type(error).__name__, str(error)
-        return cls(f"{name}: {text}" if text else name, "".join(traceback.format_exception(error)))
-
-
-@attrs.frozen(kw_only=True)
-class SelfTest:
-    """
-    What was found. ``findings`` tells for each check whether it holds.
-
-    Attributes:
-        fault: what ended the last check that there is, which does not hold then.
-    """
-
-    findings: dict[str, bool]
-    error_max: float
-    duration_us: int
-    fault: Fault | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether all that the promises need holds."""
-        held = all(held for name, held in self.findings.items() if name != "naive_differs")
-        return held and self.fault is None
-
-
-def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> SelfTest:
+def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> SelfTestReport:
     """
     Measure the schedule on a loaded model. Leaves no slab and no block behind.
 
@@ -99,20 +70,20 @@ def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> 
             return _found(_Test(loaded, engine, block_tokens), findings, began)
         except Exception as error:  # whatever a model's code may raise; nothing may be reused then
             check = next(name for name in CHECKS if name not in findings)
-            return _ended({**findings, check: False}, Fault.of(error), began)
+            return _ended({**findings, check: False}, SelfTestFault.of(error), began)
     try:
         test = _Test(loaded, engine, block_tokens)
     except Exception as error:  # likewise
         if engine.decode_rows > 1:  # one row may do, on the caches as they are
-            return _ended({"rows_do_not_matter": False}, Fault.of(error), began)
+            return _ended({"rows_do_not_matter": False}, SelfTestFault.of(error), began)
         raise cannot_run(loaded, error) from error
     return _found(test, findings, began)
 
 
 def _ended(
-    findings: dict[str, bool], fault: Fault | None, began: int, error: float = 0.0
-) -> SelfTest:
-    return SelfTest(
+    findings: dict[str, bool], fault: SelfTestFault | None, began: int, error: float = 0.0
+) -> SelfTestReport:
+    return SelfTestReport(
         findings=findings,
         error_max=error,
         duration_us=(time.perf_counter_ns() - began) // 1000,
@@ -120,7 +91,7 @@ def _ended(
     )
 
 
-def _found(test: _Test, findings: dict[str, bool], began: int) -> SelfTest:
+def _found(test: _Test, findings: dict[str, bool], began: int) -> SelfTestReport:
     """All checks, one after the other; what each of them found is put into ``findings`` at once."""
     findings["warm_equals_cold"] = test.warm_equals_cold()
     findings["slab_size_does_not_matter"] = test.slab_size()
@@ -169,7 +140,7 @@ class _Test:
         self.capacity = slab_capacity(
             len(self.prompt) + 2 * _STEPS, block_tokens, loaded.context_tokens
         )
-        self.fault: Fault | None = None
+        self.fault: SelfTestFault | None = None
         self.cold = self._answer(self.prompt)
 
     def warm_equals_cold(self) -> bool:
@@ -201,7 +172,7 @@ class _Test:
             alone = self._answer(self.prompt, place=width - 1)
             among = self._answer(self.prompt, beside=True)
         except Exception as error:  # as above
-            self.fault = Fault.of(error)
+            self.fault = SelfTestFault.of(error)
             return False
         return self.cold == alone == among
 
@@ -273,13 +244,11 @@ class _Test:
             seats[place] = slab
             for _ in range(_STEPS):
                 rows = [
-                    None
-                    if seat is None
-                    else DecodeRow(slab=seat, token=feeds[seat], wanted=_GREEDY)
+                    None if seat is None else DecodeRow(slab=seat, token=feeds[seat], draw=_GREEDY)
                     for seat in seats
                 ]
                 for seat, report in zip(seats, engine.decode(rows), strict=True):
-                    if isinstance(report, (EngineFault, NotHeld)):
+                    if isinstance(report, (EngineFault, GrammarDeadEnd)):
                         raise report
                     if seat is not None and report is not None:
                         feeds[seat] = _drawn(report).token
@@ -304,7 +273,7 @@ class _Test:
         engine.seal(slab, "not kept", self.chunk, end, store=False)
         others = [*self.prompt[:end], *self.words[-self.chunk // 4 :]]
         token = _drawn(self._prefill(slab, others, end)).token
-        report = engine.decode([DecodeRow(slab=slab, token=token, wanted=_GREEDY)])[0]
+        report = engine.decode([DecodeRow(slab=slab, token=token, draw=_GREEDY)])[0]
         if not isinstance(report, PassReport):
             raise report or EngineFault("no report")
         engine.trim(slab, end)
@@ -313,8 +282,8 @@ class _Test:
     def _prefill(self, slab: int, prompt: Sequence[int], start: int) -> PassReport:
         report = None
         for begin, end in passes(start, len(prompt), self.chunk):
-            wanted = _GREEDY if end == len(prompt) else None
-            report = self.engine.run_chunk(slab, prompt[begin:end], wanted)
+            draw = _GREEDY if end == len(prompt) else None
+            report = self.engine.run_chunk(slab, prompt[begin:end], draw)
         assert report is not None
         return report
 

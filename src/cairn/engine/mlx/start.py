@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from cairn.engine.contract import StartedEngine
 from cairn.engine.machine.blas import loaded_blas
 from cairn.engine.machine.heap import give_back_free_memory
 from cairn.engine.machine.memory import (
@@ -27,7 +28,7 @@ from cairn.engine.mlx.dtype import Asked, settle_dtype
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.growth import measured_growth
 from cairn.engine.mlx.model import LoadedModel, ModelRefused, load_model
-from cairn.engine.mlx.selftest import SelfTest, run_self_test
+from cairn.engine.mlx.selftest import run_self_test
 from cairn.engine.mlx.state import StateShape
 from cairn.engine.model import fingerprint
 from cairn.engine.reports import ModelFacts
@@ -39,25 +40,11 @@ _TESTING = "self-test: same bits on this device? (once a fingerprint)"
 
 
 @attrs.frozen(kw_only=True)
-class Started:
-    """
-    An engine that is ready, and what was found on the way.
-
-    Attributes:
-        tested: what the self-test found; None where an earlier start has shown it already.
-        narrowed: the fingerprint and the self-test of more, where it did not hold: decode passes
-            have one row instead of several, or nothing is reused where states would have been.
-        held: the budgets of slabs and blocks beside the model.
-        tight: where the operator accepted that it may not fit in memory, the figures.
-    """
+class Started(StartedEngine):
+    """An MLX engine that is ready to serve a model, with the model itself."""
 
     engine: MlxEngine
     loaded: LoadedModel
-    facts: ModelFacts
-    tested: SelfTest | None
-    narrowed: tuple[str, SelfTest] | None
-    held: Budgets
-    tight: str | None
 
 
 def start_engine(
@@ -153,13 +140,13 @@ def start_engine(
     more = (held, context_tokens, remembered, progress)
     started = _with_rows(loaded, chunk, rows, kv_cache, policy, rule, *more)
     started = attrs.evolve(started, tight=tight)
-    if started.tested is None or started.tested.passed or (rows == 1 and loaded.is_simple):
+    if started.self_test is None or started.self_test.passed or (rows == 1 and loaded.is_simple):
         return started
     # Where a model or a device does not keep rows apart, W is 1 there, and the fingerprint says so.
     # Where one does not go on from a state with the same bits, nothing is reused.
     less = loaded if loaded.is_simple else loaded.kept_cold()
     single = _with_rows(less, chunk, 1, kv_cache, policy, None, *more)
-    narrowed = (started.facts.fingerprint, started.tested)
+    narrowed = (started.facts.fingerprint, started.self_test)
     return attrs.evolve(single, narrowed=narrowed, tight=tight)
 
 
@@ -285,9 +272,12 @@ def _with_rows(
         engine=engine,
         loaded=loaded,
         facts=facts,
-        tested=tested,
+        tokenizer=loaded.tokenizer,
+        directory=loaded.directory,
+        adapter=loaded.adapter,
+        self_test=tested,
         narrowed=None,
-        held=held,
+        budgets=held,
         tight=None,
     )
 

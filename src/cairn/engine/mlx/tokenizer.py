@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import mlx_lm.utils
+
+from cairn.engine.contract import ModelTokenizer
 
 
 def know_family(directory: str) -> None:
@@ -19,7 +20,7 @@ def know_family(directory: str) -> None:
     mlx_lm.utils._get_classes(mlx_lm.utils.load_config(Path(directory)))
 
 
-def load_tokenizer(directory: str) -> Any:
+def load_tokenizer(directory: str) -> ModelTokenizer:
     """
     The tokenizer in a model's directory. Computes nothing: on any thread, behind ``know_family``.
 
@@ -28,4 +29,5 @@ def load_tokenizer(directory: str) -> Any:
     """
     place = Path(directory)
     ends = mlx_lm.utils.load_config(place).get("eos_token_id")
-    return mlx_lm.utils.load_tokenizer(place, eos_token_ids=ends)
+    tokenizer: ModelTokenizer = mlx_lm.utils.load_tokenizer(place, eos_token_ids=ends)
+    return tokenizer

@@ -19,8 +19,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from cairn.engine.contract import Tokenizer
 from cairn.engine.prompt.cuts import Cuts, NotShown, cuts_of
-from cairn.engine.prompt.template import Tokenizer, encode
+from cairn.engine.prompt.template import encode
 from cairn.journal.token_ids import shared
 
 KEPT_BYTES: Final = 64 * 2**20

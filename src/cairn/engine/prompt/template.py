@@ -12,7 +12,7 @@ The tokenizer comes in from outside; nothing here knows MLX.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
@@ -22,6 +22,9 @@ from cairn.engine.json_text import fault_of
 from cairn.journal.events import NextRole
 from cairn.journal.keys import part_hash
 from cairn.journal.state import Part
+
+if TYPE_CHECKING:
+    from cairn.engine.contract import Tokenizer
 
 RENDERED = frozenset(
     {
@@ -107,19 +110,6 @@ class Conversation:
     loaded_tools: tuple[Mapping[str, Any], ...] = ()
     calls: bool = True
     template: Mapping[str, Any] = attrs.field(factory=dict)
-
-
-class Tokenizer(Protocol):
-    """What is needed of mlx-lm's tokenizer wrapper."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Text to token ids."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Token ids to text."""
-
-    def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> Any:
-        """A conversation to text."""
 
 
 class TemplateError(Exception):

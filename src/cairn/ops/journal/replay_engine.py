@@ -17,9 +17,9 @@ from typing import Any
 import attrs
 import click
 
-from cairn.engine.answer.grammar import CannotHold
+from cairn.engine.answer.grammar import CannotConstrain
+from cairn.engine.answer.grammar_matcher import compiler_for
 from cairn.engine.answer.markers import markers_of
-from cairn.engine.answer.matcher import compiler_for
 from cairn.engine.answer.text import AnswerText
 from cairn.engine.mlx.dtype import widened_on_record
 from cairn.engine.mlx.engine import MlxEngine
@@ -28,13 +28,13 @@ from cairn.engine.mlx.start import start_engine
 from cairn.engine.model.builtin import still_at
 from cairn.engine.reports import (
     DecodeRow,
+    DrawSpec,
     EngineFault,
+    GrammarDeadEnd,
     GrammarMatcher,
     ModelFacts,
-    NotHeld,
     PassReport,
     SealReport,
-    Wanted,
 )
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
@@ -167,7 +167,7 @@ def _rerun(part: _Part, model: str | None, adapter: str | None) -> _Again | int:
     for step in progress(part.steps, "passes", len(part.steps)):
         try:
             again.run(step)
-        except (_Differs, EngineFault, NotHeld) as difference:
+        except (_Differs, EngineFault, GrammarDeadEnd) as difference:
             event = step.recorded.event
             click.echo(f"differs at event {step.recorded.position} ({event.kind})")
             click.echo(f"  {difference}")
@@ -332,8 +332,8 @@ class _Matchers:
             return None
         if self._made is None or self._made[0] != ask.request:
             try:
-                self._made = ask.request, self._compiler.guide(ask.grammar)
-            except CannotHold as error:
+                self._made = ask.request, self._compiler.compile_text(ask.grammar)
+            except CannotConstrain as error:
                 raise _Differs("the grammar", "an answer", f"none: {error.fact}") from error
         return self._made[1]
 
@@ -384,9 +384,9 @@ class _Again:
                 self._decode(event, session)
             case ev.CacheExtended():
                 assert session is not None
-                wanted = self._wanted(session) if event.sampled else None
+                draw = self._draw_spec(session) if event.sampled else None
                 ids = _sequence(session)[event.start : event.end]
-                report = self._pass(ids, wanted)
+                report = self._pass(ids, draw)
                 _same_pass(event, report, report.drawn.token if report.drawn else None)
                 self._text.drawn(event.sampled)
             case ev.RequestReceived():
@@ -412,25 +412,25 @@ class _Again:
             self._engine.close_slab(self._slab)
         self._slab = None
 
-    def _pass(self, ids: Sequence[int], wanted: Wanted | None) -> PassReport:
+    def _pass(self, ids: Sequence[int], draw: DrawSpec | None) -> PassReport:
         self.passes += 1
-        self.tokens += wanted is not None
-        return self._engine.run_chunk(self._held, ids, wanted)
+        self.tokens += draw is not None
+        return self._engine.run_chunk(self._held, ids, draw)
 
     def _seal(self, start: int, end: int) -> SealReport:
         return self._engine.seal(self._held, "again", start, end, store=False)
 
-    def _wanted(self, session: Session, before: Sequence[int] = ()) -> Wanted:
+    def _draw_spec(self, session: Session, before: Sequence[int] = ()) -> DrawSpec:
         """What the request wants, once the tokens ``before`` are there."""
         assert session.request is not None
         ask, prompt = session.request.ask, session.request.prompt_ids
-        wanted = Wanted.first(
+        draw = DrawSpec.first(
             Sampling(**ask.sampling),
             seed=ask.seed,
             prompt_ids=prompt,
             matcher=self._matchers.matcher(ask),
         )
-        return wanted.after(*before[len(prompt) :])
+        return draw.after(*before[len(prompt) :])
 
     def _share(self, event: ev.BlocksRestored, session: Session) -> None:
         """The journal copied sealed blocks; here their tokens are run."""
@@ -448,14 +448,14 @@ class _Again:
 
     def _decode(self, event: ev.CacheExtended, session: Session) -> None:
         sequence = _sequence(session)
-        wanted = self._wanted(session, sequence[: event.start])
+        draw = self._draw_spec(session, sequence[: event.start])
         dummies = [None] * (self._engine.decode_rows - 1)
         fed = []
         for place, start in enumerate(range(event.start, event.end)):
             self.passes, self.tokens = self.passes + 1, self.tokens + 1
             fed.append(sequence[start])
-            wanted = wanted.after(sequence[start])
-            row = DecodeRow(slab=self._held, token=sequence[start], wanted=wanted)
+            draw = draw.after(sequence[start])
+            row = DecodeRow(slab=self._held, token=sequence[start], draw=draw)
             report = self._engine.decode([row, *dummies])[0]
             if not isinstance(report, PassReport):
                 raise report or EngineFault("no report")

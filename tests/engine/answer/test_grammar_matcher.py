@@ -17,11 +17,11 @@ from mlx_lm.utils import load_tokenizer
 from tokenizers import decoders
 
 from cairn.engine.answer import grammar as answer_grammar
-from cairn.engine.answer.grammar import CannotHold, Constraint, grammar_of
+from cairn.engine.answer.grammar import CannotConstrain, Constraint, grammar_of
+from cairn.engine.answer.grammar_matcher import GrammarCompiler, GrammarMatcher
 from cairn.engine.answer.markers import SAYING, THINKING, Markers, markers_of
-from cairn.engine.answer.matcher import GrammarCompiler, GrammarMatcher
 from cairn.engine.answer.parts import AnswerForm, AnswerParts, Called
-from cairn.engine.reports import NotHeld
+from cairn.engine.reports import GrammarDeadEnd
 from tests.support.tokenizers import KINDS, wrapped
 
 STONE: Mapping[str, Any] = {
@@ -66,7 +66,7 @@ class Model:
     markers: Markers
     ends: frozenset[int]
     tokens: int
-    guidance: GrammarCompiler
+    compiler: GrammarCompiler
 
     def form(self, **changes: Any) -> AnswerForm:
         """How its answers are taken apart."""
@@ -74,7 +74,7 @@ class Model:
 
     def matcher(self, constraint: Constraint, **form: Any) -> GrammarMatcher:
         """What an answer is held by."""
-        return self.guidance.matcher_of(grammar_of(constraint, self.form(**form)))
+        return self.compiler.compile(grammar_of(constraint, self.form(**form)))
 
     def walk(self, matcher: GrammarMatcher, seed: int, *, most: int = 600) -> list[int]:
         """Somebody who takes any token that may come, as long as there is one and it is no end."""
@@ -110,8 +110,8 @@ def model(model_directory: Path) -> Model:
     known = markers_of(tokenizer)
     ends = frozenset(tokenizer.encode("<|im_end|><|endoftext|>"))
     tokens = len(tokenizer.get_vocab()) + 8
-    guidance = GrammarCompiler(tokenizer, ends=ends, tokens=tokens, markers=known.texts)
-    return Model(tokenizer, known, ends, tokens, guidance)
+    compiler = GrammarCompiler(tokenizer, ends=ends, tokens=tokens, markers=known.texts)
+    return Model(tokenizer, known, ends, tokens, compiler)
 
 
 def is_stone(text: str) -> bool:
@@ -283,10 +283,10 @@ def test_no_token_without_a_text_is_ever_drawn(model: Model) -> None:
     # A marker is text like any other.
     assert found[model.tokenizer.encode("<think>")].all()
     # So is one that the tokenizer calls special, and the format has for a marker.
-    guidance = GrammarCompiler(
+    compiler = GrammarCompiler(
         model.tokenizer, ends=model.ends, tokens=model.tokens, markers=("<|im_start|>",)
     )
-    marked = guidance.matcher_of(grammar_of(Constraint(schema={"type": "string"}), AnswerForm()))
+    marked = compiler.compile(grammar_of(Constraint(schema={"type": "string"}), AnswerForm()))
     assert marked.allowed(model.tokenizer.encode('"a'))[turn].all()
 
 
@@ -454,7 +454,7 @@ def test_what_nothing_can_be_held_to(model: Model, name: str) -> None:
     It is refused before the answer begins, and it is said what is wrong and with which schema.
     """
     constraint, form, about, tool, fact = REFUSED[name]
-    with pytest.raises(CannotHold) as caught:
+    with pytest.raises(CannotConstrain) as caught:
         model.matcher(constraint, **form)
     assert (about, tool) == (caught.value.about, caught.value.tool)
     assert fact in caught.value.fact
@@ -506,7 +506,7 @@ def test_a_schema_that_is_not_strict_is_held_as_far_as_it_can_be(
     schema = {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}
     constraint = Constraint(schema=schema, strict=strict)
     if strict:
-        with pytest.raises(CannotHold):
+        with pytest.raises(CannotConstrain):
             model.matcher(constraint)
     else:
         assert model.follow(model.matcher(constraint), "[true, true]")
@@ -515,8 +515,8 @@ def test_a_schema_that_is_not_strict_is_held_as_far_as_it_can_be(
 
 def test_a_client_cannot_say_how_a_schema_is_read(model: Model) -> None:
     """The library's own settings in a schema are the server's to make."""
-    schema = {**STONE, "x-guidance": {"lenient": True, "item_separator": "!"}, "uniqueItems": True}
-    with pytest.raises(CannotHold):
+    schema = {**STONE, "x-compiler": {"lenient": True, "item_separator": "!"}, "uniqueItems": True}
+    with pytest.raises(CannotConstrain):
         model.matcher(Constraint(schema=schema, strict=True))
 
 
@@ -526,13 +526,13 @@ def test_an_answer_that_can_go_on_no_further(model: Model) -> None:
     no answer that ends in the midst of one.
     """
     brace = model.tokenizer.encode("}")[0]
-    guidance = GrammarCompiler(model.tokenizer, ends=(0,), tokens=brace, markers=())
+    compiler = GrammarCompiler(model.tokenizer, ends=(0,), tokens=brace, markers=())
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
-    matcher = guidance.matcher_of(grammar_of(Constraint(schema=schema), AnswerForm()))
+    matcher = compiler.compile(grammar_of(Constraint(schema=schema), AnswerForm()))
     opened = model.tokenizer.encode("{")
     assert matcher.allowed(())[opened].all()
     for _ in range(2):
-        with pytest.raises(NotHeld):
+        with pytest.raises(GrammarDeadEnd):
             matcher.allowed(opened)
     assert matcher.allowed(())[opened].all()
 
@@ -567,10 +567,10 @@ def test_tokenizers_of_several_kinds(kind: str, decoder: Any) -> None:
     tokenizer = wrapped(made)
     end = made.token_to_id("<|im_end|>" if kind != "like gpt2" else "<|endoftext|>")
     assert end is not None
-    guidance = GrammarCompiler(
+    compiler = GrammarCompiler(
         tokenizer, ends=(end,), tokens=made.get_vocab_size() + 3, markers=("<think>",)
     )
-    matcher = guidance.matcher_of(grammar_of(Constraint(schema={"enum": [357]}), AnswerForm()))
+    matcher = compiler.compile(grammar_of(Constraint(schema={"enum": [357]}), AnswerForm()))
     answer: list[int] = []
     while not (found := matcher.allowed(answer))[end]:
         answer.append(int(np.flatnonzero(found)[-1]))
@@ -581,8 +581,8 @@ def test_tokenizers_of_several_kinds(kind: str, decoder: Any) -> None:
 @pytest.mark.parametrize("kind", ["like mistral", "like t5", "like bert"])
 def test_a_tokenizer_that_cannot_be_read(kind: str) -> None:
     """Where it is not told what its tokens stand for, that is said."""
-    guidance = GrammarCompiler(wrapped(KINDS[kind]()), ends=(1,), tokens=200, markers=())
+    compiler = GrammarCompiler(wrapped(KINDS[kind]()), ends=(1,), tokens=200, markers=())
     grammar = grammar_of(Constraint(schema=STONE), AnswerForm())
-    with pytest.raises(CannotHold, match="tokens cannot be read") as caught:
-        guidance.matcher_of(grammar)
+    with pytest.raises(CannotConstrain, match="tokens cannot be read") as caught:
+        compiler.compile(grammar)
     assert "answer" == caught.value.about

@@ -1,0 +1,344 @@
+"""
+The contract between the server and an engine, and what the server needs of a model's tokenizer.
+
+Rules for every engine:
+
+1. One thread alone calls it. Calls never overlap.
+2. A report is *measured* after the change (from the arrays, from the layers' own counters) and
+   never copied from the arguments: the journal's invariants compare reports with what was asked.
+3. It decides nothing. What to run, keep, copy or evict comes from the caller.
+
+Units: positions and sizes of sequences are tokens, half-open ranges are ``[start, end)``, sizes are
+bytes, durations microseconds. A slab is named by the number that ``open_slab`` reports; numbers are
+never used twice. A block is named by its key (``cairn.journal.keys``).
+
+``engine.mlx.engine.MlxEngine`` runs models; ``tests.support.fake_engine.FakeEngine`` runs none.
+``tests/engine/test_contract.py`` holds both to what is written here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cairn.engine.machine.memory import Budgets
+    from cairn.engine.reports import (
+        DecodeRow,
+        DrawSpec,
+        EvictReport,
+        FileReport,
+        LoadReport,
+        MemoryReport,
+        ModelFacts,
+        PassReport,
+        RejectReport,
+        RowReport,
+        ScanReport,
+        SealReport,
+        SelfTestReport,
+        ShareReport,
+        SlabReport,
+        TrimReport,
+        UnremovedReport,
+        UnwrittenReport,
+    )
+
+
+class Engine(Protocol):
+    """A loaded model with its slabs (KV of sessions) and sealed blocks (the prefix cache)."""
+
+    @property
+    @abstractmethod
+    def decode_rows(self) -> int:
+        """W, the number of rows of every decode pass."""
+
+    @property
+    @abstractmethod
+    def grows(self) -> bool:
+        """Whether slabs grow with the tokens in them, so that decode passes change ``memory()``."""
+
+    @abstractmethod
+    def memory(self) -> MemoryReport:
+        """What is held now. Modifies nothing."""
+
+    @abstractmethod
+    def give_back_memory(self) -> None:
+        """Return freed memory to the operating system. Modifies no slab and no block."""
+
+    # --- slabs --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open_slab(self, capacity_tokens: int) -> SlabReport:
+        """Allocate an empty slab for at most ``capacity_tokens`` tokens."""
+
+    @abstractmethod
+    def close_slab(self, slab: int) -> SlabReport:
+        """
+        Release a slab.
+
+        Raises:
+            EngineFault: it is not open.
+        """
+
+    @abstractmethod
+    def held_tokens(self, slab: int) -> int:
+        """
+        The position after the last token that a slab holds. Modifies nothing.
+
+        Raises:
+            EngineFault: the slab is not open.
+        """
+
+    @abstractmethod
+    def trim(self, slab: int, end: int) -> TrimReport:
+        """
+        Cut a slab back to ``[0, end)``.
+
+        Raises:
+            CannotTrim: KV or a state that ``end`` needs is gone. The slab is as it was.
+            EngineFault: the slab is not open.
+        """
+
+    # --- passes -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def run_chunk(self, slab: int, ids: Sequence[int], draw: DrawSpec | None) -> PassReport:
+        """
+        Run one prefill or settling pass: add the KV of ``ids`` at the end of a slab.
+
+        Args:
+            ids: 1 to C token ids.
+            draw: how to draw a token from the last row; None to draw none.
+
+        Raises:
+            GrammarDeadEnd: the grammar allows no token. Nothing was run.
+            EngineFault: the slab is not open or has no room, or a log-probability is not finite
+                (``NotFinite``). The slab may hold the KV of ``ids`` then.
+        """
+
+    @abstractmethod
+    def decode(self, rows: Sequence[DecodeRow | None]) -> Sequence[RowReport]:
+        """
+        Run one decode pass: add one token's KV to the slab of each row, and draw its next token.
+
+        A row that fails (slab not open or full, no token allowed, log-probability not finite) gets
+        the exception as its report; the other rows are not affected.
+
+        Args:
+            rows: exactly ``decode_rows``; None for a row without a session.
+
+        Returns:
+            A report for each row, in order; None for a row without a session.
+
+        Raises:
+            EngineFault: the number of rows is not ``decode_rows``. Nothing was run.
+        """
+
+    # --- blocks in memory ---------------------------------------------------------------------
+
+    @abstractmethod
+    def seal(self, slab: int, key: str, start: int, end: int, *, store: bool) -> SealReport:
+        """
+        Copy the KV of ``[start, end)`` into a sealed block and hash it. Does not modify what the
+        slab holds.
+
+        Args:
+            store: whether to keep the block in memory under ``key``; otherwise it is only hashed.
+                A block that is there already stays as it is.
+
+        Raises:
+            EngineFault: the slab is not open.
+        """
+
+    @abstractmethod
+    def share(
+        self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
+    ) -> ShareReport:
+        """
+        Copy sealed blocks into a slab, in order, and report the digests of the copies.
+
+        Args:
+            start: the position of the first block; it is where the slab ends.
+            places: the position of each block, where there are gaps between them (``sink_window``).
+
+        Raises:
+            EngineFault: the slab is not open or ends elsewhere, or a block is not in memory. The
+                slab is as it was.
+        """
+
+    @abstractmethod
+    def digest_of(self, key: str) -> str:
+        """The digest of a block's KV in memory now; empty if it is not there. Modifies nothing."""
+
+    @abstractmethod
+    def evict(self, key: str) -> EvictReport:
+        """
+        Drop a block from memory. Its file stays.
+
+        Raises:
+            EngineFault: it is not in memory.
+        """
+
+    # --- block files --------------------------------------------------------------------------
+
+    @abstractmethod
+    def open_files(
+        self,
+        folder: Path,
+        fingerprint: str,
+        on_record: Mapping[str, int],
+        *,
+        run: str,
+        earlier: Collection[str] = (),
+        known: Collection[str] = (),
+        keep_aside: bool = True,
+    ) -> ScanReport:
+        """
+        Scan the block files of earlier runs. Only afterwards do the methods below do anything.
+        Removes files that earlier runs left unfinished.
+
+        Args:
+            on_record: the key of each file that the journal knows of, with its size.
+            run: the id of this run of the server.
+            earlier: the ids of earlier runs on this journal.
+            known: the keys of all blocks that the journal knows of.
+            keep_aside: whether damaged files that were set aside stay.
+        """
+
+    @abstractmethod
+    def spill(
+        self, key: str, span: tuple[int, int], expected_digest: str, budget_bytes: int
+    ) -> FileReport | UnwrittenReport | None:
+        """
+        Write a block in memory to a file. A block whose digest is not ``expected_digest`` is not
+        written; the report then has the digest that it has, and 0 bytes.
+
+        Args:
+            span: the range of tokens that the block covers.
+            budget_bytes: the most that all files may take afterwards.
+
+        Returns:
+            None if there is nothing to write (not in memory, or it has a file) or it would exceed
+            the budget.
+        """
+
+    @abstractmethod
+    def load(self, key: str, expected_digest: str) -> LoadReport | RejectReport | None:
+        """
+        Read a block from its file into memory. A file that is not what was written is rejected:
+        removed or set aside, and no longer counted.
+
+        Returns:
+            None if the block is in memory already or has no file.
+        """
+
+    @abstractmethod
+    def drop_file(self, key: str) -> FileReport | UnremovedReport | None:
+        """
+        Remove the file of a block.
+
+        Returns:
+            None if it has none.
+        """
+
+
+class Detokenizer(Protocol):
+    """A streaming detokenizer: token ids in, text out. ``copy.copy`` makes an independent one."""
+
+    text: str
+
+    def reset(self) -> None:
+        """Begin another text."""
+
+    def add_token(self, token: int) -> None:
+        """Take the next token. ``text`` may lag behind until a character is complete."""
+
+    def finalize(self) -> None:
+        """End the text: incomplete characters are given out."""
+
+
+class Tokenizer(Protocol):
+    """What rendering and encoding a prompt needs of a tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Text to token ids."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Token ids to text."""
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **kwargs: Any) -> Any:
+        """
+        A conversation to text.
+
+        Raises:
+            Exception: the template is the model's own code, so anything may come out of it.
+        """
+
+
+class ModelTokenizer(Tokenizer, Protocol):
+    """
+    What a server needs of a model's tokenizer: mlx-lm's ``TokenizerWrapper`` has it.
+
+    Attributes:
+        has_thinking, has_tool_calling: whether the model's format has thoughts, and calls.
+        think_start, think_end: the markers around thoughts. To be read with ``has_thinking`` only.
+        tool_call_start, tool_call_end: the markers around a call; the second is empty if a call
+            ends with the answer. To be read with ``has_tool_calling`` only.
+        tool_parser: reads the text of a call, given the tools; None without calls.
+    """
+
+    @property
+    def has_thinking(self) -> bool: ...
+
+    @property
+    def think_start(self) -> str: ...
+
+    @property
+    def think_end(self) -> str: ...
+
+    @property
+    def has_tool_calling(self) -> bool: ...
+
+    @property
+    def tool_call_start(self) -> str: ...
+
+    @property
+    def tool_call_end(self) -> str: ...
+
+    @property
+    def tool_parser(self) -> Callable[[str, Any], Any] | None: ...
+
+    @property
+    def detokenizer(self) -> Detokenizer:
+        """A new streaming detokenizer."""
+
+
+@attrs.frozen(kw_only=True)
+class StartedEngine:
+    """
+    An engine that is ready to serve a model, and what its start found out.
+
+    Attributes:
+        directory: the model's; ``adapter`` is the directory of an adapter over it.
+        self_test: what the self-test found; None if an earlier start has shown it already.
+        narrowed: the fingerprint and the self-test of a fuller setting that failed: decode passes
+            have one row instead of several, or nothing is reused. None if nothing failed.
+        budgets: of slabs and blocks, in bytes.
+        tight: the figures, if the operator accepted a model that may not fit in memory; else None.
+    """
+
+    engine: Engine
+    facts: ModelFacts
+    tokenizer: ModelTokenizer = attrs.field(repr=False)
+    directory: Path
+    adapter: Path | None
+    self_test: SelfTestReport | None
+    narrowed: tuple[str, SelfTestReport] | None
+    budgets: Budgets
+    tight: str | None

@@ -1,0 +1,427 @@
+"""
+The engine contract, held by both of its implementations: the one that runs models and the fake.
+
+What is particular to one of them (bits, files on disk) has tests of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from cairn.engine.contract import Engine
+from cairn.engine.mlx.engine import MlxEngine
+from cairn.engine.mlx.model import load_model
+from cairn.engine.reports import (
+    DecodeRow,
+    DrawSpec,
+    EngineFault,
+    FileReport,
+    GrammarDeadEnd,
+    LoadReport,
+    MemoryReport,
+    PassReport,
+    RejectReport,
+    UnwrittenReport,
+)
+from cairn.engine.sampling import Sampling
+from cairn.journal.events import Coverage
+from tests.support.fake_engine import FakeEngine
+
+CHUNK = 16
+IDS = tuple(5 * place % 97 + 3 for place in range(3 * CHUNK))
+GREEDY = DrawSpec(sampling=Sampling(temperature=0.0), seed=0)
+PLENTY = 1 << 40
+ENGINES: dict[str, type[Engine]] = {"mlx": MlxEngine, "fake": FakeEngine}
+
+
+@pytest.fixture(scope="module")
+def mlx_engine(model_directory: Path) -> Callable[[], MlxEngine]:
+    """Makes engines over the random model."""
+    loaded = load_model(str(model_directory))
+    return lambda: MlxEngine(loaded, decode_rows=4)
+
+
+@pytest.fixture(params=list(ENGINES))
+def engine(request: pytest.FixtureRequest, mlx_engine: Callable[[], MlxEngine]) -> Engine:
+    """An engine with nothing in it."""
+    return mlx_engine() if request.param == "mlx" else FakeEngine()
+
+
+@pytest.fixture
+def filed(engine: Engine, tmp_path: Path) -> Engine:
+    """An engine that may write files, with one block in memory: "first"."""
+    seal(engine, "first")
+    engine.open_files(tmp_path, "f" * 16, {}, run="run-1")
+    return engine
+
+
+class Allowing:
+    """Allows some tokens and no others; none at all is a dead end."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = list(tokens)
+        self.asked: list[tuple[int, ...]] = []
+
+    def allowed(self, answer: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """A mask as long as the random model's vocabulary."""
+        self.asked.append(tuple(answer))
+        if not self.tokens:
+            raise GrammarDeadEnd("no token can come next")
+        mask = np.zeros(2048, dtype=np.bool_)
+        mask[self.tokens] = True
+        return mask
+
+
+def open_with(engine: Engine, ids: Sequence[int] = IDS[:CHUNK]) -> int:
+    """A slab that holds these tokens."""
+    slab = engine.open_slab(512).slab
+    for start in range(0, len(ids), CHUNK):
+        engine.run_chunk(slab, ids[start : start + CHUNK], None)
+    return slab
+
+
+def seal(engine: Engine, *keys: str) -> tuple[str, ...]:
+    """A block for each key, of the first chunks; their digests."""
+    slab = open_with(engine, IDS[: len(keys) * CHUNK])
+    found = [
+        engine.seal(slab, key, place * CHUNK, (place + 1) * CHUNK, store=True).digest
+        for place, key in enumerate(keys)
+    ]
+    engine.close_slab(slab)
+    return tuple(found)
+
+
+def held(coverage: Coverage) -> set[tuple[int, int]]:
+    """What the layers hold, by a coverage."""
+    return {(start, end) for _, start, end in coverage}
+
+
+def row(slab: int, token: int = 7, draw: DrawSpec = GREEDY) -> DecodeRow:
+    """A row of a decode pass."""
+    return DecodeRow(slab=slab, token=token, draw=draw)
+
+
+def decode(engine: Engine, *rows: DecodeRow | None) -> Sequence[Any]:
+    """The reports of a pass with these rows in front."""
+    return engine.decode([*rows, *[None] * (engine.decode_rows - len(rows))])
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_it_declares_and_implements_the_whole_contract(name: str) -> None:
+    """With the names and the defaults of the contract, so that a call fits either."""
+    made = ENGINES[name]
+    methods = {
+        method: inspect.signature(function)
+        for method, function in inspect.getmembers(Engine, inspect.isfunction)
+        if not method.startswith("_")
+    }
+
+    assert Engine in made.__mro__
+    assert not inspect.isabstract(made)
+    assert 16 == len(methods)
+    for method, contract in methods.items():
+        given = inspect.signature(getattr(made, method)).parameters
+        wanted = [(one.name, one.kind, one.default) for one in contract.parameters.values()]
+        found = [(one.name, one.kind, one.default) for one in given.values()]
+        assert wanted == found[: len(wanted)], method
+        assert all(default is not inspect.Parameter.empty for *_, default in found[len(wanted) :])
+
+
+# --- slabs ---------------------------------------------------------------------------------------
+
+
+def test_slabs_are_opened_and_closed(engine: Engine) -> None:
+    """Each has a number of its own, and reports tell what is held after it."""
+    first, second = engine.open_slab(512), engine.open_slab(1024)
+    assert first.slab != second.slab
+    assert (512, 1) == (first.capacity_tokens, first.pool_slabs)
+    assert (1024, 2) == (second.capacity_tokens, second.pool_slabs)
+    assert first.bytes + second.bytes == second.pool_bytes == engine.memory().slab_bytes
+    assert 2 * first.bytes == second.bytes
+
+    closed = engine.close_slab(first.slab)
+    assert (first.slab, 512, first.bytes) == (closed.slab, closed.capacity_tokens, closed.bytes)
+    assert (1, second.bytes) == (closed.pool_slabs, closed.pool_bytes)
+    assert engine.open_slab(512).slab not in (first.slab, second.slab)
+
+
+def test_memory_is_measured_and_given_back(engine: Engine) -> None:
+    """What was closed and evicted is not counted; what is held stays."""
+    slab = open_with(engine)
+    sealed = engine.seal(slab, "one", 0, CHUNK, store=True)
+    before = engine.memory()
+    assert isinstance(before, MemoryReport)
+    assert sealed.bytes == before.block_bytes
+
+    engine.give_back_memory()
+    assert before.slab_bytes == engine.memory().slab_bytes
+    assert before.block_bytes == engine.memory().block_bytes
+    engine.close_slab(slab)
+    engine.evict("one")
+    assert (0, 0) == (engine.memory().slab_bytes, engine.memory().block_bytes)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda engine: engine.close_slab(9),
+        lambda engine: engine.held_tokens(9),
+        lambda engine: engine.trim(9, 0),
+        lambda engine: engine.run_chunk(9, [1], None),
+        lambda engine: engine.seal(9, "one", 0, CHUNK, store=False),
+        lambda engine: engine.share(9, [], 0),
+    ],
+    ids=["close", "held", "trim", "run", "seal", "share"],
+)
+def test_a_slab_that_is_not_open(engine: Engine, call: Callable[[Engine], object]) -> None:
+    """Whatever is asked of it, it is a fault."""
+    with pytest.raises(EngineFault):
+        call(engine)
+
+
+def test_a_slab_is_cut_back(engine: Engine) -> None:
+    """The report has what it held, and what is left."""
+    slab = open_with(engine, IDS)
+    report = engine.trim(slab, CHUNK)
+    assert len(IDS) == report.cached_tokens
+    assert {(0, CHUNK)} == held(report.coverage)
+    assert CHUNK == engine.held_tokens(slab)
+
+
+# --- passes --------------------------------------------------------------------------------------
+
+
+def test_a_prefill_pass_adds_its_tokens(engine: Engine) -> None:
+    """The report has the tokens that ran and where they are, and draws only when told to."""
+    slab = engine.open_slab(512).slab
+    first = engine.run_chunk(slab, IDS[:CHUNK], None)
+    last = engine.run_chunk(slab, IDS[CHUNK : CHUNK + 3], GREEDY)
+
+    assert (0, CHUNK, IDS[:CHUNK], None) == (first.start, first.end, first.ran, first.drawn)
+    assert {(0, CHUNK)} == held(first.coverage)
+    assert (CHUNK, CHUNK + 3, IDS[CHUNK : CHUNK + 3]) == (last.start, last.end, last.ran)
+    assert {(0, CHUNK + 3)} == held(last.coverage)
+    assert last.drawn is not None
+    assert last.drawn.logprob <= 0
+    assert CHUNK + 3 == engine.held_tokens(slab)
+
+
+def test_a_prefill_pass_that_does_not_fit(engine: Engine) -> None:
+    """A slab is never run over."""
+    slab = engine.open_slab(CHUNK).slab
+    engine.run_chunk(slab, IDS[:CHUNK], None)
+    with pytest.raises(EngineFault):
+        engine.run_chunk(slab, IDS[:1], None)
+
+
+def test_a_dead_end_in_prefill_runs_nothing(engine: Engine) -> None:
+    """The grammar is asked before the pass."""
+    slab = open_with(engine)
+    with pytest.raises(GrammarDeadEnd):
+        engine.run_chunk(slab, IDS[:3], DrawSpec(sampling=Sampling(), seed=0, matcher=Allowing()))
+    assert CHUNK == engine.held_tokens(slab)
+
+
+def test_a_decode_pass_adds_a_token_to_each_row(engine: Engine) -> None:
+    """Reports are in the order of rows, with None for a row that is not used."""
+    first, second = open_with(engine), open_with(engine, IDS)
+    reports = decode(engine, row(first, 5), None, row(second, 6))
+
+    assert engine.decode_rows == len(reports)
+    one, empty, other = reports[:3]
+    assert empty is None is reports[3]
+    assert (CHUNK, CHUNK + 1, (5,)) == (one.start, one.end, one.ran)
+    assert (len(IDS), len(IDS) + 1, (6,)) == (other.start, other.end, other.ran)
+    assert {(0, CHUNK + 1)} == held(one.coverage)
+    assert one.drawn is not None is not other.drawn
+    assert (CHUNK + 1, len(IDS) + 1) == (engine.held_tokens(first), engine.held_tokens(second))
+
+
+def test_the_grammar_is_asked_with_the_answer_so_far(engine: Engine) -> None:
+    """With the tokens before the one that is drawn, in prefill and decode passes."""
+    slab, matcher = open_with(engine), Allowing(ord("a"))
+    draw = DrawSpec(sampling=Sampling(), seed=0, matcher=matcher)
+    engine.run_chunk(slab, IDS[:3], draw)
+    decode(engine, row(slab, ord("a"), draw.after(ord("a"))))
+    assert [(), (ord("a"),)] == matcher.asked
+
+
+def test_a_row_that_fails_leaves_the_others_alone(engine: Engine) -> None:
+    """Its report is the fault; its slab, where it has one, is as it was."""
+    full = engine.open_slab(CHUNK).slab
+    engine.run_chunk(full, IDS[:CHUNK], None)
+    stuck, fine = open_with(engine), open_with(engine)
+    dead_end = DrawSpec(sampling=Sampling(), seed=0, matcher=Allowing())
+    reports = decode(engine, row(full), row(9), row(stuck, draw=dead_end), row(fine))
+
+    assert [EngineFault, EngineFault, GrammarDeadEnd, PassReport] == [type(one) for one in reports]
+    assert [CHUNK, CHUNK, CHUNK + 1] == [engine.held_tokens(one) for one in (full, stuck, fine)]
+
+
+def test_a_decode_pass_of_another_width(engine: Engine) -> None:
+    """All rows are always there."""
+    slab = open_with(engine)
+    with pytest.raises(EngineFault):
+        engine.decode([row(slab)] * (engine.decode_rows - 1))
+    assert CHUNK == engine.held_tokens(slab)
+
+
+def test_the_memory_of_decode_passes(engine: Engine) -> None:
+    """Slabs that do not grow take as much before a pass as after it."""
+    slab = open_with(engine)
+    before = engine.memory().slab_bytes
+    decode(engine, row(slab))
+    assert engine.grows is (engine.memory().slab_bytes != before) is False
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+def test_blocks_are_sealed(engine: Engine) -> None:
+    """The slab stays as it is; what is only hashed is not kept."""
+    slab = open_with(engine, IDS)
+    hashed = engine.seal(slab, "first", 0, CHUNK, store=False)
+    assert (False, 0, 0) == (hashed.stored, hashed.memory_blocks, hashed.memory_bytes)
+    assert "" == engine.digest_of("first")
+
+    first = engine.seal(slab, "first", 0, CHUNK, store=True)
+    second = engine.seal(slab, "second", CHUNK, 2 * CHUNK, store=True)
+    assert hashed.digest == first.digest == engine.digest_of("first")
+    assert first.digest != second.digest
+    assert (True, 2, first.bytes + second.bytes) == (
+        second.stored,
+        second.memory_blocks,
+        second.memory_bytes,
+    )
+    assert len(IDS) == engine.held_tokens(slab)
+
+
+def test_a_block_that_is_there_stays(engine: Engine) -> None:
+    """Sealed again under its key, by a slab with other tokens."""
+    (digest,) = seal(engine, "first")
+    slab = open_with(engine, IDS[CHUNK : 2 * CHUNK])
+    report = engine.seal(slab, "first", 0, CHUNK, store=True)
+    assert digest != report.digest
+    assert digest == engine.digest_of("first")
+    assert 1 == report.memory_blocks
+
+
+def test_blocks_are_copied_into_a_slab(engine: Engine) -> None:
+    """One call or several: the copies have the digests of the blocks, and passes go on there."""
+    digests = seal(engine, "first", "second", "third")
+    slab = engine.open_slab(512).slab
+    one = engine.share(slab, ["first"], 0)
+    more = engine.share(slab, ["second", "third"], CHUNK)
+
+    assert digests == (*one.digests, *more.digests)
+    assert {(0, 3 * CHUNK)} == held(more.coverage)
+    assert 3 * CHUNK == engine.held_tokens(slab)
+    assert 3 * CHUNK == engine.run_chunk(slab, IDS[:3], GREEDY).start
+
+
+@pytest.mark.parametrize(("keys", "start"), [(["first", "gone"], 0), (["first"], CHUNK)])
+def test_blocks_that_cannot_be_copied(engine: Engine, keys: list[str], start: int) -> None:
+    """One that is not there, or for another place than where the slab ends: nothing is copied."""
+    seal(engine, "first")
+    slab = engine.open_slab(512).slab
+    with pytest.raises(EngineFault):
+        engine.share(slab, keys, start)
+    assert 0 == engine.held_tokens(slab)
+
+
+def test_blocks_are_evicted(engine: Engine) -> None:
+    """The report has what is left; a block that is not there is a fault."""
+    seal(engine, "first", "second")
+    size = engine.memory().block_bytes
+    report = engine.evict("first")
+    assert ("first", size - report.bytes, 1) == (
+        report.key,
+        report.memory_bytes,
+        report.memory_blocks,
+    )
+    assert "" == engine.digest_of("first")
+    with pytest.raises(EngineFault):
+        engine.evict("first")
+
+
+# --- block files ---------------------------------------------------------------------------------
+
+
+def test_without_files_nothing_is_written_or_read(engine: Engine) -> None:
+    """Before a folder was opened."""
+    (digest,) = seal(engine, "first")
+    assert engine.spill("first", (0, CHUNK), digest, PLENTY) is None
+    assert engine.load("first", digest) is None
+    assert engine.drop_file("first") is None
+
+
+def test_a_scan_reports_files_that_are_missing(engine: Engine, tmp_path: Path) -> None:
+    """On record, and not there."""
+    report = engine.open_files(tmp_path, "f" * 16, {"gone": 100}, run="run-2", earlier=["run-1"])
+    assert [("gone", "missing")] == [(one.key, one.reason) for one in report.rejected]
+    assert (0, 0) == (report.disk_blocks, report.disk_bytes)
+
+
+def test_a_block_is_written_and_read_again(filed: Engine) -> None:
+    """Once: what is there already is not written, nor read."""
+    digest = filed.digest_of("first")
+    written = filed.spill("first", (0, CHUNK), digest, PLENTY)
+    assert isinstance(written, FileReport)
+    assert ("first", digest, 1) == (written.key, written.digest, written.disk_blocks)
+    assert 0 < written.bytes == written.disk_bytes
+    assert filed.spill("first", (0, CHUNK), digest, PLENTY) is None
+    assert filed.load("first", digest) is None
+
+    filed.evict("first")
+    assert filed.spill("first", (0, CHUNK), digest, PLENTY) is None
+    read = filed.load("first", digest)
+    assert isinstance(read, LoadReport)
+    assert ("first", digest, 1) == (read.key, read.digest, read.memory_blocks)
+    assert read.bytes == read.memory_bytes == filed.memory().block_bytes
+    assert digest == filed.digest_of("first")
+
+
+def test_a_block_of_another_digest_is_not_written(filed: Engine) -> None:
+    """The report has the digest that was found."""
+    report = filed.spill("first", (0, CHUNK), "another", PLENTY)
+    assert isinstance(report, FileReport)
+    assert (filed.digest_of("first"), 0, 0) == (report.digest, report.bytes, report.disk_blocks)
+    assert not isinstance(report, UnwrittenReport)
+
+
+def test_a_block_that_exceeds_the_budget_is_not_written(filed: Engine) -> None:
+    """Nothing was to be done, then or later."""
+    digest = filed.digest_of("first")
+    assert filed.spill("first", (0, CHUNK), digest, 1) is None
+    assert filed.drop_file("first") is None
+
+
+def test_a_file_of_another_digest_is_rejected(filed: Engine) -> None:
+    """It is no longer counted."""
+    digest = filed.digest_of("first")
+    filed.spill("first", (0, CHUNK), digest, PLENTY)
+    filed.evict("first")
+    report = filed.load("first", "another")
+    assert isinstance(report, RejectReport)
+    assert "first" == report.key
+    assert filed.load("first", digest) is None
+
+
+def test_a_file_is_removed(filed: Engine) -> None:
+    """The block in memory stays."""
+    digest = filed.digest_of("first")
+    written = filed.spill("first", (0, CHUNK), digest, PLENTY)
+    dropped = filed.drop_file("first")
+    assert isinstance(written, FileReport)
+    assert isinstance(dropped, FileReport)
+    assert ("first", "", written.bytes) == (dropped.key, dropped.digest, dropped.bytes)
+    assert (0, 0) == (dropped.disk_blocks, dropped.disk_bytes)
+    assert filed.drop_file("first") is None
+    assert digest == filed.digest_of("first")
