@@ -18,6 +18,7 @@ from cairn.actors.requests.messages import Generate, Reply
 from cairn.http.service import Service
 from cairn.http.wire.answers import UnfinishedAnswer
 from cairn.http.wire.json import encode
+from cairn.http.wire.sent import Sent
 
 _STREAM_HEADERS = {
     "cache-control": "no-cache",
@@ -36,7 +37,7 @@ class Whole(Protocol):
     def headers(self) -> dict[str, str]:
         """What is known of the request, for the response's headers."""
 
-    def body(self) -> object:
+    def body(self) -> Sent:
         """
         The answer.
 

@@ -25,6 +25,7 @@ from cairn.http.agents.routes import add_agent_routes
 from cairn.http.chat_completions.request import read_chat_request
 from cairn.http.completions import errors as completions_errors
 from cairn.http.completions.request import read_text_request
+from cairn.http.health import health
 from cairn.http.messages import errors as anthropic_errors
 from cairn.http.messages.objects import TokenCount
 from cairn.http.messages.request import read_count_request, read_messages_request
@@ -41,7 +42,7 @@ from cairn.http.responses.request import (
     read_responses_request,
 )
 from cairn.http.server.connection import OwningConnection, OwningRequest, with_readable_path
-from cairn.http.service import Server, Service
+from cairn.http.service import Server
 from cairn.http.wire.errors import ClientError, ErrorAnswer, describe
 from cairn.http.wire.json import encode
 from cairn.http.wire.limits import BODY_BYTES_MAX
@@ -55,7 +56,7 @@ log = structlog.get_logger(__name__)
 _HOST = re.compile(r"(?:\[(?P<bracketed>[^\[\]]*)\]|(?P<name>[^\[\]:]+))(?::[0-9]*)?")
 
 #: Balancers ask without a key; they are told no more than they need.
-_OPEN = ("health",)
+_OPEN = ("get_health",)
 
 
 class _Read(Protocol):
@@ -67,8 +68,6 @@ class _Read(Protocol):
 
 
 _R = TypeVar("_R", bound=_Read)
-
-_CONTEXTS_TOLD = 10
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -218,8 +217,10 @@ def create_app(
         return _json(model_object(listed(name, server.models)))
 
     @app.get("/health")
-    async def health() -> Response:
-        return _health(server, service() if g.tenant is not None else None)
+    async def get_health() -> Response:
+        body = health(server, service() if g.tenant is not None else None)
+        # Load balancers look at the status code alone.
+        return _json(body, status=200 if body.status == "ok" else 503)
 
     @app.get("/metrics")
     async def scrape() -> Response:
@@ -256,67 +257,6 @@ def create_app(
         return _error(error)
 
     return app
-
-
-def _health(server: Server, service: Service | None) -> Response:
-    """
-    Args:
-        service: as the caller sees the server; None for a caller without a key, who is shown the
-            status alone.
-    """
-    facts, now = server.facts, server.statistics()
-    status = "ok"
-    if now.admission_bug is not None:
-        status = "admission_closed"
-    elif now.journal_full:
-        status = "journal_full"
-    # A balancer looks at the status alone.
-    code = 200 if status == "ok" else 503
-    if service is None:
-        return _json({"status": status, "api_key": "required"}, status=code)
-    body = {
-        "status": status,
-        "model": facts.model,
-        "fingerprint": facts.fingerprint,
-        "context_tokens": facts.context_tokens,
-        "block_tokens": facts.block_tokens,
-        "contexts": [
-            {"session": one.session, "tokens": one.tokens, "left": one.left}
-            for one in service.contexts(_CONTEXTS_TOLD)
-        ],
-        "models": [
-            {"name": model.facts.model, "state": model.state, "waiting": model.waiting}
-            for model in server.models
-        ],
-        "started": facts.started_s,
-        "sessions": now.sessions,
-        "queue": {"queued": now.queued, "running": now.running},
-        "pool": {
-            "slabs": now.slabs,
-            "slabs_total": now.slabs_total,
-            "bytes": now.slab_bytes,
-            "bytes_total": now.slab_bytes_total,
-        },
-        "blocks": {
-            "count": now.blocks,
-            "bytes": now.block_bytes,
-            "bytes_total": now.block_bytes_total,
-            "disk_count": now.disk_blocks,
-            "disk_bytes": now.disk_bytes,
-            "disk_bytes_total": now.disk_bytes_total,
-        },
-        "memory": {
-            "kv_live_bytes": now.kv_live_bytes,
-            "kv_expected_bytes": now.kv_expected_bytes,
-            "weights_bytes": now.weights_bytes,
-            "active_bytes": now.active_bytes,
-            "cache_bytes": now.cache_bytes,
-        },
-        "journal_position": now.journal_position,
-        "bugs": now.bugs,
-        "admission_bug": now.admission_bug,
-    }
-    return _json(body, status=code)
 
 
 def _is_preflight() -> bool:

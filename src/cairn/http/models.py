@@ -4,47 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Literal
 
 import msgspec
 
 from cairn.actors.requests.messages import ListedModel
 from cairn.http.wire.errors import ClientError
+from cairn.http.wire.sent import Sent
 
 
-def model_list(models: Sequence[ListedModel]) -> dict[str, Any]:
-    """All models: OpenAI's list and Anthropic's page, which is the only one."""
+class ModelState(Sent):
+    """Whether a model is loaded, and what is known of it."""
+
+    state: Literal["loaded", "loading", "not_loaded"]
+    waiting: int
+    aliases: list[str]
+    fingerprint: str | None
+    context_tokens: int | None
+
+
+class ModelObject(Sent, kw_only=True):
+    """A served model, with the fields of OpenAI's model and of Anthropic's."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["cairn"] = "cairn"
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    cairn: ModelState
+
+
+class ModelList(Sent, kw_only=True):
+    """All served models: OpenAI's list, and the only page of Anthropic's."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelObject]
+    has_more: Literal[False] = False
+    first_id: str | None
+    last_id: str | None
+
+
+def model_list(models: Sequence[ListedModel]) -> ModelList:
+    """All served models."""
     data = [model_object(model) for model in models]
-    return {
-        "object": "list",
-        "data": data,
-        "has_more": False,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-    }
+    return ModelList(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+    )
 
 
-def model_object(model: ListedModel) -> dict[str, Any]:
-    """
-    A model, as the list of models has it: with what OpenAI's clients look for, and Anthropic's.
-    """
+def model_object(model: ListedModel) -> ModelObject:
+    """One of the served models."""
     facts = model.facts
-    return {
-        "id": facts.model,
-        "object": "model",
-        "created": facts.started_s,
-        "owned_by": "cairn",
-        "type": "model",
-        "display_name": facts.model,
-        "created_at": f"{datetime.fromtimestamp(facts.started_s, UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "cairn": {
-            "state": model.state,
-            "waiting": model.waiting,
-            "aliases": model.aliases,
-            "fingerprint": facts.fingerprint or None,
-            "context_tokens": facts.context_tokens or None,
-        },
-    }
+    return ModelObject(
+        id=facts.model,
+        created=facts.started_s,
+        display_name=facts.model,
+        created_at=f"{datetime.fromtimestamp(facts.started_s, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        cairn=ModelState(
+            state=model.state,
+            waiting=model.waiting,
+            aliases=list(model.aliases),
+            fingerprint=facts.fingerprint or None,
+            context_tokens=facts.context_tokens or None,
+        ),
+    )
 
 
 def listed(name: str, models: Sequence[ListedModel]) -> ListedModel:

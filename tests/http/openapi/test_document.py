@@ -17,10 +17,11 @@ from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
+from cairn.http.health import HealthWithoutKey
 from cairn.http.messages.objects import MessagesErrorEnvelope
-from cairn.http.openapi import shapes as answer_shapes
 from cairn.http.openapi.document import OPERATIONS, description
 from cairn.http.responses.answers import Form
+from cairn.http.responses.objects import Echo
 from cairn.http.wire.errors import ErrorEnvelope
 from cairn.journal.tenants import LOCAL
 from tests.http.agents.fake_agents import TURN
@@ -43,7 +44,7 @@ KEPT = StoredTurn(
     created_s=1,
     asked=(Message(role="user", content="Hello"),),
     parts=(Said("Hi"),),
-    note=Form(told={}).note(),
+    note=Form(echo=Echo(), model="cairn/small-1").note(),
     finished=FINISHED,
 )
 
@@ -88,6 +89,17 @@ async def test_it_is_served_and_holds_together():
     assert "security" not in document
     assert set() == {name for name in schemas if "cairn" in name.lower().split(".")[:-1]}
     assert document["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["name"] == "name"
+
+
+async def test_fields_that_are_always_sent_are_required():
+    """A field with a default is sent too, so it is required; one that may be absent is not."""
+    chat = description(with_keys=False)["components"]["schemas"]["ChatCompletion"]
+    assert set(chat["properties"]) == set(chat["required"])
+    schemas = description(with_keys=False)["components"]["schemas"]
+    message = schemas["AssistantMessage"]
+    absent = set(message["properties"]) - set(message["required"])
+    assert {"reasoning_content", "reasoning", "tool_calls"} == absent
+    assert "default" not in message["properties"]["role"]
 
 
 WITH_BODIES = [place for place, operation in OPERATIONS.items() if operation.body is not None]
@@ -217,4 +229,4 @@ async def test_who_has_no_key_hears_of_health_what_is_described():
     """The short answer has the shape of the long one."""
     keys = Keys([("alice", "k" * 20)])
     response = await create_app(FakeService(), keys=keys).test_client().get("/health")
-    msgspec.json.decode(await response.get_data(as_text=True), type=answer_shapes.Health)
+    msgspec.json.decode(await response.get_data(as_text=True), type=HealthWithoutKey)

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from cairn.http.agents import requests as agents
@@ -123,7 +124,7 @@ def test_every_field_of_agents_is_described_and_no_other():
     service.agents.have("notes")
     (facts,) = service.for_tenant("local").agents.all()
     returned = agents.agent_object(facts, service.facts, ("x",))
-    assert list(returned) == names_of_rows("agents", "List, look up, delete")
+    assert list(msgspec.to_builtins(returned)) == names_of_rows("agents", "List, look up, delete")
 
 
 def test_every_event_of_a_responses_stream_is_described_and_no_other():

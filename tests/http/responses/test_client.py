@@ -13,9 +13,9 @@ from cairn.actors.requests.messages import Delta, Reply, StoredTurn
 from cairn.engine.answer.parts import Called, Calling, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.http.app import create_app
-from cairn.http.responses.answers import Chunks, Completion, Form
+from cairn.http.responses.answers import Form, ResponsesAnswer, ResponsesStream
+from cairn.http.responses.objects import Echo
 from cairn.http.wire.answers import UnfinishedAnswer
-from cairn.http.wire.json import encode
 from tests.http.chat_completions.test_client import ask
 from tests.http.conftest import Serve
 from tests.http.fake_service import (
@@ -42,6 +42,7 @@ SCRIPT: tuple[Reply, ...] = (
     Delta(parts=(Said("\nDone."),)),
     FINISHED,
 )
+FORM = Form(echo=Echo(), model="any")
 LONG = "Be brief. " * 20
 CUT = attrs.evolve(FINISHED, finish_reason="length")
 ITEMS = ["reasoning", "message", "function_call", "function_call", "message"]
@@ -56,7 +57,7 @@ def kept(request: str = "req-1", previous: str | None = None, **form: Any) -> St
         created_s=ACCEPTED.created_s,
         asked=(Message(role="user", content=f"Hello from {request}"),),
         parts=(Thought("Two cities."), Said("I look."), LOOK),
-        note=Form(told={"metadata": {"a": "b"}, "store": True}, **form).note(),
+        note=Form(**{"echo": Echo(metadata={"a": "b"}), "model": "any", **form}).note(),
         finished=FINISHED,
     )
 
@@ -281,7 +282,7 @@ async def test_a_fault_in_the_queue(serve: Serve):
 @pytest.mark.parametrize("replies", [(), (ACCEPTED,)])
 async def test_an_answer_that_is_not_complete(replies: tuple[Reply, ...]):
     """There is no response of it, and its stream has no end."""
-    whole, chunks = Completion(Form(told={})), Chunks(Form(told={}))
+    whole, chunks = ResponsesAnswer(FORM), ResponsesStream(FORM)
     for reply in replies:
         whole.take(reply)
         chunks.take(reply)
@@ -492,18 +493,18 @@ async def test_references_to_what_was_asked(serve: Serve):
 
 
 async def test_the_form_is_read_again():
-    """What a response repeats, and how its thoughts are told, is kept as text."""
-    form = Form(told={"metadata": {"ä": "ö"}, "instructions": LONG}, summarised=True, sealed=True)
+    """The echoed parameters and the form of reasoning are stored as text and read again."""
+    echo = Echo(metadata={"ä": "ö"}, instructions=LONG)
+    form = Form(echo=echo, model="any", summarised=True, sealed=True)
     assert {"instructions": f'"{LONG}"'} == form.texts()
     assert LONG not in form.note()
-    whole = encode(attrs.asdict(form, recurse=False)).decode()  # as it was before there were texts
-    for note, texts in ((form.note(), form.texts()), (whole, {})):
-        service = FakeService()
-        service.turns["local", "req-1"] = attrs.evolve(kept(), note=note, texts=texts)
-        response = await create_app(service).test_client().get("/v1/responses/resp_req-1")
-        found = await response.get_json()
-        assert ({"ä": "ö"}, LONG) == (found["metadata"], found["instructions"])
-        assert [{"type": "summary_text", "text": "Two cities."}] == found["output"][0]["summary"]
+    service = FakeService()
+    turn = attrs.evolve(kept(), note=form.note(), texts=form.texts())
+    service.turns["local", "req-1"] = turn
+    response = await create_app(service).test_client().get("/v1/responses/resp_req-1")
+    found = await response.get_json()
+    assert ({"ä": "ö"}, LONG) == (found["metadata"], found["instructions"])
+    assert [{"type": "summary_text", "text": "Two cities."}] == found["output"][0]["summary"]
 
 
 async def test_arguments_come_in_pieces(serve: Serve):

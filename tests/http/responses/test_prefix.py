@@ -15,7 +15,7 @@ from cairn.actors.requests.messages import Delta, Generate, Reply, StoredTurn
 from cairn.engine.answer.parts import AnswerPart, Called, Said, Thought
 from cairn.engine.prompt.template import conversation_parts, message_of
 from cairn.engine.prompt.turns import messages_of, messages_text, parts_of, parts_text
-from cairn.http.responses.answers import Completion
+from cairn.http.responses.answers import ResponsesAnswer
 from cairn.http.responses.request import Draft, read_responses_request
 from cairn.http.wire.json import encode
 from cairn.http.wire.parameters import Ignored
@@ -61,7 +61,7 @@ def parts(command: Generate) -> tuple[tuple[str, bytes], ...]:
 
 def output(body: Body, told: tuple[AnswerPart, ...]) -> list[Body]:
     """The items that a client is given."""
-    whole = Completion(draft(body).form)
+    whole = ResponsesAnswer(draft(body).form)
     replies: list[Reply] = [ACCEPTED, *(Delta(parts=(part,)) for part in told), FINISHED]
     for reply in replies:
         whole.take(reply)

@@ -15,16 +15,27 @@ from typing import Any
 
 import attrs
 import msgspec
+from msgspec import UNSET
 
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
 from cairn.actors.requests.messages import Keep, ServerFacts, StoredTurn
 from cairn.engine.prompt.template import Message, message_of
-from cairn.http.chat_completions.conversation import message_object, read_tools
+from cairn.http.agents.objects import (
+    AgentList,
+    AgentMessage,
+    AgentObject,
+    AgentToolCall,
+    AgentTurn,
+    AgentTurns,
+    CalledFunction,
+    DeletedAgent,
+)
+from cairn.http.chat_completions.conversation import read_tools
 from cairn.http.chat_completions.request import ChatRequest, _Request, chat_request
 from cairn.http.service import Service
 from cairn.http.wire import parameters
 from cairn.http.wire.errors import ClientError
-from cairn.http.wire.json import decode_object, to_struct
+from cairn.http.wire.json import decode_object, encode, to_struct
 from cairn.http.wire.limits import MESSAGES_MAX, check_count
 from cairn.http.wire.parameters import INT64_MAX, Ignored, integer
 from cairn.journal.agents import NAME_MAX, is_agent_name, session_of
@@ -58,8 +69,8 @@ class _Fork(msgspec.Struct):
     turn: int | None = None
 
 
-ASKED = msgspec.defstruct(
-    "ASKED",
+GenerateRequest = msgspec.defstruct(
+    "GenerateRequest",
     [
         (field.name, field.type)
         if field.default is msgspec.NODEFAULT
@@ -217,24 +228,26 @@ async def look_up_history(name: str, service: Service) -> AgentHistory:
     return held
 
 
-async def look_up(name: str, service: Service) -> dict[str, Any]:
+async def look_up(name: str, service: Service) -> AgentObject:
     """An agent, with what it was created with. Raises as ``look_up_history``."""
     new = await service.agents.created(name)
     facts = service.agents.one(name)
     if new is None or facts is None:
         raise not_found(name)
-    more = {"system_prompt": new.system, "tools": list(new.tools)}
-    return {**agent_object(facts, service.facts_of(facts.model)), **more}
+    found = agent_object(facts, service.facts_of(facts.model))
+    found.system_prompt = new.system
+    found.tools = [dict(tool) for tool in new.tools]
+    return found
 
 
-async def look_up_turns(name: str, service: Service) -> dict[str, Any]:
+async def look_up_turns(name: str, service: Service) -> AgentTurns:
     """What was said, turn by turn. Raises as ``look_up_history``."""
     held = await look_up_history(name, service)
     data = [_turn_object(number, turn) for number, turn in enumerate(held.turns, 1)]
-    return {"object": "list", "agent_id": name, "data": data}
+    return AgentTurns(agent_id=name, data=data)
 
 
-async def delete(name: str, service: Service) -> dict[str, Any]:
+async def delete(name: str, service: Service) -> DeletedAgent:
     """
     Have an agent no longer.
 
@@ -244,7 +257,7 @@ async def delete(name: str, service: Service) -> dict[str, Any]:
     """
     if not await service.agents.delete(name):
         raise not_found(name)
-    return {"object": "agent", "agent_id": name, "deleted": True}
+    return DeletedAgent(agent_id=name)
 
 
 async def fork(name: str, wanted: Fork, service: Service) -> AgentFacts:
@@ -280,47 +293,71 @@ def not_found(name: str) -> ClientError:
     )
 
 
+def agent_list(service: Service) -> AgentList:
+    """All agents."""
+    agents = [agent_object(one, service.facts_of(one.model)) for one in service.agents.all()]
+    return AgentList(agents=agents)
+
+
 def agent_object(
     agent: AgentFacts, facts: ServerFacts, ignored: tuple[str, ...] = ()
-) -> dict[str, Any]:
+) -> AgentObject:
     """
     An agent, as lists have it.
 
     Args:
-        ignored: fields that were sent and not acted on.
+        ignored: the fields that were sent and are not acted on.
     """
-    told = {
-        "object": "agent",
-        "agent_id": agent.name,
-        "model": agent.model or facts.model,
-        "status": agent.status,
-        "turns": agent.turns,
-        "context_tokens": agent.context_tokens,
-        "context_left": agent.context_left,
-        "finish_reason": agent.finish_reason,
-        "max_context": agent.max_context,
-        "persist": agent.persist,
-        "forked_from": agent.forked_from,
-        "created": _time(agent.created_s),
-        "last_accessed": _time(agent.used_us // 1_000_000),
-    }
-    return {**told, "ignored": list(ignored)} if ignored else told
+    return AgentObject(
+        agent_id=agent.name,
+        model=agent.model or facts.model,
+        status=agent.status,
+        turns=agent.turns,
+        context_tokens=agent.context_tokens,
+        context_left=agent.context_left,
+        finish_reason=agent.finish_reason,
+        max_context=agent.max_context,
+        persist=agent.persist,
+        forked_from=agent.forked_from,
+        created=_time(agent.created_s),
+        last_accessed=_time(agent.used_us // 1_000_000),
+        ignored=list(ignored) or UNSET,
+    )
 
 
-def _turn_object(number: int, turn: StoredTurn) -> dict[str, Any]:
-    return {
-        "turn": number,
-        "request": turn.request,
-        "created": _time(turn.created_s),
-        "messages": [message_object(message) for message in turn.asked],
-        "answer": message_object(_answer(turn)),
-        "finish_reason": turn.finished.finish_reason,
-        "context_tokens": turn.finished.prompt_tokens + turn.finished.completion_tokens,
-    }
+def _turn_object(number: int, turn: StoredTurn) -> AgentTurn:
+    return AgentTurn(
+        turn=number,
+        request=turn.request,
+        created=_time(turn.created_s),
+        messages=[_message_object(message) for message in turn.asked],
+        answer=_message_object(message_of(turn.parts)),
+        finish_reason=turn.finished.finish_reason,
+        context_tokens=turn.finished.prompt_tokens + turn.finished.completion_tokens,
+    )
 
 
-def _answer(turn: StoredTurn) -> Message:
-    return message_of(turn.parts)
+def _message_object(message: Message) -> AgentMessage:
+    return AgentMessage(
+        role=message.role,
+        content=message.content,
+        reasoning_content=message.reasoning or UNSET,
+        tool_calls=[_call_object(call) for call in message.tool_calls] or UNSET,
+        tool_call_id=message.tool_call_id or UNSET,
+        name=message.name or UNSET,
+    )
+
+
+def _call_object(call: Mapping[str, Any]) -> AgentToolCall:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = encode(arguments).decode()
+    return AgentToolCall(
+        id=call["id"],
+        type="function",
+        function=CalledFunction(name=function["name"], arguments=arguments),
+    )
 
 
 def _time(seconds: int) -> str:

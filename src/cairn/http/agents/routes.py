@@ -43,11 +43,7 @@ def add_agent_routes(
 
     @app.get(agents.ADDRESS)
     async def list_agents() -> Response:
-        found = [
-            agents.agent_object(one, service().facts_of(one.model))
-            for one in service().agents.all()
-        ]
-        return _json({"object": "list", "agents": found})
+        return _json(agents.agent_list(service()))
 
     @app.get(f"{agents.ADDRESS}/<name>")
     async def agent(name: str) -> Response:

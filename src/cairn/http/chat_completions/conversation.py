@@ -122,25 +122,6 @@ def read_template(
     return {**defaults, **effort, **template}
 
 
-def message_object(message: Message) -> dict[str, Any]:
-    """A message as it would be sent."""
-    told: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        told["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        told["tool_calls"] = [_call_object(call) for call in message.tool_calls]
-    more = {"tool_call_id": message.tool_call_id, "name": message.name}
-    return {**told, **{name: value for name, value in more.items() if value}}
-
-
-def _call_object(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function["arguments"]
-    if not isinstance(arguments, str):
-        arguments = msgspec.json.encode(arguments).decode()
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
 def _with_placeholders(
     wire: Sequence[WireMessage],
 ) -> Iterator[tuple[WireMessage, Mapping[str, str]]]:

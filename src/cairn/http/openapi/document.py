@@ -1,9 +1,9 @@
 """
 The server's description of itself: OpenAPI 3.1, served at ``/openapi.json``.
 
-Bodies are described by the structs that read them, answers by the shapes against which tests hold
-them, and a test ties the table of operations to the routes. What a struct cannot say, such as the
-range of a number, is in docs/reference/http.md; a value out of range is a 400.
+Everything is derived from the structs that read the bodies and from those that are sent, and a test
+ties the table of operations to the routes. What a struct cannot say, such as the range of a number,
+is in docs/reference; a value out of range is a 400.
 """
 
 from __future__ import annotations
@@ -17,38 +17,42 @@ import attrs
 import msgspec
 
 from cairn.http.agents import requests as agents
+from cairn.http.agents.objects import AgentList, AgentObject, AgentTurns, DeletedAgent
 from cairn.http.chat_completions import objects as chat
 from cairn.http.chat_completions import request as openai
 from cairn.http.completions import answers as completions_answers
 from cairn.http.completions import errors as completions_errors
 from cairn.http.completions import request as completions_request
+from cairn.http.health import Health, HealthWithoutKey
 from cairn.http.messages import errors as anthropic_errors
 from cairn.http.messages import request as anthropic
 from cairn.http.messages.objects import MessageObject, MessagesErrorEnvelope, TokenCount
-from cairn.http.openapi import shapes
+from cairn.http.models import ModelList, ModelObject
 from cairn.http.responses import errors as responses_errors
 from cairn.http.responses import request as responses
+from cairn.http.responses.objects import DeletedResponse, ItemPage, Response
 from cairn.http.wire.errors import ErrorEnvelope
 
 ADDRESS = "/openapi.json"
 
 _REFUSALS = {
-    400: "A value cannot be used; the error names it.",
-    401: "There is no API key, or none that is known.",
-    403: "The host or the origin may not call this server.",
-    404: "There is nothing of this name.",
+    400: "A value cannot be used; the error names the parameter.",
+    401: "The API key is missing or unknown.",
+    403: "Requests to this host name, or from this origin, are not allowed.",
+    404: "Not found.",
     408: "The body did not arrive in time.",
-    409: "There is an agent of this name already, or the agent is at work.",
+    409: "An agent with this name exists, or the agent is answering another request.",
     413: "The body is too large.",
     415: "The body is compressed.",
-    429: "Too many requests wait. `retry-after` says when to come back.",
-    500: "A fault of the server's, with the id under which it is on record.",
-    503: "The server stops, or has no room. `retry-after` says when to come back.",
-    504: "The answer was not complete in the time that a request may take.",
+    429: "The queue is full. Try again after `retry-after` seconds.",
+    500: "Internal error. The message has the id of its log entry.",
+    503: "The server is stopping, or out of memory or disk space. Try again after `retry-after` "
+    "seconds.",
+    504: "The request timed out.",
 }
 _OVERLOADED = {529: _REFUSALS[503]}
 
-#: What every address may answer, and what one that takes a body, or makes an answer, may besides.
+#: The error statuses of every operation, and the further ones of operations that take a body.
 _ALWAYS = (400, 401, 403, 500)
 _OF_BODIES = (408, 413, 415, 429, 503, 504)
 
@@ -56,22 +60,25 @@ _OF_BODIES = (408, 413, 415, 429, 503, 504)
 @attrs.frozen(kw_only=True)
 class Operation:
     """
-    What an address does under a method.
+    What a method of an address does.
 
     Attributes:
-        summary: for people.
-        answer: the shape of a good answer; None for a text.
-        body: the struct that reads the request's; None where it takes none.
+        summary: one sentence for readers.
+        answer: the struct of a good answer; None for text.
+        answer_without_key: the struct that a caller without an API key is sent; None if the call
+            needs a key.
+        body: the struct that reads the request's body; None if it takes none.
         example: such a body.
-        may_be_empty: whether it may be left out.
+        may_be_empty: whether the body may be left out.
         streams: whether the answer may be a stream instead.
-        text: the type of an answer that is a text.
-        query: names and schemas of parameters in the address.
-        statuses: what it may answer beside what all may.
+        text: the content type of an answer that is text.
+        query: names and schemas of the query parameters.
+        statuses: the error statuses in addition to those of every operation.
     """
 
     summary: str
     answer: type | None = None
+    answer_without_key: type | None = None
     body: type | None = None
     example: Mapping[str, Any] = attrs.field(factory=dict)
     may_be_empty: bool = False
@@ -93,7 +100,7 @@ _HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
-        summary="Answer a conversation.",
+        summary="Answer a conversation, as a chat completion.",
         body=openai._Request,
         example=_HELLO,
         answer=chat.ChatCompletion,
@@ -101,7 +108,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         statuses=(404, *_OF_BODIES),
     ),
     ("POST", completions_errors.ADDRESS): Operation(
-        summary="Go on with a text.",
+        summary="Continue a text.",
         body=completions_request._Request,
         example={"prompt": "The path goes", "max_tokens": 16},
         answer=completions_answers.TextCompletion,
@@ -109,27 +116,27 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         statuses=(404, *_OF_BODIES),
     ),
     ("POST", responses_errors.ADDRESS): Operation(
-        summary="Answer a conversation in the form of responses.",
+        summary="Answer a conversation, as a response.",
         body=responses._Request,
         example={"input": "Hello", "max_output_tokens": 16},
-        answer=shapes.Response,
+        answer=Response,
         streams=True,
         statuses=(404, *_OF_BODIES),
     ),
     ("GET", f"{responses_errors.ADDRESS}/{{name}}"): Operation(
-        summary="A response that was kept.", answer=shapes.Response, statuses=(404, 503)
+        summary="Get a stored response.", answer=Response, statuses=(404, 503)
     ),
     ("DELETE", f"{responses_errors.ADDRESS}/{{name}}"): Operation(
-        summary="Keep a response no longer.", answer=shapes.Deleted, statuses=(404, 503)
+        summary="Delete a stored response.", answer=DeletedResponse, statuses=(404, 503)
     ),
     ("GET", f"{responses_errors.ADDRESS}/{{name}}/input_items"): Operation(
-        summary="What a kept response's request brought.",
-        answer=shapes.ItemPage,
+        summary="List the input items of a stored response.",
+        answer=ItemPage,
         query=_PAGE_QUERY,
         statuses=(404, 503),
     ),
     ("POST", anthropic_errors.ADDRESS): Operation(
-        summary="Answer a conversation for clients of Anthropic's.",
+        summary="Answer a conversation, as an Anthropic message.",
         body=anthropic._Request,
         example=_HELLO,
         answer=MessageObject,
@@ -137,7 +144,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         statuses=(404, *_OF_BODIES),
     ),
     ("POST", f"{anthropic_errors.ADDRESS}/count_tokens"): Operation(
-        summary="How many tokens such a request's prompt has.",
+        summary="Count the prompt tokens of a request.",
         body=anthropic._Request,
         example=_HELLO,
         answer=TokenCount,
@@ -147,51 +154,56 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         summary="Create an agent: a conversation whose history the server keeps.",
         body=agents._NewAgent,
         example={"agent_id": "notes", "system_prompt": "Be brief."},
-        answer=shapes.Agent,
+        answer=AgentObject,
         statuses=(404, 409, *_OF_BODIES),
     ),
-    ("GET", agents.ADDRESS): Operation(summary="The agents.", answer=shapes.Agents),
+    ("GET", agents.ADDRESS): Operation(summary="List the agents.", answer=AgentList),
     ("GET", _AGENT): Operation(
-        summary="One of them, with what it was created with.",
-        answer=shapes.Agent,
+        summary="Get an agent with its system prompt and tools.",
+        answer=AgentObject,
         statuses=(404, 503),
     ),
     ("DELETE", _AGENT): Operation(
-        summary="Forget an agent and what was said with it.",
-        answer=shapes.DeletedAgent,
+        summary="Delete an agent and its history.",
+        answer=DeletedAgent,
         statuses=(404, 409, 503),
     ),
     ("GET", f"{_AGENT}/turns"): Operation(
-        summary="What was said with it, turn by turn.",
-        answer=shapes.AgentTurns,
+        summary="Get the history of an agent, turn by turn.",
+        answer=AgentTurns,
         statuses=(404, 503),
     ),
     ("POST", f"{_AGENT}/fork"): Operation(
-        summary="Create an agent whose history begins with this one's, up to a turn.",
+        summary="Create an agent that starts with the history of another one, up to a turn.",
         body=agents._Fork,
         may_be_empty=True,
         example={"agent_id": "notes-2", "turn": 1},
-        answer=shapes.Agent,
+        answer=AgentObject,
         statuses=(404, 409, *_OF_BODIES),
     ),
     ("POST", f"{_AGENT}/generate"): Operation(
-        summary="Answer new messages behind an agent's history.",
-        body=agents.ASKED,
+        summary="Answer new messages that follow an agent's history.",
+        body=agents.GenerateRequest,
         example=_HELLO,
         answer=chat.ChatCompletion,
         streams=True,
         statuses=(404, 409, *_OF_BODIES),
     ),
-    ("GET", "/v1/models"): Operation(summary="The models that are served.", answer=shapes.Models),
+    ("GET", "/v1/models"): Operation(summary="List the served models.", answer=ModelList),
     ("GET", "/v1/models/{name}"): Operation(
-        summary="One of them.", answer=shapes.Model, statuses=(404,)
+        summary="Get a served model.", answer=ModelObject, statuses=(404,)
     ),
     ("GET", "/health"): Operation(
-        summary="What runs, and how full it is.", answer=shapes.Health, statuses=(503,)
+        summary="The state of the server.",
+        answer=Health,
+        answer_without_key=HealthWithoutKey,
+        statuses=(503,),
     ),
-    ("GET", "/metrics"): Operation(summary="Metrics for Prometheus.", text="text/plain"),
-    ("GET", ADDRESS): Operation(summary="This description.", answer=dict[str, Any]),
-    ("GET", "/"): Operation(summary="A page for people.", text="text/html"),
+    ("GET", "/metrics"): Operation(summary="Get metrics for Prometheus.", text="text/plain"),
+    ("GET", ADDRESS): Operation(summary="Get this description.", answer=dict[str, Any]),
+    ("GET", "/"): Operation(
+        summary="A page that shows what runs here and how to call it.", text="text/html"
+    ),
 }
 
 
@@ -202,24 +214,27 @@ def description(*, with_keys: bool) -> dict[str, Any]:
     Args:
         with_keys: whether a request needs an API key.
     """
-    found = [one.body for one in OPERATIONS.values()] + [one.answer for one in OPERATIONS.values()]
-    kinds = [*dict.fromkeys(kind for kind in found if kind is not None)]
-    kinds += [ErrorEnvelope, MessagesErrorEnvelope]
-    schemas, components = msgspec.json.schema_components(
-        kinds, ref_template="#/components/schemas/{name}"
-    )
-    by_kind = dict(zip(kinds, schemas, strict=True))
+    operations = OPERATIONS.values()
+    bodies = [one.body for one in operations]
+    answers: list[Any] = [ErrorEnvelope, MessagesErrorEnvelope]
+    answers += [kind for one in operations for kind in (one.answer, one.answer_without_key) if kind]
+    by_kind, components = _components([kind for kind in bodies if kind is not None])
+    sent_by_kind, sent_components = _components(answers)
+    for component in sent_components.values():
+        _require_sent(component)
+    by_kind |= sent_by_kind
+    components |= sent_components
     paths: dict[str, dict[str, Any]] = {}
     for (method, address), operation in OPERATIONS.items():
-        told = _operation(address, operation, by_kind)
-        paths.setdefault(address, {})[method.lower()] = told
+        described = _operation(address, operation, by_kind)
+        paths.setdefault(address, {})[method.lower()] = described
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "Cairn",
             "version": version("cairn-server"),
-            "description": "A session server for local language models. What values are taken "
-            "stands in docs/reference/http.md of its repository.",
+            "description": "A session server for local language models. The allowed "
+            "values are in docs/reference of its repository.",
         },
         "paths": paths,
         "components": {"schemas": {name: components[name] for name in sorted(components)}},
@@ -234,33 +249,56 @@ def description(*, with_keys: bool) -> dict[str, Any]:
     return named
 
 
+def _components(kinds: Sequence[type]) -> tuple[dict[type, dict[str, Any]], dict[str, Any]]:
+    """The schemas of structs, and the components that they refer to."""
+    kinds = list(dict.fromkeys(kinds))
+    schemas, components = msgspec.json.schema_components(
+        kinds, ref_template="#/components/schemas/{name}"
+    )
+    return dict(zip(kinds, schemas, strict=True)), components
+
+
+def _require_sent(component: dict[str, Any]) -> None:
+    """Require the fields that have defaults: they are always sent. Changes the component."""
+    for name, schema in component.get("properties", {}).items():
+        if "default" in schema:
+            del schema["default"]
+            component["required"].append(name)
+
+
 def _operation(
     address: str, operation: Operation, by_kind: Mapping[Any, dict[str, Any]]
 ) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if operation.answer is not None:
-        content["application/json"] = {"schema": by_kind[operation.answer]}
-    good = "The answer."
+        schema = by_kind[operation.answer]
+        if operation.answer_without_key is not None:
+            schema = {"anyOf": [schema, by_kind[operation.answer_without_key]]}
+        content["application/json"] = {"schema": schema}
+    description = "The answer."
     if operation.streams:
-        # OpenAPI 3.1 has no way to tell the form of an event.
+        # OpenAPI 3.1 cannot describe the schema of an event.
         content["text/event-stream"] = {}
-        good = (
-            "The answer; with `stream: true` server-sent events, whose data are lines of JSON. "
-            "Once a stream has begun, an error is an event of it."
+        description = (
+            "The answer; with `stream: true`, server-sent events whose data is JSON. "
+            "Once a stream has begun, errors are sent as an event."
         )
     if operation.text:
         content[operation.text] = {"schema": {"type": "string"}}
-    answers = {"200": {"description": good, "content": content}}
+    answers = {"200": {"description": description, "content": content}}
     for status, (why, error) in _refusals(address, operation).items():
         answers[str(status)] = {
             "description": why,
             "content": {"application/json": {"schema": by_kind[error]}},
         }
     if address == "/health":
-        answers["503"] = {**answers["200"], "description": "It admits nothing, and says why."}
-    told: dict[str, Any] = {"summary": operation.summary, "responses": answers}
+        answers["503"] = {
+            **answers["200"],
+            "description": "No requests are admitted; `status` says why.",
+        }
+    described: dict[str, Any] = {"summary": operation.summary, "responses": answers}
     if parameters := [*_in_path(address), *_in_query(operation.query)]:
-        told["parameters"] = parameters
+        described["parameters"] = parameters
     if operation.body is not None:
         body = {
             "application/json": {
@@ -268,8 +306,8 @@ def _operation(
                 "example": dict(operation.example),
             }
         }
-        told["requestBody"] = {"required": not operation.may_be_empty, "content": body}
-    return told
+        described["requestBody"] = {"required": not operation.may_be_empty, "content": body}
+    return described
 
 
 def _refusals(address: str, operation: Operation) -> dict[int, tuple[str, type]]:
@@ -292,7 +330,7 @@ def _in_query(query: Mapping[str, Mapping[str, Any]]) -> Sequence[dict[str, Any]
 
 
 def _named(value: Any) -> Any:
-    """The document with names of components for people: of a struct's module and its own."""
+    """The document with readable component names."""
     prefix = "#/components/schemas/"
     match value:
         case {"$ref": str(ref)}:

@@ -1,9 +1,9 @@
 """
-OpenAI's responses: from replies to the wire. The way there is ``responses.py``.
+OpenAI's responses, from replies to the wire. ``request.py`` is the way in.
 
-What is thought, what is said and each call are items of the output, in the order in which the model
-wrote them. An answer as a whole, one as a stream, and one that is looked up later have the same
-items, with the same ids: they follow from the request's id and the place among the items.
+Reasoning, text and each call are items of the output, in the order in which the model wrote them.
+A whole answer, a streamed one and one that is looked up later have the same items with the same
+ids, because the ids follow from the request's id and the item's index.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 import msgspec
+from msgspec import UNSET
 
 from cairn.actors.requests.messages import (
     Accepted,
@@ -26,6 +27,21 @@ from cairn.engine.answer.parts import AnswerPart, Called, Calling, Said, Thought
 from cairn.engine.prompt.turns import joined
 from cairn.http.responses.conversation import SEALED
 from cairn.http.responses.errors import responses_error
+from cairn.http.responses.objects import (
+    Echo,
+    Event,
+    IncompleteDetails,
+    InputDetails,
+    ItemStatus,
+    OutputDetails,
+    OutputItem,
+    OutputText,
+    ReasoningText,
+    Response,
+    ResponseError,
+    ResponsesUsage,
+    SummaryText,
+)
 from cairn.http.wire.answers import UnfinishedAnswer, WholeAnswer, accepted_headers, cairn_object
 from cairn.http.wire.json import encode
 
@@ -40,78 +56,81 @@ _KINDS = {Thought: "rs", Said: "msg", Called: "fc"}
 @attrs.frozen(kw_only=True)
 class Form:
     """
-    How a client wants to be answered. It is kept with the answer: as a note of this turn's own, and
-    as texts that are the same in most turns (``note`` and ``texts``; ``form_of`` reads both).
+    How to answer a request. The journal keeps it with the turn: as a note of the turn's own, and as
+    texts that are the same in most turns (``note`` and ``texts``; ``form_of`` reads both).
 
     Attributes:
-        told: of the request, what a response repeats.
+        echo: the parameters that the response repeats.
         model: the name of the model that answers.
-        summarised: thoughts stand where their summary is looked for, as nobody here makes another.
-        sealed: thoughts are given a second time, for clients that send back nothing else of them.
+        summarised: whether reasoning is sent as its own summary, since there is no other.
+        sealed: whether reasoning is also sent as ``encrypted_content``, for clients that send back
+            nothing else of it.
     """
 
-    told: Mapping[str, Any]
-    model: str = ""
+    echo: Echo
+    model: str
     summarised: bool = False
     sealed: bool = False
 
     def note(self) -> str:
-        """The form as text, without what ``texts`` has of it."""
+        """The form as text, without the parameters that ``texts`` has."""
         texts = self.texts()
-        told = {name: value for name, value in self.told.items() if name not in texts}
-        return encode({**attrs.asdict(self, recurse=False), "told": told}).decode()
+        echo = {name: value for name, value in _fields(self.echo).items() if name not in texts}
+        return encode({**attrs.asdict(self, recurse=False), "echo": echo}).decode()
 
     def texts(self) -> dict[str, str]:
-        """What a response repeats and is long, by name: tools, instructions, formats."""
-        texts = {name: encode(value).decode() for name, value in self.told.items()}
+        """The parameters that are long, such as tools, instructions and formats, by name."""
+        texts = {name: encode(value).decode() for name, value in _fields(self.echo).items()}
         return {name: text for name, text in texts.items() if len(text) > _SHORT}
 
 
 def form_of(note: str, texts: Mapping[str, str]) -> Form:
-    """
-    The form of which ``Form.note`` and ``Form.texts`` made these. Notes of before there were texts
-    have all of it.
-    """
+    """The form that ``Form.note`` and ``Form.texts`` were made of."""
     form = msgspec.json.decode(note, type=Form)
     more = {name: msgspec.json.decode(text) for name, text in texts.items()}
-    return attrs.evolve(form, told={**form.told, **more})
+    return attrs.evolve(form, echo=msgspec.structs.replace(form.echo, **more))
 
 
-class Completion(WholeAnswer):
-    """An answer that is sent as a whole."""
+def _fields(echo: Echo) -> dict[str, Any]:
+    return {name: getattr(echo, name) for name in echo.__struct_fields__}
+
+
+class ResponsesAnswer(WholeAnswer):
+    """Builds an answer that is sent as a whole."""
 
     def __init__(self, form: Form, *, ignored: tuple[str, ...] = ()) -> None:
         super().__init__()
         self._form = form
         self._ignored = ignored
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Response:
         """
-        The ``response`` object.
+        The whole answer.
 
         Raises:
             UnfinishedAnswer: the replies were not complete.
         """
         accepted, finished = self._ends()
-        head = _head(accepted.request, accepted.created_s, accepted.model, self._form)
-        output = output_items(self._parts, accepted.request, self._form, finished)
-        cairn = {"cairn": cairn_object(accepted, self._ignored)}
-        return {**head, **_end(finished), "output": output, **cairn}
+        response = _response(accepted.request, accepted.created_s, self._form)
+        response.output = output_items(self._parts, accepted.request, self._form, finished)
+        response.cairn = cairn_object(accepted, self._ignored)
+        return _ended(response, finished)
 
 
-class Chunks:
-    """An answer that is sent as server-sent events. The last one is sent by ``done``."""
+class ResponsesStream:
+    """Builds an answer that is sent as server-sent events. ``done`` gives the last one."""
 
     def __init__(self, form: Form, *, ignored: tuple[str, ...] = ()) -> None:
         self._form = form
         self._ignored = ignored
         self._accepted: Accepted | None = None
         self._finished: Finished | None = None
-        self._head: dict[str, Any] = {}
-        self._sent = 0
-        self._open: AnswerPart | None = None  # the item that grows, as far as it has come
-        self._argued: int | None = None  # characters of the arguments, where that is a call
-        self._output: list[dict[str, Any]] = []
+        self._response: Response | None = None
+        self._events = 0
+        # The item that is being written, as far as it has come.
+        self._open: AnswerPart | None = None
+        # How many characters of its arguments were sent, if it is a call that comes in pieces.
+        self._argued: int | None = None
 
     def take(self, reply: Reply) -> bytes:
         """What to send for a reply; may be nothing."""
@@ -119,24 +138,22 @@ class Chunks:
             raise UnfinishedAnswer("the replies began without being accepted")
         match reply:
             case Waiting():
-                # Clients that watch for events, and not for bytes, hear nothing of a comment.
-                return b": waiting\n\n" if self._accepted is None else self._state("in_progress")
+                # A client that watches for events rather than bytes does not notice a comment.
+                return b": waiting\n\n" if self._response is None else self._state("in_progress")
             case Accepted():
                 self._accepted = reply
-                self._head = {
-                    **_head(reply.request, reply.created_s, reply.model, self._form),
-                    "cairn": cairn_object(reply, self._ignored),
-                }
+                self._response = _response(reply.request, reply.created_s, self._form)
+                self._response.cairn = cairn_object(reply, self._ignored)
                 return self._state("created") + self._state("in_progress")
             case Delta():
-                told = b"".join(map(self._part, reply.parts))
-                return told if reply.calling is None else told + self._calling(reply.calling)
+                parts = b"".join(map(self._part, reply.parts))
+                return parts if reply.calling is None else parts + self._calling(reply.calling)
             case Finished():
                 self._finished = reply
                 return self._close(reply)
 
     def headers(self, first: Reply) -> dict[str, str]:
-        """What is known of the request with its first reply, for the response's headers."""
+        """The response headers that describe the request, by its first reply."""
         return accepted_headers(first)
 
     def done(self) -> bytes:
@@ -144,33 +161,32 @@ class Chunks:
         The end of a complete stream.
 
         Raises:
-            UnfinishedAnswer: it is not complete.
+            UnfinishedAnswer: the stream is not complete.
         """
-        if self._finished is None:
+        if self._finished is None or self._response is None:
             raise UnfinishedAnswer("the replies ended before the answer did")
-        end = _end(self._finished)
-        return self._state(end["status"], **end)
+        return self._state(_ended(self._response, self._finished).status)
 
     def failed(self, error: Exception) -> bytes:
-        """
-        The end of a stream that broke off. Without it the client would take the rest for complete.
-        """
-        told = responses_error(error)
-        if self._accepted is None:
-            known = {"code": told.code, "message": told.message, "param": told.param}
-            return self._event("error", **known)
-        fault = {"code": told.code, "message": told.message}
-        return self._state("failed", status="failed", error=fault)
+        """The end of a stream that broke off, so that the client sees it is incomplete."""
+        answer = responses_error(error)
+        if self._response is None:
+            return self._event(
+                "error", code=answer.code, message=answer.message, param=answer.param
+            )
+        self._response.status = "failed"
+        self._response.error = ResponseError(code=answer.code, message=answer.message)
+        return self._state("failed")
 
-    def _state(self, name: str, **fields: Any) -> bytes:
+    def _state(self, name: str) -> bytes:
         """An event with the response as it is now."""
-        now = {**self._head, "output": list(self._output), **fields}
-        return self._event(f"response.{name}", response=now)
+        assert self._response is not None
+        return self._event(f"response.{name}", response=self._response)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        value = {"type": kind, "sequence_number": self._sent, **fields}
-        self._sent += 1
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode(value))
+        event = Event(type=kind, sequence_number=self._events, **fields)
+        self._events += 1
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode(event))
 
     def _part(self, part: AnswerPart) -> bytes:
         begins = b""
@@ -189,8 +205,8 @@ class Chunks:
                 self._open = part
         match part:
             case Said(text):
-                told = {"content_index": 0, "delta": text, "logprobs": []}
-                return begins + self._of_item("output_text.delta", part, **told)
+                fields: dict[str, Any] = {"content_index": 0, "delta": text, "logprobs": []}
+                return begins + self._of_item("output_text.delta", part, **fields)
             case Thought(text):
                 where, name = self._thoughts
                 return begins + self._of_item(f"{name}.delta", part, **{where: 0}, delta=text)
@@ -198,7 +214,7 @@ class Chunks:
                 return begins + self._arguments(part, part.arguments[sent or 0 :])
 
     def _calling(self, calling: Calling) -> bytes:
-        """More of a call. Changes what was sent of it."""
+        """More of a call. Changes how much of it was sent."""
         begins, fresh = b"", Called(**attrs.asdict(calling))
         if self._argued is None:
             begins, self._argued = self._close() + self._begin(fresh), 0
@@ -217,7 +233,7 @@ class Chunks:
 
     @property
     def _thoughts(self) -> tuple[str, str]:
-        """How the place of a thought's text is called, and its events."""
+        """The name of the field with the index of a reasoning text, and of its events."""
         if self._form.summarised:
             return "summary_index", "reasoning_summary_text"
         return "content_index", "reasoning_text"
@@ -227,50 +243,52 @@ class Chunks:
         item = _item(_emptied(part), *self._place, self._form, "in_progress")
         match part:
             case Said():
-                item["content"] = []
+                item.content = []
             case Thought():
-                item |= {"summary": [], "content": []}
-                item.pop("encrypted_content", None)
-        added = self._event("response.output_item.added", output_index=len(self._output), item=item)
+                item.summary, item.content, item.encrypted_content = [], [], UNSET
+        index = len(self._output)
+        added = self._event("response.output_item.added", output_index=index, item=item)
         return added + self._inner("added", _emptied(part))
 
     def _close(self, finished: Finished | None = None) -> bytes:
         """
-        The item that is open is done, if one is. Changes the state.
+        Complete the item that is open, if any. Changes the state.
 
         Args:
-            finished: where nothing follows.
+            finished: the last reply, if nothing follows the item.
         """
         part, self._open = self._open, None
         if part is None:
             return b""
         match part:
             case Said(text):
-                told = {"content_index": 0, "text": text, "logprobs": []}
-                done = self._of_item("output_text.done", part, **told)
+                fields: dict[str, Any] = {"content_index": 0, "text": text, "logprobs": []}
+                done = self._of_item("output_text.done", part, **fields)
             case Thought(text):
                 where, name = self._thoughts
                 done = self._of_item(f"{name}.done", part, **{where: 0}, text=text)
             case Called():
-                told = {"name": part.name, "arguments": part.arguments}
-                done = self._of_item("function_call_arguments.done", part, **told)
+                fields = {"name": part.name, "arguments": part.arguments}
+                done = self._of_item("function_call_arguments.done", part, **fields)
         done += self._inner("done", part)
         item = _item(part, *self._place, self._form, _status(part, finished))
-        whole = self._event("response.output_item.done", output_index=len(self._output), item=item)
+        index = len(self._output)
+        whole = self._event("response.output_item.done", output_index=index, item=item)
         self._output.append(item)
         return done + whole
 
     def _inner(self, step: str, part: AnswerPart) -> bytes:
-        """The one part of an item begins or is done; a call has none."""
+        """The one part of an item begins or is complete; a call has no parts."""
         match part:
             case Said():
-                inner = _words(part)
+                inner = OutputText(text=part.text)
                 return self._of_item(f"content_part.{step}", part, content_index=0, part=inner)
             case Thought():
                 where, _ = self._thoughts
                 name = "reasoning_summary_part" if self._form.summarised else "content_part"
-                inner = _thoughts(part, self._form)
-                return self._of_item(f"{name}.{step}", part, **{where: 0}, part=inner)
+                kind = SummaryText if self._form.summarised else ReasoningText
+                fields: dict[str, Any] = {where: 0, "part": kind(part.text)}
+                return self._of_item(f"{name}.{step}", part, **fields)
             case Called():
                 return b""
 
@@ -280,28 +298,27 @@ class Chunks:
         return self._event(f"response.{name}", **place, **fields)
 
     @property
+    def _output(self) -> list[OutputItem]:
+        assert self._response is not None
+        return self._response.output
+
+    @property
     def _place(self) -> tuple[str, int]:
         assert self._accepted is not None
         return self._accepted.request, len(self._output)
 
 
-def kept_body(turn: StoredTurn, model: str) -> dict[str, Any]:
-    """
-    The ``response`` object of an answer that was kept.
-
-    Args:
-        model: the name of the one that is served now, for answers that were kept before the form
-            said which one it was.
-    """
+def stored_response(turn: StoredTurn) -> Response:
+    """The response of a turn that the journal keeps."""
     form = form_of(turn.note, turn.texts)
-    head = _head(turn.request, turn.created_s, form.model or model, form)
-    output = output_items(turn.parts, turn.request, form, turn.finished)
-    return {**head, **_end(turn.finished), "output": output}
+    response = _response(turn.request, turn.created_s, form)
+    response.output = output_items(turn.parts, turn.request, form, turn.finished)
+    return _ended(response, turn.finished)
 
 
 def output_items(
     parts: Sequence[AnswerPart], request: str, form: Form, finished: Finished
-) -> list[dict[str, Any]]:
+) -> list[OutputItem]:
     """The items of a whole answer."""
     whole = joined(parts)
     return [
@@ -310,42 +327,36 @@ def output_items(
     ]
 
 
-def _head(request: str, created_s: int, model: str, form: Form) -> dict[str, Any]:
-    return {
-        "id": f"{PREFIX}{request}",
-        "object": "response",
-        "created_at": created_s,
-        "status": "in_progress",
-        "error": None,
-        "incomplete_details": None,
-        "model": model,
-        "background": False,
-        "truncation": "disabled",
-        **form.told,
-        "usage": None,
-    }
+def _response(request: str, created_s: int, form: Form) -> Response:
+    """The response at its start, without output."""
+    return Response(
+        id=f"{PREFIX}{request}",
+        created_at=created_s,
+        model=form.model,
+        output=[],
+        **_fields(form.echo),
+    )
 
 
-def _end(finished: Finished) -> dict[str, Any]:
+def _ended(response: Response, finished: Finished) -> Response:
+    """The response with its end. Changes it."""
     is_cut = finished.finish_reason == "length"
-    return {
-        "status": "incomplete" if is_cut else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "usage": {
-            "input_tokens": finished.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": finished.cached_tokens},
-            "output_tokens": finished.completion_tokens,
-            # Which tokens were thoughts is not counted; clients do not read a usage without it.
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": finished.prompt_tokens + finished.completion_tokens,
-        },
-    }
+    response.status = "incomplete" if is_cut else "completed"
+    response.incomplete_details = IncompleteDetails("max_output_tokens") if is_cut else None
+    response.usage = ResponsesUsage(
+        input_tokens=finished.prompt_tokens,
+        input_tokens_details=InputDetails(finished.cached_tokens),
+        output_tokens=finished.completion_tokens,
+        output_tokens_details=OutputDetails(),
+        total_tokens=finished.prompt_tokens + finished.completion_tokens,
+    )
+    return response
 
 
-def _status(part: AnswerPart, finished: Finished | None) -> str:
+def _status(part: AnswerPart, finished: Finished | None) -> ItemStatus:
     """
     Args:
-        finished: where it is the last item.
+        finished: the last reply, if the part is the last one.
     """
     if isinstance(part, Called):
         return "completed" if part.cut is None else "incomplete"
@@ -357,42 +368,36 @@ def _id(part: AnswerPart, request: str, index: int) -> str:
     return f"{_KINDS[type(part)]}_{request}_{index}"
 
 
-def _item(part: AnswerPart, request: str, index: int, form: Form, status: str) -> dict[str, Any]:
-    head: dict[str, Any] = {"id": _id(part, request, index), "status": status}
+def _item(part: AnswerPart, request: str, index: int, form: Form, status: ItemStatus) -> OutputItem:
+    name = _id(part, request, index)
     match part:
-        case Said():
-            return {**head, "type": "message", "role": "assistant", "content": [_words(part)]}
+        case Said(text):
+            content = [OutputText(text=text)]
+            return OutputItem(
+                id=name, status=status, type="message", role="assistant", content=[*content]
+            )
         case Thought(text):
-            inner = [_thoughts(part, form)]
-            item = {**head, "type": "reasoning", "summary": inner if form.summarised else []}
-            if not form.summarised:
-                item["content"] = inner
-            if form.sealed:
-                item["encrypted_content"] = f"{SEALED}{text}"
-            return item
+            return OutputItem(
+                id=name,
+                status=status,
+                type="reasoning",
+                summary=[SummaryText(text)] if form.summarised else [],
+                content=UNSET if form.summarised else [ReasoningText(text)],
+                encrypted_content=f"{SEALED}{text}" if form.sealed else UNSET,
+            )
         case Called():
-            return {
-                **head,
-                "type": "function_call",
-                "call_id": part.id,
-                "name": part.name,
-                "arguments": part.arguments,
-            }
-
-
-def _words(part: Said) -> dict[str, Any]:
-    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
-
-
-def _thoughts(part: Thought, form: Form) -> dict[str, Any]:
-    return {
-        "type": "summary_text" if form.summarised else "reasoning_text",
-        "text": part.text,
-    }
+            return OutputItem(
+                id=name,
+                status=status,
+                type="function_call",
+                call_id=part.id,
+                name=part.name,
+                arguments=part.arguments,
+            )
 
 
 def _emptied(part: AnswerPart) -> AnswerPart:
-    """A part of which nothing was written yet."""
+    """The part before any of it was written."""
     match part:
         case Called():
             return attrs.evolve(part, arguments="")

@@ -20,7 +20,13 @@ import msgspec
 
 from cairn.actors.requests.messages import Generate, Keep, ServerFacts, StoredTurn
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.http.responses.answers import PREFIX, Chunks, Completion, Form, kept_body
+from cairn.http.responses.answers import (
+    PREFIX,
+    Form,
+    ResponsesAnswer,
+    ResponsesStream,
+    stored_response,
+)
 from cairn.http.responses.conversation import (
     ignored_items,
     ignored_tools,
@@ -30,6 +36,7 @@ from cairn.http.responses.conversation import (
     referred_to,
 )
 from cairn.http.responses.formats import read_held
+from cairn.http.responses.objects import DeletedResponse, Echo, ItemPage, Response
 from cairn.http.service import Service
 from cairn.http.wire import parameters
 from cairn.http.wire.errors import ClientError, missing
@@ -93,13 +100,13 @@ class ResponsesRequest:
     form: Form
     ignored: tuple[str, ...] = ()
 
-    def whole(self) -> Completion:
-        """What builds the answer as one object."""
-        return Completion(self.form, ignored=self.ignored)
+    def whole(self) -> ResponsesAnswer:
+        """A builder of the answer as one object."""
+        return ResponsesAnswer(self.form, ignored=self.ignored)
 
-    def streamed(self) -> Chunks:
-        """What builds the answer as a stream."""
-        return Chunks(self.form, ignored=self.ignored)
+    def streamed(self) -> ResponsesStream:
+        """A builder of the answer as a stream."""
+        return ResponsesStream(self.form, ignored=self.ignored)
 
 
 @attrs.frozen(kw_only=True)
@@ -208,7 +215,7 @@ def read_responses_request(
         constraint=held.constraint,
     )
     form = Form(
-        told=_told(wire, sampling.temperature, sampling.top_p),
+        echo=_echo(wire, sampling.temperature, sampling.top_p),
         model=facts.model,
         summarised=reasoning is not None and reasoning.summary is not None,
         sealed=_SEALED in (wire.include or ()),
@@ -257,7 +264,7 @@ async def completed(draft: Draft, service: Service) -> ResponsesRequest:
 # --- what is kept ------------------------------------------------------------------------------
 
 
-async def look_up(name: str, service: Service, query: Mapping[str, str]) -> dict[str, Any]:
+async def look_up(name: str, service: Service, query: Mapping[str, str]) -> Response:
     """
     The response of a name.
 
@@ -273,10 +280,10 @@ async def look_up(name: str, service: Service, query: Mapping[str, str]) -> dict
             param="stream",
             code="unsupported_value",
         )
-    return kept_body(await _turn(name, service), service.facts.model)
+    return stored_response(await _turn(name, service))
 
 
-async def look_up_input(name: str, service: Service, query: Mapping[str, str]) -> dict[str, Any]:
+async def look_up_input(name: str, service: Service, query: Mapping[str, str]) -> ItemPage:
     """
     The items that a response's request brought, a page of them.
 
@@ -302,13 +309,12 @@ async def look_up_input(name: str, service: Service, query: Mapping[str, str]) -
             )
         items = items[places[0] + 1 :]
     page = items[:limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(items) > len(page),
-    }
+    return ItemPage(
+        data=page,
+        first_id=page[0]["id"] if page else None,
+        last_id=page[-1]["id"] if page else None,
+        has_more=len(items) > len(page),
+    )
 
 
 def _page(limit: str) -> int:
@@ -321,7 +327,7 @@ def _page(limit: str) -> int:
     return found
 
 
-async def delete(name: str, service: Service) -> dict[str, Any]:
+async def delete(name: str, service: Service) -> DeletedResponse:
     """
     Keep the response of a name no longer.
 
@@ -330,7 +336,7 @@ async def delete(name: str, service: Service) -> dict[str, Any]:
     """
     if not await service.forget(_request_of(name) or ""):
         raise _not_found(name)
-    return {"id": name, "object": "response", "deleted": True}
+    return DeletedResponse(id=name)
 
 
 async def _turn(name: str, service: Service) -> StoredTurn:
@@ -400,22 +406,21 @@ def _ignored(wire: _Request, fields: Mapping[str, Any]) -> set[str]:
     return names
 
 
-def _told(wire: _Request, temperature: float, top_p: float) -> dict[str, Any]:
-    """What a response repeats of its request."""
+def _echo(wire: _Request, temperature: float, top_p: float) -> Echo:
     reasoning = wire.reasoning or _Reasoning()
     text = wire.text or _Text()
-    return {
-        "instructions": wire.instructions,
-        "max_output_tokens": wire.max_output_tokens,
-        "metadata": wire.metadata or {},
-        "parallel_tool_calls": wire.parallel_tool_calls is not False,
-        "previous_response_id": wire.previous_response_id,
-        "prompt_cache_key": wire.prompt_cache_key,
-        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
-        "store": wire.store is not False,
-        "temperature": temperature,
-        "text": {"format": text.format or {"type": "text"}},
-        "tool_choice": wire.tool_choice or "auto",
-        "tools": wire.tools or [],
-        "top_p": top_p,
-    }
+    return Echo(
+        instructions=wire.instructions,
+        max_output_tokens=wire.max_output_tokens,
+        metadata=wire.metadata or {},
+        parallel_tool_calls=wire.parallel_tool_calls is not False,
+        previous_response_id=wire.previous_response_id,
+        prompt_cache_key=wire.prompt_cache_key,
+        reasoning={"effort": reasoning.effort, "summary": reasoning.summary},
+        store=wire.store is not False,
+        temperature=temperature,
+        text={"format": text.format or {"type": "text"}},
+        tool_choice=wire.tool_choice or "auto",
+        tools=wire.tools or [],
+        top_p=top_p,
+    )

@@ -1,0 +1,154 @@
+"""The answer of ``/health``: whether the server is well, and how full it is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cairn.actors.requests.messages import Statistics
+from cairn.http.service import Server, Service
+from cairn.http.wire.sent import Sent
+
+_CONTEXTS_MAX = 10
+
+Status = Literal["ok", "admission_closed", "journal_full"]
+
+
+class ContextUseObject(Sent):
+    """How much of the context a conversation has filled."""
+
+    session: str
+    tokens: int
+    left: int
+
+
+class ServedModel(Sent):
+    """A model, and how many requests wait for it."""
+
+    name: str
+    state: Literal["loaded", "loading", "not_loaded"]
+    waiting: int
+
+
+class QueueObject(Sent):
+    """The requests that wait and those that run."""
+
+    queued: int
+    running: int
+
+
+class PoolObject(Sent):
+    """The slabs in use, and the room for slabs."""
+
+    slabs: int
+    slabs_total: int
+    bytes: int
+    bytes_total: int
+
+
+class BlocksObject(Sent):
+    """The sealed blocks in memory and on disk."""
+
+    count: int
+    bytes: int
+    bytes_total: int
+    disk_count: int
+    disk_bytes: int
+    disk_bytes_total: int
+
+
+class MemoryObject(Sent):
+    """Bytes of memory, by use."""
+
+    kv_live_bytes: int
+    kv_expected_bytes: int
+    weights_bytes: int
+    active_bytes: int
+    cache_bytes: int
+
+
+class Health(Sent):
+    """The state of the server."""
+
+    status: Status
+    model: str
+    fingerprint: str
+    context_tokens: int
+    block_tokens: int
+    contexts: list[ContextUseObject]
+    models: list[ServedModel]
+    started: int
+    sessions: dict[str, int]
+    queue: QueueObject
+    pool: PoolObject
+    blocks: BlocksObject
+    memory: MemoryObject
+    journal_position: int
+    bugs: int
+    admission_bug: str | None
+
+
+class HealthWithoutKey(Sent, kw_only=True):
+    """All that a caller without an API key is shown."""
+
+    status: Status
+    api_key: Literal["required"] = "required"
+
+
+def health(server: Server, service: Service | None) -> Health | HealthWithoutKey:
+    """
+    Args:
+        service: as the caller sees the server; None for a caller without a key, who is shown the
+            status alone.
+    """
+    facts, now = server.facts, server.statistics()
+    status = _status(now)
+    if service is None:
+        return HealthWithoutKey(status=status)
+    return Health(
+        status=status,
+        model=facts.model,
+        fingerprint=facts.fingerprint,
+        context_tokens=facts.context_tokens,
+        block_tokens=facts.block_tokens,
+        contexts=[
+            ContextUseObject(session=one.session, tokens=one.tokens, left=one.left)
+            for one in service.contexts(_CONTEXTS_MAX)
+        ],
+        models=[
+            ServedModel(name=model.facts.model, state=model.state, waiting=model.waiting)
+            for model in server.models
+        ],
+        started=facts.started_s,
+        sessions=dict(now.sessions),
+        queue=QueueObject(queued=now.queued, running=now.running),
+        pool=PoolObject(
+            slabs=now.slabs,
+            slabs_total=now.slabs_total,
+            bytes=now.slab_bytes,
+            bytes_total=now.slab_bytes_total,
+        ),
+        blocks=BlocksObject(
+            count=now.blocks,
+            bytes=now.block_bytes,
+            bytes_total=now.block_bytes_total,
+            disk_count=now.disk_blocks,
+            disk_bytes=now.disk_bytes,
+            disk_bytes_total=now.disk_bytes_total,
+        ),
+        memory=MemoryObject(
+            kv_live_bytes=now.kv_live_bytes,
+            kv_expected_bytes=now.kv_expected_bytes,
+            weights_bytes=now.weights_bytes,
+            active_bytes=now.active_bytes,
+            cache_bytes=now.cache_bytes,
+        ),
+        journal_position=now.journal_position,
+        bugs=now.bugs,
+        admission_bug=now.admission_bug,
+    )
+
+
+def _status(now: Statistics) -> Status:
+    if now.admission_bug is not None:
+        return "admission_closed"
+    return "journal_full" if now.journal_full else "ok"
