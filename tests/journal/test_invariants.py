@@ -673,7 +673,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
             _begun,
             of("decode"),
         ),
-        "two anticipations at once": instead(
+        "a prewarm started during another": instead(
             Ext,
             _begun,
             _ahead,
@@ -1276,7 +1276,7 @@ def test_no_model_leaves_under_a_request():
     bug = caught.value.outcome.bug
     assert bug is not None
     assert "INV-6" == bug.invariant
-    assert "a model left under a request" in str(bug)
+    assert "a model was unloaded during a request" in str(bug)
     assert (model, True) == (driver.state.model, bool(driver.state.requests))
 
 

@@ -8,8 +8,8 @@ import attrs
 import pytest
 
 from cairn.journal import events as ev
-from cairn.journal.lifecycle import STEPS, SessionState, next_state
-from cairn.journal.state import Session, trigger
+from cairn.journal.lifecycle import STEPS, SessionState, next_state, trigger
+from cairn.journal.state import Session
 from tests.journal.model import Driver, Talk, plain, played, tape
 
 SAMPLES: dict[str, ev.Event] = {
@@ -258,7 +258,7 @@ def test_a_step_that_is_not_in_the_table(session_state: SessionState, name: str)
 
     assert outcome.bug is not None
     assert "INV-6" == outcome.bug.invariant
-    assert f"{name} is no legal step of a {session_state} session" == outcome.bug.message
+    assert f"{name} is not a legal step of a {session_state} session" == outcome.bug.message
     assert SessionState.QUARANTINED is after.state
     kv = ("slab", "cached_tokens", "canonical_tokens", "slab_keys")
     assert [getattr(held, field) for field in kv] == [getattr(after, field) for field in kv]

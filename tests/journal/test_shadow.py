@@ -227,7 +227,7 @@ def test_what_differs_breaks_the_invariant(
 def test_a_check_of_a_block_that_nobody_sealed():
     """A key that is not on record is no legal step."""
     ((invariant, message),) = found(checked(keys=("a", "x")))
-    assert ("INV-6", "shadow_checked of a block never sealed") == (invariant, message)
+    assert ("INV-6", "shadow_checked of a block that was never sealed") == (invariant, message)
 
 
 def slab(**changes: Any) -> dict[str, Any]:
@@ -240,13 +240,13 @@ def test_a_check_without_a_model():
     """A slab needs a model."""
     began = ev.ShadowStarted(capacity_tokens=4, **slab())
     ((invariant, message),) = found(began, model=None, shadow=None)
-    assert ("INV-6", "a shadow check began without a model") == (invariant, message)
+    assert ("INV-6", "a shadow check started without a model") == (invariant, message)
 
 
 def test_a_check_beside_another():
     """One at a time."""
     began = ev.ShadowStarted(capacity_tokens=4, **slab(slab=2, pool_slabs=2, pool_bytes=16))
-    assert [("INV-6", "a shadow check began beside another")] == found(began)
+    assert [("INV-6", "a shadow check started during another")] == found(began)
     assert [] == found(began, shadow=None)
 
 
@@ -256,7 +256,7 @@ def test_a_result_of_another_check(other: dict[str, Any]):
     ended = ev.ShadowEnded(result="failed", **slab(pool_slabs=0, pool_bytes=0))
     for event in (checked(), ended):
         assert [] == found(event)
-        words = f"{event.kind} of a check that is not in hand"
+        words = f"{event.kind} of a shadow check that is not running"
         assert [("INV-6", words)] == found(attrs.evolve(event, **other))
         assert [("INV-6", words)] == found(event, shadow=None)
 
@@ -266,7 +266,7 @@ def test_a_check_ends_as_it_went():
     in_hand = state_of_two().shadow
     assert in_hand is not None
     done = attrs.evolve(in_hand, checked=True)
-    wrong = [("INV-6", "a shadow check ended otherwise than it went")]
+    wrong = [("INV-6", "a shadow check ended with a result that it did not find")]
     for result, due in (("same", []), ("differs", wrong), ("failed", wrong)):
         ended = ev.ShadowEnded(
             result=result,  # type: ignore[arg-type]  # each is one
@@ -274,7 +274,7 @@ def test_a_check_ends_as_it_went():
         )
         assert due == found(ended, shadow=done)
         assert (wrong if not due else []) == found(ended)
-    assert [("INV-6", "an answer checked twice at a time")] == found(checked(), shadow=done)
+    assert [("INV-6", "a shadow check with two results")] == found(checked(), shadow=done)
 
 
 @pytest.mark.parametrize(

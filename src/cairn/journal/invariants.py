@@ -23,17 +23,15 @@ import attrs
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.keys import ids_hash
-from cairn.journal.lifecycle import SessionState, next_state
+from cairn.journal.lifecycle import SessionState, illegal_steps
 from cairn.journal.shadow import answer_hash, others
 from cairn.journal.state import (
     Block,
     Session,
-    SessionId,
     Slab,
     State,
     anticipated,
     opened_request,
-    trigger,
 )
 
 Scope = Literal["session", "blocks", "admission", "server"]
@@ -114,123 +112,11 @@ def _broken(invariant: str, message: str, expected: object, actual: object) -> V
 
 def check(state: State, recorded: ev.Recorded) -> list[Violation]:
     """The violations that an event would be on ``state``; empty where all holds."""
-    illegal = list(_legal(state, recorded))
+    illegal = [_broken("INV-6", *step) for step in illegal_steps(state, recorded)]
     if illegal:
         return illegal
     event = recorded.event
     return [found for one in _CHECKS.get(type(event), ()) for found in one(state, event)]
-
-
-# --- INV-6 -------------------------------------------------------------------------------------
-
-
-def _legal(state: State, recorded: ev.Recorded) -> Iterator[Violation]:
-    event = recorded.event
-    if recorded.position != state.position + 1:
-        yield _broken("INV-6", "gap in the journal", state.position + 1, recorded.position)
-    if recorded.stream != event.stream:
-        yield _broken("INV-6", "an event in another stream", event.stream, recorded.stream)
-    expected = state.streams.get(recorded.stream, 0) + 1
-    if recorded.seq != expected:
-        yield _broken("INV-6", f"gap in the stream {recorded.stream}", expected, recorded.seq)
-    session_id = getattr(event, "session", None)
-    if session_id is None:
-        yield from _server_legal(state, event)
-        return
-    session = state.sessions.get(SessionId(session_id))
-    if isinstance(event, ev.SessionOpened):
-        if session is not None:
-            yield _broken("INV-6", "a session was opened twice", "a new id", session_id)
-        return
-    if session is None:
-        yield _broken("INV-6", f"{event.kind} on a session that is not open", "one", session_id)
-        return
-    if next_state(session.state, trigger(event)) is None:
-        yield _broken(
-            "INV-6",
-            f"{trigger(event)} is no legal step of a {session.state} session",
-            f"one of those that follow {session.state}",
-            trigger(event),
-        )
-        return
-    yield from _one_command(session, event)
-
-
-_OF_A_BLOCK = (
-    ev.BlockEvicted,
-    ev.BlockSpilled,
-    ev.BlockSpillFailed,
-    ev.BlockLoaded,
-    ev.BlockFileRejected,
-    ev.BlockFileRemoved,
-)
-"""What the store does with a block that was sealed before."""
-
-
-def _server_legal(state: State, event: ev.Event) -> Iterator[Violation]:
-    if isinstance(event, ev.ServerStarted) and state.boot is not None:
-        yield _broken("INV-6", "a server started while another runs", None, state.boot)
-    if isinstance(event, ev.ServerStopped | ev.ServerLost) and state.boot != event.boot:
-        yield _broken("INV-6", "a run ended that had not begun", state.boot, event.boot)
-    if isinstance(event, ev.ModelLoaded):
-        if state.model is not None:
-            yield _broken("INV-6", "a model loaded beside another", None, state.model.name)
-        if event.block_tokens < 1:
-            yield _broken("INV-6", "a model without chunks", ">= 1", event.block_tokens)
-    if isinstance(event, ev.ModelUnloaded):
-        loaded = state.model.fingerprint if state.model is not None else None
-        if loaded != event.fingerprint:
-            yield _broken("INV-6", "a model left that was not there", loaded, event.fingerprint)
-        if state.requests:
-            yield _broken("INV-6", "a model left under a request", None, min(state.requests))
-    if isinstance(event, _OF_A_BLOCK) and event.key not in state.blocks:
-        yield _broken("INV-6", f"{event.kind} of a block never sealed", "a key", event.key)
-    if isinstance(event, ev.ShadowChecked):
-        for key in event.keys:
-            if key not in state.blocks:
-                yield _broken("INV-6", f"{event.kind} of a block never sealed", "a key", key)
-    if isinstance(event, ev.ShadowStarted) and state.model is None:
-        yield _broken("INV-6", "a shadow check began without a model", "a model", None)
-    if isinstance(event, ev.ShadowStarted) and state.shadow is not None:
-        yield _broken("INV-6", "a shadow check began beside another", None, state.shadow)
-    if isinstance(event, ev.ShadowChecked | ev.ShadowEnded):
-        yield from _of_the_check(state, event)
-    if isinstance(event, ev.BlockFilesScanned) and state.model is None:
-        yield _broken("INV-6", "blocks were looked for without a model", "a model", None)
-
-
-def _of_the_check(state: State, event: ev.ShadowChecked | ev.ShadowEnded) -> Iterator[Violation]:
-    """Events of a shadow check belong to the one in hand, and tell its story in order."""
-    shadow = state.shadow
-    held = (shadow.of_session, shadow.request) if shadow is not None else None
-    named = (event.of_session, event.request)
-    if shadow is None or held != named:
-        yield _broken("INV-6", f"{event.kind} of a check that is not in hand", held, named)
-    elif isinstance(event, ev.ShadowChecked) and shadow.checked:
-        yield _broken("INV-6", "an answer checked twice at a time", "one result", event.kind)
-    elif isinstance(event, ev.ShadowEnded) and shadow.checked != (event.result == "same"):
-        was = "same" if shadow.checked else "another result"
-        yield _broken("INV-6", "a shadow check ended otherwise than it went", was, event.result)
-
-
-def _one_command(session: Session, event: ev.Event) -> Iterator[Violation]:
-    """Events of a request belong to the request in hand."""
-    if isinstance(event, ev.RequestReceived | ev.InvariantViolated):
-        return
-    named = getattr(event, "request", None)
-    held = session.request.ask.request if session.request is not None else None
-    needs = isinstance(event, ev.CacheExtended) and event.step != "settle"
-    needs = needs or (isinstance(event, ev.BlocksRestored) and session.prewarm is None)
-    if (named is not None or needs) and named != held:
-        yield _broken("INV-6", f"{event.kind} for another request", held, named)
-        return
-    if session.request is None or isinstance(event, ev.RequestCancelled):
-        return
-    chosen = session.request.path is not None
-    if isinstance(event, ev.PathSelected) and chosen:
-        yield _broken("INV-6", "a path was selected twice", "one decision", event.path)
-    if not isinstance(event, ev.PathSelected | ev.SessionQuarantined) and not chosen:
-        yield _broken("INV-6", f"{event.kind} before a path was selected", "path_selected", None)
 
 
 # --- INV-1, INV-2 --------------------------------------------------------------------------------
@@ -382,9 +268,6 @@ def _shared(state: State, event: ev.BlocksRestored) -> Iterator[Violation]:
         yield _broken("INV-1", "blocks left a gap", session.cached_tokens, event.start)
     start_due = _window_after(state, session, event)
     yield from _coverage(state, session, event.coverage, event.end, start_due)
-    if session.request is None and session.prewarm is None:
-        yield _broken("INV-6", "blocks were shared for nothing", "a request", None)
-        return
     yield from _as_decided(state, session, event)
     if len(event.digests) != len(event.keys):
         yield _broken("INV-3", "not a digest a block", len(event.keys), len(event.digests))
@@ -456,8 +339,6 @@ def _trimmed(state: State, event: ev.CacheTrimmed) -> Iterator[Violation]:
 
 def _settled(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
     session = state.session(event.session)
-    if session.prewarm is not None:
-        yield _broken("INV-6", "at rest before what is anticipated has its end", "an end", None)
     if event.canonical_tokens != session.cached_tokens:
         yield _broken("INV-1", "settled elsewhere", session.cached_tokens, event.canonical_tokens)
     chunk = state.model.block_tokens if state.model else 1
@@ -596,8 +477,6 @@ def _received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
         loaded = model.fingerprint if model is not None else None
         yield _broken("INV-4", "a request for another model", loaded, event.fingerprint)
         return
-    if event.request in state.requests:
-        yield _broken("INV-6", "a request taken twice", "a new id", event.request)
     if event.tenant != session.tenant:
         yield _broken("INV-4", "another tenant's session", session.tenant, event.tenant)
     base = last.request if last is not None else None
@@ -643,9 +522,6 @@ def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
 def _begun(state: State, event: ev.PrewarmStarted) -> Iterator[Violation]:
     session = state.session(event.session)
     last, chunk = session.last, state.model.block_tokens if state.model else 1
-    if session.prewarm is not None:
-        yield _broken("INV-6", "two anticipations at once", None, event.tokens)
-        return
     if last is None or not last.answered or session.slab is None or session.request is not None:
         yield _broken("INV-4", "an anticipation after no answer", "answer and slab", session.state)
         return
@@ -674,10 +550,6 @@ def _prewarm_ended(
 ) -> Iterator[Violation]:
     session = state.session(event.session)
     prewarm, cached = session.prewarm, session.cached_tokens
-    begun = prewarm is not None
-    if begun is (isinstance(event, ev.PrewarmAbandoned) and event.reason == "render_failed"):
-        yield _broken("INV-6", "the end of an anticipation that never began, or none", begun, event)
-        return
     computed = prewarm.computed_tokens if prewarm is not None else 0
     if event.computed_tokens != computed:
         yield _broken("INV-1", "other passes ran ahead than told", computed, event.computed_tokens)

@@ -22,7 +22,7 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal.checkpoints import Checkpoints
-from cairn.journal.lifecycle import SessionState, next_state
+from cairn.journal.lifecycle import SessionState, next_state, trigger
 from cairn.journal.windows import SinkWindow
 
 SessionId = NewType("SessionId", str)
@@ -519,13 +519,6 @@ def apply(state: State, recorded: ev.Recorded) -> State:
 
 
 # --- helpers -----------------------------------------------------------------------------------
-
-
-def trigger(event: ev.Event) -> str:
-    """The name under which an event stands in ``lifecycle.STEPS``."""
-    if isinstance(event, ev.CacheExtended):
-        return f"{event.kind}/{event.step}"
-    return event.kind
 
 
 def _put(state: State, session: Session) -> State:
