@@ -136,7 +136,7 @@ async def test_several_models():
     } == body["data"][1]["cairn"]
     status, body = await get(service, "/v1/models/third")
     assert 404 == status
-    assert f"{FACTS.model!r}, 'other' are: send one of these" in body["error"]["message"]
+    assert f"send one of {FACTS.model!r}, 'other', or no model" in body["error"]["message"]
     _, health = await get(service, "/health")
     assert {"name": "other", "state": "not_loaded", "waiting": 1} == health["models"][1]
 
@@ -227,7 +227,7 @@ async def test_wrong_address_or_method(method: str, path: str, status: int, code
     if status == 405:
         allowed = response.headers["allow"]
         told = " and".join(allowed.rsplit(",", 1))
-        assert f"this address takes {told} only" == error["message"]
+        assert f"this address accepts only {told}" == error["message"]
         takes = {CHAT: "POST, OPTIONS", "/health": "GET, HEAD, OPTIONS", "/": "GET, HEAD, OPTIONS"}
         assert takes[path] == allowed
 
@@ -247,11 +247,11 @@ async def told(path: str, *, method: str = "post") -> str:
 @pytest.mark.parametrize(
     ("path", "meant", "fault"),
     [
-        ("/v1/v1/chat/completions", CHAT, "has a /v1 too many"),
-        ("/v1/v1/v1/completions", "/v1/completions", "has a /v1 too many"),
-        ("/v1/v1/messages", "/v1/messages", "has a /v1 too many"),
-        ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens", "has a /v1 too many"),
-        ("/v1/v1/models/any/name", "/v1/models/any/name", "has a /v1 too many"),
+        ("/v1/v1/chat/completions", CHAT, "has one /v1 too many"),
+        ("/v1/v1/v1/completions", "/v1/completions", "has one /v1 too many"),
+        ("/v1/v1/messages", "/v1/messages", "has one /v1 too many"),
+        ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens", "has one /v1 too many"),
+        ("/v1/v1/models/any/name", "/v1/models/any/name", "has one /v1 too many"),
         ("/chat/completions", CHAT, "lacks /v1"),
         ("/messages", "/v1/messages", "lacks /v1"),
         ("/responses", "/v1/responses", "lacks /v1"),
@@ -262,10 +262,7 @@ async def told(path: str, *, method: str = "post") -> str:
 )
 async def test_a_base_url_with_another_v1(path: str, meant: str, fault: str):
     """The fault is named, and the address that was meant, whatever the method."""
-    expected = (
-        f"there is nothing at {path!r}: the base URL of this client {fault}; the address is "
-        f"{meant!r}"
-    )
+    expected = f"nothing found at {path!r}: the client's base URL {fault}; the address is {meant!r}"
     assert [expected] * 2 == [await told(path, method=method) for method in ("get", "post")]
 
 
@@ -274,13 +271,13 @@ async def test_a_base_url_with_another_v1(path: str, meant: str, fault: str):
 )
 async def test_nothing_at_an_address(path: str):
     """Where no /v1 would help, what was asked is named, and where to look."""
-    assert f"there is nothing at {path!r}; GET / lists what is" == await told(path)
+    assert f"nothing found at {path!r}; GET / lists the addresses" == await told(path)
 
 
 async def test_an_address_is_told_harmlessly():
     """It is cut, and what steers a terminal is written out, in what was meant too."""
     message = await told("/" + quote("\x1b[2J\n") + "x" * 5000)
-    assert f"there is nothing at '/\\x1b[2J\\n{'x' * 194}'; GET / lists what is" == message
+    assert f"nothing found at '/\\x1b[2J\\n{'x' * 194}'; GET / lists the addresses" == message
     message = await told("/models/" + quote("\x1b[2J") + "x" * 5000)
     assert "'/v1/models/\\x1b[2Jxxx" in message
     assert len(message) < 600
@@ -314,7 +311,7 @@ async def test_large_body_on_the_wire(serve: Serve, client: httpx.AsyncClient):
         (await client.post(url + CHAT, content=fits)).status_code,
     )
     response = await client.post(url + CHAT, content=fits + b" ")
-    assert (413, "request_too_large", "the body has more than 32 MiB; send less") == (
+    assert (413, "request_too_large", "the body is larger than 32 MiB; send a smaller one") == (
         response.status_code,
         response.json()["error"]["code"],
         response.json()["error"]["message"],
@@ -393,12 +390,12 @@ async def test_origins(origin: str, host: str, allowed: tuple[str, ...], status:
 @pytest.mark.parametrize(
     ("origin", "site", "hint"),
     [
-        ("https://chat.example", "cross-site", "name this origin (--cors ORIGIN)"),
-        ("http://localhost:3000", None, "name this origin (--cors ORIGIN)"),
-        ("https://box.lan", "same-site", "name this origin (--cors ORIGIN)"),
-        ("https://box.lan", "same-origin", "name of the page's host (--allow-host NAME)"),
-        ("null", "cross-site", "serve the page from there, and have the server's operator"),
-        ("app://notes", None, "an origin that can be named is one of http or https"),
+        ("https://chat.example", "cross-site", "allow this origin (--cors ORIGIN)"),
+        ("http://localhost:3000", None, "allow this origin (--cors ORIGIN)"),
+        ("https://box.lan", "same-site", "allow this origin (--cors ORIGIN)"),
+        ("https://box.lan", "same-origin", "allow the page's host name (--allow-host NAME)"),
+        ("null", "cross-site", "serve the page from one, and ask the server's operator"),
+        ("app://notes", None, "only http and https origins can be allowed"),
     ],
 )
 async def test_what_lets_a_page_in(origin: str, site: str | None, hint: str):
@@ -411,7 +408,7 @@ async def test_what_lets_a_page_in(origin: str, site: str | None, hint: str):
     status, body = await get(FakeService(), "/health", headers=headers)
     assert (403, "origin_not_allowed") == (status, body["error"]["code"])
     message = body["error"]["message"]
-    assert message.startswith(f"a page of {origin!r} may not call this server; ")
+    assert message.startswith(f"pages from {origin!r} may not call this server; ")
     assert hint in message
     options = {name for name in ("--cors", "--allow-host") if name in message}
     assert {"--allow-host" if site == "same-origin" else "--cors"} == options

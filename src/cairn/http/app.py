@@ -275,8 +275,8 @@ def _check_host(header: str, allowed: frozenset[str]) -> None:
     if name == "localhost" or name in allowed or _is_address(name):
         return
     raise ClientError(
-        f"this server is not called {(name or header)[:200]!r}; call it by an address, or "
-        "have its operator allow the name (--allow-host)",
+        f"the host name {(name or header)[:200]!r} is not allowed; use the server's IP address, or "
+        "ask its operator to allow the name (--allow-host)",
         code="host_not_allowed",
         status=403,
     )
@@ -294,7 +294,7 @@ def _check_origin(origin: str | None, host: str, allowed: frozenset[str]) -> Non
     if name and (name == _host_name(host) or name in allowed):
         return
     raise ClientError(
-        f"a page of {origin[:200]!r} may not call this server; {_origin_hint(origin)}",
+        f"pages from {origin[:200]!r} may not call this server; {_origin_hint(origin)}",
         code="origin_not_allowed",
         status=403,
     )
@@ -304,21 +304,21 @@ def _origin_hint(origin: str) -> str:
     """What lets a page in."""
     if request.headers.get("sec-fetch-site") == "same-origin":
         # It calls what it comes from, behind a proxy that calls the server by another name.
-        return "have its operator allow the name of the page's host (--allow-host NAME)"
+        return "ask its operator to allow the page's host name (--allow-host NAME)"
     try:
         read_origin(origin)
     except ValueError:
         return (
-            "an origin that can be named is one of http or https: serve the page from there, and "
-            "have the server's operator name its origin (--cors ORIGIN)"
+            "only http and https origins can be allowed: serve the page from one, and ask the "
+            "server's operator to allow it (--cors ORIGIN)"
         )
-    return "have its operator name this origin (--cors ORIGIN)"
+    return "ask its operator to allow this origin (--cors ORIGIN)"
 
 
 def _check_encoding(header: str) -> None:
     if header.strip().lower() not in ("", "identity"):
         raise ClientError(
-            f"the body is encoded as {header[:40]!r}; send it as it is",
+            f"the body has the content encoding {header[:40]!r}; send it without one",
             code="unsupported_encoding",
             status=415,
         )

@@ -85,11 +85,11 @@ def listed(name: str, models: Sequence[ListedModel]) -> ListedModel:
         if name in (model.facts.model, *model.aliases):
             return model
     names = [repr(model.facts.model) for model in models]
-    served = f"{names[0]} is: send that name, or none"
+    served = names[0]
     if len(names) > 1:
-        served = f"{', '.join(names)} are: send one of these names, or none"
+        served = f"one of {', '.join(names)}"
     raise ClientError(
-        f"the model {name[:200]!r} is not served here; {served}",
+        f"the model {name[:200]!r} is not served here; send {served}, or no model",
         param="model",
         code="model_not_found",
         status=404,

@@ -151,5 +151,7 @@ def test_origins_are_read_as_browsers_write_them(text: str, expected: str):
 )
 def test_what_is_no_origin_is_refused(text: str):
     """The message says what one is."""
-    with pytest.raises(ValueError, match=r"is no origin; one is https://chat\.example"):
+    with pytest.raises(
+        ValueError, match=r"is not an origin; pass one such as https://chat\.example"
+    ):
         read_origin(text)

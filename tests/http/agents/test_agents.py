@@ -224,7 +224,7 @@ async def test_a_fork_with_a_field_that_there_is_not(slip: str):
         status, told = await call(service, "POST", "/notes/fork", {slip: 0, **more})
         assert (400, "invalid_value", slip) == refused((status, told))
         assert (
-            f"a fork has no field {slip}: it takes agent_id and turn alone. Nothing was forked"
+            f"unknown field {slip}: a fork accepts only agent_id and turn. Nothing was forked"
             == (told["error"]["message"])
         )
     assert ["notes"] == [one.name for one in service.for_tenant("local").agents.all()]
@@ -359,7 +359,7 @@ async def test_names_of_agents_sessions_are_reserved(path: str):
     response = await client.post(path, data=json.dumps(body))
     found = json.loads(await response.get_data(as_text=True))
     assert 400 == response.status_code
-    assert "session_id begins with 'agent/'" in found["error"]["message"]
+    assert "session_id must not begin with 'agent/'" in found["error"]["message"]
     assert [] == service.commands
 
 

@@ -421,8 +421,8 @@ def test_a_field_that_is_like_none_has_no_hint(sent: str):
 @pytest.mark.parametrize(
     ("sent", "hint"),
     [
-        ({"message": []}, ". Is message meant for it?"),
-        ({"mesages": [], "model": "m"}, ". Is mesages meant for it?"),
+        ({"message": []}, ". Did you mean `messages` instead of `message`?"),
+        ({"mesages": [], "model": "m"}, ". Did you mean `messages` instead of `mesages`?"),
         ({"message": None}, ""),
         ({"prompt": "Hi"}, ""),
         ({}, ""),
@@ -432,7 +432,7 @@ def test_a_field_that_is_missing_and_may_be_misspelt(sent: dict[str, Any], hint:
     """The refusal names what may have been sent for it."""
     with pytest.raises(ClientError) as failed:
         read_chat_request(json.dumps(sent).encode(), {}, Ignored(), FACTS)
-    assert f"messages is missing; it is required{hint}" == failed.value.message
+    assert f"Missing required field `messages`{hint}" == failed.value.message
     assert "messages" == failed.value.param
 
 

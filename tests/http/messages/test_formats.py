@@ -219,7 +219,9 @@ async def test_what_cannot_be_held_is_the_clients_error(
         error["code"],
         error["param"],
     )
-    assert error["message"].startswith(f"{param}: no answer can be held to this: it is odd; ")
+    assert error["message"].startswith(
+        f"{param}: an answer cannot be constrained to this: it is odd; "
+    )
     assert "response_format" not in error["message"]
 
 

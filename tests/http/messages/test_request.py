@@ -171,9 +171,8 @@ def test_a_limit_that_is_misspelt():
     """The refusal asks whether it is meant."""
     with pytest.raises(ClientError) as failed:
         read(max_tokens=None, maxTokens=100)
-    assert "max_tokens is missing; it is required. Is maxTokens meant for it?" == (
-        failed.value.message
-    )
+    hint = "Did you mean `max_tokens` instead of `maxTokens`?"
+    assert f"Missing required field `max_tokens`. {hint}" == failed.value.message
 
 
 def test_only_a_count_may_end_with_an_answer():

@@ -469,7 +469,7 @@ def test_an_input_that_is_misspelt():
     """The refusal asks whether it is meant, also where there is something to go on from."""
     for more in ({}, {"previous_response_id": "resp_1"}):
         error = refused(input=None, inptu="x", **more)
-        assert error.message.endswith(". Is inptu meant for it?")
+        assert error.message.endswith(". Did you mean `input` instead of `inptu`?")
         assert ("input", "missing_required_parameter") == (error.param, error.code)
     assert "meant" not in refused(input=None, inbox="x").message
     assert "meant" not in refused(input=[], inptu="x").message

@@ -179,7 +179,7 @@ async def test_what_cannot_be_held_is_the_clients_error(
         error["code"],
         error["param"],
     )
-    assert f"{param}: no answer can be held to this: it is odd; " in error["message"]
+    assert f"{param}: an answer cannot be constrained to this: it is odd; " in error["message"]
 
 
 @pytest.mark.trio

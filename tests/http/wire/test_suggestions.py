@@ -46,7 +46,10 @@ async def test_a_required_field_that_is_missing(
         error["code"],
         error["param"],
     )
-    assert f"{wanted} is missing; it is required. Is {slip} meant for it?" == error["message"]
+    assert (
+        f"Missing required field `{wanted}`. Did you mean `{wanted}` instead of `{slip}`?"
+        == error["message"]
+    )
     assert [] == service.commands
 
 

@@ -48,8 +48,8 @@ def read_origin(text: str) -> str:
 
 def _no_origin(text: str) -> ValueError:
     return ValueError(
-        f"{text!r} is no origin; one is https://chat.example or http://localhost:3000, without a "
-        "path, or * for any."
+        f"{text!r} is not an origin; pass one such as https://chat.example or "
+        "http://localhost:3000, without a path, or * for any."
     )
 
 

@@ -65,11 +65,11 @@ def tenant_of(headers: Headers, keys: Keys | None) -> str:
     given = tuple(_given(headers))
     owners = keys.owners(given)
     if not given:
-        raise _refused(f"this server wants an API key: {_SEND_IT}")
+        raise _refused(f"this server requires an API key; {_SEND_IT}")
     if not owners:
-        raise _refused("this API key is none of this server's; ask its operator for one")
+        raise _refused("unknown API key; ask the server's operator for a valid one")
     if len(owners) > 1:
-        raise _refused("the request carries API keys of two tenants; send one of them")
+        raise _refused("the request has API keys of two tenants; send only one")
     (tenant,) = owners
     return tenant
 

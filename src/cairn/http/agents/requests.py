@@ -44,9 +44,9 @@ ADDRESS = "/v1/agents"
 PROTOCOL = "cairn.agents"
 
 _NOT_HERE = {
-    "session_id": "an agent has a session of its own; leave it out",
-    "tools": "name them when you create the agent; to go on with others, create another one",
-    "system_prompt": "name it when you create the agent",
+    "session_id": "an agent has its own session; leave it out",
+    "tools": "set them when you create the agent; for other tools, create another agent",
+    "system_prompt": "set it when you create the agent",
 }
 """What is the agent's, and how else to have it."""
 
@@ -137,8 +137,7 @@ def read_fork(body: bytes) -> Fork:
         # Whatever it means, behind the last turn it could be another agent than is meant.
         other = min(others)[:100]
         raise ClientError(
-            f"a fork has no field {other}: it takes {' and '.join(known)} alone. Nothing was "
-            "forked",
+            f"unknown field {other}: a fork accepts only {' and '.join(known)}. Nothing was forked",
             param=other,
         )
     return Fork(name=_name(wire.agent_id), turn=integer("turn", wire.turn, 0, INT64_MAX))
@@ -166,7 +165,7 @@ def read_generate_request(
     for name, hint in _NOT_HERE.items():
         if fields.get(name) is not None:
             raise ClientError(
-                f"{name} is the agent's own: {hint}", param=name, code="unsupported_value"
+                f"{name} cannot be set here: {hint}", param=name, code="unsupported_value"
             )
     agent = held.agent
     if agent.tools:
@@ -175,7 +174,7 @@ def read_generate_request(
     command = asked.command
     if command.choices > 1:
         raise ClientError(
-            "n is for chats: an agent goes on with one answer; leave it out, or fork the agent",
+            "n is not supported for agents; leave it out, or fork the agent",
             param="n",
             code="unsupported_value",
         )
@@ -274,8 +273,8 @@ async def fork(name: str, wanted: Fork, service: Service) -> AgentFacts:
         held = service.agents.one(name)
         turns = held.turns if held is not None else 0
         raise ClientError(
-            f"turn is {wanted.turn}, and the agent has {turns} so far: send 0 to {turns}, or leave "
-            "it out for the last",
+            f"turn is {wanted.turn}, but the agent has {turns} turns; send 0 to {turns}, or leave "
+            "it out to fork after the last turn",
             param="turn",
         ) from error
     if found is None:
@@ -286,8 +285,8 @@ async def fork(name: str, wanted: Fork, service: Service) -> AgentFacts:
 def not_found(name: str) -> ClientError:
     """What to raise where there is no agent of a name."""
     return ClientError(
-        f"there is no agent {name[:NAME_MAX]!r}: it was never created, was deleted, or was not to "
-        "outlive its server (persist: false); GET /v1/agents lists those that are there",
+        f"agent {name[:NAME_MAX]!r} not found: it was never created, was deleted, or ended with "
+        "its server (persist: false); GET /v1/agents lists the agents",
         code="agent_not_found",
         status=404,
     )

@@ -15,7 +15,7 @@ import msgspec
 
 from cairn.engine.json_text import fault_of
 from cairn.engine.prompt.template import RENDERED, Message, call_arguments
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.errors import ClientError, missing
 from cairn.http.wire.limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
 from cairn.http.wire.parameters import check_name
 from cairn.http.wire.placeholders import OF_PARTS, answered
@@ -66,7 +66,7 @@ def read_messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
         ClientError: one of them cannot be used.
     """
     if not wire:
-        raise ClientError("messages is empty; send at least one", param="messages")
+        raise ClientError("messages is empty; send at least one message", param="messages")
     check_count(wire, "messages", MESSAGES_MAX)
     return tuple(
         _message(message, f"messages[{index}]", placeholders)
@@ -114,7 +114,7 @@ def read_template(
     taken = sorted(RENDERED & template.keys())
     if taken:
         where = f"chat_template_kwargs.{taken[0]}"
-        raise ClientError(f"{where} belongs to the server; leave it out", param=where)
+        raise ClientError(f"{where} is set by the server; leave it out", param=where)
     if (fault := fault_of(template)) is not None:
         raise ClientError(f"chat_template_kwargs {fault}", param="chat_template_kwargs")
     if enable_thinking is not None:
@@ -142,14 +142,14 @@ def _message(wire: WireMessage, where: str, placeholders: Mapping[str, str]) -> 
     if is_assistant and wire.function_call is not None:
         # Its result would be of the role `function`, which has no call that it answers.
         raise ClientError(
-            f"{where}.function_call is a call of the older form; send it in tool_calls, and its "
-            "result as a message of the role tool",
+            f"{where}.function_call is not supported; send the call in tool_calls, and its result "
+            "as a message with the role tool",
             param=f"{where}.function_call",
             code="unsupported_value",
         )
     if wire.content is None and not is_assistant:
         raise ClientError(
-            f"{where}.content is missing; only an assistant's message may be without",
+            f"Missing required field `{where}.content`; only assistant messages may omit it",
             param=f"{where}.content",
             code="missing_required_parameter",
         )
@@ -179,17 +179,13 @@ def _text(content: str | list[WirePart] | None, where: str, placeholders: Mappin
 def _part(part: WirePart, where: str) -> str:
     if part.type not in ("text", "refusal"):
         raise ClientError(
-            f"{where} is a part of type {part.type[:40]!r}; this model takes text parts only",
+            f"{where} has the type {part.type[:40]!r}; this model accepts only text parts",
             param=f"{where}.type",
             code="unsupported_content",
         )
     text = part.refusal if part.type == "refusal" else part.text
     if text is None:
-        raise ClientError(
-            f"{where}.{part.type} is missing; a {part.type} part has a string there",
-            param=f"{where}.{part.type}",
-            code="missing_required_parameter",
-        )
+        raise missing(f"{where}.{part.type}")
     return text
 
 
@@ -208,7 +204,7 @@ def _tool(tool: dict[str, Any], where: str) -> Mapping[str, Any]:
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise ClientError(
-            f'{where} is no function; send {{"type": "function", "function": {{"name": ...}}}}',
+            f'{where} is not a function; send {{"type": "function", "function": {{"name": ...}}}}',
             param=where,
             code="unsupported_value",
         )

@@ -71,7 +71,7 @@ def _choice(
     name = function.get("name") if isinstance(function, Mapping) else None
     if choice.get("type", "function") != "function" or not isinstance(name, str):
         raise ClientError(
-            f"tool_choice is an object that names no function; send {_NAMED}",
+            f"tool_choice is an object that does not name a function; send {_NAMED}",
             param="tool_choice",
             code="unsupported_value",
         )

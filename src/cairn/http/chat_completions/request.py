@@ -218,8 +218,8 @@ def _biases(wire: Mapping[str, float], vocabulary_tokens: int) -> dict[int, floa
         # A row of logits has no place for another one, and the device would not ask.
         if not _TOKEN_ID.fullmatch(token) or int(token) >= vocabulary_tokens:
             raise ClientError(
-                f"logit_bias names {token[:NAME_MAX]!r}, which is no token of this model: its ids "
-                f"are 0 to {vocabulary_tokens - 1}",
+                f"logit_bias has the key {token[:NAME_MAX]!r}, which is not a token id of this "
+                f"model; its token ids are 0 to {vocabulary_tokens - 1}",
                 param="logit_bias",
             )
     return {int(token): bias for token, bias in wire.items()}
@@ -247,5 +247,5 @@ def _top_logprobs(wire: _Request) -> int | None:
     if wire.logprobs is True:
         return count or 0
     if count:
-        raise ClientError("top_logprobs needs logprobs: true beside it", param="top_logprobs")
+        raise ClientError("top_logprobs requires logprobs: true", param="top_logprobs")
     return None

@@ -127,16 +127,18 @@ def read_text_request(
 
 def _check_refused(wire: _Request) -> None:
     refused = {
-        "echo": (wire.echo is True, "this server does not give the prompt back; put it in front"),
-        "suffix": (bool(wire.suffix), "this model goes on with a text, and fills in none"),
+        "echo": (wire.echo is True, "put the prompt in front of the answer yourself"),
+        "suffix": (bool(wire.suffix), "the model can continue a text, but not fill a gap"),
         "best_of": (
             wire.best_of not in (None, wire.n or 1),
-            "this server gives all answers that it writes; ask for them by n",
+            "the server returns every answer that it writes; use n",
         ),
     }
     for name, (is_refused, why) in refused.items():
         if is_refused:
-            raise ClientError(f"{name}: {why}", param=name, code="unsupported_value")
+            raise ClientError(
+                f"{name} is not supported: {why}", param=name, code="unsupported_value"
+            )
 
 
 def _prompt(
@@ -145,13 +147,12 @@ def _prompt(
     if isinstance(wire, str):
         return wire
     if not wire:
-        raise ClientError("prompt is empty; there is nothing to go on with", param="prompt")
+        raise ClientError("prompt is empty; send a text or token ids", param="prompt")
     if all(isinstance(one, int) for one in wire):
         return _token_ids(wire, vocabulary_tokens)
     if len(wire) > 1:
         raise ClientError(
-            f"prompt has {len(wire)} prompts; this server takes one a request: send a request for "
-            "each",
+            f"prompt has {len(wire)} prompts; send a request for each",
             param="prompt",
             code="unsupported_value",
         )
@@ -161,12 +162,12 @@ def _prompt(
 
 def _token_ids(ids: Sequence[Any], vocabulary_tokens: int) -> tuple[int, ...]:
     if not ids:
-        raise ClientError("prompt is empty; there is nothing to go on with", param="prompt")
+        raise ClientError("prompt is empty; send a text or token ids", param="prompt")
     for one in ids:
         # A row of embeddings has no place for another one, and the device would not ask.
         if not 0 <= one < vocabulary_tokens:
             raise ClientError(
-                f"prompt names the token {one}; this model's are 0 to {vocabulary_tokens - 1}",
+                f"prompt has the token id {one}; this model's are 0 to {vocabulary_tokens - 1}",
                 param="prompt",
             )
     return tuple(ids)

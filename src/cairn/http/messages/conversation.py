@@ -154,7 +154,7 @@ def read_talk(
         ClientError: one of them cannot be used.
     """
     if not wire:
-        raise ClientError("messages is empty; send at least one", param="messages")
+        raise ClientError("messages is empty; send at least one message", param="messages")
     check_count(wire, "messages", MESSAGES_MAX)
     reader = _Reader(tools)
     messages = list(reader.system(system))
@@ -177,10 +177,10 @@ def check_last(wire: Sequence[WireMessage]) -> None:
         ClientError: the last one is an assistant's.
     """
     if wire[-1].role == "assistant":
-        # An answer that begins anew is none that goes on.
+        # A new answer would not continue the message.
         raise ClientError(
-            f"messages[{len(wire) - 1}] is an assistant's, and this server cannot go on with a "
-            "message that was begun; end with a user's",
+            f"messages[{len(wire) - 1}] is an assistant message, which this server cannot "
+            "continue; end with a user message",
             param=f"messages[{len(wire) - 1}].role",
             code="unsupported_value",
         )
@@ -427,8 +427,7 @@ class _Reader:
             if name in known:
                 return known[name]
         raise ClientError(
-            f"{where} is {name[:100]!r}, which is not among the tools of this request; send it "
-            "there",
+            f"{where} is {name[:100]!r}, which is not among the tools of this request; add it",
             param=where,
         )
 
@@ -443,8 +442,8 @@ class _Reader:
         if self._loaded_characters > BODY_BYTES_MAX:
             # A few bytes name a tool whose definition is long, as often as they like.
             raise ClientError(
-                f"{where}: with this the definitions of the tools that messages name are longer "
-                f"than a body may be ({BODY_BYTES_MAX} characters); name fewer",
+                f"{where}: the definitions of the tools that messages name are longer than "
+                f"{BODY_BYTES_MAX} characters together; name fewer",
                 param=where,
             )
         return text
@@ -458,7 +457,7 @@ def _content(block: WireBlock, where: str) -> Sequence[WireBlock]:
     """The blocks in a block."""
     if isinstance(block.content, dict):
         raise ClientError(
-            f"{where}.content must be a text or a list of blocks",
+            f"{where}.content must be a string or a list of blocks",
             param=f"{where}.content",
             code="invalid_type",
         )
@@ -509,7 +508,7 @@ def _call(block: WireBlock, where: str) -> Mapping[str, Any]:
             arguments = json.dumps(arguments, ensure_ascii=False)
         except RecursionError as error:
             raise ClientError(
-                f"{where}.input is nested too deep to be read", param=f"{where}.input"
+                f"{where}.input is nested too deeply", param=f"{where}.input"
             ) from error
     function = {"name": given(block.name, f"{where}.name"), "arguments": arguments}
     return {"id": block.id or "", "type": "function", "function": function}
@@ -521,8 +520,8 @@ def _document(block: WireBlock, where: str) -> str:
     text = _text_of(block.source)
     if text is None:
         raise ClientError(
-            f"{where} is a document that is no text; this model takes those with a source of "
-            "type text or content",
+            f"{where} is not a text document; this model accepts documents with a source of type "
+            "text or content",
             param=f"{where}.source",
             code="unsupported_content",
         )
@@ -576,7 +575,7 @@ def _converted(definition: Any, where: str) -> WireTool:
 
 def _unsupported(block: WireBlock, where: str) -> ClientError:
     return ClientError(
-        f"{where} is a block of type {block.type[:40]!r}, which is not taken here; send text",
+        f"{where} has the type {block.type[:40]!r}, which is not supported; send text",
         param=f"{where}.type",
         code="unsupported_content",
     )

@@ -60,7 +60,7 @@ def read_constraint(
     """
     if output_config is not None and output_format is not None:
         raise ClientError(
-            "output_format is the older name of output_config.format; send one of them",
+            "output_format is the older name of output_config.format; send only one of them",
             param="output_format",
         )
     # A client goes on as if the schema were kept to the letter, so what cannot be held is refused.

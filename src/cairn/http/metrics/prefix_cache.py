@@ -61,34 +61,34 @@ class ReuseMetrics:
         self._queried = self._reused = 0
         self._queries = Counter(
             "cairn_prefix_cache_query_tokens_total",
-            "Prompt tokens of requests that may reuse",
+            "Prompt tokens of requests that may use the prefix cache",
             registry=registry,
         )
         self._hits = Counter(
             "cairn_prefix_cache_tokens_total",
-            "Prompt tokens reused, by where their KV lay",
+            "Prompt tokens served from the cache, by where their KV was",
             ["tier"],
             registry=registry,
         )
         self._ratio = Gauge(
             "cairn_prefix_cache_ratio",
-            "Tokens reused to tokens queried, since the start",
+            "Share of prompt tokens served from the cache since the server started",
             registry=registry,
         )
         self._depth = Histogram(
             "cairn_prefix_match_depth_tokens",
-            "Tokens reused by a request that may",
+            "Prompt tokens served from the cache",
             buckets=_DEPTHS,
             registry=registry,
         )
         self._rerendered = Counter(
             "cairn_rerendered_tokens_total",
-            "Tokens that a session held and the template rendered differently for its next turn",
+            "Tokens in a session's slab that the template rendered differently for the next turn",
             registry=registry,
         )
         self._short = Counter(
             "cairn_prefix_cache_too_short_total",
-            "Prompts of which nothing was kept, since they were shorter than --min-cache-tokens",
+            "Prompts that were not cached because they are shorter than --min-cache-tokens",
             registry=registry,
         )
         for tier in TIERS:

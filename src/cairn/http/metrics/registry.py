@@ -85,9 +85,9 @@ class Metrics:
     def __init__(self, server: Server) -> None:
         self.registry = CollectorRegistry()
         self._running: dict[str, _Prefill] = {}
-        self._anticipating: set[str] = set()
+        self._prewarming: set[str] = set()
         self._define(server)
-        self.registry.register(_Figures(server))
+        self.registry.register(_ScrapeCollector(server))
         server.observe(self.observe)
 
     def text(self) -> bytes:
@@ -108,9 +108,9 @@ class Metrics:
                 self._add_prefill(event.request, event.duration_us)
             case CacheExtended() if event.step == "prefill":
                 self._add_prefill(event.request, event.duration_us)
-            case CacheExtended() if event.session in self._anticipating:
+            case CacheExtended() if event.session in self._prewarming:
                 # With each pass, and not at the end: that may be long in coming, or never come.
-                self._anticipated.inc(event.end - event.start)
+                self._prewarmed.inc(event.end - event.start)
             case TokensEmitted():
                 self._tokens_emitted.inc(len(event.ids))
                 self._observe_prefill(event.request)
@@ -129,12 +129,12 @@ class Metrics:
                 if event.request in self._running:
                     self._end(event.request, "broken")
             case PrewarmStarted():
-                self._anticipating.add(event.session)
+                self._prewarming.add(event.session)
             case PrewarmFinished() | SessionQuarantined():
-                self._anticipating.discard(event.session)
+                self._prewarming.discard(event.session)
             case PrewarmAbandoned():
-                self._anticipating.discard(event.session)
-                self._given_up.labels(event.reason).inc()
+                self._prewarming.discard(event.session)
+                self._abandoned.labels(event.reason).inc()
             case BlockSealed():
                 self._blocks_sealed.inc()
             case BlockEvicted() if event.reason == "expired":
@@ -169,64 +169,66 @@ class Metrics:
         self._reuse = ReuseMetrics(registry, server.facts.min_cache_tokens)
         self._paths = Counter(
             "cairn_path_selection_total",
-            "Paths selected",
+            "Path selections",
             ["path"],
             registry=registry,
         )
         self._reasons = Counter(
             "cairn_path_selection_reason_total",
-            "New sessions, by the reason that the path was not continued",
+            "New sessions, by the reason why no session was continued",
             ["reason"],
             registry=registry,
         )
         self._skipped = Counter(
             "cairn_continuation_tokens_skipped_total",
-            "Prompt tokens whose KV was reused on the path continuation",
+            "Prompt tokens whose KV was reused by continuations",
             registry=registry,
         )
-        self._anticipated = Counter(
+        self._prewarmed = Counter(
             "cairn_prewarmed_tokens_total",
-            "Tokens whose KV was computed before the request that they are of",
+            "Tokens whose KV was computed before their request came",
             registry=registry,
         )
-        self._anticipated_used = Counter(
+        self._prewarmed_used = Counter(
             "cairn_prewarmed_tokens_used_total",
-            "Tokens computed so, in this run or before, that a decision reused, each once",
+            "Prewarmed tokens that a request reused, each counted once",
             registry=registry,
         )
-        self._given_up = Counter(
+        self._abandoned = Counter(
             "cairn_prewarm_abandoned_total",
-            "Anticipations that began and did not come to their end, or could not begin",
+            "Prewarms that could not start or did not finish, by reason",
             ["reason"],
             registry=registry,
         )
         self._prefill = Histogram(
             "cairn_prefill_duration_seconds",
-            "Passes of prefill and copies of blocks for a request, until its first token",
+            "Time spent on prefill passes and block copies before a request's first token",
             ["path"],
             buckets=_PREFILL_BUCKETS_S,
             registry=registry,
         )
         self._violations = Counter(
             "cairn_cache_invariant_violations_total",
-            "Invariants broken",
+            "Broken invariants, by kind",
             ["kind"],
             registry=registry,
         )
         self._tokens_emitted = Counter(
-            "cairn_tokens_emitted_total", "Tokens released for delivery", registry=registry
+            "cairn_tokens_emitted_total", "Tokens released to clients", registry=registry
         )
         self._requests = Counter(
             "cairn_requests_total",
-            "Requests ended; refused are all that were answered with an error status",
+            "Requests by outcome; every error answer also counts as refused",
             ["outcome"],
             registry=registry,
         )
         self._blocks_sealed = Counter(
-            "cairn_blocks_sealed_total", "Full chunks of canonical KV sealed", registry=registry
+            "cairn_blocks_sealed_total", "Blocks sealed", registry=registry
         )
         self._blocks_evicted = Counter(
-            "cairn_blocks_evicted_total", "Blocks that left memory to make room", registry=registry
+            "cairn_blocks_evicted_total",
+            "Blocks evicted to make room in memory",
+            registry=registry,
         )
         self._blocks_spilled = Counter(
             "cairn_blocks_spilled_total", "Blocks written to files", registry=registry
@@ -236,30 +238,30 @@ class Metrics:
         )
         self._blocks_dropped = Counter(
             "cairn_blocks_dropped_total",
-            "Block files removed to keep the budget",
+            "Block files removed to stay within the disk budget",
             registry=registry,
         )
         self._blocks_rejected = Counter(
             "cairn_blocks_rejected_total",
-            "Block files that are not what was written",
+            "Block files rejected because their content changed, by fault",
             ["reason"],
             registry=registry,
         )
         self._expired = Counter(
             "cairn_expired_total",
-            "Blocks in memory and block files that were removed since their lives were over",
+            "Blocks and block files removed because their TTL expired",
             ["what"],
             registry=registry,
         )
         self._blocks_reused = Counter(
             "cairn_blocks_reused_total",
-            "Blocks that requests reused, from the session's slab or copied from memory",
+            "Blocks reused by requests, from the session's slab or from memory",
             ["tier"],
             registry=registry,
         )
         self._shadow_checks = Counter(
             "cairn_shadow_checks_total",
-            "Answers that were chosen to be computed once more, by what came of it",
+            "Shadow checks of answers, by result",
             ["result"],
             registry=registry,
         )
@@ -276,8 +278,8 @@ class Metrics:
             self._prefill.labels(path)
         for reason in get_args(Reason):
             self._reasons.labels(reason)
-        for given_up in get_args(AbandonReason):
-            self._given_up.labels(given_up)
+        for abandoned in get_args(AbandonReason):
+            self._abandoned.labels(abandoned)
         for kind in VIOLATIONS:
             self._violations.labels(kind)
         for outcome in OUTCOMES:
@@ -291,7 +293,7 @@ class Metrics:
         self._blocks_reused.labels("memory").inc(event.blocks_from_pool)
         if event.path == "continuation":
             self._skipped.inc(event.reused_tokens)
-        self._anticipated_used.inc(event.prewarmed_tokens)
+        self._prewarmed_used.inc(event.prewarmed_tokens)
         self._running[event.request] = _Prefill(path=event.path)
 
     def _add_prefill(self, request: str | None, duration_us: int) -> None:
@@ -312,8 +314,8 @@ class Metrics:
         self._reuse.forget(request or "")
 
 
-class _Figures(Collector):
-    """The gauges and what else is read at a scrape."""
+class _ScrapeCollector(Collector):
+    """The metrics that are read when they are scraped."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -325,27 +327,29 @@ class _Figures(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """One family a figure."""
+        """One metric family for each value."""
         now = self._server.statistics()
-        yield _gauge("cairn_scheduler_pool_in_use", "Slabs held", now.slabs)
-        yield _gauge("cairn_scheduler_pool_total", "Slabs that may be held", now.slabs_total)
+        yield _gauge("cairn_scheduler_pool_in_use", "Slabs in use", now.slabs)
+        yield _gauge("cairn_scheduler_pool_total", "Slabs available in total", now.slabs_total)
         yield _labelled(
             "cairn_scheduler_pool_bytes",
-            "Bytes of the slabs held, and of those that may be held besides",
+            "Bytes of slabs in use and of free room for slabs",
             "state",
             {"in_use": now.slab_bytes, "free": max(0, now.slab_bytes_total - now.slab_bytes)},
         )
         yield _gauge(
-            "cairn_kv_live_bytes", "Arrays of slabs and blocks, as measured", now.kv_live_bytes
+            "cairn_kv_live_bytes",
+            "Measured bytes of slabs and blocks",
+            now.kv_live_bytes,
         )
         yield _gauge(
             "cairn_kv_expected_bytes",
-            "What the tokens in slabs and blocks take by the model's shapes, each counted once",
+            "Expected bytes of the tokens in slabs and blocks, each counted once",
             now.kv_expected_bytes,
         )
         yield _labelled(
             "cairn_device_memory_bytes",
-            "By MLX's count all its arrays, and freed ones that it keeps; and the model's arrays",
+            "Device memory by MLX's count: active arrays, cached free arrays, and model weights",
             "what",
             {
                 "active": now.active_bytes,
@@ -353,9 +357,9 @@ class _Figures(Collector):
                 "weights": now.weights_bytes,
             },
         )
-        lives = {str(life): now.sessions.get(life, 0) for life in SessionState}
-        yield _labelled("cairn_sessions", "Sessions by where they stand", "state", lives)
-        yield _gauge("cairn_queue_depth", "Requests that wait for a session", now.queued)
+        states = {str(state): now.sessions.get(state, 0) for state in SessionState}
+        yield _labelled("cairn_sessions", "Sessions by state", "state", states)
+        yield _gauge("cairn_queue_depth", "Requests in the queue", now.queued)
         yield _gauge("cairn_blocks", "Sealed blocks in memory", now.blocks)
         yield _gauge("cairn_block_bytes", "Bytes of the sealed blocks in memory", now.block_bytes)
         yield _gauge(
@@ -367,11 +371,11 @@ class _Figures(Collector):
         yield _gauge("cairn_disk_block_bytes", "Bytes of the block files", now.disk_bytes)
         yield _gauge("cairn_journal_position", "Events in the journal", now.journal_position)
         yield _gauge(
-            "cairn_journal_full", "Whether there is no room for the journal", int(now.journal_full)
+            "cairn_journal_full", "1 if the journal's disk is full, else 0", int(now.journal_full)
         )
         characters = CounterMetricFamily(
             "cairn_prompt_characters",
-            "Characters of prompts, by where their token ids came from",
+            "Characters of prompts, by the source of their token ids",
             labels=["source"],
         )
         characters.add_metric(["tokenizer"], now.encoded_characters)
@@ -379,7 +383,7 @@ class _Figures(Collector):
         yield characters
         yield _gauge(
             "cairn_prompt_memory_bytes",
-            "Texts of prompts with their token ids, and of kept turns, that are remembered",
+            "Bytes of the text cache: prompt texts with token ids, and stored turns",
             now.text_cache_bytes,
         )
 

@@ -283,8 +283,8 @@ class _Reader:
                 self._call(call.id, call.name, call.arguments, where)
             case None:
                 raise ClientError(
-                    f"{where}.id names {name[:100]!r}, which is no item of a response that is kept "
-                    "here; send the item itself",
+                    f"{where}.id is {name[:100]!r}, which is not an item of a stored response; "
+                    "send the item itself",
                     param=f"{where}.id",
                     code="item_not_found",
                 )
@@ -356,7 +356,7 @@ def _text(content: str | Sequence[WirePart], where: str, placeholders: Mapping[s
 def _part(part: WirePart, where: str) -> str:
     if part.type not in _TEXTS:
         raise ClientError(
-            f"{where} is a part of type {part.type[:40]!r}; this model takes text parts only",
+            f"{where} has the type {part.type[:40]!r}; this model accepts only text parts",
             param=f"{where}.type",
             code="unsupported_content",
         )

@@ -92,8 +92,8 @@ def _choice(
     name = choice.get("name")
     if choice.get("type") != "function" or not isinstance(name, str):
         raise ClientError(
-            "tool_choice is an object that names no function, and other tools are not run here; "
-            f"send {_NAMED}",
+            "tool_choice is an object that does not name a function, and other tools are not "
+            f"supported; send {_NAMED}",
             param="tool_choice",
             code="unsupported_value",
         )

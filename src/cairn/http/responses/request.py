@@ -150,7 +150,7 @@ class Draft:
         asked = read_input(wire.input, turns)
         if not asked and not history:
             raise ClientError(
-                "input is missing; send a text, or a list of at least one item",
+                "Missing required field `input`: send a string, or a list of at least one item",
                 param="input",
                 code="missing_required_parameter",
             )
@@ -245,10 +245,9 @@ async def completed(draft: Draft, service: Service) -> ResponsesRequest:
         found = await service.history(draft.previous)
         if found is None:
             raise ClientError(
-                f"previous_response_id is {draft.named[:100]!r}, which is not kept "
-                "here, or not all that came before it: it was sent with store: false, did not end, "
-                "was deleted, or was removed with old rows of the journal; send the whole "
-                "conversation as input",
+                f"the response {draft.named[:100]!r}, or one before it, is not stored: it was sent "
+                "with store: false, did not complete, was deleted, or was pruned from the journal; "
+                "send the whole conversation as input",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
@@ -276,7 +275,7 @@ async def look_up(name: str, service: Service, query: Mapping[str, str]) -> Resp
     """
     if query.get("stream", "false").lower() not in ("false", "0", ""):
         raise ClientError(
-            "stream: a response that is kept is given as a whole; leave it out",
+            "stream is not supported for stored responses; leave it out",
             param="stream",
             code="unsupported_value",
         )
@@ -305,7 +304,7 @@ async def look_up_input(name: str, service: Service, query: Mapping[str, str]) -
         places = [index for index, item in enumerate(items) if item["id"] == after]
         if not places:
             raise ClientError(
-                f"after names {after[:100]!r}, which is no item of this response", param="after"
+                f"after is {after[:100]!r}, which is not an item of this response", param="after"
             )
         items = items[places[0] + 1 :]
     page = items[:limit]
@@ -348,8 +347,8 @@ async def _turn(name: str, service: Service) -> StoredTurn:
 
 def _not_found(name: str) -> ClientError:
     return ClientError(
-        f"no response {name[:100]!r} is kept here: it was sent with store: false, did not end, was "
-        "deleted, or was removed with old rows of the journal",
+        f"response {name[:100]!r} not found: it was sent with store: false, did not complete, was "
+        "deleted, or was pruned from the journal",
         code="response_not_found",
         status=404,
     )
@@ -365,18 +364,18 @@ def _request_of(name: str | None) -> str | None:
 def _refuse_elsewhere(wire: _Request) -> None:
     """Refuse what lies, or would have to run, on OpenAI's servers."""
     for name, hint in (
-        ("conversation", "send the conversation as input, or go on by previous_response_id"),
+        ("conversation", "send the conversation as input, or use previous_response_id"),
         ("prompt", "send its text as instructions or input"),
     ):
         if getattr(wire, name) is not None:
             raise ClientError(
-                f"{name} names something that this server does not keep; {hint}",
+                f"{name} is not supported; {hint}",
                 param=name,
                 code="unsupported_value",
             )
     if wire.background:
         raise ClientError(
-            "background is not done here: answers are given to who waits for them; leave it out",
+            "background is not supported; leave it out",
             param="background",
             code="unsupported_value",
         )

@@ -87,9 +87,9 @@ def missing(where: str, instead: str | None = None) -> ClientError:
         where: it, as a path into the body.
         instead: a field that may have been sent for it.
     """
-    asked = "" if instead is None else f". Is {instead[:100]} meant for it?"
+    hint = "" if instead is None else f". Did you mean `{where}` instead of `{instead[:100]}`?"
     return ClientError(
-        f"{where} is missing; it is required{asked}",
+        f"Missing required field `{where}`{hint}",
         param=where,
         code="missing_required_parameter",
     )
@@ -264,7 +264,7 @@ def _refusal(error: RefusalError, places: FormatPlaces) -> ErrorAnswer:
 
 
 def _format(error: FormatRefused, places: FormatPlaces) -> ErrorAnswer:
-    where, hint = places.answer, f"leave {places.answer} and tool_choice out"
+    where, hint = places.answer, f"leave out {places.answer} and tool_choice"
     match error.about:
         case "schema" if error.tool is not None:
             place, name = error.tool
@@ -278,7 +278,7 @@ def _format(error: FormatRefused, places: FormatPlaces) -> ErrorAnswer:
             hint = f"send {places.answer} without tools, or tools without it"
     return ErrorAnswer(
         status=400,
-        message=f"{where}: no answer can be held to this: {error.fact}; {hint}",
+        message=f"{where}: an answer cannot be constrained to this: {error.fact}; {hint}",
         type="invalid_request_error",
         code="format_refused",
         param=where,
@@ -296,12 +296,15 @@ def _http(error: HTTPException) -> ErrorAnswer:
         case 405:
             *others, last = _methods(error) or ["another method"]
             allowed = f"{', '.join(others)} and {last}" if others else last
-            code, message = "method_not_allowed", f"this address takes {allowed} only"
+            code, message = "method_not_allowed", f"this address accepts only {allowed}"
         case 408:
             code, message = "request_timeout", "the body did not arrive in time; send it again"
         case 413:
             most = BODY_BYTES_MAX // (1024 * 1024)
-            code, message = "request_too_large", f"the body has more than {most} MiB; send less"
+            code, message = (
+                "request_too_large",
+                f"the body is larger than {most} MiB; send a smaller one",
+            )
         case _:
             code, message = "http_error", error.description or error.name
     kept = {"retry-after"}
@@ -325,10 +328,10 @@ def _methods(error: HTTPException) -> list[str]:
 
 def _unforeseen(error: BaseException) -> ErrorAnswer:
     error_id = str(uuid.uuid4())
-    log.error("unforeseen error", error_id=error_id, exc_info=error)
+    log.error("unexpected error", error_id=error_id, exc_info=error)
     return ErrorAnswer(
         status=500,
-        message=f"internal error; error id {error_id} stands in the server's log",
+        message=f"internal error; the server's log has the details under error id {error_id}",
         type="internal_error",
         code="internal_error",
         headers=_NO_RETRY,

@@ -60,14 +60,14 @@ def constraint_of(
         return Constraint(schema=schema, strict=strict, calls=offered, one_call=choice.one_call)
     if not offered:
         raise ClientError(
-            "tool_choice asks for a call, and there are no tools; send some, or leave it out",
+            "tool_choice requires a call, but the request has no tools; send some, or leave it out",
             param="tool_choice",
         )
     if choice.named is None:
         return Constraint(calls=offered, one_call=choice.one_call)
     if choice.named not in offered:
         raise ClientError(
-            f"tool_choice names {choice.named[:200]!r}, which is none of the tools on offer",
+            f"tool_choice names {choice.named[:200]!r}, which is not among the request's tools",
             param=choice.named_at,
         )
     return Constraint(calls=(choice.named,), one_call=True)
@@ -153,7 +153,7 @@ def read_format(
         if given.get("schema") is not None:
             # Other servers take one here. To pass over it would promise what is not held.
             raise ClientError(
-                f"{where}.schema is not looked at for json_object; send it as json_schema",
+                f"{where}.schema is not supported with json_object; use the type json_schema",
                 param=f"{where}.schema",
                 code="unsupported_value",
             )

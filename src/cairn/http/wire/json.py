@@ -55,7 +55,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise _too_deep() from error
     except UnicodeDecodeError as error:
-        raise ClientError("the body is not UTF-8", code="invalid_json") from error
+        raise ClientError("the body is not valid UTF-8", code="invalid_json") from error
     except ValueError as error:
         hint = "send a JSON object" if not body.strip() else str(error)
         raise ClientError(f"the body is not valid JSON: {hint}", code="invalid_json") from error
@@ -77,7 +77,7 @@ def to_struct(fields: dict[str, Any], kind: type[T]) -> T:
 
 
 def _too_deep() -> ClientError:
-    return ClientError("the body is nested too deep to be read", code="invalid_json")
+    return ClientError("the body is nested too deeply", code="invalid_json")
 
 
 def _invalid(

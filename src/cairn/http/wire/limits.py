@@ -27,4 +27,4 @@ def check_count(items: Sized, where: str, most: int) -> None:
         ClientError: there are more than ``most``.
     """
     if len(items) > most:
-        raise ClientError(f"{where} has {len(items)} entries; at most {most}", param=where)
+        raise ClientError(f"{where} has {len(items)} entries; send at most {most}", param=where)

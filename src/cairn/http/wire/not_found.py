@@ -37,12 +37,12 @@ def nothing_at(path: str, meant: str | None) -> ClientError:
         meant: as ``meant_by`` gives it.
     """
     # Written out, since it may have anything in it.
-    words = f"there is nothing at {path[:_SHOWN]!r}"
+    words = f"nothing found at {path[:_SHOWN]!r}"
     if meant is None:
-        words += "; GET / lists what is"
+        words += "; GET / lists the addresses"
     else:
-        fault = "has a /v1 too many" if len(meant) < len(path) else "lacks /v1"
-        words += f": the base URL of this client {fault}; the address is {meant[:_SHOWN]!r}"
+        fault = "has one /v1 too many" if len(meant) < len(path) else "lacks /v1"
+        words += f": the client's base URL {fault}; the address is {meant[:_SHOWN]!r}"
     return ClientError(words, code="not_found", status=404)
 
 

@@ -188,7 +188,7 @@ def stop_texts(name: str, texts: tuple[str, ...], texts_max: int) -> tuple[str, 
     check_count(texts, name, texts_max)
     if "" in texts:
         raise ClientError(
-            f"{name} has an empty text, which ends any answer; leave it out", param=name
+            f"{name} contains an empty string, which would end any answer; remove it", param=name
         )
     return texts
 
@@ -233,8 +233,8 @@ def _session_name(value: str | None) -> str | None:
         )
     if value is not None and value.startswith(SESSIONS):
         raise ClientError(
-            f"session_id begins with {SESSIONS!r}, as the sessions of agents do; choose another "
-            "name, or go on with the agent: POST /v1/agents/ID/generate",
+            f"session_id must not begin with {SESSIONS!r}, which is reserved for agents; choose "
+            "another name, or use the agent: POST /v1/agents/ID/generate",
             param="session_id",
         )
     return value
@@ -284,7 +284,7 @@ def check_name(name: str, where: str) -> None:
         ClientError: it is empty.
     """
     if not name:
-        raise ClientError(f"{where} is empty; a tool is called by its name", param=where)
+        raise ClientError(f"{where} must not be empty", param=where)
 
 
 def group(headers: Mapping[str, str]) -> str | None:
