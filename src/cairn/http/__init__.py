@@ -1,6 +1,7 @@
 """
-The HTTP border: one adapter for each protocol, one place for errors.
+The HTTP layer: a folder for each protocol, and one place for errors.
 
-``service`` says what is asked of the actors, ``app`` has the routes, ``openai`` and
-``openai_answers`` speak OpenAI's chat completions, ``errors`` tells clients what went wrong.
+``app`` has the routes, and ``service`` is the server as they see it. In each protocol's folder,
+``request`` reads a body, ``objects`` are the structs that are sent, and ``answers`` builds them.
+``wire`` has what the protocols share; ``wire/errors`` turns every error into an HTTP answer.
 """

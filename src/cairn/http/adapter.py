@@ -1,9 +1,9 @@
 """
-One answer, from request to response, in whatever protocol it was asked for.
+From a request that was read to its response, in every protocol.
 
-A stream's headers wait for its first reply, so that a refusal has a status of its own and the
-session stands in the headers. Thus the service's context is entered before the response exists and
-is left after it was sent; ``connection.py`` says who owns it in between.
+The headers of a stream wait for its first reply, so that a refusal can still have its own status
+and the headers can name the session. So the service's context is entered before the response exists
+and is left after it was sent; ``server/connection.py`` owns it in between.
 """
 
 from __future__ import annotations
@@ -28,95 +28,95 @@ _STREAM_HEADERS = {
 }
 
 
-class Whole(Protocol):
-    """An adapter's answer that is sent as a whole; takes each reply once and in order."""
+class AnswerBuilder(Protocol):
+    """Builds an answer that is sent as a whole. Takes each reply once and in order."""
 
     def take(self, reply: Reply) -> None:
         """Add a reply."""
 
     def headers(self) -> dict[str, str]:
-        """What is known of the request, for the response's headers."""
+        """The response headers that describe the request."""
 
     def body(self) -> Sent:
         """
-        The answer.
+        The whole answer.
 
         Raises:
             UnfinishedAnswer: the replies were not complete.
         """
 
 
-class Streamed(Protocol):
-    """
-    An adapter's answer that is sent as server-sent events; takes each reply once and in order.
-    """
+class StreamBuilder(Protocol):
+    """Builds an answer that is sent as server-sent events. Takes each reply once and in order."""
 
     def take(self, reply: Reply) -> bytes:
         """What to send for a reply; may be nothing."""
 
     def headers(self, first: Reply) -> dict[str, str]:
-        """What is known of the request with its first reply, for the response's headers."""
+        """The response headers that describe the request, by its first reply."""
 
     def done(self) -> bytes:
         """
         The end of a complete stream.
 
         Raises:
-            UnfinishedAnswer: it is not complete.
+            UnfinishedAnswer: the stream is not complete.
         """
 
     def failed(self, error: Exception) -> bytes:
-        """The end of a stream that broke off."""
+        """The end of a stream that broke off, so that the client sees it is incomplete."""
 
 
-class Asked(Protocol):
-    """What an adapter has read: a command, and how its answer is to be sent."""
+class ReadRequest(Protocol):
+    """A request that an adapter has read: a command, and how to send its answer."""
 
     @property
     def command(self) -> Generate:
-        """What is asked of the service."""
+        """The command for the service."""
 
     @property
     def stream(self) -> bool:
-        """Whether the client wants a stream."""
+        """Whether to stream the answer."""
 
-    def whole(self) -> Whole:
-        """What builds the answer as one object."""
+    def whole(self) -> AnswerBuilder:
+        """A builder of the answer as one object."""
 
-    def streamed(self) -> Streamed:
-        """What builds the answer as a stream."""
+    def streamed(self) -> StreamBuilder:
+        """A builder of the answer as a stream."""
 
 
-async def whole_answer(service: Service, asked: Asked) -> Response:
+async def whole_answer(service: Service, read: ReadRequest) -> Response:
     """
     Answer with one JSON object.
 
     Raises:
-        RefusalError: the request is not served, or its answer ended early.
+        RefusalError: the request is refused, or its answer ended early.
     """
-    whole = asked.whole()
-    async with service.generate(asked.command) as replies:
+    whole = read.whole()
+    async with service.generate(read.command) as replies:
         async for reply in replies:
             whole.take(reply)
     body = encode(whole.body())
     return Response(body, headers=whole.headers(), content_type="application/json")
 
 
-async def streamed_answer(service: Service, asked: Asked, resources: AsyncExitStack) -> Response:
+async def streamed_answer(
+    service: Service, read: ReadRequest, resources: AsyncExitStack
+) -> Response:
     """
     Answer with server-sent events, beginning with the first reply.
 
     Args:
-        resources: where the request is entered; whoever closes it cancels the request.
+        resources: holds the request; closing it cancels the request.
 
     Raises:
-        RefusalError: the request is not served, or ended before there was a reply.
+        RefusalError: the request is refused, or ended before its first reply.
     """
-    replies = aiter(await resources.enter_async_context(service.generate(asked.command)))
+    replies = aiter(await resources.enter_async_context(service.generate(read.command)))
     first = await anext(replies, None)
     if first is None:
-        raise UnfinishedAnswer("there was no reply at all")
-    stream = asked.streamed()
+        raise UnfinishedAnswer("there was no reply")
+    stream = read.streamed()
     headers = {**_STREAM_HEADERS, **stream.headers(first)}
     response = Response(_events(first, replies, stream, resources), headers=headers)
     # Quart would cut the stream after a minute, and the client would not know.
@@ -125,19 +125,19 @@ async def streamed_answer(service: Service, asked: Asked, resources: AsyncExitSt
 
 
 async def _events(
-    first: Reply, replies: AsyncIterator[Reply], stream: Streamed, resources: AsyncExitStack
+    first: Reply, replies: AsyncIterator[Reply], stream: StreamBuilder, resources: AsyncExitStack
 ) -> AsyncIterator[bytes]:
-    # Yields only what is to be sent. Holds no scope: it may be closed from outside at any yield.
+    # Holds no cancel scope, because it may be closed from outside at any yield.
     try:
         yield stream.take(first)
         async for reply in replies:
             if piece := stream.take(reply):
                 yield piece
         done = stream.done()
-        # Before the last piece is sent, so that a failure here is still told to the client.
+        # Before the last piece is sent, so that a failure here still reaches the client.
         await resources.aclose()
     except Exception as error:
-        # The status is long sent; without this event the client would take the rest for complete.
+        # The status is already sent; without this event the answer would look complete.
         yield stream.failed(error)
     else:
         yield done

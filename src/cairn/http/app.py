@@ -20,7 +20,7 @@ from werkzeug.routing import MapAdapter
 from cairn.actors.requests.messages import Generate, ServerFacts
 from cairn.http.access.cors import Cors, read_origin
 from cairn.http.access.keys import Keys, service_of_caller, tenant_of
-from cairn.http.adapter import Asked, streamed_answer, whole_answer
+from cairn.http.adapter import ReadRequest, streamed_answer, whole_answer
 from cairn.http.agents.routes import add_agent_routes
 from cairn.http.chat_completions.request import read_chat_request
 from cairn.http.completions import errors as completions_errors
@@ -55,16 +55,16 @@ log = structlog.get_logger(__name__)
 #: A name or an address, or an IPv6 address in brackets; then a port.
 _HOST = re.compile(r"(?:\[(?P<bracketed>[^\[\]]*)\]|(?P<name>[^\[\]:]+))(?::[0-9]*)?")
 
-#: Balancers ask without a key; they are told no more than they need.
+#: Load balancers call these without a key, and are shown no more than they need.
 _OPEN = ("get_health",)
 
 
 class _Read(Protocol):
-    """What an adapter has read of a request, complete or not."""
+    """A request that an adapter has read, complete or not."""
 
     @property
     def command(self) -> Generate:
-        """What is asked of the service."""
+        """The command for the service."""
 
 
 _R = TypeVar("_R", bound=_Read)
@@ -73,7 +73,7 @@ _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 class CairnApp(QuartTrio):
-    """Quart on trio whose requests own contexts."""
+    """Quart on trio, with requests that own contexts."""
 
     asgi_http_class = OwningConnection
     request_class = OwningRequest
@@ -81,16 +81,16 @@ class CairnApp(QuartTrio):
     async def __call__(
         self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
     ) -> None:
-        """Serve a request, a websocket's handshake, or the server's own beginning and end."""
+        """Serve a request, a websocket's handshake, or the server's startup and shutdown."""
         await super().__call__(with_readable_path(scope), receive, send)
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
         """
-        Find the route; a host on which that fails outside the border is left to ``check_names``.
+        Find the route. A host name that cannot be parsed is left to ``check_caller``.
         """
         try:
             return super().create_url_adapter(request)
-        except BadHost:  # a name with an empty part, or one that is too long
+        except BadHost:  # a label that is empty or too long
             assert request is not None
             return self.url_map.bind(
                 "localhost",
@@ -113,13 +113,13 @@ def create_app(
 
     Args:
         hosts_allowed: names, besides ``localhost`` and plain addresses, by which clients may call
-            the server; ``"*"`` for any. A page on the web can give a name of its own the address
-            of this machine, and its visitors' browsers would then talk to the server. Pages of
-            these names may call the server as well.
-        strict_model_names: refuse a request for another model than those that are served.
-            Otherwise any name will do: clients often cannot be told another one.
-        keys: who may ask; without them everybody may who reaches the server.
-        cors: origins whose pages may call the server and read what it answers.
+            the server; ``"*"`` for any. Without this check, a web page could point a name of its
+            own at this machine's address, and its visitors' browsers would talk to the server.
+            Pages from these names may call the server as well.
+        strict_model_names: refuse requests for models that are not served. Otherwise any name is
+            accepted, because many clients cannot be configured to send another one.
+        keys: the API keys of callers; without them, everyone who reaches the server may call it.
+        cors: origins whose pages may call the server and read its answers.
     """
     app = CairnApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
@@ -137,8 +137,8 @@ def create_app(
         if not readers.admits(origin):
             _check_origin(origin, host, hosts)
         elif _is_preflight():
-            wanted = request.headers.get("access-control-request-headers")
-            return Response(b"", status=204, headers=readers.preflight(wanted))
+            requested = request.headers.get("access-control-request-headers")
+            return Response(b"", status=204, headers=readers.preflight(requested))
         try:
             g.tenant = tenant_of(request.headers, keys)
         except ClientError:
@@ -164,11 +164,11 @@ def create_app(
         check_model(asked.command.requested_model)
         return asked
 
-    async def answered(asked: Asked) -> Response:
-        if not asked.stream:
-            return await whole_answer(service(), asked)
+    async def answered(read: ReadRequest) -> Response:
+        if not read.stream:
+            return await whole_answer(service(), read)
         resources = cast(OwningRequest, request).resources
-        return await streamed_answer(service(), asked, resources)
+        return await streamed_answer(service(), read, resources)
 
     @app.post("/v1/chat/completions")
     async def chat_completions() -> Response:
@@ -240,14 +240,14 @@ def create_app(
 
     @app.after_request
     async def close_unread(response: Response) -> Response:
-        # Hypercorn closes a connection whose body was not read. A client that has not been told
-        # would send its next request there.
+        # Hypercorn closes a connection whose body was not read. Without this header, the client
+        # would send its next request on it.
         if request.http_version.startswith("1") and _has_body() and not g.get("body_is_read"):
             response.headers["connection"] = "close"
         return response
 
     @app.after_request
-    async def tell_readers(response: Response) -> Response:
+    async def add_cors_headers(response: Response) -> Response:
         response.headers.update(readers.headers(request.headers.get("origin")))
         return response
 
@@ -268,7 +268,7 @@ def _has_body() -> bool:
 
 
 def _check_host(header: str, allowed: frozenset[str]) -> None:
-    # No browser leaves the header out.
+    # Every browser sends the header.
     if not header or "*" in allowed:
         return
     name = _host_name(header)
@@ -283,8 +283,8 @@ def _check_host(header: str, allowed: frozenset[str]) -> None:
 
 
 def _check_origin(origin: str | None, host: str, allowed: frozenset[str]) -> None:
-    # A page of another host cannot read an answer, but without this it could ask: a browser sends
-    # a form, or a post of plain text, to any address. What is no browser sends no origin.
+    # A page from another host cannot read an answer, but without this check it could send requests:
+    # a browser posts forms and plain text to any address. Other clients send no origin.
     if origin is None or "*" in allowed:
         return
     try:
@@ -301,9 +301,9 @@ def _check_origin(origin: str | None, host: str, allowed: frozenset[str]) -> Non
 
 
 def _origin_hint(origin: str) -> str:
-    """What lets a page in."""
+    """How to allow the page."""
     if request.headers.get("sec-fetch-site") == "same-origin":
-        # It calls what it comes from, behind a proxy that calls the server by another name.
+        # The page calls its own host, through a proxy that calls the server by another name.
         return "ask its operator to allow the page's host name (--allow-host NAME)"
     try:
         read_origin(origin)
@@ -325,7 +325,7 @@ def _check_encoding(header: str) -> None:
 
 
 def _host_name(header: str) -> str:
-    """The name in a ``Host``, without its port; empty where the header is none."""
+    """The name in a ``Host`` header, without its port; empty if the header is invalid."""
     found = _HOST.fullmatch(header)
     if found is None:
         return ""
@@ -347,14 +347,14 @@ def _json(body: object, status: int = 200) -> Response:
     return Response(encode(body), status=status, content_type="application/json")
 
 
-def _whose() -> dict[str, str]:
-    """The tenant for the log, where it is of any news."""
+def _tenant_field() -> dict[str, str]:
+    """The tenant for the log, except the default one."""
     tenant = g.get("tenant")
     return {} if tenant in (None, LOCAL) else {"tenant": tenant}
 
 
-def _teller(path: str) -> Callable[[Exception], ErrorAnswer]:
-    """What tells an error at an address."""
+def _describe_at(path: str) -> Callable[[Exception], ErrorAnswer]:
+    """The function that describes errors in the protocol of an address."""
     if anthropic_errors.is_ours(path):
         return anthropic_errors.messages_error
     if responses_errors.is_ours(path):
@@ -372,19 +372,19 @@ def _error(error: Exception) -> Response:
     if isinstance(error, NotFound):
         meant = meant_by(path, current_app.url_map)
         error, path = nothing_at(path, meant), meant or path
-    answer = _teller(path)(error)
-    tell = log.info
+    answer = _describe_at(path)(error)
+    write = log.info
     if answer.status == 401:
-        # Somebody may be trying keys; behind a proxy the address is the proxy's.
-        tell, address = log.warning, {"address": asked.remote_addr}
-    tell(
+        # A caller may be guessing keys. Behind a proxy, the address is that of the proxy.
+        write, address = log.warning, {"address": asked.remote_addr}
+    write(
         "request refused",
         **answer.ids,
-        **_whose(),
+        **_tenant_field(),
         status=answer.status,
         code=answer.code,
         param=answer.param,
-        # Quoted, so that it stays one line.
+        # Quoted, so that the entry stays on one line.
         path=quote(asked.path[:200]),
         **address,
     )

@@ -1,9 +1,11 @@
 """
-Which pages of other origins may read what the server answers (CORS). None, unless the operator
+Which pages from other origins may read the server's answers (CORS). None, unless the operator
 names them.
 
-A browser asks first (a *preflight*), and never sends a key with that question. So it is answered
-before keys are looked at, and tells nothing but what may be asked.
+A browser first sends a *preflight* request, and never sends a key with it. So preflights are
+answered before keys are checked, and reveal nothing but what may be requested. ``quart-cors`` is
+not used: it answers in an after-request hook, when the checks of host, origin and key that this
+server makes before a request have already refused the preflight.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def read_origin(text: str) -> str:
     An origin as browsers write it, or ``*``.
 
     Raises:
-        ValueError: it is none; the message says what one is.
+        ValueError: the text is not an origin; the message shows a valid one.
     """
     if text == ANY:
         return text
@@ -37,16 +39,16 @@ def read_origin(text: str) -> str:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise _no_origin(text) from None
+        raise _not_an_origin(text) from None
     extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
     if parts.scheme not in _PORTS or not parts.hostname or extra or not text.isascii():
-        raise _no_origin(text)
+        raise _not_an_origin(text)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     named = "" if port in (None, _PORTS[parts.scheme]) else f":{port}"
     return f"{parts.scheme}://{host}{named}"
 
 
-def _no_origin(text: str) -> ValueError:
+def _not_an_origin(text: str) -> ValueError:
     return ValueError(
         f"{text!r} is not an origin; pass one such as https://chat.example or "
         "http://localhost:3000, without a path, or * for any."
@@ -54,44 +56,44 @@ def _no_origin(text: str) -> ValueError:
 
 
 class Cors:
-    """The origins that were named."""
+    """The origins that the operator allows."""
 
     def __init__(self, origins: Collection[str] = ()) -> None:
         """
         Args:
-            origins: as ``read_origin`` gives them.
+            origins: as ``read_origin`` returns them.
         """
         self._origins = frozenset(origins)
 
     def admits(self, origin: str | None) -> bool:
-        """Whether pages of this origin may call the server and read its answers."""
+        """Whether pages from this origin may call the server and read its answers."""
         return origin is not None and (ANY in self._origins or origin in self._origins)
 
     def headers(self, origin: str | None) -> dict[str, str]:
-        """What an answer carries so that the page may read it."""
+        """The headers that let a page read an answer."""
         if not self._origins:
             return {}
         if ANY in self._origins:
             return {"access-control-allow-origin": ANY, "access-control-expose-headers": _SEEN}
-        # Whoever keeps answers must not hand one page's to another.
+        # A cache must not serve one page's answer to another.
         vary = {"vary": "Origin"}
         if origin is None or not self.admits(origin):
             return vary
         allowed = {"access-control-allow-origin": origin, "access-control-expose-headers": _SEEN}
         return {**allowed, **vary}
 
-    def preflight(self, wanted: str | None) -> dict[str, str]:
+    def preflight(self, requested: str | None) -> dict[str, str]:
         """
-        What an admitted page may send.
+        The headers that tell a browser what an admitted page may send.
 
         Args:
-            wanted: the headers that it asks for. Clients have many of their own, and at what the
-                server does not know it does not look.
+            requested: the headers that the page wants to send. All are allowed: clients have many
+                of their own, and the server ignores those that it does not know.
         """
         allowed = {
             "access-control-allow-methods": _METHODS,
             "access-control-max-age": str(_PREFLIGHT_S),
         }
-        if wanted and len(wanted) <= _HEADERS_MAX:
-            allowed["access-control-allow-headers"] = wanted
+        if requested and len(requested) <= _HEADERS_MAX:
+            allowed["access-control-allow-headers"] = requested
         return allowed

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from quart import Quart, Response
 
-from cairn.http.adapter import Asked
+from cairn.http.adapter import ReadRequest
 from cairn.http.agents import requests as agents
 from cairn.http.models import named_model
 from cairn.http.service import Service
@@ -21,7 +21,7 @@ def add_agent_routes(
     *,
     body_of: Callable[[], Awaitable[tuple[bytes, Mapping[str, str]]]],
     check_model: Callable[[str], None],
-    answered: Callable[[Asked], Awaitable[Response]],
+    answered: Callable[[ReadRequest], Awaitable[Response]],
 ) -> None:
     """
     Put the agents of a service at their addresses.

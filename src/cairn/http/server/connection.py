@@ -1,9 +1,10 @@
 """
-Who owns what a request holds while its response is on its way, and when a request ends.
+Owns what a request holds until its response is sent or its client disconnects.
 
-A handler returns its response before it is sent, and a client may go away between the two: then
-neither the handler nor the body of the response runs again. What must be let go of in every case is
-entered into a stack that belongs to the task of the request itself.
+A handler returns its response before it is sent. If the client disconnects in between, neither the
+handler nor the response's body runs again. So whatever must be released in every case is entered
+into a stack that belongs to the request's own task. The module depends on private parts of Quart
+and quart-trio, which offer no hook for this; see ``listen.py``.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from quart_trio.wrappers import TrioRequest
 
 
 class OwningRequest(TrioRequest):
-    """A request with the contexts that last as long as it does."""
+    """A request with the contexts that are left when it ends."""
 
     resources: AsyncExitStack
 
 
 class OwningConnection(TrioASGIHTTPConnection):
-    """Leaves a request's contexts when its response was sent, or when its client has gone."""
+    """Leaves a request's contexts once its response was sent, or its client disconnected."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """
         Serve one request.
 
-        Hypercorn tells of a disconnect also at the end of a good response, from within the sending
-        of its last piece, and then puts the connection to rest. Quart-trio would cancel that: the
-        connection would never time out, and a server that stops would wait for it in vain.
+        Hypercorn also reports a disconnect at the end of a complete response, while its last piece
+        is being sent, and then starts the connection's idle timeout. Quart-trio would cancel that:
+        the connection would never time out, and a stopping server would wait for it forever.
         """
         is_complete = False
 
@@ -70,8 +71,8 @@ class OwningConnection(TrioASGIHTTPConnection):
 
 def with_readable_path(scope: Scope) -> Scope:
     """
-    The scope with a path that Quart can take: it fails on an empty one, and on an address in the
-    place of a path that is none. There is nothing at either, which it then says itself.
+    The scope with a path that Quart can parse. It fails on an empty path, and on an invalid URL in
+    place of a path; both are then answered with 404.
     """
     fields = cast(dict[str, Any], scope)
     path: str = fields.get("path", "/")

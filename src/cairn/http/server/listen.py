@@ -1,8 +1,13 @@
 """
 Hypercorn on trio, set up for long streams.
 
-The socket is bound before anything else is done, so that a port in use is known before a model is
-loaded, and port 0 has a number by the time that somebody asks for it.
+The socket is bound before anything else, so that a port in use is noticed before a model is loaded,
+and port 0 has its number early.
+
+This module and ``connection.py`` depend on private parts of Hypercorn, Quart and quart-trio,
+because these do not report a client's disconnect reliably, and let one broken connection end the
+server.
+Serving h11 directly would remove that dependency, but would lose HTTP/2 and the rest of Hypercorn.
 """
 
 from __future__ import annotations
@@ -27,12 +32,12 @@ from quart_trio import QuartTrio
 
 from cairn.http.wire.errors import cause_of
 
-#: Longer than clients keep an idle connection, so that it is they who close it and no request
-#: meets a connection that is closing.
+#: Longer than clients keep an idle connection, so that the client closes it and no request is sent
+#: on a connection that the server is closing.
 KEEP_ALIVE_S = 75.0
 
-#: So much is read ahead of a client that sends on while its request runs. Beyond it the client is
-#: left waiting, and its close is seen when something is sent to it.
+#: How much is read ahead from a client that keeps sending while its request runs. After that the
+#: client has to wait, and its disconnect is noticed only when something is sent to it.
 AHEAD_BYTES_MAX = 2**16
 
 _log = logging.getLogger("cairn.http.hypercorn")
@@ -46,10 +51,10 @@ class ClientGone(Exception):
 
 class ClientStream:
     """
-    A client's stream, which can be read ahead: a close lies behind whatever else was sent.
+    A client's stream that can be read ahead, because a disconnect comes after all other data.
 
     Attributes:
-        gone: set where nothing more will come, or nothing can be sent any more.
+        gone: set when no more data will come, or none can be sent.
     """
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -67,7 +72,7 @@ class ClientStream:
             raise
 
     async def receive_some(self, bytes_max: int) -> bytes:
-        """What comes next; first what was read ahead."""
+        """The next data; first what was read ahead."""
         if not self._ahead:
             return await self._stream.receive_some(bytes_max)
         await trio.lowlevel.checkpoint()
@@ -89,7 +94,7 @@ class ClientStream:
         await self.gone.wait()
 
     async def send_eof(self) -> None:
-        """Say that nothing more will be sent."""
+        """Signal the end of the data."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
@@ -99,9 +104,7 @@ class ClientStream:
 
 
 class Turn(EventWrapper):
-    """
-    Set where a client's next request may be read. Who waits for it learns of a client that goes.
-    """
+    """Set when a client's next request may be read. A disconnect ends the waiting for it."""
 
     def __init__(self, stream: ClientStream) -> None:
         super().__init__()
@@ -112,7 +115,7 @@ class Turn(EventWrapper):
         Wait until it is set.
 
         Raises:
-            ClientGone: the client went first. ``Connection`` handles it.
+            ClientGone: the client disconnected first. ``Connection`` handles it.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_gone, nursery.cancel_scope)
@@ -128,11 +131,11 @@ class Turn(EventWrapper):
 
 class Connection(TCPServer):
     """
-    A client's connection. Whatever comes over it, it ends alone, and as soon as its client has
-    closed it.
+    A client's connection. Invalid data ends only this connection, and it ends as soon as the client
+    closes it.
     """
 
-    stream: Any  # Hypercorn has it as TLS's, and serves a plain one as well
+    stream: Any  # Hypercorn declares a TLS stream, but serves a plain one as well
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -141,10 +144,10 @@ class Connection(TCPServer):
 
     async def run(self) -> None:
         """
-        Serve the connection to its end.
+        Serve the connection until it ends.
 
-        What is no HTTP at all may fail anywhere in Hypercorn (one octet in an HTTP/2 path does),
-        and its nursery would end the server with it.
+        Data that is not HTTP can raise anywhere in Hypercorn (one octet in an HTTP/2 path does),
+        and its nursery would then end the server.
         """
         try:
             async with trio.open_nursery() as nursery:
@@ -156,57 +159,56 @@ class Connection(TCPServer):
             log.warning("connection failed", error=repr(cause_of(failed)))
 
     async def protocol_send(self, event: Event) -> None:
-        """Send, where nobody closes the connection at this moment."""
+        """Send, unless the connection is being closed at this moment."""
         try:
             await super().protocol_send(event)
-        except trio.BusyResourceError:  # the other end has gone, and `_close` says goodbye
+        except trio.BusyResourceError:  # the client has disconnected, and `_close` is sending
             self.stream.gone.set()
             await self.protocol.handle(Closed())
 
     async def _cut(self) -> None:
-        # Hypercorn shields what it sends: one client that reads nothing more would keep a server
-        # that stops from ever ending.
+        # Hypercorn shields its sends: one client that stops reading would keep a stopping server
+        # from ever ending.
         try:
             await trio.sleep_forever()
         finally:
             self.stream.socket.close()
 
     async def _read_data(self) -> None:
-        # Bytes behind a request (the next one, a stray line), or a wish to change the protocol
-        # (Java's client has it in every request), make Hypercorn read nothing until the request is
-        # answered. It would not see the client go, and wait for ever where the answer then fails.
+        # Bytes after a request (the next one, a stray line), or an upgrade header (Java's client
+        # sends one with every request), make Hypercorn stop reading until the request is answered.
+        # It would miss a disconnect, and wait forever if the answer then fails.
         if isinstance(self.protocol.protocol, H11Protocol):
             self.protocol.protocol.can_read = Turn(self.stream)
         try:
             await super()._read_data()
         except ClientGone:
             await self.protocol.handle(Closed())
-        # Hypercorn would wait until the time of an idle connection is over, and without end for the
-        # last piece of an answer over HTTP/2: who connects anew for each request would soon have
-        # used up the process's descriptors.
+        # Hypercorn would wait for the idle timeout, and forever for the last piece of an answer
+        # over HTTP/2: a client that reconnects for each request would use up all descriptors.
         self._all.cancel()
 
 
 # The one place from which `serve` takes the class of its connections.
 assert hypercorn_run.TCPServer is TCPServer, (  # type: ignore[attr-defined]
-    "Hypercorn makes its connections elsewhere than this code was written for; see its trio/run.py."
+    "This version of Hypercorn creates its connections in another place; see its trio/run.py."
 )
 hypercorn_run.TCPServer = Connection  # type: ignore[assignment, attr-defined]
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
     """
-    A socket bound to the address, not listening yet: until the server is ready, a connection is
-    refused.
+    A socket bound to the address, but not listening yet, so that connections are refused until the
+    server is ready.
 
     Args:
         port: 0 for any free one.
 
     Raises:
-        OSError: the address is in use or is none of this machine's.
+        OSError: the address is in use, or does not belong to this machine.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    # `localhost` has two addresses, and the older one is where clients look.
+    # `localhost` has two addresses, and clients try IPv4 first.
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -219,14 +221,14 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address at which a bound socket is reached from this machine."""
+    """The URL at which a bound socket is reached from this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether a bound socket is reached from this machine alone."""
+    """Whether a bound socket can be reached from this machine only."""
     named: str = listener.getsockname()[0]
     address = ipaddress.ip_address(named.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
@@ -245,10 +247,10 @@ async def serve_http(
     Serve until ``shutdown`` is set and the open streams have ended.
 
     Args:
-        listener: from ``bind_socket``; it is used up.
-        on_ready: called with the server's address once requests are answered.
-        grace_s: how long streams may run on after ``shutdown``; then they are cut. Longer than the
-            service's own limit, so that its last word to each client is still sent.
+        listener: from ``bind_socket``; it cannot be used again.
+        on_ready: called with the server's URL once it answers requests.
+        grace_s: how long streams may continue after ``shutdown`` before they are cut. Longer than
+            the service's own limit, so that its last message to each client is still sent.
     """
     url = url_of(listener)
     async with trio.open_nursery() as nursery:
@@ -260,17 +262,17 @@ async def serve_http(
 
 def _config(listener: socket.socket, grace_s: float) -> Config:
     config = Config()
-    # Hypercorn makes a socket object of its own: two that own one descriptor would close it twice.
+    # Hypercorn creates its own socket object; two objects would close the descriptor twice.
     config.bind = [f"fd://{listener.detach()}"]
     config.backlog = 1024
     config.graceful_timeout = grace_s
     config.keep_alive_timeout = KEEP_ALIVE_S
-    # On HTTP/2 a connection that has had its number of requests takes its running streams down.
+    # On HTTP/2, a connection that reaches its maximum of requests ends its running streams.
     config.keep_alive_max_requests = 2**62
     config.alpn_protocols = ["http/1.1"]
     config.include_server_header = False
     config.accesslog = None
-    # What it has to say in normal times ("Running on ...") is said by `ops serve`.
+    # `ops serve` prints its own startup message.
     _log.setLevel(logging.WARNING)
     config.errorlog = _log
     return config
