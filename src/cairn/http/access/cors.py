@@ -4,8 +4,8 @@ names them.
 
 A browser first sends a *preflight* request, and never sends a key with it. So preflights are
 answered before keys are checked, and reveal nothing but what may be requested. ``quart-cors`` is
-not used: it answers in an after-request hook, when the checks of host, origin and key that this
-server makes before a request have already refused the preflight.
+not used: it only adds headers after a request, so admitting origins and answering preflights ahead
+of the keys would remain here.
 """
 
 from __future__ import annotations
