@@ -172,7 +172,8 @@ def test_off_is_off_and_a_share_is_by_the_id(
             for place, one in enumerate(ids):
                 given = iter([one])
                 monkeypatch.setattr(
-                    "cairn.actors.server.new_id", lambda given=given: next(given, str(uuid.uuid4()))
+                    "cairn.actors.models.model_server.new_id",
+                    lambda given=given: next(given, str(uuid.uuid4())),
                 )
                 await ask(server, command(f"{place} {LONG}", max_tokens=2))
             await watch.until(ev.ShadowChecked, 2)
