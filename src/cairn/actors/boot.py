@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import structlog
 import trio
@@ -13,17 +14,26 @@ import trio
 import cairn
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.agents.stored_turns import StoredTurns
-from cairn.actors.clock import clock, new_id
+from cairn.actors.clock import clock, new_id, wall_clock_us
 from cairn.actors.errors import JournalFull
 from cairn.actors.idle.activity import Activity
-from cairn.actors.models.load import Run, load, server_over
+from cairn.actors.idle.expiry import Expiry
+from cairn.actors.idle.shadow_check import ShadowCheck
+from cairn.actors.memory import Memory
+from cairn.actors.models.load import Run, load
 from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.startup import StartGivenUp as StartGivenUp
 from cairn.actors.models.startup import Starting as Starting
 from cairn.actors.models.swap import Choice, Models
 from cairn.actors.request_log import RequestLog
+from cairn.actors.requests.admission import Admission
+from cairn.actors.requests.messages import ServerFacts
+from cairn.actors.requests.prepare import Preparer
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
+from cairn.actors.sessions.context import SessionContext
+from cairn.actors.sessions.next_prompt import NextPrompt
+from cairn.actors.sessions.registry import Sessions
 from cairn.actors.settings import BootRefused as BootRefused
 from cairn.actors.settings import Progress, no_progress
 from cairn.actors.settings import Settings as Settings
@@ -31,6 +41,8 @@ from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
 from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.model.models_file import ModelEntry, Told
+from cairn.engine.prompt import template as prompts
+from cairn.engine.reports import ModelFacts
 from cairn.journal import events as ev
 from cairn.journal.agents import Agents
 from cairn.journal.ledger import Ledger
@@ -145,11 +157,119 @@ async def _serving(
     run: Run, choices: Sequence[Choice], loaded: Choice, over_it: ModelServer
 ) -> AsyncIterator[Server]:
     """A server that serves while the context lasts, and is drained when it is left."""
-    server = Server(run, Models(run, choices, loaded, over_it))
+    server = Server(run, Models(run, choices, loaded, over_it, model_server))
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run)
         yield server
         await server.drain()
+
+
+async def model_server(run: Run, settings: Settings, started: Any) -> ModelServer:
+    """
+    A server over the model that was loaded, with the block files that are there.
+
+    Args:
+        started: what ``load`` returned.
+    """
+    facts: ModelFacts = started.facts
+    tokenizer = started.loaded.tokenizer
+    sequencer, engine, activity = run.sequencer, run.engine, run.activity
+    limits = settings.limits
+    preparer = Preparer(
+        sequencer=sequencer,
+        facts=facts,
+        tokenizer=tokenizer,
+        secret=run.secret,
+        max_tokens=limits.max_tokens,
+    )
+    memory = Memory(
+        sequencer,
+        engine,
+        facts.kv_token_bytes,
+        facts.policy.rows if facts.policy is not None else None,
+        state_bytes=facts.state_bytes,
+        checkpoints=facts.checkpoints,
+        growth=facts.growth,
+    )
+    context = SessionContext(
+        sequencer=sequencer,
+        engine=engine,
+        memory=memory,
+        facts=facts,
+        tokenizer=tokenizer,
+        detokenizer=tokenizer.detokenizer,
+        secret=run.secret,
+        activity=activity,
+        patience_s=limits.patience_s,
+        next_prompt=NextPrompt(tokenizer, preparer.encoder, preparer.tokenizing)
+        if settings.prewarm
+        else None,
+        slab_idle_s=limits.slab_idle_s,
+        ttl_s=limits.ttl_s,
+        turns=run.agents.agents.turns,
+    )
+    sessions = Sessions(context, limits)
+    memory.give_up = sessions.give_up_slab
+    shadow = None
+    if settings.shadow_share > 0:
+        shadow = ShadowCheck(
+            sequencer=sequencer,
+            engine=engine,
+            memory=memory,
+            facts=facts,
+            secret=run.secret,
+            share=settings.shadow_share,
+            activity=activity,
+            taken_out=sessions.report_quarantine,
+            matcher=preparer.matcher,
+        )
+        memory.give_way = shadow.give_way
+    server = ModelServer(
+        facts=_facts_of(run, settings, facts, tokenizer),
+        sequencer=sequencer,
+        writer=run.writer,
+        engine=engine,
+        memory=memory,
+        sessions=sessions,
+        preparer=preparer,
+        expiry=Expiry(
+            sequencer=sequencer, memory=memory, activity=activity, close=sessions.close_expired
+        ),
+        shadow=shadow,
+        activity=activity,
+        admission=run.admission,
+        agents=run.agents,
+        stalls=run.stalls,
+        limits=limits,
+        model=facts,
+    )
+    if settings.blocks_folder is not None:
+        folder, budget = settings.blocks_folder, settings.disk_bytes
+        await server.find_blocks(folder, budget, run.boot, run.earlier)
+    return server
+
+
+def _facts_of(run: Run, settings: Settings, facts: ModelFacts, tokenizer: Any) -> ServerFacts:
+    """What a server says of itself."""
+    model = run.sequencer.state.model
+    return ServerFacts(
+        model=facts.name,
+        fingerprint=facts.fingerprint,
+        context_tokens=facts.context_tokens,
+        block_tokens=facts.block_tokens,
+        decode_rows=facts.decode_rows,
+        kv_cache=settings.kv_cache,
+        started_s=wall_clock_us() // 1_000_000,
+        default_max_tokens=settings.limits.max_tokens,
+        vocabulary_tokens=facts.vocabulary_tokens,
+        defaults=facts.defaults,
+        template=facts.template,
+        switches=prompts.switches(tokenizer, facts.template),
+        dtype=facts.dtype,
+        policy=facts.policy,
+        min_cache_tokens=model.min_cache_tokens if model is not None else 0,
+        model_context_tokens=facts.model_context_tokens,
+    )
 
 
 def _only(settings: Settings, server: ModelServer) -> Choice:
@@ -191,6 +311,8 @@ async def _run(
         await nursery.start(engine.run)
         sequencer = Sequencer(ledger, writer)
 
+        stalls = Stalls(sequencer, writer)
+
         def upkeep_allowed() -> bool:
             state = sequencer.state
             return not (writer.stalled or state.admission_bug is not None or state.requests)
@@ -205,7 +327,8 @@ async def _run(
                 writer=writer,
                 sequencer=sequencer,
             ),
-            stalls=Stalls(sequencer, writer),
+            stalls=stalls,
+            admission=Admission(sequencer, writer, stalls),
             activity=Activity(upkeep_allowed),
             secret=secret,
             boot=new_id(),
@@ -257,7 +380,7 @@ async def _first(run: Run, settings: Settings, starting: Starting) -> ModelServe
             raise StartGivenUp from error
         await _stopped(run, f"the model was not served: {error}")
         raise
-    return await server_over(run, settings, started)
+    return await model_server(run, settings, started)
 
 
 async def _stopped(run: Run, reason: str) -> None:

@@ -267,7 +267,7 @@ async def test_a_count_has_its_time_and_its_place(setup: Setup) -> None:
     again; nothing is on record of either.
     """
     async with setup.serving(limits=Limits(request_s=0.1, queue=0)) as server:
-        async with server._models._token_counter.reading, trio.open_nursery() as nursery:
+        async with server._models._token_counter.tokenizing, trio.open_nursery() as nursery:
 
             async def late() -> None:
                 with pytest.raises(TimedOut):

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.trio
 WORDS = "Take the lower path, and count the cairns on the way. " * 8
 TALK = Conversation(messages=(Message(role="user", content=WORDS),))
 # Who has a row is seated a step later, so it is open how many of the three are.
-BUSY = r"answers under way: [012], waiting: [123]\) and has no room for 1 more; try again"
+BUSY = r"running: [012], waiting: [123]\) and has no room for 1 more; try again"
 HOT = generate(TALK, sampling=Sampling(temperature=1.0), seed=7, max_tokens=8)
 
 

@@ -1,4 +1,4 @@
-"""A model comes into memory and leaves it, each on record; and the server over it, in between."""
+"""Loads a model and unloads it, each on record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.idle.activity import Activity
-from cairn.actors.models.model_server import ModelServer
+from cairn.actors.requests.admission import Admission
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.settings import BootRefused, Progress, Settings
 from cairn.actors.threads.engine import EngineThread
@@ -31,12 +31,12 @@ log = structlog.get_logger("cairn")
 @attrs.frozen(kw_only=True)
 class Run:
     """
-    What lasts for a run of the server, whatever models it loads.
+    The parts of a server that last for its run, whatever models it loads.
 
     Attributes:
-        secret: the data directory's, from which those of tenants follow.
-        boot: names the run.
-        earlier: the runs of this journal before.
+        secret: the data directory's, from which those of tenants are derived.
+        boot: the id of the run.
+        earlier: the ids of earlier runs in this journal.
     """
 
     sequencer: Sequencer
@@ -44,6 +44,7 @@ class Run:
     engine: EngineThread
     agents: StoredAgents
     stalls: Stalls
+    admission: Admission
     activity: Activity
     secret: bytes = attrs.field(repr=False)
     boot: str
@@ -53,7 +54,10 @@ class Run:
 
 async def load(run: Run, settings: Settings) -> StartedEngine:
     """
-    Load a model on the engine's thread, and put it on record. What it gives is for ``server_over``.
+    Load a model on the engine's thread, and put it on record.
+
+    Returns:
+        ``StartedEngine``, for ``boot.model_server``.
 
     Raises:
         BootRefused: the device is not stable, or the memory for sessions holds nothing.
@@ -64,29 +68,6 @@ async def load(run: Run, settings: Settings) -> StartedEngine:
     run.engine.install(started.engine)
     _put_on_record(settings, run.sequencer, started)
     return started
-
-
-async def server_over(run: Run, settings: Settings, started: StartedEngine) -> ModelServer:
-    """A server over the model that ``load`` has loaded, with the block files that are there."""
-    server = ModelServer(
-        sequencer=run.sequencer,
-        writer=run.writer,
-        engine=run.engine,
-        facts=started.facts,
-        tokenizer=started.tokenizer,
-        secret=run.secret,
-        limits=settings.limits,
-        kv_cache=settings.kv_cache,
-        prewarm=settings.prewarm,
-        shadow_share=settings.shadow_share,
-        agents=run.agents,
-        stalls=run.stalls,
-        activity=run.activity,
-    )
-    if settings.blocks_folder is not None:
-        folder, budget = settings.blocks_folder, settings.disk_bytes
-        await server.find_blocks(folder, budget, run.boot, run.earlier)
-    return server
 
 
 async def unload(run: Run, reason: str) -> None:

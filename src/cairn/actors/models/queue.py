@@ -1,7 +1,8 @@
-"""Who waits for a model, and what is told to those who do."""
+"""The queue of requests whose model is not loaded."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
@@ -15,9 +16,9 @@ from cairn.actors.errors import (
     QueueFull,
     RefusalError,
     TimedOut,
-    TooManyAnswers,
 )
-from cairn.actors.models.model_server import REJECTED, ModelServer
+from cairn.actors.models.model_server import ModelServer
+from cairn.actors.requests.admission import check_model_queue
 from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate, Reply, ServerFacts, Waiting
@@ -33,10 +34,10 @@ _ANY_TOKEN = 1 << 31
 @attrs.frozen(kw_only=True)
 class Choice:
     """
-    A model that may be loaded.
+    A model that the server may load.
 
     Attributes:
-        settings: of the server, with what is this model's own.
+        settings: the server's, with those that are set for this model.
         told: what its directory told at the start.
     """
 
@@ -53,21 +54,21 @@ class Choice:
 @attrs.define(eq=False)
 class Waiter(Generic[T]):
     """
-    Who waits until a model has its turn.
+    A request that waits for its model.
 
     Attributes:
-        work: what is then to be done.
-        undo: takes back what came of it, where nobody wants it any more.
-        rejected: puts on record why it came to nothing.
-        places: how many answers it wants.
+        work: what to do once the model is loaded.
+        undo: takes the result of ``work`` back if the client has gone.
+        rejected: records why the request was refused, by a key of ``admission.REJECTIONS``.
+        places: how many answers it asks for.
         ready: set when there is a result or a failure.
-        gone: nobody waits any more.
+        gone: whether the client has gone.
     """
 
     choice: Choice
     work: Callable[[ModelServer], Awaitable[T]]
     undo: Callable[[T], None]
-    rejected: Callable[[int, str], None]
+    rejected: Callable[[str], None]
     places: int = 1
     ready: trio.Event = attrs.field(factory=trio.Event)
     result: tuple[T] | None = None
@@ -77,20 +78,20 @@ class Waiter(Generic[T]):
 
 class ModelQueue:
     """
-    Those who wait until a model has its turn, in the order of coming, and their going in.
+    Requests that wait for a model, in the order of context, and their admission to its server.
 
     Attributes:
-        entering: how many go in at the moment.
+        entering: how many are being admitted at the moment.
     """
 
-    def __init__(self, limits: Limits, stir: Callable[[], None]) -> None:
+    def __init__(self, limits: Limits, changed: Callable[[], None]) -> None:
         """
         Args:
-            stir: is called when who waits, or goes in, has changed.
+            changed: called when the queue or ``entering`` has changed.
         """
         self.entering = 0
         self._limits = limits
-        self._stir = stir
+        self._changed = changed
         self._waiters: list[Waiter[Any]] = []
         self._nursery: trio.Nursery | None = None
 
@@ -99,24 +100,22 @@ class ModelQueue:
 
     @property
     def target(self) -> Choice:
-        """The model that the first of them waits for. There is one."""
+        """The model that the first request waits for. The queue must not be empty."""
         return self._waiters[0].choice
 
     def all_for(self, choice: Choice | None) -> list[Waiter[Any]]:
-        """Those who wait for a model."""
+        """The requests that wait for a model."""
         return [waiter for waiter in self._waiters if waiter.choice is choice]
 
     def first_for(self, choice: Choice | None) -> list[Waiter[Any]]:
         """
-        Those at the beginning of the line who wait for a model, before the first who waits for
-        another.
+        The requests at the head of the queue that wait for a model, up to the first one that waits
+        for another.
         """
-        line = self._waiters
-        first = next((n for n, waiter in enumerate(line) if waiter.choice is not choice), len(line))
-        return line[:first]
+        return list(itertools.takewhile(lambda waiter: waiter.choice is choice, self._waiters))
 
     def begin_in(self, nursery: trio.Nursery) -> None:
-        """Have the tasks that bring them in begin there. Before the first goes in."""
+        """Run the tasks that admit requests in this nursery."""
         self._nursery = nursery
 
     def join(self, waiter: Waiter[Any], rows: int) -> None:
@@ -124,81 +123,78 @@ class ModelQueue:
         Wait for a model.
 
         Args:
-            rows: so many of its requests run at a time; 0 where that is not known yet.
+            rows: how many of its requests run at a time; 0 if that is not known yet.
 
         Raises:
             RefusalError: too many wait, or there never is room for this one.
         """
         waiting = sum(waiter.places for waiter in self._waiters)
-        if rows and waiter.places > self._limits.queue + rows:
-            raise TooManyAnswers(waiter.places, self._limits.queue + rows)
-        # As many as go in together when it is there: nobody waits beside who runs. How many of one
-        # request can, is seen when it is there.
-        is_full = waiting + waiter.places > self._limits.queue + max(1, rows)
-        if is_full and (rows or waiting):
-            waiter.rejected(429, "queue_full")
-            raise QueueFull(
-                f"{waiting} requests wait for a model already; try again in a few seconds",
-                retry_after_s=5,
-            )
+        try:
+            check_model_queue(waiter.places, queue=self._limits.queue, rows=rows, waiting=waiting)
+        except QueueFull:
+            waiter.rejected("queue_full")
+            raise
         self._waiters.append(waiter)
-        self._stir()
+        self._changed()
 
     def leave(self, waiter: Waiter[Any]) -> None:
-        """Nobody waits any more, for the model or for the end of an answer."""
+        """The client has gone, or its request has ended."""
         waiter.gone = True
         if waiter in self._waiters:
             self._waiters.remove(waiter)
-            waiter.rejected(*REJECTED["client"])
-            self._stir()
+            waiter.rejected("client")
+            self._changed()
         elif waiter.result is not None:
             waiter.undo(waiter.result[0])
 
-    def refuse(self, waiter: Waiter[Any], refusal: RefusalError, status: int, code: str) -> None:
-        """Tell one in the line that nothing comes of it."""
+    def refuse(self, waiter: Waiter[Any], refusal: RefusalError, why: str) -> None:
+        """
+        Refuse a request that waits.
+
+        Args:
+            why: a key of ``admission.REJECTIONS``.
+        """
         self._waiters.remove(waiter)
-        waiter.rejected(status, code)
+        waiter.rejected(why)
         waiter.failure = refusal
         waiter.ready.set()
 
     def refuse_all(self, why: str, refusal: Callable[[], RefusalError]) -> None:
         """
-        Tell all of them that nothing comes of it.
+        Refuse all requests that wait.
 
         Args:
-            why: as ``REJECTED`` has it.
+            why: as for ``refuse``.
         """
         for waiter in list(self._waiters):
-            self.refuse(waiter, refusal(), *REJECTED[why])
-        self._stir()
+            self.refuse(waiter, refusal(), why)
+        self._changed()
 
     def timed_out(self, waiter: Waiter[Any]) -> RefusalError:
-        """A request's time is over while it waits."""
+        """Refuse a request that has waited too long, and return the refusal."""
         refusal = TimedOut(self._limits.request_s)
         if waiter in self._waiters:
-            self.refuse(waiter, refusal, *REJECTED["timed_out"])
-            self._stir()
+            self.refuse(waiter, refusal, "timed_out")
+            self._changed()
         return refusal
 
-    def go_in(self, waiters: Iterable[Waiter[Any]], server: ModelServer) -> None:
-        """Let some of the line go in to the server over their model."""
+    def admit(self, waiters: Iterable[Waiter[Any]], server: ModelServer) -> None:
+        """Hand some requests to the server over their model."""
         assert self._nursery is not None
-        going = list(waiters)
-        for waiter in going:
+        entering = list(waiters)
+        for waiter in entering:
             self._waiters.remove(waiter)
-        self.entering += len(going)
-        if going:
-            self._nursery.start_soon(self._bring_all, going, server)
+        self.entering += len(entering)
+        if entering:
+            self._nursery.start_soon(self._admit_all, entering, server)
 
-    async def _bring_all(self, waiters: list[Waiter[Any]], server: ModelServer) -> None:
-        """
-        Begin one after the other, as they came: tasks that are started at once begin in no order.
-        """
+    async def _admit_all(self, waiters: list[Waiter[Any]], server: ModelServer) -> None:
+        # One after the other, in the order of context: tasks started together run in no order.
         assert self._nursery is not None
         for waiter in waiters:
-            await self._nursery.start(self._bring, waiter, server)
+            await self._nursery.start(self._admit_one, waiter, server)
 
-    async def _bring(
+    async def _admit_one(
         self,
         waiter: Waiter[Any],
         server: ModelServer,
@@ -208,70 +204,70 @@ class ModelQueue:
         task_status.started()
         try:
             waiter.result = (await waiter.work(server),)
-        except Exception as error:  # it is told to who waits
+        except Exception as error:  # raised again in the request's own task
             waiter.failure = error
         finally:
             self.entering -= 1
-            self._stir()
+            self._changed()
         waiter.ready.set()
         if waiter.gone and waiter.result is not None:
             waiter.undo(waiter.result[0])
 
 
-class Patient:
-    """What a request hears that waits for its model, and then of its answer."""
+class WaitingReplies:
+    """The replies to a request that waits for its model, and then those of its answer."""
 
     def __init__(
         self,
         waiter: Waiter[tuple[Sequence[Ticket], AsyncIterator[Reply]]],
-        arrival: RequestContext,
+        context: RequestContext,
         timed_out: Callable[[Waiter[Any]], RefusalError],
     ) -> None:
         """
         Args:
-            timed_out: is told when its time is over, and gives the refusal.
+            timed_out: called when the request's time is over; returns the refusal to raise.
         """
         self._waiter = waiter
-        self._arrival = arrival
-        self._time_over = timed_out
+        self._context = context
+        self._timed_out = timed_out
 
-    def __aiter__(self) -> Patient:
+    def __aiter__(self) -> WaitingReplies:
         return self
 
     async def __anext__(self) -> Reply:
         waiter = self._waiter
         if not waiter.ready.is_set():
-            with self._arrival.until_beat():
+            with self._context.until_beat():
                 await waiter.ready.wait()
         if not waiter.ready.is_set():
-            if self._arrival.is_over:
-                raise self._time_over(waiter)
+            if self._context.is_over:
+                raise self._timed_out(waiter)
             return Waiting(queued=True, prefilled_tokens=0)
         _, replies = result_of(waiter)
         return await anext(replies)
 
 
-async def taken(
-    command: Generate, arrival: RequestContext, server: ModelServer
+async def take(
+    command: Generate, context: RequestContext, server: ModelServer
 ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
-    """A request that was taken, and its replies."""
+    """Have a server take a request that waited for it: its tickets and replies."""
     known = server.facts.vocabulary_tokens
     if isinstance(command.prompt, tuple) and max(command.prompt, default=0) >= known:
         raise PromptRefused(
-            f"the prompt has ids of no token: those of this model are 0 to {known - 1}"
+            f"the prompt has unknown token ids; those of this model are 0 to {known - 1}"
         )
     strange = [token for token, _ in command.sampling.logit_bias if token >= known]
-    if strange:  # read before the model was loaded for the first time
+    if strange:  # not known when the request was read, before the model was ever loaded
         raise PromptRefused(
-            f"logit_bias names {strange[0]}, which is no token of this model: its ids are 0 to "
+            f"logit_bias has {strange[0]}, which is no token of this model; token ids are 0 to "
             f"{known - 1}"
         )
-    tickets = await server.take(command, arrival)
-    return tickets, server.replies(tickets, arrival)
+    tickets = await server.take(command, context)
+    return tickets, server.replies(tickets, context)
 
 
 def leave_all(found: tuple[Sequence[Ticket], AsyncIterator[Reply]]) -> None:
-    """Nobody waits any more for the answers of a request."""
+    """Leave all answers of a request."""
     leave_together(found[0])
 
 
@@ -284,14 +280,14 @@ def result_of(waiter: Waiter[T]) -> T:
 
 def not_loaded(choice: Choice, pause_s: float) -> ModelNotLoaded:
     return ModelNotLoaded(
-        f"the model {choice.name!r} could not be loaded; the server's log says why. Ask for "
-        "another one, or try again later",
+        f"the model {choice.name!r} could not be loaded; the server's log says why. Use another "
+        "one, or try again later",
         retry_after_s=math.ceil(pause_s),
     )
 
 
 def first_facts(choice: Choice, started_s: int) -> ServerFacts:
-    """What can be told of a model that was not loaded yet."""
+    """Facts about a model that was never loaded, from its files."""
     settings, told = choice.settings, choice.told
     return ServerFacts(
         model=choice.name,

@@ -28,25 +28,25 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import attrs
 import structlog
 import trio
 
 from cairn.actors.clock import new_id, wall_clock_us
-from cairn.actors.errors import Broken, JournalFull, RefusalError, Stopping
-from cairn.actors.models.load import Run, load, server_over, unload
+from cairn.actors.errors import JournalFull, RefusalError, Stopping
+from cairn.actors.models.load import Run, load, unload
 from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.queue import Choice as Choice
 from cairn.actors.models.queue import (
     ModelQueue,
-    Patient,
     Waiter,
+    WaitingReplies,
     first_facts,
     leave_all,
     not_loaded,
-    taken,
+    take,
 )
 from cairn.actors.models.token_count import TokenCounter
 from cairn.actors.requests.context import RequestContext
@@ -57,9 +57,8 @@ from cairn.actors.requests.messages import (
     ServerFacts,
     Statistics,
 )
-from cairn.actors.requests.replies import unless_dead
 from cairn.actors.requests.ticket import Ticket
-from cairn.actors.settings import no_progress
+from cairn.actors.settings import Settings, no_progress
 from cairn.actors.statistics import statistics_of
 from cairn.actors.threads.engine import EngineGone
 from cairn.actors.threads.writer import WriterDied
@@ -80,16 +79,24 @@ class Models:
     """The models of a server, and which of them is in memory."""
 
     def __init__(
-        self, run: Run, choices: Iterable[Choice], first: Choice, server: ModelServer
+        self,
+        run: Run,
+        choices: Iterable[Choice],
+        first: Choice,
+        server: ModelServer,
+        model_server: Callable[[Run, Settings, Any], Awaitable[ModelServer]],
     ) -> None:
         """
         Args:
             first: the one that is loaded; it answers who names none of them.
             server: over it.
+            model_server: makes the server over a model that was loaded.
         """
         self._stopping_progress = run.progress
         self._run = attrs.evolve(run, progress=no_progress)
         self._activity = run.activity
+        self._admission = run.admission
+        self._model_server = model_server
         self._choices = {choice.name: choice for choice in choices}
         self._names = {
             name: choice
@@ -204,40 +211,40 @@ class Models:
             async with server.generate(command, tenant) as replies:
                 yield replies
             return
-        arrival = RequestContext(new_id(), tenant, self._limits)
+        context = RequestContext(new_id(), tenant, self._limits)
         waiter = None
         try:
-            await self._check_bugs()
+            await self._admission.check_bugs()
             # An agent that waits for its model is at work: who comes second hears it now, and not
             # when it has waited too.
-            self._run.agents.begin(command, arrival)
+            self._run.agents.begin(command, context)
             try:
                 waiter = self._enqueue(
                     choice,
-                    partial(self._take, command, arrival),
+                    partial(self._take, command, context),
                     leave_all,
-                    partial(self._turned_away, arrival),
+                    partial(self._reject, context),
                     command.choices,
                 )
             except RefusalError:
-                self._run.agents.leave(arrival.request)
+                self._run.agents.leave(context.request)
                 raise
-            yield Patient(waiter, arrival, self._queue.timed_out)
+            yield WaitingReplies(waiter, context, self._queue.timed_out)
         except RefusalError as refusal:
-            arrival.name(refusal, command)
+            context.name(refusal, command)
             raise
         finally:
             if waiter is not None:
                 self._queue.leave(waiter)
 
     async def _take(
-        self, command: Generate, arrival: RequestContext, server: ModelServer
+        self, command: Generate, context: RequestContext, server: ModelServer
     ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
         """Take a request that has waited. Where it is not taken, its agent is free."""
         try:
-            return await taken(command, arrival, server)
+            return await take(command, context, server)
         except BaseException:
-            self._run.agents.leave(arrival.request)
+            self._run.agents.leave(context.request)
             raise
 
     def _told_by(self, server: ModelServer) -> ServerFacts:
@@ -246,19 +253,12 @@ class Models:
 
     # --- the line ---------------------------------------------------------------------------------
 
-    async def _check_bugs(self) -> None:
-        """Turn a request away where a bug has closed admission. Who hears of it can look it up."""
-        bug_id = self._run.sequencer.state.admission_bug
-        if bug_id is not None:
-            await unless_dead(self._run.writer.wait_all_committed())
-            raise Broken(bug_id)
-
     def _enqueue(
         self,
         choice: Choice,
         work: Callable[[ModelServer], Awaitable[T]],
         undo: Callable[[T], None],
-        rejected: Callable[[int, str], None],
+        rejected: Callable[[str], None],
         places: int,
     ) -> Waiter[T]:
         """
@@ -267,26 +267,19 @@ class Models:
         Raises:
             RefusalError: that cannot be now.
         """
-        if self._stopping:
-            raise Stopping("the server is stopping; try again in a moment")
-        if self._run.writer.stalled:
-            raise self._run.stalls.refusal()
+        self._admission.check_open(stopping=self._stopping)
         pause_s = self._pauses.get(choice.name, -math.inf) - trio.current_time()
         if pause_s > 0:
-            rejected(503, "model_not_loaded")
+            rejected("model_not_loaded")
             raise not_loaded(choice, pause_s)
         waiter = Waiter(choice, work, undo, rejected, places)
         self._queue.join(waiter, self._facts[choice.name].decode_rows)
         return waiter
 
-    def _turned_away(self, arrival: RequestContext, status: int, code: str) -> None:
-        """Put on record that nothing comes of a request in the line, whose agent is free then."""
-        self._run.agents.leave(arrival.request)
-        self._run.sequencer.append(
-            ev.RequestRejected(
-                request=arrival.request, tenant=arrival.tenant, status=status, code=code
-            )
-        )
+    def _reject(self, context: RequestContext, why: str) -> None:
+        """Record that a request was refused while it waited, and free its agent."""
+        self._run.agents.leave(context.request)
+        self._admission.reject(context.request, context.tenant, why)
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -332,7 +325,7 @@ class Models:
                 await nursery.start(server.run)
                 self._open = True
                 opened()
-                self._queue.go_in(self._queue.all_for(self._loaded), server)
+                self._queue.admit(self._queue.all_for(self._loaded), server)
                 target = await self._next()
                 self._open = False
                 self._loading = target
@@ -357,7 +350,7 @@ class Models:
         while not self._stopping:
             if self._open:
                 assert self._server is not None
-                self._queue.go_in(self._queue.first_for(self._loaded), self._server)
+                self._queue.admit(self._queue.first_for(self._loaded), self._server)
             if not self._queue:
                 sound = None
                 await self._activity.wait_change()
@@ -421,7 +414,7 @@ class Models:
             started = await load(self._run, choice.settings)
         finally:
             self._at_load = False
-        return await server_over(self._run, choice.settings, started)
+        return await self._model_server(self._run, choice.settings, started)
 
     def _fail(self, choice: Choice, reason: str) -> None:
         """A model could not be loaded: put it on record, and tell who waits for it."""
@@ -429,7 +422,7 @@ class Models:
         self._run.sequencer.append(ev.ModelLoadFailed(name=choice.name, reason=reason))
         self._pauses[choice.name] = trio.current_time() + PAUSE_S
         for waiter in self._queue.all_for(choice):
-            self._queue.refuse(waiter, not_loaded(choice, PAUSE_S), 503, "model_not_loaded")
+            self._queue.refuse(waiter, not_loaded(choice, PAUSE_S), "model_not_loaded")
 
     def _leave_load(self, choice: Choice) -> None:
         """

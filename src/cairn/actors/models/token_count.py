@@ -1,8 +1,8 @@
 """
-Counts of tokens by models that are not loaded: of each its tokenizer and template alone are, and a
-few are kept. No model leaves memory for a count.
+Counts tokens for models that are not loaded, with their tokenizers and templates alone, of which a
+few are kept. No model is swapped for a count.
 
-A count is of no order with requests: it waits in no line, only for the count before it.
+A count does not queue with requests. It waits for the counts before it only.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import attrs
 import structlog
 import trio
 
-from cairn.actors.errors import PromptRefused, QueueFull, Stopping, TimedOut
+from cairn.actors.errors import PromptRefused, Stopping, TimedOut
 from cairn.actors.models.queue import Choice, not_loaded
+from cairn.actors.requests.admission import check_count_queue
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate
 from cairn.actors.threads.engine import EngineGone, EngineThread
@@ -52,16 +53,16 @@ class TokenCounter:
     Counts tokens by tokenizers of its own.
 
     Attributes:
-        reading: whoever uses one of them holds it, as they are not made for several at a time.
+        tokenizing: held while a tokenizer is used, because they are not made for several threads.
     """
 
     def __init__(self, engine: EngineThread, limits: Limits) -> None:
         self._engine = engine
         self._limits = limits
-        self.reading = trio.CapacityLimiter(1)
+        self.tokenizing = trio.CapacityLimiter(1)
         self._texts: OrderedDict[str, _Text] = OrderedDict()
         self._pauses: dict[str, float] = {}
-        self._under_way = 0
+        self._counts = 0
 
     async def count(self, choice: Choice, command: Generate, tenant: str) -> int:
         """
@@ -75,15 +76,11 @@ class TokenCounter:
             Stopping: the server stopped, and the engine's thread is at something else.
             TimedOut: it took too long.
         """
-        if self._under_way > self._limits.queue:
-            raise QueueFull(
-                f"{self._under_way} counts wait already; try again in a few seconds",
-                retry_after_s=5,
-            )
-        self._under_way += 1
+        check_count_queue(self._counts, queue=self._limits.queue)
+        self._counts += 1
         try:
             with trio.move_on_after(self._limits.request_s):
-                async with self.reading:
+                async with self.tokenizing:
                     text = await self._text_of(choice)
                     return await _in_thread(_count, text, command, tenant)
             raise TimedOut(self._limits.request_s)
@@ -92,7 +89,7 @@ class TokenCounter:
         except EngineGone as gone:
             raise Stopping("the server was stopped before the tokens were counted") from gone
         finally:
-            self._under_way -= 1
+            self._counts -= 1
 
     def forget(self, choice: Choice) -> None:
         """
