@@ -20,11 +20,12 @@ from cairn.actors.idle.activity import Activity
 from cairn.actors.idle.expiry import Expiry
 from cairn.actors.idle.shadow_check import ShadowCheck
 from cairn.actors.memory import Memory
+from cairn.actors.models.choice import Choice
 from cairn.actors.models.load import Run, load
 from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.startup import StartGivenUp as StartGivenUp
 from cairn.actors.models.startup import Starting as Starting
-from cairn.actors.models.swap import Choice, Models
+from cairn.actors.models.swap import Models
 from cairn.actors.request_log import RequestLog
 from cairn.actors.requests.admission import Admission
 from cairn.actors.requests.messages import ServerFacts

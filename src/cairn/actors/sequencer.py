@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 
-from cairn.actors.threads.writer import JournalWriter
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.errors import BugError
 from cairn.journal.eviction_order import Order
 from cairn.journal.ledger import Ledger, Outcome
 from cairn.journal.state import Session, SessionId, State
+
+if TYPE_CHECKING:
+    from cairn.actors.threads.writer import JournalWriter
 
 
 class Sequencer:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from cairn.actors.agents.agents import TenantAgents
-from cairn.actors.models.load import Run
-from cairn.actors.models.model_server import ModelServer
-from cairn.actors.models.swap import Models
 from cairn.actors.requests.messages import (
     ContextUse,
     Generate,
@@ -28,6 +26,11 @@ from cairn.actors.requests.messages import (
 )
 from cairn.actors.statistics import contexts
 from cairn.journal.events import Recorded
+
+if TYPE_CHECKING:
+    from cairn.actors.models.load import Run
+    from cairn.actors.models.model_server import ModelServer
+    from cairn.actors.models.swap import Models
 
 
 class Server:

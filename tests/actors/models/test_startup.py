@@ -14,8 +14,8 @@ import trio
 
 from cairn.actors.boot import StartGivenUp, Starting, booted, booted_models
 from cairn.actors.models import load as loading
+from cairn.actors.models.choice import Choice
 from cairn.actors.models.model_server import ModelServer
-from cairn.actors.models.swap import Choice
 from cairn.engine.model.models_file import ModelEntry, Told
 from cairn.engine.sampling import Sampling
 from cairn.journal.codec import decode

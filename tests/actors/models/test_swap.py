@@ -34,8 +34,8 @@ from cairn.actors.memory import Memory
 from cairn.actors.models import load as loading
 from cairn.actors.models import swap as models_module
 from cairn.actors.models import token_count
+from cairn.actors.models.choice import Choice
 from cairn.actors.models.model_server import ModelServer
-from cairn.actors.models.swap import Choice
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate, Keep, Waiting
 from cairn.actors.server import Server

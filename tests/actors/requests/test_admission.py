@@ -15,7 +15,7 @@ def test_as_many_wait_as_the_queue_has_places(running: int) -> None:
     check_places(1, queue=3, rows=2, running=running, in_flight=last)
     with pytest.raises(
         QueueFull, match=f"running: {running}, waiting: {last + 1 - running}"
-    ) as one:
+    ) as refused:
         check_places(1, queue=3, rows=2, running=running, in_flight=last + 1)
     assert 5 == refused.value.retry_after_s
 

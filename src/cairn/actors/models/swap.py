@@ -28,7 +28,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 import structlog
@@ -36,16 +36,13 @@ import trio
 
 from cairn.actors.clock import new_id, wall_clock_us
 from cairn.actors.errors import JournalFull, RefusalError, Stopping
+from cairn.actors.models.choice import Choice, first_facts, not_loaded
 from cairn.actors.models.load import Run, load, unload
-from cairn.actors.models.model_server import ModelServer
-from cairn.actors.models.queue import Choice as Choice
 from cairn.actors.models.queue import (
     ModelQueue,
     Waiter,
     WaitingReplies,
-    first_facts,
     leave_all,
-    not_loaded,
     take,
 )
 from cairn.actors.models.token_count import TokenCounter
@@ -66,6 +63,9 @@ from cairn.engine.model.models_file import entry_fault
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
 from cairn.journal.state import SessionId
+
+if TYPE_CHECKING:
+    from cairn.actors.models.model_server import ModelServer
 
 T = TypeVar("T")
 

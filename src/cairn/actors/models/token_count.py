@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from cairn.actors.errors import PromptRefused, Stopping, TimedOut
-from cairn.actors.models.queue import Choice, not_loaded
+from cairn.actors.models.choice import Choice, not_loaded
 from cairn.actors.requests.admission import check_count_queue
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate

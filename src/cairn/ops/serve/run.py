@@ -26,7 +26,7 @@ from cairn.actors.boot import (
     booted,
     booted_models,
 )
-from cairn.actors.models.swap import Choice
+from cairn.actors.models.choice import Choice
 from cairn.actors.requests.limits import Limits
 from cairn.actors.server import Server
 from cairn.actors.threads.writer import WriterDied
