@@ -292,8 +292,8 @@ async def test_who_waits_hears_that_it_does(setup: Setup) -> None:
             await under_way(server, 1)
             async with local(server).generate(to("other", OPENING)) as replies:
                 assert Waiting(queued=True, prefilled_tokens=0) == await anext(replies)
-                replies._arrival = attrs.evolve(  # type: ignore[attr-defined]
-                    replies._arrival,  # type: ignore[attr-defined]
+                replies._context = attrs.evolve(  # type: ignore[attr-defined]
+                    replies._context,  # type: ignore[attr-defined]
                     deadline=clock,
                 )
                 with pytest.raises(TimedOut):
@@ -482,7 +482,7 @@ async def test_a_stop_does_not_wait_for_a_load(
     (failed,) = setup.events(ev.ModelLoadFailed)
     assert ("other", "the server stopped while it was loading") == (failed.name, failed.reason)
     ends = [event.kind for event in setup.events(ev.ModelUnloaded, ev.ModelLoadFailed)]
-    assert ["model_unloaded", "model_not_loaded"] == ends
+    assert ["model_unloaded", "model_load_failed"] == ends
     assert isinstance(decode(setup.store.rows[-1]).event, ev.ServerStopped)
     setup.holds()
     async with setup.serving() as server:
