@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
 
 import structlog
 import trio
@@ -41,9 +40,9 @@ from cairn.actors.settings import Settings as Settings
 from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
 from cairn.actors.threads.writer import JournalWriter
+from cairn.engine.contract import StartedEngine
 from cairn.engine.model.models_file import ModelEntry, Told
 from cairn.engine.prompt import template as prompts
-from cairn.engine.reports import ModelFacts
 from cairn.journal import events as ev
 from cairn.journal.agents import Agents
 from cairn.journal.ledger import Ledger
@@ -165,15 +164,14 @@ async def _serving(
         await server.drain()
 
 
-async def model_server(run: Run, settings: Settings, started: Any) -> ModelServer:
+async def model_server(run: Run, settings: Settings, started: StartedEngine) -> ModelServer:
     """
     A server over the model that was loaded, with the block files that are there.
 
     Args:
         started: what ``load`` returned.
     """
-    facts: ModelFacts = started.facts
-    tokenizer = started.loaded.tokenizer
+    facts, tokenizer = started.facts, started.tokenizer
     sequencer, engine, activity = run.sequencer, run.engine, run.activity
     limits = settings.limits
     preparer = Preparer(
@@ -226,7 +224,7 @@ async def model_server(run: Run, settings: Settings, started: Any) -> ModelServe
         )
         memory.give_way = shadow.give_way
     server = ModelServer(
-        facts=_facts_of(run, settings, facts, tokenizer),
+        facts=_facts_of(run, settings, started),
         sequencer=sequencer,
         writer=run.writer,
         engine=engine,
@@ -250,9 +248,9 @@ async def model_server(run: Run, settings: Settings, started: Any) -> ModelServe
     return server
 
 
-def _facts_of(run: Run, settings: Settings, facts: ModelFacts, tokenizer: Any) -> ServerFacts:
+def _facts_of(run: Run, settings: Settings, started: StartedEngine) -> ServerFacts:
     """What a server says of itself."""
-    model = run.sequencer.state.model
+    model, facts = run.sequencer.state.model, started.facts
     return ServerFacts(
         model=facts.name,
         fingerprint=facts.fingerprint,
@@ -265,7 +263,7 @@ def _facts_of(run: Run, settings: Settings, facts: ModelFacts, tokenizer: Any) -
         vocabulary_tokens=facts.vocabulary_tokens,
         defaults=facts.defaults,
         template=facts.template,
-        switches=prompts.switches(tokenizer, facts.template),
+        switches=prompts.switches(started.tokenizer, facts.template),
         dtype=facts.dtype,
         policy=facts.policy,
         min_cache_tokens=model.min_cache_tokens if model is not None else 0,

@@ -28,7 +28,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import attrs
 import structlog
@@ -66,6 +66,7 @@ from cairn.journal.state import SessionId
 
 if TYPE_CHECKING:
     from cairn.actors.models.model_server import ModelServer
+    from cairn.engine.contract import StartedEngine
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class Models:
         choices: Iterable[Choice],
         first: Choice,
         server: ModelServer,
-        model_server: Callable[[Run, Settings, Any], Awaitable[ModelServer]],
+        model_server: Callable[[Run, Settings, StartedEngine], Awaitable[ModelServer]],
     ) -> None:
         """
         Args:
