@@ -8,7 +8,7 @@ The engine is one without a model, on the real engine's thread; the books stand 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import cast
 
 import attrs
@@ -277,11 +277,38 @@ class Setup:
         ) == self.books.state.pool
 
 
+@attrs.frozen
+class Owner:
+    """A session that gives up its slab."""
+
+    name: str
+    give_up: Callable[[str, str], Awaitable[None]]
+
+    async def give_up_slab(self, reason: str) -> None:
+        """At once."""
+        await self.give_up(self.name, reason)
+
+
+@attrs.frozen
+class Owners(Mapping[str, Owner]):
+    """All sessions that there may be."""
+
+    give_up: Callable[[str, str], Awaitable[None]]
+
+    def __getitem__(self, name: str) -> Owner:
+        return Owner(name, self.give_up)
+
+    def __iter__(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
 @contextlib.asynccontextmanager
 async def setup(**budgets: int) -> AsyncIterator[Setup]:
     """Memory over an engine's thread that runs."""
     books, scripted, thread = Books(**budgets), ScriptedEngine(), EngineThread()
-    memory = Memory(cast("Sequencer", books), thread, TOKEN_BYTES)
     gave_up: list[str] = []
 
     async def give_up(name: str, _reason: str) -> None:
@@ -290,7 +317,7 @@ async def setup(**budgets: int) -> AsyncIterator[Setup]:
         assert slab is not None
         await thread.call(lambda mlx: mlx.close_slab(slab.id), books.released(name))
 
-    memory.give_up = give_up
+    memory = Memory(cast("Sequencer", books), thread, TOKEN_BYTES, owners=Owners(give_up))
     async with trio.open_nursery() as nursery:
         await nursery.start(thread.run)
         thread.install(scripted)
@@ -558,7 +585,7 @@ def test_what_is_pinned_meanwhile_is_not_removed() -> None:
             await home.seal("over", used=1)
             books._block(attrs.evolve(books.state.blocks["over"], expires_us=1))
             async with trio.open_nursery() as nursery, home.memory.eviction_lock:
-                nursery.start_soon(home.memory.remove_over, lambda: True)
+                nursery.start_soon(home.memory.remove_expired, lambda: True)
                 await trio.testing.wait_all_tasks_blocked()
                 pins = books.state.pins.set(SessionId("works"), ("over",))
                 books.state = attrs.evolve(books.state, pins=pins)
@@ -566,7 +593,7 @@ def test_what_is_pinned_meanwhile_is_not_removed() -> None:
             assert home.agree()
 
             books.state = attrs.evolve(books.state, pins=Map())
-            assert 1 == await home.memory.remove_over(lambda: True)
+            assert 1 == await home.memory.remove_expired(lambda: True)
             assert ["over"] == books.evicted
 
     trio.run(main)

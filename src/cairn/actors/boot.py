@@ -34,6 +34,7 @@ from cairn.actors.server import Server
 from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.next_prompt import NextPrompt
 from cairn.actors.sessions.registry import Sessions
+from cairn.actors.sessions.session import SessionActor
 from cairn.actors.settings import BootRefused as BootRefused
 from cairn.actors.settings import Progress, no_progress
 from cairn.actors.settings import Settings as Settings
@@ -181,11 +182,13 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         secret=run.secret,
         max_tokens=limits.max_tokens,
     )
+    actors: dict[str, SessionActor] = {}  # of sessions; memory finds the owners of slabs there
     memory = Memory(
         sequencer,
         engine,
         facts.kv_token_bytes,
         facts.policy.rows if facts.policy is not None else None,
+        owners=actors,
         state_bytes=facts.state_bytes,
         checkpoints=facts.checkpoints,
         growth=facts.growth,
@@ -207,8 +210,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         ttl_s=limits.ttl_s,
         turns=run.agents.agents.turns,
     )
-    sessions = Sessions(context, limits)
-    memory.give_up = sessions.give_up_slab
+    sessions = Sessions(context, limits, actors)
     shadow = None
     if settings.shadow_share > 0:
         shadow = ShadowCheck(
@@ -219,10 +221,9 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
             secret=run.secret,
             share=settings.shadow_share,
             activity=activity,
-            taken_out=sessions.report_quarantine,
+            report_quarantine=sessions.report_quarantine,
             matcher=preparer.matcher,
         )
-        memory.give_way = shadow.give_way
     server = ModelServer(
         facts=_facts_of(run, settings, started),
         sequencer=sequencer,

@@ -1,25 +1,27 @@
 """
-Room for slabs, blocks and block files: who decides is the journal's fold, who carries out is the
-engine.
+Allocates slabs, and manages blocks in memory and on disk. What to evict is a pure decision over the
+journal's state (``cairn.journal.eviction``); the engine carries it out.
 
-Making room and taking it is one step for everybody else, hence the locks. Who takes both takes
-``steady`` before the lock of the blocks. A block that must leave memory is written before that,
-under both. Files have no lock of their own: who writes one early, or when the server stops, holds
-none, since a write of low urgency may wait long and must not hold up who seals meanwhile. So the
-engine looks again when a file's turn comes, and what is not to be done any more is not done.
+Locks make "evict, then allocate" one step. A task that takes both locks takes ``eviction_lock``
+before the lock of the blocks. A block is written to its file before it is evicted, under both.
+Files have no lock: writing one in idle time, or when the server stops, takes none, because it may
+wait for long and must not hold up a task that seals. So the engine checks again when it is the
+file's turn, and skips what is no longer to be done.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 import trio
 
 from cairn.actors.clock import wall_clock_us
+from cairn.actors.measured import measured
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineThread
 from cairn.engine.growth import Growth
@@ -43,11 +45,18 @@ from cairn.journal.state import Session, SessionId, State
 
 log = structlog.get_logger("cairn")
 
-_AT_ONCE = 64
+_BATCH = 64
 """
-So many blocks whose lives are over are looked up at a time; after so many that cannot be removed
-the others wait until something stirs.
+How many expired blocks are looked up at a time. After so many that could not be removed the rest
+waits for the next change.
 """
+
+
+class SlabOwner(Protocol):
+    """A session that holds a slab."""
+
+    async def give_up_slab(self, reason: str) -> None:
+        """Release the slab, unless a request takes it first."""
 
 
 class Memory:
@@ -55,10 +64,8 @@ class Memory:
     Opens slabs, seals blocks, and writes and reads their files, within the budgets.
 
     Attributes:
-        give_up: has a session give up its slab, unless it takes a request first; is given why.
-        give_way: has a shadow check end and give its slab back; false where it holds none.
-        steady: who decides what to reuse holds this, from the loading of blocks on. A block that
-            was chosen to leave must not be chosen to be shared before the engine has dropped it.
+        eviction_lock: held while deciding what to reuse, from the loading of blocks on, so that no
+            block is reused that was chosen for eviction.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class Memory:
         token_bytes: int,
         slab_rows: int | None = None,
         *,
+        owners: Mapping[str, SlabOwner],
         state_bytes: int = 0,
         checkpoints: Checkpoints | None = None,
         growth: Growth | None = None,
@@ -77,9 +85,10 @@ class Memory:
         Args:
             token_bytes: bytes of KV that a token takes.
             slab_rows: the most tokens that a slab holds; None for its capacity.
+            owners: the sessions that may hold slabs, by id. The caller keeps it up to date.
             state_bytes: bytes of the states of recurrent layers.
-            checkpoints: which blocks carry those; None where there are none.
-            growth: what caches that grow take; None where slabs are of a fixed size.
+            checkpoints: which blocks carry those; None if none do.
+            growth: what growing caches take; None if slabs have a fixed size.
             now_us: microseconds since 1970.
         """
         self._now_us = now_us
@@ -93,17 +102,17 @@ class Memory:
         self._slabs = trio.Lock()
         self._blocks = trio.Lock()
         self.eviction_lock = trio.Lock()
-        self.give_up: Callable[[str, str], Awaitable[None]] = _nobody
-        self.give_way: Callable[[], Awaitable[bool]] = _no_check
-        self._stuck: set[str] = set()  # whose lives are over, and which could not be removed
+        self._owners = owners
+        self._spare_slab: trio.Event | None = None  # while one is open; set when it is closed
+        self._stuck: set[str] = set()  # expired blocks that could not be removed
         self._unwritten: dict[str, str] = {}  # why a block could not be written when last tried
-        self._told: set[tuple[str, str]] = set()  # what was logged since it last went well
+        self._warned: set[tuple[str, str]] = set()  # what was logged since a write last succeeded
 
     async def open_slab(self, capacity_tokens: int, record: Callable[[SlabReport], None]) -> bool:
         """
-        Open a slab, where there is no room by taking that of a shadow check, else those of sessions
-        without a request: the least recently used at rest, else one that settles. False where all
-        have a request in hand.
+        Open a slab. Without room, closes that of a shadow check, else those of sessions without a
+        request: the least recently used idle one, else one that settles. False if all sessions with
+        a slab have a request in hand.
 
         Args:
             record: appends what was measured.
@@ -111,18 +120,18 @@ class Memory:
         size = self._slab_bytes(capacity_tokens)
         async with self._slabs:
             while not eviction.slab_fits(self._sequencer.state, size):
-                if await self.give_way():
+                if await self.wait_spare_slab():
                     continue
                 state = self._sequencer.state
                 victim = eviction.slab_to_release(state) or _settling(state)
                 if victim is None:
                     return False
-                await self.give_up(victim.id, "room for another session")
+                await self._give_up(victim.id, "room for another session")
             await self._open_slab(capacity_tokens, record, self._engine.call)
         return True
 
     def can_spare_slab(self, capacity_tokens: int) -> bool:
-        """Whether there is room for a slab for what nobody waits for, see ``open_spare_slab``."""
+        """Whether ``open_spare_slab`` would find room."""
         state, size = self._sequencer.state, self._slab_bytes(capacity_tokens)
         return eviction.slab_fits(state, size) or eviction.slab_to_spare(state, size) is not None
 
@@ -130,37 +139,73 @@ class Memory:
         self,
         capacity_tokens: int,
         record: Callable[[SlabReport], None],
-        wanted: Callable[[], bool],
+        still_needed: Callable[[], bool],
     ) -> bool | None:
         """
-        Open a slab for what nobody waits for: in room that is free, else in that of the one session
-        at rest that can spare its slab. Nobody who needs a slab waits while one is spared.
+        Open a slab for a check that no request waits for: in free room, else in that of one idle
+        session that can spare its slab. No lock is held while that is released. There is one such
+        slab at a time.
 
         Args:
             record: appends what was measured.
-            wanted: asked again before each step, on the engine's thread too.
+            still_needed: called before each step, also on the engine's thread.
 
         Returns:
-            False where there is no such room; None where it was not wanted any more.
+            False if there is no such room; None if it was no longer needed.
         """
         size = self._slab_bytes(capacity_tokens)
         if not eviction.slab_fits(self._sequencer.state, size):
             spared = eviction.slab_to_spare(self._sequencer.state, size)
             if spared is None:
                 return False
-            if not wanted():
+            if not still_needed():
                 return None
-            await self.give_up(spared.id, "room for a shadow check")
-        if not wanted():
+            await self._give_up(spared.id, "room for a shadow check")
+        if not still_needed():
             return None
         async with self._slabs:
             if not eviction.slab_fits(self._sequencer.state, size):
-                return False if wanted() else None
+                return False if still_needed() else None
+
+            def opened(report: SlabReport) -> None:
+                record(report)
+                self._spare_slab = trio.Event()
+
             return await self._open_slab(
                 capacity_tokens,
-                record,
-                lambda run, kept: self._engine.settle(run, kept, wanted),
+                opened,
+                lambda run, kept: self._engine.settle(run, kept, still_needed),
             )
+
+    async def close_spare_slab(self, slab: int, record: Callable[[SlabReport], None]) -> None:
+        """
+        Close the slab that ``open_spare_slab`` opened.
+
+        Args:
+            record: appends what was measured.
+        """
+        try:
+            await self._engine.call(lambda mlx: mlx.close_slab(slab), record)
+        finally:
+            assert self._spare_slab is not None
+            self._spare_slab.set()
+            self._spare_slab = None
+
+    async def wait_spare_slab(self) -> bool:
+        """
+        Wait until the slab of a check is closed: the check ends by itself when a request comes.
+        False if there is none.
+        """
+        if self._spare_slab is None:
+            return False
+        await self._spare_slab.wait()
+        return True
+
+    async def _give_up(self, session: str, reason: str) -> None:
+        owner = self._owners.get(session)
+        if owner is None:
+            raise LookupError(f"session {session} holds a slab and has no actor")
+        await owner.give_up_slab(reason)
 
     async def _open_slab(
         self,
@@ -170,7 +215,7 @@ class Memory:
     ) -> bool | None:
         """
         Args:
-            ask: how the engine is asked.
+            ask: runs a job on the engine's thread.
         """
         opened: list[int] = []
 
@@ -182,9 +227,9 @@ class Memory:
         try:
             return await ask(lambda mlx: mlx.open_slab(capacity_tokens), kept)
         except Exception:
-            # The journal does not have it, so nobody may hold it.
+            # It is not in the journal, so it must not exist.
             if opened:
-                await self._engine.call(lambda mlx: mlx.close_slab(opened[0]), _undone)
+                await self._engine.call(lambda mlx: mlx.close_slab(opened[0]), _noop)
             raise
 
     def _slab_bytes(self, capacity_tokens: int) -> int:
@@ -205,12 +250,12 @@ class Memory:
         prewarmed: bool = False,
     ) -> None:
         """
-        Seal the rows ``[start, end)`` of a slab, evicting blocks where there is no room. Where
-        nothing can make room, the block is hashed and not kept.
+        Seal the rows ``[start, end)`` of a slab, evicting blocks to make room. If no room can be
+        made, the block is hashed and not stored.
 
         Args:
-            foreseen: no request asks for it, so that no block leaves for it that a session holds
-                ready in its slab.
+            prewarmed: whether no request asks for it yet; then no block is evicted for it that a
+                session also has in its slab.
         """
         size = (end - start) * self._token_bytes
         if self._checkpoints is not None and self._checkpoints.at(end):
@@ -237,19 +282,18 @@ class Memory:
                     lambda mlx: mlx.seal(slab, key, start, end, store=store), kept
                 )
             except Exception:
-                # The journal does not have it, so the store may not either.
+                # It is not in the journal, so it must not be in the store.
                 if sealed and sealed[0].stored and not self._present(key):
-                    await self._engine.call(lambda mlx: mlx.evict(key), _undone)
+                    await self._engine.call(lambda mlx: mlx.evict(key), _noop)
                 raise
 
-    async def load(self, chain: Collection[str], wanted: Callable[[], bool]) -> None:
+    async def load(self, chain: Collection[str], still_needed: Callable[[], bool]) -> None:
         """
-        Bring the blocks of a chain into memory that are only in files, one after the other, as far
-        as there is room beside the chain itself. One whose file fails ends the chain. For who holds
-        ``steady``.
+        Load the blocks of a chain that are only in files, one after the other, as far as there is
+        room beside the chain itself. A file that fails ends it. The caller holds ``eviction_lock``.
 
         Args:
-            wanted: asked before each block.
+            still_needed: called before each block.
         """
         keep = frozenset(chain)
         for key in chain:
@@ -257,7 +301,7 @@ class Memory:
                 block = self._sequencer.state.blocks[key]
                 if block.present:
                     continue
-                if not (block.loadable and wanted()):
+                if not (block.loadable and still_needed()):
                     return
                 leaving = self._leaving(key, block.bytes, keep)
                 if leaving is None:
@@ -271,11 +315,11 @@ class Memory:
         self, folder: Path, fingerprint: str, budget_bytes: int, run: str, earlier: Collection[str]
     ) -> None:
         """
-        Look for the block files of earlier runs, and remove what is over the budget.
+        Find the block files of earlier runs, and remove those over the budget.
 
         Args:
-            run: this run of the server.
-            earlier: those of this journal before.
+            run: the id of this run of the server.
+            earlier: the ids of earlier runs of this journal.
         """
         known = self._sequencer.state.blocks
         blocks = known.values()
@@ -285,21 +329,16 @@ class Memory:
             for one in report.rejected:
                 self._rejected(one)
             if report.removed_files:
-                log.warning("files of no block on record removed", files=report.removed_files)
+                log.warning("removed unknown block files", files=report.removed_files)
             if report.left_files:
                 log.warning(
-                    "there is something in the folder of blocks that runs of this journal did not "
-                    "leave there, or that cannot be removed; it was left alone, and is not used",
+                    "the folder of blocks has files that this journal does not know, or that "
+                    "cannot be removed; they are ignored",
                     folder=str(folder),
                     files=report.left_files,
                 )
             self._sequencer.append(
-                ev.BlockFilesScanned(
-                    budget_bytes=budget_bytes,
-                    disk_blocks=report.disk_blocks,
-                    disk_bytes=report.disk_bytes,
-                    removed_files=report.removed_files,
-                )
+                measured(ev.BlockFilesScanned, report, budget_bytes=budget_bytes)
             )
 
         await self._engine.call(
@@ -317,16 +356,14 @@ class Memory:
         for key in eviction.files_over_budget(self._sequencer.state, self._sequencer.order):
             await self._drop(key)
 
-    async def write_through(self, key: str, wanted: Callable[[], bool]) -> bool:
-        """
-        Write a block to a file when nobody wants anything else. Whether that was wanted to the end.
-        """
-        return await self._spill(key, wanted=wanted) and wanted()
+    async def write_through(self, key: str, still_needed: Callable[[], bool]) -> bool:
+        """Write a block to a file in idle time. False if it was no longer needed."""
+        return await self._spill(key, still_needed=still_needed) and still_needed()
 
     async def write_all(self, progress: Callable[[int, int], None]) -> None:
         """
-        Write all blocks in memory that no file has, as long as the disk takes any. One that cannot
-        be written stops no other. Can be cancelled between two of them.
+        Write all blocks that have no file, as long as the disk takes any. One that cannot be
+        written does not stop the others. May be cancelled between two of them.
 
         Args:
             progress: called with (done, total).
@@ -342,56 +379,58 @@ class Memory:
         if keys:
             progress(len(keys), len(keys))
 
-    async def remove_over(self, wanted: Callable[[], bool]) -> int:
+    async def remove_expired(self, still_needed: Callable[[], bool]) -> int:
         """
-        Remove the blocks whose lives are over from memory and their files from the disk, one after
-        the other. How many went.
+        Remove expired blocks from memory and disk, one after the other.
 
         Args:
-            wanted: asked before each.
+            still_needed: called before each.
+
+        Returns:
+            How many were removed.
         """
         removed = failed = 0
-        while wanted() and failed < _AT_ONCE:
+        while still_needed() and failed < _BATCH:
             state, order = self._sequencer.state, self._sequencer.order
             now_us = eviction.moment_us(state, self._now_us())
-            over = eviction.expired(state, order, now_us, _AT_ONCE, self._stuck)
-            if not over:
-                self._stuck.clear()  # they are tried again when something stirs the next time
+            expired = eviction.expired(state, order, now_us, _BATCH, self._stuck)
+            if not expired:
+                self._stuck.clear()  # tried again after the next change
                 break
-            for key in over:
-                if await self._remove(key, now_us, wanted):
+            for key in expired:
+                if await self._remove(key, now_us, still_needed):
                     removed += 1
                 else:
                     failed += 1
                     self._stuck.add(key)
         return removed
 
-    async def release_idle(self, session: str, wanted: Callable[[], bool]) -> None:
+    async def release_idle(self, session: str, still_needed: Callable[[], bool]) -> None:
         """
-        Have the blocks of a conversation at rest leave memory that no window reaches any more,
-        under ``sink_window``, each written to a file before.
+        Under ``sink_window``, evict the blocks of an idle conversation that no window reaches any
+        more, each written to a file first.
 
         Args:
-            wanted: asked before each.
+            still_needed: called before each.
         """
         state = self._sequencer.state
         known = state.sessions.get(SessionId(session))
         for key in eviction.release_idle(state, known) if known is not None else ():
             async with self.eviction_lock, self._blocks:
-                # Others may have come to need it since.
-                if not wanted():
+                # Another session may need it by now.
+                if not still_needed():
                     return
                 if eviction.is_out_of_windows(self._sequencer.state, key):
                     await self._evict(key, reason="window")
 
-    async def _remove(self, key: str, now_us: int, wanted: Callable[[], bool]) -> bool:
-        """Remove a block, unless it came to be of use since. Whether it, or its file, went."""
+    async def _remove(self, key: str, now_us: int, still_needed: Callable[[], bool]) -> bool:
+        """Remove an expired block, unless it was used since. Whether it, or its file, is gone."""
         async with self.eviction_lock, self._blocks:
             state = self._sequencer.state
             block = state.blocks[key]
             expires_us = self._sequencer.order.expires_us(block)
-            over = expires_us is not None and expires_us <= now_us and not state.is_pinned(key)
-            if not over or not wanted():
+            expired = expires_us is not None and expires_us <= now_us and not state.is_pinned(key)
+            if not expired or not still_needed():
                 return False
             if block.present:
                 await self._engine.call(
@@ -411,8 +450,8 @@ class Memory:
         self, key: str, size: int, keep: Collection[str] = (), *, prewarmed: bool = False
     ) -> tuple[str, ...] | None:
         """
-        The blocks that must leave for one of ``size`` bytes: none where it is there or fits. None
-        where nothing could make room.
+        The blocks to evict for one of ``size`` bytes: none if it is present or fits. None if no
+        room can be made.
         """
         if self._present(key):
             return ()
@@ -425,7 +464,7 @@ class Memory:
         self, key: str, keep: Collection[str] = (), reason: ev.RemovalReason = "space"
     ) -> None:
         """
-        Have a block leave memory, written to a file before.
+        Write a block to a file, and remove it from memory.
 
         Args:
             keep: blocks whose files must stay.
@@ -434,41 +473,24 @@ class Memory:
         await self._engine.call(lambda mlx: mlx.evict(key), partial(self._evicted, reason=reason))
 
     def _evicted(self, report: EvictReport, reason: ev.RemovalReason = "space") -> None:
-        self._sequencer.append(
-            ev.BlockEvicted(
-                key=report.key,
-                bytes=report.bytes,
-                memory_blocks=report.memory_blocks,
-                memory_bytes=report.memory_bytes,
-                reason=reason,
-            )
-        )
+        self._sequencer.append(measured(ev.BlockEvicted, report, reason=reason))
 
     async def _load(self, key: str, digest: str) -> bool:
-        """Read a block from its file. False where it is not there, or not what was written."""
+        """Load a block from its file. False if that is missing or damaged."""
 
         def record(report: LoadReport | RejectReport | None) -> bool:
             if isinstance(report, RejectReport):
                 self._rejected(report)
             if not isinstance(report, LoadReport):
                 return False
-            self._sequencer.append(
-                ev.BlockLoaded(
-                    key=report.key,
-                    digest=report.digest,
-                    bytes=report.bytes,
-                    memory_blocks=report.memory_blocks,
-                    memory_bytes=report.memory_bytes,
-                    duration_us=report.duration_us,
-                )
-            )
+            self._sequencer.append(measured(ev.BlockLoaded, report))
             return True
 
         try:
             return await self._engine.call(lambda mlx: mlx.load(key, digest), record)
         except BugError:
-            # The journal does not have it in memory, so the store may not either.
-            await self._engine.call(lambda mlx: mlx.evict(key), _undone)
+            # It is not in memory by the journal, so it must not be in the store.
+            await self._engine.call(lambda mlx: mlx.evict(key), _noop)
             raise
 
     # --- block files -----------------------------------------------------------------------------
@@ -477,20 +499,18 @@ class Memory:
         self,
         key: str,
         keep: Collection[str] = (),
-        wanted: Callable[[], bool] | None = None,
+        still_needed: Callable[[], bool] | None = None,
     ) -> bool:
         """
-        Write a block to a file, unless it has one, or its KV is in doubt, or its life is over, or
-        the budget does not admit it. Nobody's answer hangs on it, so what goes wrong is put on
-        record and goes no further.
+        Write a block to a file, unless it has one, is quarantined or expired, or is over the
+        budget. No answer depends on it, so a failure is recorded and not raised.
 
         Args:
             keep: blocks whose files must stay.
-            wanted: where given, it is written when nothing else is to be done, and as long as this
-                says so.
+            still_needed: if given, the file is written in idle time, as long as this returns True.
 
         Returns:
-            False where it was not wanted any more, or no other could be written now either.
+            False if it was no longer needed, or if no other block could be written now either.
         """
         state = self._sequencer.state
         block, budget = state.blocks.get(key), state.disk_budget
@@ -509,18 +529,18 @@ class Memory:
         rows = self._sequencer.state.model.block_tokens if self._sequencer.state.model else 0
         span = (block.start, block.start + rows)
         try:
-            if wanted is None:
+            if still_needed is None:
                 return await self._engine.call(
                     lambda mlx: mlx.spill(key, span, block.digest, budget), self._spilled
                 )
             done = await self._engine.settle(
-                lambda mlx: mlx.spill(key, span, block.digest, budget), self._spilled, wanted
+                lambda mlx: mlx.spill(key, span, block.digest, budget), self._spilled, still_needed
             )
             return done is not None and done
         except BugError as bug:
             log.error("a block was not spilled", block=key, bug_id=bug.bug_id, fact=str(bug))
-            await self._engine.call(lambda mlx: mlx.drop_file(key), _undone)
-            # What is wrong with one block is not wrong with the others; a wrong sum is.
+            await self._engine.call(lambda mlx: mlx.drop_file(key), _noop)
+            # A fault of one block does not concern the others; totals that do not add up do.
             return self._sequencer.state.admission_bug is None
 
     def _spilled(self, report: FileReport | UnwrittenReport | None) -> bool:
@@ -528,22 +548,14 @@ class Memory:
             self._not_spilled(report)
             return not report.nowhere
         if report is not None:
-            self._sequencer.append(
-                ev.BlockSpilled(
-                    key=report.key,
-                    digest=report.digest,
-                    bytes=report.bytes,
-                    disk_blocks=report.disk_blocks,
-                    disk_bytes=report.disk_bytes,
-                )
-            )
+            self._sequencer.append(measured(ev.BlockSpilled, report))
             self._unwritten.pop(report.key, None)
-            self._told.clear()
+            self._warned.clear()
         return True
 
     def _not_spilled(self, report: UnwrittenReport) -> None:
         """
-        Put it on record, once for a block and a reason: it is tried again whenever there is time.
+        Record it, once for each block and reason: writing is tried again in every idle time.
         """
         if self._unwritten.get(report.key) == report.reason:
             return
@@ -553,7 +565,7 @@ class Memory:
 
     async def _drop(self, key: str, reason: ev.RemovalReason = "space") -> bool:
         """
-        Remove a block's file. False where the disk does not let it go: it is there and counts.
+        Remove a block's file. False if the disk refuses: it stays, and counts.
         """
 
         def record(report: FileReport | UnremovedReport | None) -> bool:
@@ -561,23 +573,15 @@ class Memory:
                 self._warn("a block file could not be removed", report.key, report.reason)
                 return False
             if report is not None:
-                self._sequencer.append(
-                    ev.BlockFileRemoved(
-                        key=report.key,
-                        bytes=report.bytes,
-                        disk_blocks=report.disk_blocks,
-                        disk_bytes=report.disk_bytes,
-                        reason=reason,
-                    )
-                )
+                self._sequencer.append(measured(ev.BlockFileRemoved, report, reason=reason))
             return True
 
         return await self._engine.call(lambda mlx: mlx.drop_file(key), record)
 
     def _warn(self, fact: str, key: str, reason: str) -> None:
-        """Log what the disk does not do, once for all blocks, until it does it again."""
-        if (fact, reason) not in self._told:
-            self._told.add((fact, reason))
+        """Log a failure of the disk once for all blocks, until a write succeeds."""
+        if (fact, reason) not in self._warned:
+            self._warned.add((fact, reason))
             log.warning(fact, block=key, reason=reason)
 
     def _rejected(self, report: RejectReport) -> None:
@@ -587,19 +591,17 @@ class Memory:
             reason=report.reason,
             moved_to=report.moved_to,
         )
-        self._sequencer.append(
-            ev.BlockFileRejected(key=report.key, reason=report.reason, moved_to=report.moved_to)
-        )
+        self._sequencer.append(measured(ev.BlockFileRejected, report))
 
 
-def _undone(report: object) -> None:
-    """Nothing to record: the journal never had it."""
+def _noop(report: object) -> None:
+    """Nothing to record: the journal never knew of it."""
 
 
 def _settling(state: State) -> Session | None:
     """
-    The least recently used session that settles and could do without its slab. What it has not
-    settled yet, its next request computes.
+    The least recently used session that settles and has a slab. Its next request computes what is
+    missing.
     """
     found = (
         session
@@ -607,11 +609,3 @@ def _settling(state: State) -> Session | None:
         if session.slab is not None and session.state is SessionState.SETTLING
     )
     return min(found, key=lambda session: session.last_used, default=None)
-
-
-async def _no_check() -> bool:
-    return False
-
-
-async def _nobody(session: str, reason: str) -> None:
-    raise LookupError(f"nobody can ask session {session} for its slab yet")

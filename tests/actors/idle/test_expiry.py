@@ -91,7 +91,7 @@ async def test_what_fails_while_lives_are_ended_ends_no_server(
 
     async with setup.serving() as server:
         await ask(server, question())
-        monkeypatch.setattr(server.loaded.memory, "remove_over", fails)
+        monkeypatch.setattr(server.loaded.memory, "remove_expired", fails)
         await later(server, 25 * HOUR_S)
         turn_clock(server, 0)
         assert (await ask(server, question(2))).finished.completion_tokens
@@ -180,7 +180,7 @@ async def test_what_cannot_be_removed_stops_no_other(
     filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files that the disk does not let go stay on record; those whose lives were over later go."""
-    monkeypatch.setattr(memory, "_AT_ONCE", 2)
+    monkeypatch.setattr(memory, "_BATCH", 2)
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
         await ask(server, question(1))
         await done(server)
@@ -267,7 +267,7 @@ async def test_nobody_loses_what_is_wanted(setup: Journaled) -> None:
             server.loaded.activity.changed()
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert server.statistics().blocks > 0
-            assert 0 == await server.loaded.memory.remove_over(lambda: False)
+            assert 0 == await server.loaded.memory.remove_expired(lambda: False)
         await done(server)
         assert 0 == server.statistics().blocks
     assert setup.holds()

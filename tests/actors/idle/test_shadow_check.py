@@ -248,7 +248,9 @@ def test_a_request_goes_first(model_directory: Path) -> None:
     assert () == replay(store.read()).findings
 
 
-def test_a_request_gets_the_only_slab(model_directory: Path) -> None:
+def test_a_request_gets_the_only_slab(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
     Where the check holds the only slab there may be, a request that needs one waits for the pass in
     hand and is answered; it is not refused for want of memory. The session whose slab the check was
@@ -265,13 +267,13 @@ def test_a_request_gets_the_only_slab(model_directory: Path) -> None:
             await held.wait()
             assert 1 == server.statistics().slabs
             asked = trio.Event()
-            give_way = server.loaded.memory.give_way
+            wait_spare_slab = server.loaded.memory.wait_spare_slab
 
-            async def giving_way() -> bool:
+            async def waits() -> bool:
                 asked.set()  # so the pass cannot end before the request has found no room
-                return await give_way()
+                return await wait_spare_slab()
 
-            server.loaded.memory.give_way = giving_way
+            monkeypatch.setattr(server.loaded.memory, "wait_spare_slab", waits)
 
             async def again() -> None:
                 said.append(await ask(server, command("Other. " + LONG, max_tokens=4)))
@@ -363,7 +365,7 @@ def test_a_request_that_comes_first_keeps_the_slab(
     async def main() -> None:
         async with serving(model_directory, pool_slabs=1, **SETTINGS) as server:
             watch = Watch(server)
-            give_up, asked, go = server.loaded.memory.give_up, trio.Event(), trio.Event()
+            give_up, asked, go = server.loaded.memory._give_up, trio.Event(), trio.Event()
 
             async def slowly(name: str, reason: str) -> None:
                 if reason == "room for a shadow check" and not asked.is_set():
@@ -371,7 +373,7 @@ def test_a_request_that_comes_first_keeps_the_slab(
                     await go.wait()
                 await give_up(name, reason)
 
-            monkeypatch.setattr(server.loaded.memory, "give_up", slowly)
+            monkeypatch.setattr(server.loaded.memory, "_give_up", slowly)
             await ask(server, command(LONG, max_tokens=4))
             with trio.fail_after(120):
                 await asked.wait()
@@ -471,8 +473,7 @@ def test_whatever_fails_stops_nobody(
             else:
                 await watch.until(ev.ShadowChecked)
                 assert server.loaded.shadow is not None
-                while server.loaded.shadow._held is not None:
-                    await trio.testing.wait_all_tasks_blocked()
+                await server.loaded.memory.wait_spare_slab()
                 shadow_of = server.loaded.sequencer.state.shadow
                 assert shadow_of is not None
                 ask_of = attrs.evolve(watch.of(ev.RequestReceived)[0], request="another")

@@ -126,11 +126,15 @@ async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -
     stalls: list[Stall] = []
     has_room = trio.Event()
 
-    def on_room(stall: Stall) -> None:
-        stalls.append(stall)
-        has_room.set()
+    class Observer:
+        def stall_began(self) -> None:
+            """Not looked at here."""
 
-    writer.on_room = on_room
+        def stall_ended(self, stall: Stall) -> None:
+            stalls.append(stall)
+            has_room.set()
+
+    writer.observe_stalls(Observer())
     await nursery.start(writer.run)
     store.full = True
     first = sequencer.append(started("one"))
@@ -147,7 +151,7 @@ async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -
     await writer.wait_committed(second)
     assert not writer.stalled
     assert [1, 2] == [row.position for row in store.rows]
-    assert [(1, "no room")] == [(stall.rows_waiting, stall.fact) for stall in stalls]
+    assert [(1, "no room")] == [(stall.rows_waiting, stall.error) for stall in stalls]
     writer.close()
 
 

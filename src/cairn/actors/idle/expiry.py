@@ -1,9 +1,8 @@
 """
-What becomes of conversations and blocks whose lives are over: they are removed when nobody wants
-anything.
+Removes expired conversations and blocks while the server is idle.
 
-When that is follows from the journal: each request gives what it uses and leaves a life, from its
-last use on. The clock is looked at here alone, and what comes of it is on record.
+The journal says when they expire: each request gives a TTL to what it uses and leaves, from its
+last use on. The clock is read here alone, and what follows is on record.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from cairn.journal import eviction
 log = structlog.get_logger("cairn")
 
 _LEAST_S = 0.05
-"""A clock that says the time has not quite come is asked again after so long."""
+"""The shortest wait, for a clock that is not quite there yet."""
 
 
 class Expiry:
-    """Waits until a life is over and nobody wants anything, and ends it."""
+    """Waits until something expires and the server is idle, and removes it."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class Expiry:
     ) -> None:
         """
         Args:
-            close: closes a session at rest, unless somebody wants something meanwhile.
+            close: closes an idle session, unless a request comes before that.
             now_us: microseconds since 1970.
         """
         self._sequencer = sequencer
@@ -53,45 +52,45 @@ class Expiry:
         self._closed = False
 
     def close(self) -> None:
-        """End ``run`` when what it has in hand is done."""
+        """End ``run`` after the step that is under way."""
         self._closed = True
         self._activity.changed()
 
     async def run(self) -> None:
         """
-        End lives until ``close``. What fails here ends this alone: a bug is on record by then, and
-        says itself what may go on.
+        Remove what expires, until ``close``. A failure ends this task alone: a bug is on record by
+        then, with what it quarantines.
         """
         try:
             while not self._closed:
                 seen = self._activity.changes
-                if await self._end_what_is_over():
+                if await self._remove_expired():
                     continue
                 with trio.move_on_after(self._left_s()):
                     await self._activity.wait_change(seen)
         except (EngineGone, WriterDied):
-            pass  # the server stops, and says why
+            pass  # what ended them stops the server and is logged
         except Exception:
-            log.exception("no more lives are ended; what nobody uses stays until the next start")
+            log.exception("expiry failed; what expires stays until the next start")
 
-    async def _end_what_is_over(self) -> bool:
-        """Close the sessions and remove the blocks whose lives are over. Whether there were any."""
+    async def _remove_expired(self) -> bool:
+        """Close expired sessions and remove expired blocks. Whether there were any."""
         before = self._sequencer.state.position
         state = self._sequencer.state
         for session in eviction.sessions_over(state, eviction.moment_us(state, self._now_us())):
-            if not self._is_time():
+            if not self._may_go_on():
                 return False
             await self._close(session.id)
-        if self._is_time():
-            await self._memory.remove_over(self._is_time)
-        return self._is_time() and self._sequencer.state.position > before
+        if self._may_go_on():
+            await self._memory.remove_expired(self._may_go_on)
+        return self._may_go_on() and self._sequencer.state.position > before
 
-    def _is_time(self) -> bool:
+    def _may_go_on(self) -> bool:
         return not self._closed and self._activity.upkeep_may_begin
 
     def _left_s(self) -> float:
         """
-        How long to wait where nothing stirs: for ever where something that is over waits for that.
+        How long to wait for a change: for ever if something expired could not be removed.
         """
         state = self._sequencer.state
         expires_us = eviction.next_expiry(state, self._sequencer.order)

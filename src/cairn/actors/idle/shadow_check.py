@@ -1,27 +1,23 @@
 """
-The shadow check: a sample of answers is computed once more, cold, when nobody wants anything.
+The shadow check: while the server is idle, a sample of answers is computed once more, cold.
 
-Which answers are chosen follows from the ids of their requests (``cairn.journal.shadow``). What is
-on record of a chosen one is taken from the journal's committed events. The check computes the same
-tokens from nothing, along the way of a request that finds nothing: the passes of the canonical
-schedule over the prompt, decode passes of W rows over the tokens that were drawn, and the settling
-passes over the answer. What it must find are the tokens, the log-probabilities and the digests of
-blocks that are on record, and blocks in memory that still have theirs.
+The ids of requests decide which answers are chosen (``cairn.journal.shadow``). A chosen answer is
+read from the journal's committed events. The check computes it as a request without any reuse
+would: the passes of the canonical schedule over the prompt, decode passes of W rows over the tokens
+that were drawn, and the settling passes over the answer. It must find the tokens, log-probabilities
+and block digests that are on record, and blocks in memory must still have their digests.
 
 Rules of this module:
 
-1. A request goes first. A check begins when no request is open or waits and no session has anything
-   to do. When one comes the check ends after the pass in hand, gives its slab back, and begins anew
-   later.
-2. It changes no block and no path. Its slab is counted as any other is. Where none is free it has
-   that of one session at rest which loses nothing by it but a copy of its blocks; where there is
-   no such session either, it waits.
-3. It compares nothing itself that an invariant compares: it puts down what it found, and the ledger
-   says whether that breaks INV-3, and what goes out of service in the same append.
-4. What waits is in memory only, and bounded. Where the model leaves, since another one is loaded or
-   the server stops, each that waits is put down as skipped.
-5. Whatever goes wrong with one check, the next one is begun; only a slab that could not be given
-   back ends them.
+1. Requests go first. A check begins when no request is in flight and no session is at work. If a
+   request comes, the check ends after the running pass, closes its slab, and starts again later.
+2. It changes no block and no path. Its slab counts like any other. Without a free one it takes that
+   of an idle session that has all of it in blocks; without such a session it waits.
+3. It compares nothing that an invariant compares: it records what it found, and the ledger says
+   whether that breaks INV-3, and quarantines in the same append.
+4. Answers that wait are in memory only, and bounded. When the model is unloaded, because another
+   one is loaded or the server stops, they are recorded as skipped.
+5. A check that fails does not stop the next one. Only a slab that could not be closed does.
 """
 
 from __future__ import annotations
@@ -33,9 +29,9 @@ from typing import TypeVar
 
 import attrs
 import structlog
-import trio
 
 from cairn.actors.idle.activity import Activity
+from cairn.actors.measured import measured
 from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineGone, EngineThread
@@ -67,10 +63,10 @@ log = structlog.get_logger("cairn")
 T = TypeVar("T")
 
 WAITING_MAX = 16
-"""So many answers may wait for their check; the oldest makes room."""
+"""How many answers may wait for their check; the oldest is skipped for a new one."""
 
 TRIES = 3
-"""So often a check is begun that requests end. What else ends one is not counted."""
+"""How often a check is started that requests end. Other ends are not counted."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -79,8 +75,8 @@ class _Answer:
     An answer as the journal has it.
 
     Attributes:
-        position: of the row by which its request came.
-        sampled, logprobs: as they were drawn; once it is finished, those that belong to it.
+        position: of the row of its request.
+        sampled, logprobs: as they were drawn; once it is complete, those that belong to it.
         tries: how often requests ended its check.
     """
 
@@ -108,12 +104,12 @@ class _Found:
             self.drawn.append((report.drawn.token, report.drawn.logprob))
 
 
-class _Disturbed(Exception):
-    """Somebody wants something, or nothing may be done any more."""
+class _Interrupted(Exception):
+    """The server is not idle any more."""
 
 
 class ShadowCheck:
-    """Chooses answers, and checks them one after the other. Called with each committed event."""
+    """Chooses answers and checks them one by one. Called with each committed event."""
 
     def __init__(
         self,
@@ -125,15 +121,15 @@ class ShadowCheck:
         secret: bytes,
         share: float,
         activity: Activity,
-        taken_out: Callable[[str], None],
+        report_quarantine: Callable[[str], None],
         matcher: Callable[[str], Awaitable[GrammarMatcher]],
     ) -> None:
         """
         Args:
-            secret: the data directory's, from which those of tenants follow.
+            secret: of the data directory; the tenants' secrets are derived from it.
             share: of the answers, 0 to 1.
-            taken_out: tells a session that it is out of service.
-            guide: makes what holds an answer to a grammar.
+            report_quarantine: reports to a session that it is quarantined.
+            matcher: makes the matcher of a grammar.
         """
         self._sequencer = sequencer
         self._engine = engine
@@ -142,20 +138,19 @@ class ShadowCheck:
         self._secret = secret
         self._share = share
         self._activity = activity
-        self._taken_out = taken_out
+        self._report_quarantine = report_quarantine
         self._matcher = matcher
-        self._open: dict[str, _Answer] = {}  # by session, which has one request in hand at a time
+        self._open: dict[str, _Answer] = {}  # by session, which serves one request at a time
         self._waiting: deque[_Answer] = deque()
-        self._skipped: deque[tuple[_Answer, ev.ShadowSkip]] = deque()  # not yet put down
-        self._held: trio.Event | None = None  # while a slab is held; set when it is given back
+        self._skipped: deque[tuple[_Answer, ev.ShadowSkip]] = deque()  # not recorded yet
         self._closed = False
 
     # --- for other tasks --------------------------------------------------------------------------
 
     def __call__(self, recorded: ev.Recorded) -> None:
         """
-        Take in a committed event. Puts nothing down itself: the writer is in the middle of telling
-        what it has committed.
+        Take in a committed event. Appends none itself, because the writer is still passing on what
+        it has committed.
         """
         if self._closed:
             return
@@ -175,7 +170,7 @@ class ShadowCheck:
             case ev.RequestCancelled() | ev.SessionQuarantined() | ev.SessionClosed():
                 self._open.pop(event.session, None)
             case ev.InvariantViolated():
-                # The row that broke stands before it, and was taken in as if it had not.
+                # The row that broke the invariant comes before this one, and was taken in.
                 for session, answer in list(self._open.items()):
                     if session == event.session or answer.position == event.at_position:
                         del self._open[session]
@@ -184,26 +179,15 @@ class ShadowCheck:
             case _:
                 pass
 
-    async def give_way(self) -> bool:
-        """
-        Wait until the check in hand has given its slab back; false where it holds none. For a
-        request, which the check sees and ends by itself.
-        """
-        held = self._held
-        if held is None:
-            return False
-        await held.wait()
-        return True
-
     def close(self) -> None:
-        """End when the pass in hand is done. What waits is skipped."""
+        """End after the running pass. Answers that wait are skipped."""
         self._closed = True
         self._activity.changed()
 
     # --- the task ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Check what is chosen, until ``close``."""
+        """Check the chosen answers, until ``close``."""
         try:
             while not self._closed:
                 self._skip_all()
@@ -218,9 +202,9 @@ class ShadowCheck:
             self._waiting.clear()
             self._skip_all()
         except (EngineGone, WriterDied):
-            pass  # what ended them stops the server, and says so
+            pass  # what ended them stops the server and is logged
         except Exception:
-            # Not even that an answer is skipped can be put down. The server goes on without.
+            # Not even a skipped answer can be recorded. The server goes on without checks.
             self._closed = True
             log.exception("no more shadow checks")
 
@@ -229,14 +213,14 @@ class ShadowCheck:
         return answer if answer is not None and answer.ask.request == request else None
 
     def _finished(self, answer: _Answer, event: ev.RequestFinished) -> None:
-        """A chosen answer is complete: it waits for its check."""
+        """A chosen answer is complete and waits for its check."""
         session = self._sequencer.state.sessions.get(SessionId(event.session))
         turn = session.last if session is not None else None
         if turn is None or turn.request != event.request:
             self._skipped.append((answer, "session_changed"))
             return
         if not turn.answered:
-            return  # this very row broke an invariant, and the client heard of the bug
+            return  # this row broke an invariant, and the client got the bug id
         if not event.answer_tokens:
             return  # there is nothing to compare
         answer.prompt_ids, answer.prompt_keys = turn.prompt_ids, turn.prompt_keys
@@ -246,11 +230,11 @@ class ShadowCheck:
 
     def _next(self) -> _Answer | None:
         """
-        The answer that has waited longest of those for which there is room. The others wait until a
-        session has ended, or has given its slab up.
+        The oldest answer for which there is room. The others wait until a session is closed or
+        gives up its slab.
         """
         if self._sequencer.state.shadow is not None:
-            return self._waiting[0] if self._waiting else None  # it is skipped, room or not
+            return self._waiting[0] if self._waiting else None  # it is skipped anyway
         return next(
             (one for one in self._waiting if self._memory.can_spare_slab(self._capacity(one))), None
         )
@@ -263,9 +247,9 @@ class ShadowCheck:
             self._skipped.append((self._waiting.popleft(), "queue_full"))
 
     async def _check_or_skip(self, answer: _Answer) -> None:
-        """A check is nobody's answer: what goes wrong with it ends it, and nothing else."""
+        """Check an answer. A failure ends this check alone."""
         if self._sequencer.state.shadow is not None:
-            # A slab was not given back. What another one would bring to light is known.
+            # A slab could not be closed, and that is known.
             self._skip(answer, "failed")
             return
         try:
@@ -281,28 +265,24 @@ class ShadowCheck:
         arrivals = self._activity.arrivals
         slabs: list[int] = []
 
-        def wanted() -> bool:
+        def still_needed() -> bool:
             return self._activity.upkeep_may_continue and self._activity.arrivals == arrivals
 
         def began(report: SlabReport) -> None:
             self._sequencer.append(
-                ev.ShadowStarted(
+                measured(
+                    ev.ShadowStarted,
+                    report,
                     of_session=answer.ask.session,
                     request=answer.ask.request,
-                    slab=report.slab,
-                    capacity_tokens=report.capacity_tokens,
-                    bytes=report.bytes,
-                    pool_slabs=report.pool_slabs,
-                    pool_bytes=report.pool_bytes,
                 )
             )
-            self._held = trio.Event()
             slabs.append(report.slab)
 
         capacity = self._capacity(answer)
-        has_room = await self._memory.open_spare_slab(capacity, began, wanted)
+        has_room = await self._memory.open_spare_slab(capacity, began, still_needed)
         if has_room is False:
-            # Somebody was faster, and has something to do now.
+            # Another session took the room, and is at work.
             self._waiting.appendleft(answer)
             self._keep_the_youngest()
             if not self._closed:
@@ -312,7 +292,7 @@ class ShadowCheck:
         if has_room:
             result = "failed"
             try:
-                result = await self._result(answer, slabs[0], wanted)
+                result = await self._result(answer, slabs[0], still_needed)
             finally:
                 await self._give_back(answer, slabs[0], result)
         if result == "failed":
@@ -326,17 +306,17 @@ class ShadowCheck:
                 self._keep_the_youngest()
 
     async def _result(
-        self, answer: _Answer, slab: int, wanted: Callable[[], bool]
+        self, answer: _Answer, slab: int, still_needed: Callable[[], bool]
     ) -> ev.ShadowResult:
         found = _Found()
         try:
             try:
-                await self._compute(answer, slab, found, wanted)
+                await self._compute(answer, slab, found, still_needed)
             except (NotFinite, GrammarDeadEnd) as fault:
-                # There was a token when the answer was given. What follows is not computed.
+                # A token was drawn for the answer. The rest is not computed.
                 log.error("a shadow check drew no token", fact=str(fault))
             return self._compared(answer, found)
-        except _Disturbed:
+        except _Interrupted:
             return "interrupted"
         except (EngineGone, WriterDied):
             raise
@@ -345,7 +325,7 @@ class ShadowCheck:
             return "failed"
 
     def _compared(self, answer: _Answer, found: _Found) -> ev.ShadowResult:
-        """Put down what was found, and hear whether it is what it should be."""
+        """Record what was found; the ledger says whether that is right."""
         due = list(zip(answer.sampled, answer.logprobs, strict=True))
         keys, digests, held = zip(*found.blocks, strict=True) if found.blocks else ((), (), ())
         session = answer.ask.session
@@ -374,42 +354,36 @@ class ShadowCheck:
                 return "failed"  # the check itself is wrong, and that is on record
             known = self._sequencer.state.sessions.get(SessionId(session))
             if known is not None and known.bug_id == bug.bug_id:
-                self._taken_out(session)
+                self._report_quarantine(session)
             return "differs"
         return "same"
 
     async def _give_back(self, answer: _Answer, slab: int, result: ev.ShadowResult) -> None:
         def ended(report: SlabReport) -> None:
             self._sequencer.append(
-                ev.ShadowEnded(
+                measured(
+                    ev.ShadowEnded,
+                    report,
                     of_session=answer.ask.session,
                     request=answer.ask.request,
-                    slab=report.slab,
-                    bytes=report.bytes,
-                    pool_slabs=report.pool_slabs,
-                    pool_bytes=report.pool_bytes,
                     result=result,
                 )
             )
 
         try:
-            await self._engine.call(lambda mlx: mlx.close_slab(slab), ended)
+            await self._memory.close_spare_slab(slab, ended)
         except (EngineGone, WriterDied):
             raise
         except Exception as fault:
-            # A wrong sum is on record, or the pool's next measure will not add up.
+            # Wrong totals are on record, or the pool's next measurement will not add up.
             log.error(
                 "slab of a shadow check not released; no more shadow checks",
                 slab=slab,
                 fact=str(fault),
             )
-        finally:
-            assert self._held is not None
-            self._held.set()
-            self._held = None
 
     def _skip_all(self) -> None:
-        """Put down what was skipped where nothing could be put down."""
+        """Record the answers that were skipped while an event was passed on."""
         while self._skipped:
             self._skip(*self._skipped.popleft())
 
@@ -423,7 +397,7 @@ class ShadowCheck:
     # --- the passes -------------------------------------------------------------------------------
 
     async def _compute(
-        self, answer: _Answer, slab: int, found: _Found, wanted: Callable[[], bool]
+        self, answer: _Answer, slab: int, found: _Found, still_needed: Callable[[], bool]
     ) -> None:
         """
         Compute an answer again in an empty slab.
@@ -432,15 +406,15 @@ class ShadowCheck:
             found: what was measured is added to it.
 
         Raises:
-            _Disturbed: it is not wanted any more.
+            _Interrupted: the server is not idle any more.
             NotFinite: a token has no log-probability.
-            GrammarDeadEnd: no token may come next.
+            GrammarDeadEnd: the grammar allows no next token.
         """
 
         async def one(run: Callable[[Engine], T]) -> T:
-            done = await self._engine.settle(run, lambda report: (report,), wanted)
+            done = await self._engine.settle(run, lambda report: (report,), still_needed)
             if done is None:
-                raise _Disturbed
+                raise _Interrupted
             return done[0]
 
         async def chunk_pass(ids: Sequence[int], draws: DrawSpec | None, key: str | None) -> None:
@@ -460,7 +434,7 @@ class ShadowCheck:
         )
         for start, end in passes(0, len(prompt), chunk):
             last = draws if end == len(prompt) else None
-            # The tail's chunk may have a block too, but of the settling pass.
+            # The last part may have a block too, but from the settling pass.
             key = keys.get(start) if end - start == chunk else None
             await chunk_pass(prompt[start:end], last, key)
         for token in answer.sampled[:-1]:
@@ -469,14 +443,14 @@ class ShadowCheck:
             found.add(await one(partial(_decode, row=row)))
         settled = [start for start in sorted(keys) if start + chunk > len(prompt)]
         if settled and not await one(partial(_trim, slab=slab, end=settled[0])):
-            settled = []  # a window has moved on, and these chunks are not computed again
+            settled = []  # a window has moved on, and these blocks are not computed again
         for start in settled:
             await chunk_pass(sequence[start : start + chunk], None, keys[start])
 
     def _keys(self, answer: _Answer, sequence: Sequence[int]) -> dict[int, str]:
         """
-        The blocks on record that a sequence makes, by their first token, as far as they follow each
-        other.
+        The recorded blocks of a sequence by their first token, up to the first that is not on
+        record.
         """
         facts, found = self._facts, dict[int, str]()
         if not facts.reusable:

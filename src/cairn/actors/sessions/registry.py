@@ -30,8 +30,14 @@ class Sessions:
         actors: those that run, by the ids of their sessions.
     """
 
-    def __init__(self, context: SessionContext, limits: Limits) -> None:
-        self.actors: dict[str, SessionActor] = {}
+    def __init__(
+        self, context: SessionContext, limits: Limits, actors: dict[str, SessionActor]
+    ) -> None:
+        """
+        Args:
+            actors: to keep them in; ``Memory`` finds the owners of slabs there.
+        """
+        self.actors = actors
         self._context = context
         self._sequencer = context.sequencer
         self._limits = limits

@@ -1,6 +1,6 @@
 """
-Times in which there is no room for the journal: what is under way ends, who comes is counted, and
-how long it lasted goes on record.
+Stalls, times in which there is no room for the journal: requests in flight end, new ones are
+refused and counted, and the length of the stall is recorded.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from cairn.actors.errors import JournalFull
+from cairn.actors.measured import measured
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, Stall
 from cairn.journal import events as ev
 
 
 class Stalls:
-    """What the server does of the writer's stalls. There is one for a run."""
+    """What the server does about stalls of the writer. There is one for a run."""
 
     def __init__(self, sequencer: Sequencer, writer: JournalWriter) -> None:
         self._sequencer = sequencer
         self._refused = 0
         self._heard_by: list[Callable[[], None]] = []
-        writer.on_stall, writer.on_room = self._begins, self._ends
+        writer.observe_stalls(self)
 
     def refusal(self) -> JournalFull:
         """
-        What to tell who comes now. Counted only: what waits for room in memory is bounded by the
-        requests under way.
+        The refusal of a request that comes during a stall. It is counted and not recorded by
+        itself, because rows that wait for room must stay bounded.
         """
         self._refused += 1
         return JournalFull()
@@ -34,7 +35,7 @@ class Stalls:
     @contextlib.contextmanager
     def heard_by(self, end_all: Callable[[], None]) -> Iterator[None]:
         """
-        Have somebody who holds requests end them when a stall begins, while the context lasts.
+        Call ``end_all`` when a stall begins, while the context lasts, to end all requests.
         """
         self._heard_by.append(end_all)
         try:
@@ -42,17 +43,12 @@ class Stalls:
         finally:
             self._heard_by.remove(end_all)
 
-    def _begins(self) -> None:
+    def stall_began(self) -> None:
+        """End all requests."""
         self._refused = 0
         for end_all in list(self._heard_by):
             end_all()
 
-    def _ends(self, stall: Stall) -> None:
-        self._sequencer.append(
-            ev.JournalStalled(
-                error=stall.fact,
-                rows_waiting=stall.rows_waiting,
-                requests_refused=self._refused,
-                duration_us=stall.duration_us,
-            )
-        )
+    def stall_ended(self, stall: Stall) -> None:
+        """Record it."""
+        self._sequencer.append(measured(ev.JournalStalled, stall, requests_refused=self._refused))

@@ -1,4 +1,4 @@
-"""Threads that take commands from trio's: the engine's and the journal's."""
+"""Threads that work for trio's thread: the engine's and the journal's."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ async def run_thread(
     task_status: trio.TaskStatus[None],
 ) -> None:
     """
-    Run ``loop`` on a thread of its own, and wait for its end, also while cancelled: what it has
-    begun is finished and recorded.
+    Run ``loop`` on a thread of its own, and wait for its end, even when cancelled: what has begun
+    is finished and recorded.
 
     Args:
-        loop: given the token by which it calls into trio's thread.
-        ended: what the loop has set there, last of all.
-        abandoned: asked then; where it says so, somebody else has set it, and the thread is left to
-            itself.
+        loop: called with the token by which it calls into trio's thread.
+        ended: set in trio's thread at the end of the loop.
+        abandoned: called then. If it returns True, another task has set ``ended``, and the thread
+            is not waited for.
     """
     token = trio.lowlevel.current_trio_token()
-    # Where trio itself fails nobody ends the thread, and the process is not to wait for it.
+    # If trio itself fails, the thread is never ended, and the process must not wait for it.
     thread = threading.Thread(target=loop, args=(token,), name=name, daemon=True)
     thread.start()
     task_status.started()
@@ -35,6 +35,6 @@ async def run_thread(
         await ended.wait()
     if abandoned():
         return
-    # It has nothing left to do but to end. An interpreter that ends first kills the thread inside
-    # of native code, and that aborts the process.
+    # The thread is about to end. If the interpreter ends first it kills the thread in native code,
+    # which aborts the process.
     thread.join()

@@ -1,13 +1,13 @@
 """
-The journal writer: one thread that commits rows in groups and tells when they are committed.
+The journal writer: one thread that commits rows in groups and reports when they are committed.
 
-A receipt is a position: what depends on it may leave once ``committed`` has passed it. Rows that
-arrive while a commit is under way share the next one, so that the cost of a sync to disk is shared
-by all that wait for it. When the writer dies, nothing may leave any more, and the server stops.
+A receipt is a position: a reply that depends on it may be sent once ``committed`` has passed it.
+Rows that arrive during a commit share the next one, and so the cost of a sync to disk. If the
+writer dies, no reply may be sent any more, and the server stops.
 
-A full disk is no death. The writer holds on to its rows and stalls: nothing leaves, who waits for a
-receipt is refused, and the same rows are tried again until there is room. How long that was goes on
-record then.
+A full disk does not kill the writer. It keeps its rows and stalls: no reply is sent, requests that
+wait for a receipt are refused, and the same rows are tried again until there is room. The length of
+the stall is then recorded.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import attrs
 import structlog
@@ -41,12 +42,12 @@ class _Batch:
 
 
 @attrs.define
-class _Look:
+class _Lookup:
     """
-    Rows that somebody waits for.
+    Rows that a task waits for.
 
     Attributes:
-        rows: that were found; None as long as it was not looked, and what failed where it did.
+        rows: that were found, or the failure; None until they were looked up.
     """
 
     positions: tuple[int, ...]
@@ -54,7 +55,7 @@ class _Look:
 
 
 class WriterDied(Exception):
-    """The journal cannot be written any more. Whatever waited for a receipt never gets it."""
+    """The journal cannot be written any more. Tasks that wait for a receipt never get it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,13 +64,23 @@ class Stall:
     A time in which there was no room for the journal.
 
     Attributes:
-        fact: what the database said.
-        rows_waiting: rows that were held until there was room.
+        error: what the database reported.
+        rows_waiting: rows that were kept until there was room.
     """
 
-    fact: str
+    error: str
     rows_waiting: int
     duration_us: int
+
+
+class StallObserver(Protocol):
+    """Is notified of stalls, in trio's thread."""
+
+    def stall_began(self) -> None:
+        """There is no room for the journal any more."""
+
+    def stall_ended(self, stall: Stall) -> None:
+        """There is room again, and what waited is committed."""
 
 
 class JournalWriter:
@@ -77,15 +88,11 @@ class JournalWriter:
     Commits rows in the order in which they are submitted.
 
     ``submit`` and ``wait_committed`` are for trio's thread.
-
-    Attributes:
-        on_stall: is called when there is no room any more.
-        on_room: is called when there is again.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._inbox: queue.SimpleQueue[_Batch | _Look | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Batch | _Lookup | None] = queue.SimpleQueue()
         self._committed = store.head()[0]
         self._submitted = self._committed
         self._moved = trio.lowlevel.ParkingLot()
@@ -94,22 +101,25 @@ class JournalWriter:
         self._ended = trio.Event()
         self._stalled = False
         self._closing = threading.Event()
-        self.on_stall: Callable[[], None] = _nobody_minds
-        self.on_room: Callable[[Stall], None] = _nobody_asks
+        self._stall_observers: list[StallObserver] = []
 
     @property
     def committed(self) -> int:
-        """The position of the last row that is known to be committed."""
+        """The position of the last committed row."""
         return self._committed
 
     @property
     def stalled(self) -> bool:
-        """Whether there is no room for the journal at the moment."""
+        """Whether there is no room for the journal now."""
         return self._stalled
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
-        """Have every event passed on once it is committed, in order."""
+        """Pass every event on to ``observer`` once it is committed, in order."""
         self._observers.append(observer)
+
+    def observe_stalls(self, observer: StallObserver) -> None:
+        """Notify an observer of stalls."""
+        self._stall_observers.append(observer)
 
     @contextlib.contextmanager
     def observed_by(self, observer: Callable[[Recorded], None]) -> Iterator[None]:
@@ -128,7 +138,7 @@ class JournalWriter:
             The receipt: the position of the last of them.
 
         Raises:
-            WriterDied: it cannot take any more.
+            WriterDied: the writer takes no more rows.
         """
         if self._failure is not None:
             raise WriterDied("the journal cannot be written") from self._failure
@@ -159,38 +169,37 @@ class JournalWriter:
 
     async def rows(self, positions: Sequence[int]) -> list[Row | None]:
         """
-        Rows that are committed; None for one that was cut off. They are read on the thread that
-        writes, since nothing else uses its connection.
+        Committed rows; None for one that was pruned. They are read on the thread that writes,
+        because only that uses the connection.
 
         Raises:
-            JournalFull: there is no room for the journal now, which comes first.
+            JournalFull: there is no room for the journal now; writing comes first.
             StoreError: they cannot be read.
-            WriterDied: it reads nothing any more.
+            WriterDied: the writer has ended.
         """
         if self._closing.is_set():
             raise WriterDied("the journal is closed")
-        look = _Look(tuple(positions))
-        self._inbox.put(look)
-        while look.rows is None:
+        lookup = _Lookup(tuple(positions))
+        self._inbox.put(lookup)
+        while lookup.rows is None:
             if self._failure is not None:
                 raise WriterDied("the journal cannot be read") from self._failure
             if self._stalled:
                 raise JournalFull()
             await self._moved.park()
-        if isinstance(look.rows, StoreError):
-            raise look.rows
-        return look.rows
+        if isinstance(lookup.rows, StoreError):
+            raise lookup.rows
+        return lookup.rows
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the thread until ``close``. Raises what killed the writer, if something did."""
+        """Run the thread until ``close``. Raises ``WriterDied`` if the writer died."""
         await run_thread("cairn-journal", self._loop, self._ended, task_status=task_status)
         if self._failure is not None:
             raise WriterDied(str(self._failure)) from self._failure
 
     def close(self) -> None:
         """
-        Commit what was submitted, then end. Without room for it the end is that of a writer that
-        died.
+        Commit what was submitted, then end. Without room for it the writer dies.
         """
         self._closing.set()
         self._inbox.put(None)
@@ -198,28 +207,28 @@ class JournalWriter:
     def _loop(self, token: trio.lowlevel.TrioToken) -> None:
         try:
             while True:
-                batches, looks, last = self._gathered()
+                batches, lookups, last = self._gathered()
                 rows = [row for batch in batches for row in batch.rows]
                 if rows:
                     self._store_rows(rows, token)
                     token.run_sync_soon(self._announce, batches)
-                for look in looks:
-                    look.rows = self._found(look.positions)
+                for lookup in lookups:
+                    lookup.rows = self._found(lookup.positions)
                     token.run_sync_soon(self._moved.unpark_all)
                 if last:
                     break
         except StoreError as error:
             token.run_sync_soon(self._fail, error)
-        except BaseException as error:  # whatever it is, nothing may leave any more
+        except BaseException as error:  # whatever it is, no reply may be sent any more
             token.run_sync_soon(self._fail, error)
             raise
         token.run_sync_soon(self._ended.set)
 
     def _store_rows(self, rows: Sequence[Row], token: trio.lowlevel.TrioToken) -> None:
-        """Append rows, waiting for room where there is none."""
+        """Append rows, waiting for room if there is none."""
         began = None
         while True:
-            # Asked first: whoever closes while a try fails is owed one more.
+            # Read before the try, so that a close during a failing try is followed by one more.
             closing = self._closing.is_set()
             try:
                 self._store.append(rows)
@@ -233,33 +242,33 @@ class JournalWriter:
                 self._closing.wait(_PROBE_S)
         if began is not None:
             duration_us = (time.monotonic_ns() - began) // 1000
-            stall = Stall(fact=fact, rows_waiting=len(rows), duration_us=duration_us)
+            stall = Stall(error=fact, rows_waiting=len(rows), duration_us=duration_us)
             token.run_sync_soon(self._room, stall)
 
     def _found(self, positions: Sequence[int]) -> list[Row | None] | StoreError:
-        """Look rows up. That it fails is for who asked: what is written is not worse for it."""
+        """Look rows up. A failure is for the caller: it does not concern the rows to write."""
         try:
             return [self._store.row(position) for position in positions]
         except StoreError as error:
             return error
 
-    def _gathered(self) -> tuple[list[_Batch], list[_Look], bool]:
+    def _gathered(self) -> tuple[list[_Batch], list[_Lookup], bool]:
         """
-        All that waits, at least one: what to write, what to look up, and whether that is the end.
+        All that waits, at least one item: rows to write, rows to look up, and whether to end then.
         """
         batches: list[_Batch] = []
-        looks: list[_Look] = []
+        lookups: list[_Lookup] = []
         item = self._inbox.get()
         while item is not None:
             if isinstance(item, _Batch):
                 batches.append(item)
             else:
-                looks.append(item)
+                lookups.append(item)
             try:
                 item = self._inbox.get_nowait()
             except queue.Empty:
-                return batches, looks, False
-        return batches, looks, True
+                return batches, lookups, False
+        return batches, lookups, True
 
     def _announce(self, batches: list[_Batch]) -> None:
         self._committed = batches[-1].rows[-1].position
@@ -273,7 +282,8 @@ class JournalWriter:
         self._stalled = True
         log.error("journal full", fact=fact)
         self._moved.unpark_all()
-        self.on_stall()
+        for observer in self._stall_observers:
+            observer.stall_began()
 
     def _room(self, stall: Stall) -> None:
         self._stalled = False
@@ -282,18 +292,11 @@ class JournalWriter:
             seconds=round(stall.duration_us / 1e6, 1),
             rows_waiting=stall.rows_waiting,
         )
-        self.on_room(stall)
+        for observer in self._stall_observers:
+            observer.stall_ended(stall)
 
     def _fail(self, error: BaseException) -> None:
         log.error("the journal cannot be written", fact=str(error))
         self._failure = error
         self._moved.unpark_all()
         self._ended.set()
-
-
-def _nobody_minds() -> None:
-    """Nobody takes requests yet."""
-
-
-def _nobody_asks(stall: Stall) -> None:
-    """Likewise."""
