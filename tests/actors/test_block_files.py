@@ -430,7 +430,7 @@ async def test_what_others_put_into_the_folder_stays(
     async with setup.serving(disk_bytes=budget) as server:
         await ask(server, tells(1))
     assert ("weights", "mine") == (mine.read_text(), (setup.folder / "notes.txt").read_text())
-    assert "runs of this journal did not leave there" in capsys.readouterr().out
+    assert "has files that this journal does not know" in capsys.readouterr().out
     assert setup.holds()
 
 

@@ -31,6 +31,7 @@ from cairn.journal.replay import replay
 from cairn.journal.shadow import is_chosen
 from cairn.journal.state import SessionId
 from cairn.journal.store import MemoryStore
+from cairn.journal.tenants import LOCAL
 from tests.support.held_engine import Hold
 from tests.support.in_process_server import Said, ask, at_rest, generate, local, serving
 
@@ -116,7 +117,9 @@ def test_an_answer_is_computed_again_and_is_the_same(
     async def main() -> None:
         async with serving(model_directory, store, **SETTINGS) as server:
             watch = Watch(server)
-            await ask(server, command(LONG, **changes))
+            tenant = changes.get("tenant", LOCAL)
+            asked = {name: value for name, value in changes.items() if name != "tenant"}
+            await ask(server, command(LONG, **asked), tenant)
             await watch.until(ev.ShadowEnded)
             slabs = server.statistics().slabs
             engine: Any = server.loaded.engine._device
