@@ -361,9 +361,9 @@ def difference(asked: Asked, heard: Heard) -> str | None:
 
 
 def _checks(server: Server) -> bool:
-    """Whether a shadow check is in hand, or could be."""
+    """Whether a shadow check runs, or could begin."""
     shadow = server.loaded.shadow
-    if shadow is None or shadow._held is not None:
+    if shadow is None or server.loaded.memory._spare_slab is not None:
         return shadow is not None
     return not shadow._closed and shadow._next() is not None
 
