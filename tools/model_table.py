@@ -80,8 +80,8 @@ def measured(family: str, source: Path) -> Row:
     """
     from mlx_lm.models.cache import make_prompt_cache
 
+    from cairn.engine.errors import ModelRefused
     from cairn.engine.mlx.cache import flat
-    from cairn.engine.mlx.model import ModelRefused
     from cairn.engine.mlx.start import start_engine
     from tests.support.model_families import kind_of
 

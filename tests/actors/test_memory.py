@@ -20,7 +20,8 @@ from immutables import Map
 from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineThread
-from cairn.engine.reports import EngineFault, EvictReport, MemoryReport, SealReport, SlabReport
+from cairn.engine.errors import EngineFault
+from cairn.engine.reports import EvictReport, MemoryReport, SealReport, SlabReport
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
 from cairn.journal.eviction_order import Order

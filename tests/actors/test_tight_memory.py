@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx import start as mlx_start
-from cairn.engine.mlx.model import ModelRefused
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.store import MemoryStore

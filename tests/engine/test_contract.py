@@ -16,14 +16,13 @@ import numpy.typing as npt
 import pytest
 
 from cairn.engine.contract import Engine
+from cairn.engine.errors import EngineFault, GrammarDeadEnd
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import load_model
 from cairn.engine.reports import (
     DecodeRow,
     DrawSpec,
-    EngineFault,
     FileReport,
-    GrammarDeadEnd,
     LoadReport,
     MemoryReport,
     PassReport,

@@ -14,8 +14,8 @@ import trio
 import trio.testing
 
 from cairn.actors.requests.limits import Limits
+from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx.cache import SinkCache
-from cairn.engine.mlx.model import ModelRefused
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.codec import Row, decode

@@ -14,15 +14,14 @@ import attrs
 
 from cairn.actors.boot import Settings
 from cairn.engine.contract import Engine, ModelTokenizer, StartedEngine
+from cairn.engine.errors import EngineFault, GrammarDeadEnd
 from cairn.engine.machine.memory import Budgets
 from cairn.engine.reports import (
     DecodeRow,
     Drawn,
     DrawSpec,
-    EngineFault,
     EvictReport,
     FileReport,
-    GrammarDeadEnd,
     LoadReport,
     MemoryReport,
     ModelFacts,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import attrs
 
 from cairn.engine import schedule
+from cairn.engine.errors import EngineFault, GrammarDeadEnd
 from cairn.engine.growth import Growth
 from cairn.engine.sampling import Sampling
 from cairn.journal.checkpoints import Checkpoints
@@ -21,31 +22,6 @@ from cairn.journal.windows import SinkWindow
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-
-class EngineFault(Exception):
-    """
-    A pass gave something impossible: a log-probability that is not finite, a slab overrun. A bug of
-    Cairn or of the model; the session that asked for the pass ends with a bug id.
-    """
-
-
-class CannotTrim(EngineFault):
-    """
-    A slab cannot be cut back that far: KV that its window has dropped would be needed, or a state
-    that was not kept.
-    """
-
-
-class NotFinite(EngineFault):
-    """A drawn token has a log-probability that is not a finite number."""
-
-
-class GrammarDeadEnd(Exception):
-    """
-    The grammar allows no token, or takes more steps than one token may. The fault of the client's
-    schema or of the vocabulary; no cache has changed.
-    """
 
 
 class GrammarMatcher(Protocol):

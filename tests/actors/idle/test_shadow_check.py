@@ -20,9 +20,10 @@ from cairn.actors.idle.activity import Activity
 from cairn.actors.requests.messages import Accepted, Generate
 from cairn.actors.server import Server
 from cairn.engine.answer.grammar import Constraint
+from cairn.engine.errors import GrammarDeadEnd, NotFinite
 from cairn.engine.mlx import start as mlx_start
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.engine.reports import GrammarDeadEnd, NotFinite, SelfTestReport
+from cairn.engine.reports import SelfTestReport
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.codec import decode

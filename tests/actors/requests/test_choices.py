@@ -28,8 +28,8 @@ from cairn.actors.requests.messages import Accepted, Delta, Finished, Generate
 from cairn.actors.server import Server
 from cairn.actors.sessions.generate import Generation
 from cairn.actors.sessions.prewarm import Prewarm
+from cairn.engine.errors import GrammarDeadEnd
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.engine.reports import GrammarDeadEnd
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.codec import decode

@@ -15,8 +15,8 @@ from cairn.actors.errors import FormatRefused
 from cairn.actors.requests.messages import Generate
 from cairn.engine.answer.grammar import Constraint
 from cairn.engine.answer.grammar_matcher import GrammarMatcher
+from cairn.engine.errors import GrammarDeadEnd
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.engine.reports import GrammarDeadEnd
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cairn.engine.errors import ModelRefused
 from cairn.engine.machine.memory import (
     Budgets,
     budgets,
@@ -14,7 +15,6 @@ from cairn.engine.machine.memory import (
     memory_fault,
 )
 from cairn.engine.mlx import start as mlx_start
-from cairn.engine.mlx.model import ModelRefused
 
 GIB = 1 << 30
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from cairn.engine.mlx.model import ModelRefused, load_model
+from cairn.engine.errors import ModelRefused
+from cairn.engine.mlx.model import load_model
 from tests.support.lora_adapters import PARAMETERS, make_adapter
 
 WEIGHTS, CONFIG = "adapters.safetensors", "adapter_config.json"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cairn.engine.mlx.model import ModelRefused, load_model
+from cairn.engine.errors import ModelRefused
+from cairn.engine.mlx.model import load_model
 from cairn.engine.model.files import adapter_fault, directory_fault, is_path, weights_bytes
 
 DEEP = 200_000 * "["

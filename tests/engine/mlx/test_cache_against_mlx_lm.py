@@ -16,12 +16,13 @@ import pytest
 import trio
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
+from cairn.engine.errors import EngineFault
 from cairn.engine.mlx.cache import SlabCache, WindowCache
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import LoadedModel, load_model
 from cairn.engine.mlx.rows import row_caches
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, EngineFault, PassReport
+from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, PassReport
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes
 from tests.support.in_process_server import ask, at_rest, generate, serving

@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx import start as mlx_start
-from cairn.engine.mlx.model import ModelRefused
 from cairn.engine.model.fingerprint import seen
 from tests.support.lora_adapters import make_adapter
 

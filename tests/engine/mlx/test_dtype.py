@@ -12,6 +12,7 @@ import mlx_lm
 import pytest
 from mlx.utils import tree_flatten
 
+from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx import dtype as mlx_dtype
 from cairn.engine.mlx import start as mlx_start
 from cairn.engine.mlx.dtype import (
@@ -22,7 +23,6 @@ from cairn.engine.mlx.dtype import (
     settle_dtype,
     widened_on_record,
 )
-from cairn.engine.mlx.model import ModelRefused
 from tests.support.dtype_models import FOUR_BITS, HALF, make_model
 
 MIB = 1 << 20

@@ -15,12 +15,12 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, RotatingKVCache
 
+from cairn.engine.errors import EngineFault, ModelRefused
 from cairn.engine.growth import STEP_TOKENS, Growth, LayerGrowth
 from cairn.engine.mlx.cache import bytes_of
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.growth import measured_growth
-from cairn.engine.mlx.model import LoadedModel, ModelRefused, load_model
-from cairn.engine.reports import EngineFault
+from cairn.engine.mlx.model import LoadedModel, load_model
 from cairn.engine.schedule import passes
 from tests.engine.mlx.test_memory_measured import Watched
 from tests.support.model_families import config_of, make_family_model

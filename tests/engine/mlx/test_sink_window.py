@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.engine.errors import CannotTrim, EngineFault
 from cairn.engine.mlx.cache import SinkCache
-from cairn.engine.reports import CannotTrim, EngineFault
 from cairn.journal.windows import SinkWindow
 
 CHUNK, CAPACITY = 4, 256

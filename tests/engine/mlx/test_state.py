@@ -13,11 +13,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import CacheList
 
+from cairn.engine.errors import CannotTrim, EngineFault
 from cairn.engine.mlx import blocks as mlx_blocks
 from cairn.engine.mlx.block_files import BlockFiles, Rejected
 from cairn.engine.mlx.cache import HeldSlab, LayerShape, SlabCache, SlabPool
 from cairn.engine.mlx.state import StateCache, StateShape
-from cairn.engine.reports import CannotTrim, EngineFault
 from cairn.journal.eviction import file_bytes_at_most
 from cairn.journal.state import State
 from tests.journal.test_eviction import MODEL

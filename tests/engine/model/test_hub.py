@@ -8,7 +8,8 @@ from typing import Any
 import mlx_lm.utils
 import pytest
 
-from cairn.engine.mlx.model import ModelRefused, load_model
+from cairn.engine.errors import ModelRefused
+from cairn.engine.mlx.model import load_model
 from cairn.engine.model.hub import WHAT, download
 
 

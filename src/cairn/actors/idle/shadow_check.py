@@ -37,15 +37,12 @@ from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.actors.threads.writer import WriterDied
 from cairn.engine.contract import Engine
+from cairn.engine.errors import CannotTrim, EngineFault, GrammarDeadEnd, NotFinite
 from cairn.engine.reports import (
-    CannotTrim,
     DecodeRow,
     DrawSpec,
-    EngineFault,
-    GrammarDeadEnd,
     GrammarMatcher,
     ModelFacts,
-    NotFinite,
     PassReport,
     SlabReport,
 )

@@ -19,7 +19,8 @@ from cairn.actors.sessions.context import SessionContext
 from cairn.actors.threads.engine import Decoding
 from cairn.engine.answer.parts import AnswerParts
 from cairn.engine.answer.text import AnswerText
-from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, GrammarDeadEnd, PassReport
+from cairn.engine.errors import GrammarDeadEnd
+from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, PassReport
 from cairn.engine.schedule import passes
 from cairn.journal import events as ev
 from cairn.journal import eviction

@@ -29,7 +29,7 @@ from cairn.actors.sessions.generate import Generation, Gone
 from cairn.actors.sessions.inbox import Command, GiveUpSlab, Inbox, Serve
 from cairn.actors.sessions.prewarm import Prewarm
 from cairn.actors.sessions.settle import Settle
-from cairn.engine.reports import EngineFault
+from cairn.engine.errors import EngineFault
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
 from cairn.journal.lifecycle import SessionState

@@ -26,8 +26,9 @@ import numpy.typing as npt
 from cairn.engine.answer.grammar import CannotConstrain, Grammar
 from cairn.engine.answer.markers import Markers
 from cairn.engine.answer.token_bytes import NotRead, bytes_of_tokens
+from cairn.engine.errors import GrammarDeadEnd
 from cairn.engine.prompt.cuts import library_object
-from cairn.engine.reports import GrammarDeadEnd, ModelFacts
+from cairn.engine.reports import ModelFacts
 
 # A grammar is compiled while other requests wait to be tokenised, and matched between decode passes
 # on the engine's thread, where ten milliseconds for a token are a lot. The library counts steps and

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from cairn.engine.errors import EngineFault
 from cairn.engine.mlx.cache import HeldSlab, SinkCache
 from cairn.engine.mlx.state import StateCache
-from cairn.engine.reports import EngineFault
 
 
 @attrs.frozen(kw_only=True)

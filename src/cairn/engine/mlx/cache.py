@@ -24,9 +24,9 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
+from cairn.engine.errors import CannotTrim, EngineFault
 from cairn.engine.growth import Growth
 from cairn.engine.mlx.state import StateCache, StateShape
-from cairn.engine.reports import CannotTrim, EngineFault
 from cairn.journal.checkpoints import STATES_A_SLAB
 from cairn.journal.events import Coverage
 from cairn.journal.windows import SinkWindow

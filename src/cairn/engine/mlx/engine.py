@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -24,26 +24,23 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from cairn.engine.contract import Engine
+from cairn.engine.errors import EngineFault, GrammarDeadEnd, NotFinite
 from cairn.engine.growth import Growth
 from cairn.engine.machine.heap import give_back_free_memory
 from cairn.engine.mlx import blocks as mlx_blocks
 from cairn.engine.mlx.block_files import BlockFiles, NoRoom, Rejected
 from cairn.engine.mlx.blocks import BlockStore
 from cairn.engine.mlx.cache import HeldSlab, SlabPool
-from cairn.engine.mlx.model import LoadedModel
 from cairn.engine.mlx.rows import row_caches
 from cairn.engine.mlx.sampling import adjusted, draw_token, likeliest, log_probabilities, only
 from cairn.engine.reports import (
     DecodeRow,
     Drawn,
     DrawSpec,
-    EngineFault,
     EvictReport,
     FileReport,
-    GrammarDeadEnd,
     LoadReport,
     MemoryReport,
-    NotFinite,
     PassReport,
     RejectReport,
     RowReport,
@@ -58,6 +55,9 @@ from cairn.engine.reports import (
 from cairn.engine.sampling import token_key
 from cairn.journal.checkpoints import Checkpoints
 from cairn.journal.windows import SinkWindow
+
+if TYPE_CHECKING:
+    from cairn.engine.mlx.model import LoadedModel
 
 _TAKES_NOTHING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 

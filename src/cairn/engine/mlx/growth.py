@@ -20,9 +20,10 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from cairn.engine.errors import ModelRefused
 from cairn.engine.growth import STEP_TOKENS, Growth, LayerGrowth, steps
 from cairn.engine.mlx.cache import HeldSlab, bytes_of, counts_tokens
-from cairn.engine.mlx.model import LoadedModel, ModelRefused, cannot_run
+from cairn.engine.mlx.model import LoadedModel
 from cairn.engine.schedule import passes
 
 _SHORT, _LONG = STEP_TOKENS - 1, 3 * STEP_TOKENS - 1
@@ -45,7 +46,7 @@ def measured_growth(loaded: LoadedModel, block_tokens: int) -> Growth:
     except ModelRefused:
         raise
     except Exception as fault:  # whatever a model's code may raise
-        raise cannot_run(loaded, fault) from fault
+        raise loaded.cannot_run(fault) from fault
 
 
 def _measured(loaded: LoadedModel, chunk: int) -> Growth:

@@ -20,13 +20,14 @@ from mlx_lm.models.cache import (
 )
 
 from cairn.engine.contract import ModelTokenizer
+from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx import rows as mlx_rows
 from cairn.engine.mlx.cache import AnyShape, LayerShape, flat
 from cairn.engine.mlx.dtype import CannotWiden, own_dtypes
 from cairn.engine.mlx.state import StateShape
 from cairn.engine.model import fingerprint
+from cairn.engine.model.file_names import ADAPTER_WEIGHTS
 from cairn.engine.model.files import (
-    ADAPTER_WEIGHTS,
     adapter_fault,
     directory_fault,
     is_path,
@@ -39,10 +40,6 @@ from cairn.engine.sampling import Sampling
 
 _LOADING = "loading the model"
 _AT_ONCE_BYTES = 64 * 1024 * 1024
-
-
-class ModelRefused(Exception):
-    """The model cannot be served; the message says what, where and what to do. The operator's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +89,15 @@ class LoadedModel:
     def is_simple(self) -> bool:
         """Whether each layer keeps keys and values, and nothing besides."""
         return not self.together and all(isinstance(one, LayerShape) for one in self.shapes)
+
+    def cannot_run(self, error: Exception) -> ModelRefused:
+        """The refusal of a model whose code failed on a canonical pass."""
+        family = self.config.get("model_type", "unknown")
+        return ModelRefused(
+            f"{self.name} (model_type {family}) cannot be served: its code in mlx-lm failed on a "
+            f"canonical pass ({_fact(error)}). docs/models.md lists the families that are served; "
+            "choose a model of one of them."
+        )
 
     def kept_cold(self) -> LoadedModel:
         """The same model, to be served on mlx-lm's own caches, without reuse."""
@@ -301,16 +307,6 @@ def _read_weights(model: Any, progress: Progress) -> None:
             done += sum(one.nbytes for one in batch)
             batch = []
             progress(_LOADING, done, total)
-
-
-def cannot_run(loaded: LoadedModel, error: Exception) -> ModelRefused:
-    """Why a model is not served whose code failed on Cairn's passes."""
-    family = loaded.config.get("model_type", "unknown")
-    return ModelRefused(
-        f"{loaded.name} (model_type {family}) cannot be served: its code in mlx-lm failed on a "
-        f"canonical pass ({_fact(error)}). Which families are served, and how, is in "
-        "docs/models.md; choose a model of one of them."
-    )
 
 
 def _fact(error: BaseException) -> str:

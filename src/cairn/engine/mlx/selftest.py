@@ -13,27 +13,29 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
+from cairn.engine.errors import EngineFault, GrammarDeadEnd
 from cairn.engine.mlx import blocks as mlx_blocks
-from cairn.engine.mlx.engine import MlxEngine
-from cairn.engine.mlx.model import LoadedModel, cannot_run
 from cairn.engine.reports import (
     DecodeRow,
     Drawn,
     DrawSpec,
-    EngineFault,
-    GrammarDeadEnd,
     PassReport,
     SelfTestFault,
     SelfTestReport,
 )
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes, slab_capacity
+
+if TYPE_CHECKING:
+    from cairn.engine.mlx.engine import MlxEngine
+    from cairn.engine.mlx.model import LoadedModel
 
 _STEPS = 3
 _TOP = 8
@@ -76,7 +78,7 @@ def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> 
     except Exception as error:  # likewise
         if engine.decode_rows > 1:  # one row may do, on the caches as they are
             return _ended({"rows_do_not_matter": False}, SelfTestFault.of(error), began)
-        raise cannot_run(loaded, error) from error
+        raise loaded.cannot_run(error) from error
     return _found(test, findings, began)
 
 

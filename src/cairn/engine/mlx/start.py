@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from cairn.engine.contract import StartedEngine
+from cairn.engine.errors import ModelRefused
 from cairn.engine.machine.blas import loaded_blas
 from cairn.engine.machine.heap import give_back_free_memory
 from cairn.engine.machine.memory import (
@@ -27,7 +28,7 @@ from cairn.engine.mlx.cache import counts_tokens, flat
 from cairn.engine.mlx.dtype import Asked, settle_dtype
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.growth import measured_growth
-from cairn.engine.mlx.model import LoadedModel, ModelRefused, load_model
+from cairn.engine.mlx.model import LoadedModel, load_model
 from cairn.engine.mlx.selftest import run_self_test
 from cairn.engine.mlx.state import StateShape
 from cairn.engine.model import fingerprint

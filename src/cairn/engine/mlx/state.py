@@ -14,7 +14,7 @@ import attrs
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from cairn.engine.reports import EngineFault
+from cairn.engine.errors import EngineFault
 
 
 @attrs.frozen(kw_only=True)

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from cairn.engine.json_text import parsed
+from cairn.engine.model.file_names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from cairn.engine.model.generation_config import (
     GenerationConfigFault,
     read_defaults,
     read_template_settings,
 )
-
-ADAPTER_WEIGHTS = "adapters.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 
 _CONVERT = (
     "mlx-lm reads directories of safetensors: convert the model it was made from with "

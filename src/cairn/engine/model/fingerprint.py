@@ -22,7 +22,7 @@ import msgspec
 from blake3 import blake3
 
 from cairn.engine.machine.blas import loaded_blas
-from cairn.engine.model.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from cairn.engine.model.file_names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from cairn.journal.windows import SinkWindow
 
 ENGINE_VERSION = 1

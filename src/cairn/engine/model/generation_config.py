@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cairn.engine.json_text import parsed
-from cairn.engine.prompt.template import RENDERED
+from cairn.engine.prompt.template_settings import RENDERED
 from cairn.engine.sampling import Sampling
 
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from cairn.engine.model.builtin import builtin_directory, builtin_fault
 from cairn.engine.model.files import adapter_fault, directory_fault
 from cairn.engine.model.generation_config import read_defaults, read_template_settings
 from cairn.engine.names import NAME_MAX, is_name
-from cairn.engine.prompt.template import SWITCHES
+from cairn.engine.prompt.template_settings import SWITCHES
 from cairn.engine.sampling import Sampling
 
 Dtype = Literal["auto", "float32", "model"]

@@ -19,47 +19,13 @@ import msgspec
 
 from cairn.engine.answer.parts import AnswerPart, Called, Said, Thought
 from cairn.engine.json_text import fault_of
+from cairn.engine.prompt.template_settings import SWITCHES
 from cairn.journal.events import NextRole
 from cairn.journal.keys import part_hash
 from cairn.journal.state import Part
 
 if TYPE_CHECKING:
     from cairn.engine.contract import Tokenizer
-
-RENDERED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "self",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
-"""
-Arguments of a template that the server gives, or that change how it renders: no setting of a
-client's or a model's. With ``chat_template`` a client would bring a template of its own.
-"""
-
-#: Grades of thinking, for templates that tell the model of them.
-GRADES = ("low", "medium", "high")
-
-SWITCHES: Mapping[str, tuple[Any, ...]] = {
-    "enable_thinking": (True, False),
-    "reasoning_effort": GRADES,
-}
-"""
-Settings of thinking, and values of each with which a template that heeds it gives other prompts.
-"""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 

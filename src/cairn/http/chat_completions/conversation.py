@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from cairn.engine.json_text import fault_of
-from cairn.engine.prompt.template import RENDERED, Message, call_arguments
+from cairn.engine.prompt.template import Message, call_arguments
+from cairn.engine.prompt.template_settings import RENDERED
 from cairn.http.wire.errors import ClientError, missing
 from cairn.http.wire.limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
 from cairn.http.wire.parameters import check_name

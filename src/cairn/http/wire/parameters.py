@@ -16,7 +16,7 @@ import structlog
 
 from cairn.actors.requests.messages import ServerFacts
 from cairn.engine.names import NAME_MAX, is_name
-from cairn.engine.prompt.template import GRADES
+from cairn.engine.prompt.template_settings import GRADES
 from cairn.engine.sampling import Sampling
 from cairn.engine.ttl import seconds_of
 from cairn.http.wire.errors import ClientError

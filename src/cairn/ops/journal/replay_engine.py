@@ -21,16 +21,14 @@ from cairn.engine.answer.grammar import CannotConstrain
 from cairn.engine.answer.grammar_matcher import compiler_for
 from cairn.engine.answer.markers import markers_of
 from cairn.engine.answer.text import AnswerText
+from cairn.engine.errors import EngineFault, GrammarDeadEnd, ModelRefused
 from cairn.engine.mlx.dtype import widened_on_record
 from cairn.engine.mlx.engine import MlxEngine
-from cairn.engine.mlx.model import ModelRefused
 from cairn.engine.mlx.start import start_engine
 from cairn.engine.model.builtin import still_at
 from cairn.engine.reports import (
     DecodeRow,
     DrawSpec,
-    EngineFault,
-    GrammarDeadEnd,
     GrammarMatcher,
     ModelFacts,
     PassReport,
