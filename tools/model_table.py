@@ -97,7 +97,7 @@ def measured(family: str, source: Path) -> Row:
                 kv_cache="slab",
                 pool_bytes=_MEMORY_BYTES,
                 blocks_bytes=_MEMORY_BYTES,
-                remembered=lambda _: False,
+                already_tested=lambda _: False,
                 progress=lambda *_: None,
             )
         except ModelRefused as refused:

@@ -42,7 +42,7 @@ from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
 from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.contract import StartedEngine
-from cairn.engine.model.models_file import ModelEntry, Told
+from cairn.engine.model.models_file import ModelEntry, ModelMetadata
 from cairn.engine.prompt import template as prompts
 from cairn.journal import events as ev
 from cairn.journal.agents import Agents
@@ -275,7 +275,7 @@ def _facts_of(run: Run, settings: Settings, started: StartedEngine) -> ServerFac
 def _only(settings: Settings, server: ModelServer) -> Choice:
     """The one model of a server, once it is loaded."""
     facts = server.facts
-    told = Told(
+    metadata = ModelMetadata(
         defaults=facts.defaults,
         template=facts.template,
         switches=facts.switches,
@@ -283,7 +283,7 @@ def _only(settings: Settings, server: ModelServer) -> Choice:
         context_tokens=facts.context_tokens,
     )
     entry = ModelEntry(name=facts.model, directory=settings.model, adapter=settings.adapter)
-    return Choice(entry=entry, settings=settings, told=told)
+    return Choice(entry=entry, settings=settings, metadata=metadata)
 
 
 @contextlib.asynccontextmanager

@@ -70,7 +70,7 @@ def statistics_of(
         journal_position=writer.committed,
         encoded_characters=encoder.encoded_characters if encoder else 0,
         cached_characters=encoder.cached_characters if encoder else 0,
-        text_cache_bytes=text_cache_bytes + (encoder.kept_bytes if encoder else 0),
+        text_cache_bytes=text_cache_bytes + (encoder.cached_bytes if encoder else 0),
         bugs=len(state.faults),
         admission_bug=state.admission_bug,
         journal_full=writer.stalled,

@@ -69,12 +69,12 @@ def files_in(folder: Path) -> tuple[list[Named], list[Path]]:
         if not (_FINGERPRINT.fullmatch(above.name) and above.is_dir(follow_symlinks=False)):
             others.append(Path(above.path))
             continue
-        for beside in _entries(Path(above.path), others):
-            if len(beside.name) != 2 or not beside.is_dir(follow_symlinks=False):
-                others.append(Path(beside.path))
+        for shelf in _entries(Path(above.path), others):
+            if len(shelf.name) != 2 or not shelf.is_dir(follow_symlinks=False):
+                others.append(Path(shelf.path))
                 continue
-            for entry in _entries(Path(beside.path), others):
-                found = _named(entry, above.name, beside.name)
+            for entry in _entries(Path(shelf.path), others):
+                found = _named(entry, above.name, shelf.name)
                 if found is None:
                     others.append(Path(entry.path))
                 else:
@@ -95,9 +95,9 @@ def run_of(path: Path, fingerprint: str, key: str) -> str | None:
     The run that wrote a block's file, by what the file says; None where it does not say that it is
     this block's.
     """
-    told = _metadata(path)
-    run = told.get("run")
-    if (told.get("key"), told.get("fingerprint")) != (key, fingerprint):
+    metadata = _metadata(path)
+    run = metadata.get("run")
+    if (metadata.get("key"), metadata.get("fingerprint")) != (key, fingerprint):
         return None
     return run if isinstance(run, str) else None
 
@@ -114,9 +114,9 @@ def _entries(folder: Path, others: list[Path]) -> Iterator[os.DirEntry[str]]:
     yield from (entry for entry in entries if not entry.name.startswith("."))
 
 
-def _named(entry: os.DirEntry[str], fingerprint: str, beside: str) -> Named | None:
+def _named(entry: os.DirEntry[str], fingerprint: str, shelf: str) -> Named | None:
     name = _NAMES.fullmatch(entry.name)
-    if name is None or not name["key"].startswith(beside) or not is_file(Path(entry.path)):
+    if name is None or not name["key"].startswith(shelf) or not is_file(Path(entry.path)):
         return None
     kind: Literal["block", "draft", "aside"] = "block"
     if name["run"] is not None:
@@ -144,5 +144,5 @@ def _metadata(path: Path) -> dict[str, Any]:
             head = parsed(file.read(size))
     except (OSError, ValueError):
         return {}
-    told = head.get("__metadata__") if isinstance(head, dict) else None
-    return told if isinstance(told, dict) else {}
+    metadata = head.get("__metadata__") if isinstance(head, dict) else None
+    return metadata if isinstance(metadata, dict) else {}

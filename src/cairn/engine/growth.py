@@ -1,5 +1,5 @@
 """
-What caches that grow as they will take for so many tokens: at most that, and told beforehand. Pure.
+How much memory growing caches take at most for a number of tokens, known in advance. Pure.
 """
 
 from __future__ import annotations
@@ -7,24 +7,24 @@ from __future__ import annotations
 import attrs
 
 STEP_TOKENS = 256
-"""mlx-lm's caches grow by so many tokens at a time."""
+"""mlx-lm's caches grow by this many tokens at a time."""
 
 
 def steps(tokens: int) -> int:
-    """How many steps so many tokens have begun."""
+    """How many steps a number of tokens takes, the last one begun or full."""
     return -(-tokens // STEP_TOKENS)
 
 
 @attrs.frozen(kw_only=True)
 class LayerGrowth:
     """
-    What the cache of one layer takes.
+    The memory of the cache of one layer.
 
     Attributes:
-        constant_bytes: whatever the number of tokens.
-        step_bytes: for each ``STEP_TOKENS`` tokens that were begun.
-        until_tokens: up to so many tokens it grows; None for all.
-        most_bytes: what it takes past them, and never more.
+        constant_bytes: independent of the number of tokens.
+        step_bytes: for each ``STEP_TOKENS`` tokens begun.
+        until_tokens: it grows up to this many tokens; None if without end.
+        most_bytes: its size beyond ``until_tokens``, and its largest.
     """
 
     constant_bytes: int = 0
@@ -33,7 +33,7 @@ class LayerGrowth:
     most_bytes: int = 0
 
     def bytes_at(self, tokens: int) -> int:
-        """What it takes at most for so many tokens."""
+        """The most that it takes for a number of tokens."""
         grown = self.constant_bytes + steps(tokens) * self.step_bytes
         if self.until_tokens is None:
             return grown
@@ -42,18 +42,17 @@ class LayerGrowth:
 
 @attrs.frozen(kw_only=True)
 class Growth:
-    """What the caches of all layers take."""
+    """The memory of the caches of all layers."""
 
     layers: tuple[LayerGrowth, ...]
 
     def bytes_at(self, tokens: int) -> int:
-        """What they take at most for so many tokens."""
+        """The most that they take for a number of tokens."""
         return sum(layer.bytes_at(tokens) for layer in self.layers)
 
     def context_within(self, size: int, most_tokens: int, block_tokens: int) -> int:
         """
-        The longest context, of at most ``most_tokens``, whose chunks all fit into ``size``
-        bytes.
+        The longest context of whole blocks, at most ``most_tokens``, that fits into ``size`` bytes.
         """
         fits, fails = 0, -(-most_tokens // block_tokens) + 1
         while fails - fits > 1:

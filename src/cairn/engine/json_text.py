@@ -1,6 +1,6 @@
 """
-JSON that others wrote: whatever is wrong with a file is one kind of error, and what goes on as it
-came is looked at first.
+JSON from outside: one kind of error for any text, and a check of values before they are passed on
+unchanged.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-#: Values that go on as they came (tool schemas, template settings) are walked again by recursion
-#: further in, so they are kept far from the interpreter's limit.
+# Values that are passed on unchanged (tool schemas, template settings) are walked recursively
+# later, so their depth must stay far from the interpreter's recursion limit.
 DEPTH_MAX = 64
 
 
 def parsed(text: str | bytes) -> Any:
     """
-    What a JSON text says.
+    The value of a JSON text.
 
     Raises:
-        ValueError: it is none, or not one that anybody means.
+        ValueError: it is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -27,7 +27,7 @@ def parsed(text: str | bytes) -> Any:
 
 
 def fault_of(value: Any) -> str | None:
-    """Why a value cannot go on as it came, in words; None where it can. Changes nothing."""
+    """Why a value cannot be passed on unchanged; None if it can. Does not modify it."""
     level = [value]
     for _ in range(DEPTH_MAX):
         below: list[Any] = []

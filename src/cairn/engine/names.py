@@ -1,4 +1,4 @@
-"""What clients call their sessions and groups of them, and operators their models."""
+"""The names of sessions, groups of sessions and models."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ NAME_MAX: Final = 200
 
 
 def is_name(text: str) -> bool:
-    """Whether something may be called so."""
+    """Whether a text is a valid name."""
     return 1 <= len(text) <= NAME_MAX and text.isprintable()

@@ -1,5 +1,5 @@
 """
-What is asked of the engine and what it measured. Plain values: sessions put reports into events,
+What an engine is given and what it measured. Plain values: sessions put reports into events, and
 invariants compare them.
 """
 
@@ -97,20 +97,20 @@ class ModelFacts:
 
     Attributes:
         name: the name that clients see.
-        fields: the fingerprint as a whole; ``fingerprint`` is its hash.
+        fields: what the fingerprint covers; ``fingerprint`` is its hash.
         layers: layers that keep KV or a state.
-        kv_token_bytes: bytes of KV that one token takes in all layers.
+        kv_token_bytes: the KV of one token in all layers, in bytes.
         eos_ids: tokens that end an answer.
         vocabulary_tokens: the length of a row of logits.
-        defaults: the sampling of a request that says nothing of it.
-        template: settings of the chat template, likewise.
-        dtype: in which dtype it computes, and why, for people.
-        policy: what a token attends to; None for what the model's layers say.
-        state_bytes: bytes of the states of its recurrent layers.
-        checkpoints: which blocks carry those; None where there are none, or nothing is reused.
-        growth: what mlx-lm's own caches take, where the model is served on those; else None.
-        model_context_tokens: what the model itself takes, where the memory for sessions bounds
-            ``context_tokens``; else 0.
+        defaults: the sampling parameters of a request that sets none.
+        template: the settings of the chat template of a request that sets none.
+        dtype: the dtype that it computes in, and why, for people.
+        policy: what a token attends to; None for what the model's layers define.
+        state_bytes: the states of its recurrent layers, in bytes.
+        checkpoints: which blocks carry those states; None without states, or if nothing is reused.
+        growth: the memory of mlx-lm's own caches, if the model is served on those; else None.
+        model_context_tokens: the context of the model itself, if memory limits ``context_tokens``
+            to less; else 0.
     """
 
     name: str
@@ -135,25 +135,28 @@ class ModelFacts:
 
     def capacity_for(self, tokens: int) -> int:
         """
-        The capacity of a slab for a sequence of ``tokens``. Where no more is held than a window,
-        one for all that may come of it is no larger. One whose caches grow is given up after the
-        answer, so that there is no room for the next one in it.
+        The capacity of a slab for a sequence of ``tokens``.
         """
+        # A slab whose caches grow is closed after the answer, so it needs no room for the next one.
         if self.growth is not None:
             return -(-tokens // self.block_tokens) * self.block_tokens
+        # A slab holds no more than the window, so the whole context takes no larger one.
         if self.policy is not None and tokens > self.policy.rows:
             tokens = self.context_tokens
         return schedule.slab_capacity(tokens, self.block_tokens, self.context_tokens)
 
-    def copies(self, kept: int, blocks: int) -> Iterator[Sequence[int]]:
+    def copies(self, held_blocks: int, blocks: int) -> Iterator[Sequence[int]]:
         """
-        The blocks that are copied into a slab that holds ``kept`` of a sequence and is to hold
-        ``blocks``, by their places, in the parts in which that is done: those that the policy needs
-        at the end, and each part up to where states are carried.
+        The blocks to copy into a slab, by their indices, in parts. Only those that the policy needs
+        at the end are copied, and each part ends at a block that carries states.
+
+        Args:
+            held_blocks: how many blocks of the sequence the slab holds.
+            blocks: how many it is to hold.
         """
-        places: Sequence[int] = range(kept, blocks)
+        places: Sequence[int] = range(held_blocks, blocks)
         if self.policy is not None:
-            places = self.policy.copied(kept, blocks, self.block_tokens)
+            places = self.policy.copied(held_blocks, blocks, self.block_tokens)
         every = self.checkpoints.blocks if self.checkpoints is not None else 1
         block_bytes = self.block_tokens * self.kv_token_bytes + self.state_bytes // every
         most = schedule.COPIED_AT_ONCE_BYTES // max(1, block_bytes)
@@ -162,7 +165,7 @@ class ModelFacts:
 
 @attrs.frozen(kw_only=True)
 class SlabReport:
-    """A slab was opened or closed. Figures are measured after it."""
+    """A slab was opened or closed. The figures are measured afterwards."""
 
     slab: int
     capacity_tokens: int
@@ -177,10 +180,10 @@ class MemoryReport:
     What the engine held when it was measured.
 
     Attributes:
-        slab_bytes, block_bytes: the size of their arrays, also of those that grow.
+        slab_bytes, block_bytes: the size of their arrays, including those that grow.
         weights_bytes: the size of the model's arrays.
-        active_bytes: of all arrays there are, by MLX's count.
-        cache_bytes: of freed arrays that MLX keeps for new ones.
+        active_bytes: all arrays, by MLX's count.
+        cache_bytes: freed arrays that MLX keeps for new ones.
     """
 
     slab_bytes: int = 0
@@ -196,7 +199,8 @@ class Drawn:
     A token drawn from a row of logits.
 
     Attributes:
-        top: (token id, log-probability) of the likeliest, likeliest first, where asked for.
+        top: (token id, log-probability) of the likeliest tokens, likeliest first; as many as the
+            ``DrawSpec`` wants.
     """
 
     token: int
@@ -207,13 +211,13 @@ class Drawn:
 @attrs.frozen(kw_only=True)
 class PassReport:
     """
-    A pass that is done.
+    A pass was run.
 
     Attributes:
-        start, end: the tokens whose KV it added.
-        ran: the token ids that the pass was given, read back from the device.
-        coverage: what each layer holds after it.
-        drawn: the token drawn from its last row, if one was asked for.
+        start, end: the positions whose KV it added.
+        ran: the token ids that the pass ran, read back from the device.
+        coverage: what each layer holds afterwards.
+        drawn: the token drawn from its last row; None if none was to be drawn.
     """
 
     start: int
@@ -235,7 +239,7 @@ class TrimReport:
 
     Attributes:
         cached_tokens: where its first layer ended before.
-        coverage: what each layer holds after it.
+        coverage: what each layer holds afterwards.
     """
 
     cached_tokens: int
@@ -244,7 +248,7 @@ class TrimReport:
 
 @attrs.frozen(kw_only=True)
 class SealReport:
-    """A chunk's KV was copied, hashed and, where asked, stored."""
+    """The KV of a block was copied, hashed and, if ``stored``, kept in memory."""
 
     digest: str
     bytes: int
@@ -275,10 +279,10 @@ class EvictReport:
 @attrs.frozen(kw_only=True)
 class FileReport:
     """
-    A block file was written or removed. Totals are measured after it.
+    A block file was written or removed. Totals are measured afterwards.
 
     Attributes:
-        digest: of the KV that was written; empty for a file that was removed.
+        digest: the digest of the KV that was written; empty for a file that was removed.
     """
 
     key: str
@@ -291,12 +295,11 @@ class FileReport:
 @attrs.frozen(kw_only=True)
 class UnwrittenReport:
     """
-    A block file could not be written, and nothing is left of it.
+    A block file could not be written. No part of it remains.
 
     Attributes:
-        reason: what the system said.
-        nowhere: whether no other block could be written now either: the disk is full, or takes
-            nothing.
+        reason: the system's error.
+        nowhere: whether no other block could be written now: the disk is full or read-only.
     """
 
     key: str
@@ -307,10 +310,10 @@ class UnwrittenReport:
 @attrs.frozen(kw_only=True)
 class UnremovedReport:
     """
-    A block file could not be removed. It is there still, and counts.
+    A block file could not be removed. It still exists and counts.
 
     Attributes:
-        reason: what the system said.
+        reason: the system's error.
     """
 
     key: str
@@ -332,10 +335,10 @@ class LoadReport:
 @attrs.frozen(kw_only=True)
 class RejectReport:
     """
-    A block's file is not what was written, and is no longer counted.
+    A block's file is not as it was written, and no longer counts.
 
     Attributes:
-        moved_to: its new name below the folder of blocks, or None where nothing is left of it.
+        moved_to: its new path below the folder of blocks, or None if nothing is left of it.
     """
 
     key: str
@@ -346,13 +349,13 @@ class RejectReport:
 @attrs.frozen(kw_only=True)
 class ScanReport:
     """
-    The block files of earlier runs were looked for.
+    The block files of earlier runs were scanned.
 
     Attributes:
-        rejected: those on record that are not there as they were written.
-        removed_files: what runs of this journal left besides, and was removed.
-        left_files: what is there too, and is not this journal's or could not be removed.
-        disk_blocks, disk_bytes: what is there then.
+        rejected: files that the journal knows of and that are missing or damaged.
+        removed_files: the number of other files of this journal's runs, which were removed.
+        left_files: the number of files of other journals, or that could not be removed.
+        disk_blocks, disk_bytes: the block files that are left.
     """
 
     rejected: tuple[RejectReport, ...]

@@ -1,10 +1,10 @@
 """
 The canonical schedule: which passes are run for n tokens, and their shapes. Pure.
 
-Positions are cut into aligned chunks of C tokens. A full chunk is one pass of exactly C rows; what
-is left is one pass of exactly n mod C rows. Nothing else is ever run in prefill, whatever was there
-before, so the bits of the KV of a sequence follow from its tokens alone (design: canonical
-computation; the experiment is told in docs/why-the-same-bits.md).
+Positions are divided into aligned chunks of C tokens. A full chunk is one pass of exactly C rows;
+the remainder is one pass of exactly n mod C rows. Prefill never runs any other shape, whatever the
+cache holds, so the bits of the KV of a sequence follow from its tokens alone (canonical
+computation; docs/why-the-same-bits.md has the experiment).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 SMALLEST_SLAB = 512
 COPIED_AT_ONCE_BYTES = 32 << 20
 """
-The most bytes of blocks that are copied into a slab in one go: nobody decodes meanwhile. To copy
-and to hash them takes a core some ten to thirty milliseconds: about what a decode pass takes where
-keys and values are so large, and much more than the event that a part costs.
+The most bytes of blocks that are copied into a slab at once. No session decodes meanwhile. Copying
+and hashing them takes a core ten to thirty milliseconds: about as long as a decode pass of a model
+with keys and values of that size, and much longer than appending the event of one part.
 """
 
 
@@ -30,7 +30,7 @@ def passes(start: int, tokens: int, block_tokens: int) -> Iterator[tuple[int, in
         block_tokens: C.
 
     Raises:
-        ValueError: ``start`` is not on a chunk's boundary.
+        ValueError: ``start`` is not a multiple of C.
     """
     if start % block_tokens:
         raise ValueError(f"{start} is not a multiple of {block_tokens}")
@@ -42,13 +42,13 @@ def passes(start: int, tokens: int, block_tokens: int) -> Iterator[tuple[int, in
 
 def copies(places: Sequence[int], most: int, every: int = 1) -> Iterator[Sequence[int]]:
     """
-    Blocks that are copied into a slab, in the parts in which that is done, in order.
+    Divide the blocks that are copied into a slab into parts, in order.
 
     Args:
-        places: of the blocks in their sequence, ascending.
-        most: so many blocks make a part at most, as far as ``every`` allows.
-        every: a part ends behind each so-manieth block of the sequence, and nowhere else but at the
-            end: what a slab holds can be gone on from only there.
+        places: the indices of the blocks in their sequence, ascending.
+        most: the most blocks in a part, as far as ``every`` allows.
+        every: parts end only after a multiple of so many blocks of the sequence, and at the end: a
+            slab can continue only from there.
     """
     part: list[int] = []
     group: list[int] = []
@@ -66,8 +66,8 @@ def copies(places: Sequence[int], most: int, every: int = 1) -> Iterator[Sequenc
 
 def slab_capacity(tokens: int, block_tokens: int, context_tokens: int) -> int:
     """
-    The capacity class that holds ``tokens``: powers of two up to the context, so that a
-    conversation that grows changes its slab seldom. Always a multiple of C.
+    The capacity of a slab for ``tokens``: a power of two up to the context, so that a growing
+    conversation seldom needs another slab. Always a multiple of C.
     """
     capacity = SMALLEST_SLAB
     while capacity < tokens:

@@ -1,4 +1,4 @@
-"""How people and clients write for how long something is to be kept."""
+"""Times to live as clients and operators write them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _WRITTEN: Final = re.compile(r"([0-9]{1,10})([smhd]?)")
 
 def seconds_of(written: int | str) -> int:
     """
-    A time in seconds, of a number of them or a text such as ``5m``, ``1h`` or ``24h``.
+    Seconds, from a number of them or a text such as ``5m``, ``1h`` or ``24h``.
 
     Raises:
-        ValueError: it is none, or longer than ten years.
+        ValueError: it is not a time, or longer than ten years.
     """
     found = _WRITTEN.fullmatch(str(written))
     if found is None:

@@ -16,7 +16,7 @@ from cairn.actors.boot import StartGivenUp, Starting, booted, booted_models
 from cairn.actors.models import load as loading
 from cairn.actors.models.choice import Choice
 from cairn.actors.models.model_server import ModelServer
-from cairn.engine.model.models_file import ModelEntry, Told
+from cairn.engine.model.models_file import ModelEntry, ModelMetadata
 from cairn.engine.sampling import Sampling
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
@@ -35,14 +35,14 @@ def server_over(
     if not several:
         return booted(of_it, store, SECRET, starting=starting)
     entry = ModelEntry(name="one", directory="numbers")
-    told = Told(
+    metadata = ModelMetadata(
         defaults=Sampling(),
         template={},
         switches=frozenset(),
         vocabulary_tokens=128,
         context_tokens=8192,
     )
-    choice = Choice(entry=entry, settings=of_it, told=told)
+    choice = Choice(entry=entry, settings=of_it, metadata=metadata)
     return booted_models([choice], "one", store, SECRET, starting=starting)
 
 

@@ -43,7 +43,7 @@ from cairn.actors.settings import Settings
 from cairn.engine.mlx import start as mlx_start
 from cairn.engine.mlx import tokenizer as mlx_tokenizer
 from cairn.engine.mlx.tokenizer import load_tokenizer
-from cairn.engine.model.models_file import ModelEntry, told_of
+from cairn.engine.model.models_file import ModelEntry, read_metadata
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.reports import SelfTestReport
 from cairn.engine.sampling import Sampling
@@ -84,7 +84,7 @@ class Setup:
             directory = getattr(self, name)
             entry = ModelEntry(name=name, directory=str(directory), aliases=(f"{name}-alias",))
             of_it = settings(directory, model_name=name, **{**usual, **changes})
-            choices.append(Choice(entry=entry, settings=of_it, told=told_of(entry)))
+            choices.append(Choice(entry=entry, settings=of_it, metadata=read_metadata(entry)))
         async with booted_models(choices, "one", self.store, SECRET) as server:
             yield server
 

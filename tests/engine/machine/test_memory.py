@@ -9,7 +9,7 @@ import pytest
 from cairn.engine.errors import ModelRefused
 from cairn.engine.machine.memory import (
     Budgets,
-    budgets,
+    budgets_for,
     device_memory,
     machine_memory,
     memory_fault,
@@ -21,16 +21,16 @@ GIB = 1 << 30
 
 def test_a_model_that_fits_is_told_nothing() -> None:
     """Up to the last byte it fits."""
-    held = Budgets(pool_bytes=2 * GIB, blocks_bytes=1 * GIB)
+    budgets = Budgets(pool_bytes=2 * GIB, blocks_bytes=1 * GIB)
 
-    assert memory_fault(weights_bytes=5 * GIB, memory_bytes=8 * GIB, held=held) is None
-    assert memory_fault(weights_bytes=5 * GIB + 1, memory_bytes=8 * GIB, held=held)
+    assert memory_fault(weights_bytes=5 * GIB, memory_bytes=8 * GIB, budgets=budgets) is None
+    assert memory_fault(weights_bytes=5 * GIB + 1, memory_bytes=8 * GIB, budgets=budgets)
 
 
 def test_the_figures_are_told() -> None:
     """What the weights take, what is set aside beside them, and what there is."""
-    held = Budgets(pool_bytes=2 * GIB, blocks_bytes=512 << 20)
-    fault = memory_fault(weights_bytes=(3 << 40) // 2, memory_bytes=16 * GIB, held=held)
+    budgets = Budgets(pool_bytes=2 * GIB, blocks_bytes=512 << 20)
+    fault = memory_fault(weights_bytes=(3 << 40) // 2, memory_bytes=16 * GIB, budgets=budgets)
 
     for figure in ("1.5 TiB", "2.0 GiB", "512.0 MiB", "16.0 GiB"):
         assert figure in (fault or "")
@@ -46,20 +46,20 @@ def test_the_figures_are_told() -> None:
         (60, 4),  # a sixteenth at least, so this one does not fit
     ],
 )
-def test_budgets_that_nobody_chose(weights: int, share: int) -> None:
+def test_default_budgets(weights: int, share: int) -> None:
     """They make room for the weights as long as there is some."""
-    held = budgets(weights_bytes=weights * GIB, memory_bytes=64 * GIB)
+    found = budgets_for(weights_bytes=weights * GIB, memory_bytes=64 * GIB)
 
-    assert Budgets(pool_bytes=share * GIB, blocks_bytes=share * GIB) == held
-    fault = memory_fault(weights_bytes=weights * GIB, memory_bytes=64 * GIB, held=held)
+    assert Budgets(pool_bytes=share * GIB, blocks_bytes=share * GIB) == found
+    fault = memory_fault(weights_bytes=weights * GIB, memory_bytes=64 * GIB, budgets=found)
     assert (weights > 56) == (fault is not None)
 
 
-def test_budgets_that_somebody_chose_are_kept() -> None:
+def test_budgets_that_the_operator_chose() -> None:
     """However large they are: then it is told that they do not fit."""
-    held = budgets(weights_bytes=GIB, memory_bytes=8 * GIB, pool_bytes=9 * GIB, blocks_bytes=0)
+    found = budgets_for(weights_bytes=GIB, memory_bytes=8 * GIB, pool_bytes=9 * GIB, blocks_bytes=0)
 
-    assert Budgets(pool_bytes=9 * GIB, blocks_bytes=0) == held
+    assert Budgets(pool_bytes=9 * GIB, blocks_bytes=0) == found
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_tight_model_is_refused_unless_that_is_accepted(
             kv_cache="slab",
             pool_bytes=64 << 20,
             blocks_bytes=None,
-            remembered=lambda fingerprint: True,
+            already_tested=lambda fingerprint: True,
             progress=lambda what, done, total: loads.append(what),
             accept_tight=accept,
         )

@@ -165,7 +165,7 @@ def test_a_model_may_change_once_it_is_read(model: Path) -> None:
     """During the self-test nothing is read any more: the model has the fingerprint of before."""
     calm = start(model, unwatched)
     change = at((TESTING, False), lambda: put_another(model / "model.safetensors"))
-    started = start(model, change, remembered=lambda fingerprint: False)
+    started = start(model, change, already_tested=lambda fingerprint: False)
 
     assert calm.facts.fingerprint == started.facts.fingerprint
     assert started.self_test is not None

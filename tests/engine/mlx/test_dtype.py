@@ -16,8 +16,8 @@ from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx import dtype as mlx_dtype
 from cairn.engine.mlx import start as mlx_start
 from cairn.engine.mlx.dtype import (
-    Asked,
     CannotWiden,
+    DtypeSetting,
     float32_bytes,
     own_dtypes,
     settle_dtype,
@@ -48,7 +48,7 @@ def load(made: dict[str, Path]) -> Callable[[str], Any]:
     return load
 
 
-def settled(model: Any, asked: Asked = "auto", **here: Any) -> str:
+def settled(model: Any, asked: DtypeSetting = "auto", **here: Any) -> str:
     """The choice on a CPU with a real BLAS and much memory, unless it is told otherwise."""
     usual: dict[str, Any] = {"on_cpu": True, "real_blas": True, "fault": lambda size: None}
     return settle_dtype(model, asked, **{**usual, **here})
@@ -62,7 +62,7 @@ def size_of(model: Any) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("asked", ["auto", "float32"])
-def test_a_cpu_has_float32(load: Callable[[str], Any], kind: str, asked: Asked) -> None:
+def test_a_cpu_has_float32(load: Callable[[str], Any], kind: str, asked: DtypeSetting) -> None:
     """
     The weights are the numbers that they were, in float32, and take as much as was told before.
     """
@@ -139,7 +139,7 @@ def test_what_cannot_be_unpacked_stays_or_is_refused(
         settled(load(FOUR_BITS), "float32")
 
 
-def start(where: Path, dtype: Asked, **more: Any) -> mlx_start.Started:
+def start(where: Path, dtype: DtypeSetting, **more: Any) -> mlx_start.Started:
     """A start of the engine."""
     asked: dict[str, Any] = {
         "name": None,
@@ -168,10 +168,10 @@ def test_float32_reaches_the_blas(made: dict[str, Path], kind: str) -> None:
     assert [True, True] == [tested.passed for tested in found]
     assert [True, False] == [tested.findings["naive_differs"] for tested in found]
     assert wide.facts.fingerprint != own.facts.fingerprint
-    recorded: list[tuple[mlx_start.Started, Asked]] = [(wide, "float32"), (own, "model")]
+    recorded: list[tuple[mlx_start.Started, DtypeSetting]] = [(wide, "float32"), (own, "model")]
     for started, asked in recorded:
         assert asked == widened_on_record(started.facts.fields["dtypes"])
-        again = start(made[kind], asked, remembered=lambda fingerprint: True)
+        again = start(made[kind], asked, already_tested=lambda fingerprint: True)
         assert started.facts.fingerprint == again.facts.fingerprint
 
 
@@ -187,6 +187,6 @@ def test_room_is_that_of_float32(
 
     with pytest.raises(ModelRefused, match=r"does not fit in memory: its weights take [\d.]+ MiB"):
         start(made[HALF], "float32")
-    started = start(made[HALF], "auto", remembered=lambda fingerprint: True)
+    started = start(made[HALF], "auto", already_tested=lambda fingerprint: True)
     assert "float32 does not fit" in started.facts.dtype
     assert started.tight is None

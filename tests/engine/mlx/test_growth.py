@@ -221,7 +221,7 @@ def cold(
     for own in (config, config.get("text_config", {})):
         own.update(LARGE[request.param])
     directory = tmp_path_factory.mktemp(request.param) / "model"
-    return load_model(str(make_family_model(directory, model_directory, config))).kept_cold()
+    return load_model(str(make_family_model(directory, model_directory, config))).served_cold()
 
 
 def filled(engine: MlxEngine, tokens: int) -> int:

@@ -147,7 +147,7 @@ def test_a_slab_that_is_copied_is_seen(loaded: LoadedModel) -> None:
 
 def test_caches_that_grow_are_measured_too(loaded: LoadedModel) -> None:
     """The pool counts what is set apart for them; what they have by now is measured."""
-    cold = loaded.kept_cold()
+    cold = loaded.served_cold()
     watched = Watched(cold, measured_growth(cold, C))
     slab = watched.engine.open_slab(LONG).slab
     assert 0 == watched.engine.memory().slab_bytes

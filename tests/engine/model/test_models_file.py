@@ -8,7 +8,7 @@ import pytest
 
 from cairn.engine.model.builtin import builtin_directory
 from cairn.engine.model.generation_config import read_defaults
-from cairn.engine.model.models_file import ModelsFault, parse_models, read_models, told_of
+from cairn.engine.model.models_file import ModelsFault, parse_models, read_metadata, read_models
 
 PATH = Path("/srv/models.toml")
 
@@ -146,7 +146,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None):
 def test_what_a_directory_tells_before_it_is_loaded():
     """What requests leave out, and how many tokens there are."""
     (entry,) = parse_models("[models.pebble]\nbuiltin = true", PATH).entries
-    told = told_of(entry)
+    told = read_metadata(entry)
     assert read_defaults(builtin_directory()) == told.defaults
     assert {"enable_thinking"} == told.switches
     assert told.vocabulary_tokens > 0

@@ -119,7 +119,7 @@ def whole(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 def follow(tokenizer: Any, text: str, edits: list[Edit], kept_bytes: int) -> None:
     """Have a text and all that becomes of it encoded, by one encoder and as a whole."""
-    encoder = Encoder(tokenizer, kept_bytes=kept_bytes)
+    encoder = Encoder(tokenizer, max_bytes=kept_bytes)
     assert encoder.whole_because is None
     for edit in [Edit(1.0, 0.0, ""), *edits]:
         text = edit.of(text)
@@ -208,7 +208,7 @@ def test_nothing_is_found_for_another_tenant(loaded: Any) -> None:
 
 def test_what_was_not_used_for_the_longest_time_goes() -> None:
     """With room for two pieces, the third pushes out the one whose last use is longest ago."""
-    encoder = Encoder(wrapped(like_qwen()), kept_bytes=1000)
+    encoder = Encoder(wrapped(like_qwen()), max_bytes=1000)
     one, two, three = (f"{START}{word}" for word in ("one", "two", "six"))
 
     def costs(text: str) -> bool:
@@ -222,14 +222,14 @@ def test_what_was_not_used_for_the_longest_time_goes() -> None:
 
 def test_what_is_remembered_is_bounded(loaded: Any) -> None:
     """Texts that go on for ever leave no more than the budget, and one beyond it leaves nothing."""
-    encoder = Encoder(loaded, kept_bytes=20_000)
+    encoder = Encoder(loaded, max_bytes=20_000)
     for turn in range(50):
         encoder.encode(f"{START}{turn} {'stone ' * 40}", tenant="t")
-        assert encoder.kept_bytes <= 20_000
-    assert encoder.kept_bytes > 10_000
+        assert encoder.cached_bytes <= 20_000
+    assert encoder.cached_bytes > 10_000
 
     encoder.encode(START + "stone " * 10_000, tenant="t")
-    assert 0 == encoder.kept_bytes
+    assert 0 == encoder.cached_bytes
 
 
 def test_several_threads_at_once() -> None:
@@ -240,7 +240,7 @@ def test_several_threads_at_once() -> None:
         for place, word in enumerate(["user", "stones", "a path", "石"])
     ]
     right = [whole(tokenizer, text) for text in texts]
-    encoder = Encoder(tokenizer, kept_bytes=4000)
+    encoder = Encoder(tokenizer, max_bytes=4000)
     wrong: list[str] = []
 
     def run(first: int) -> None:
@@ -291,7 +291,7 @@ def test_a_piece_that_two_remember_at_once_counts_once() -> None:
         thread.join()
 
     alone.encode(text, tenant="t")
-    assert alone.kept_bytes == meeting.kept_bytes
+    assert alone.cached_bytes == meeting.cached_bytes
 
 
 def test_half_a_character_is_refused_as_ever(loaded: Any) -> None:
@@ -302,7 +302,7 @@ def test_half_a_character_is_refused_as_ever(loaded: Any) -> None:
             encoder.encode(f"{START}user\n\ud800{END}", tenant="t")
     with pytest.raises(TypeError):
         whole(loaded, f"{START}user\n\ud800{END}")
-    assert 0 == encoder.kept_bytes
+    assert 0 == encoder.cached_bytes
 
 
 def test_a_tokenizer_that_cannot_be_cut_takes_the_whole() -> None:
@@ -318,7 +318,7 @@ def test_a_tokenizer_that_cannot_be_cut_takes_the_whole() -> None:
     assert encoder.whole_because is not None
     assert "single word" in encoder.whole_because
     assert (2 * len(text), 0) == (encoder.encoded_characters, encoder.cached_characters)
-    assert 0 == encoder.kept_bytes
+    assert 0 == encoder.cached_bytes
 
 
 @pytest.mark.parametrize("setting", ["truncation", "padding", "encode_special_tokens"])
@@ -338,7 +338,7 @@ def test_settings_of_the_library_are_noticed(setting: str) -> None:
     text = f"{START}user\nstones on stones{END}"
     ids = encoder.encode(text, tenant="t")
     assert whole(tokenizer, text) == ids
-    assert 0 == encoder.cached_characters + encoder.kept_bytes
+    assert 0 == encoder.cached_characters + encoder.cached_bytes
 
 
 def test_a_library_that_does_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +365,7 @@ def test_a_raw_prompt_is_tokenised_as_a_whole() -> None:
         assert tuple(tokenizer.encode(text)) == encoder.encode_raw(text)
     assert tuple(tokenizer.encode(text)) != whole(tokenizer, text)
     assert (2 * len(text), 0) == (encoder.encoded_characters, encoder.cached_characters)
-    assert 0 == encoder.kept_bytes
+    assert 0 == encoder.cached_bytes
 
 
 def test_a_tokenizer_that_breaks_the_library_is_left_alone() -> None:

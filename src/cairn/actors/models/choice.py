@@ -9,7 +9,7 @@ import attrs
 from cairn.actors.errors import ModelNotLoaded
 from cairn.actors.requests.messages import ServerFacts
 from cairn.actors.settings import Settings
-from cairn.engine.model.models_file import ModelEntry, Told
+from cairn.engine.model.models_file import ModelEntry, ModelMetadata
 
 _ANY_TOKEN = 1 << 31
 
@@ -21,12 +21,12 @@ class Choice:
 
     Attributes:
         settings: the server's, with those that are set for this model.
-        told: what its directory told at the start.
+        metadata: what its directory says about it, read at the start.
     """
 
     entry: ModelEntry
     settings: Settings
-    told: Told
+    metadata: ModelMetadata
 
     @property
     def name(self) -> str:
@@ -44,19 +44,19 @@ def not_loaded(choice: Choice, pause_s: float) -> ModelNotLoaded:
 
 def first_facts(choice: Choice, started_s: int) -> ServerFacts:
     """Facts about a model that was never loaded, from its files."""
-    settings, told = choice.settings, choice.told
+    settings, metadata = choice.settings, choice.metadata
     return ServerFacts(
         model=choice.name,
         fingerprint="",
-        context_tokens=told.context_tokens,
+        context_tokens=metadata.context_tokens,
         block_tokens=settings.block_tokens or 0,
         decode_rows=settings.decode_rows or 0,
         kv_cache=settings.kv_cache,
         started_s=started_s,
         default_max_tokens=settings.limits.max_tokens,
-        vocabulary_tokens=told.vocabulary_tokens or _ANY_TOKEN,
-        defaults=told.defaults,
-        template=told.template,
-        switches=told.switches,
+        vocabulary_tokens=metadata.vocabulary_tokens or _ANY_TOKEN,
+        defaults=metadata.defaults,
+        template=metadata.template,
+        switches=metadata.switches,
         min_cache_tokens=settings.min_cache_tokens,
     )

@@ -95,7 +95,7 @@ def _start(settings: Settings, state: State, progress: Progress) -> StartedEngin
     # MLX comes in here, on the engine's thread, and nowhere before.
     from cairn.engine.mlx.start import start_engine
 
-    def remembered(fingerprint: str) -> bool:
+    def already_tested(fingerprint: str) -> bool:
         found = state.self_tests.get(fingerprint)
         return found is not None and found.passed
 
@@ -107,7 +107,7 @@ def _start(settings: Settings, state: State, progress: Progress) -> StartedEngin
         kv_cache=settings.kv_cache,
         pool_bytes=settings.pool_bytes,
         blocks_bytes=settings.blocks_bytes,
-        remembered=remembered,
+        already_tested=already_tested,
         progress=progress,
         adapter=settings.adapter,
         dtype=settings.dtype,

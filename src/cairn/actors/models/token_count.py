@@ -37,7 +37,7 @@ TOKENIZERS_MAX = 2
 PAUSE_S = 30.0
 """How long a tokenizer that could not be loaded is not tried again."""
 
-_REMEMBERED_BYTES = 8 * 2**20
+_CACHE_BYTES = 8 * 2**20
 
 
 @attrs.frozen
@@ -154,7 +154,7 @@ def _load(directory: str) -> _Text | str:
         tokenizer = load_tokenizer(directory)
     except Exception as error:  # likewise
         return str(error) or type(error).__name__
-    return _Text(tokenizer, Encoder(tokenizer, kept_bytes=_REMEMBERED_BYTES))
+    return _Text(tokenizer, Encoder(tokenizer, max_bytes=_CACHE_BYTES))
 
 
 def _count(text: _Text, command: Generate, tenant: str) -> int:

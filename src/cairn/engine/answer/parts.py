@@ -23,7 +23,7 @@ from typing import Any
 import attrs
 
 from cairn.engine.answer.markers import CALLING, PLAIN, SAYING, THINKING, Edge, Markers
-from cairn.engine.answer.text import held
+from cairn.engine.answer.text import unfinished
 from cairn.engine.answer.tool_calls import Call, NoCall, is_json, read_calls
 from cairn.journal.events import CallFault
 
@@ -162,7 +162,7 @@ class AnswerParts:
         """Take in text. Changes the state."""
         self._text += text
         self._scan()
-        certain = len(self._text) - held(self._text, (edge.marker for edge in self._edges))
+        certain = len(self._text) - unfinished(self._text, (edge.marker for edge in self._edges))
         self._pass(self._text[:certain])
         self._text = self._text[certain:]
         return self._released()
@@ -175,11 +175,11 @@ class AnswerParts:
             complete: whether the model ended it. A call that was cut off is none, even where its
                 parser would make one of the half.
         """
-        self._pass_rest()
+        self._pass_remaining()
         while self._call is not None:
             self._end_call(None, complete=complete)
             self._scan()
-            self._pass_rest()
+            self._pass_remaining()
         if self._unmarked and self._state not in (SAYING, THINKING):
             self._state = SAYING
             self._emit("".join(self._unmarked))
@@ -203,7 +203,7 @@ class AnswerParts:
             self._text = self._text[place + len(edge.marker) :]
             self._cross(edge)
 
-    def _pass_rest(self) -> None:
+    def _pass_remaining(self) -> None:
         """No more text comes, so what began like a marker is none."""
         text, self._text = self._text, ""
         self._pass(text)
@@ -386,14 +386,14 @@ class _Segment:
             holds: whether a marker may follow.
         """
         if self._fresh:
-            kept = text.lstrip("\n")
-            self.dropped += text[: len(text) - len(kept)]
-            text, self._fresh = kept, not kept
+            words = text.lstrip("\n")
+            self.dropped += text[: len(text) - len(words)]
+            text, self._fresh = words, not words
         text = self._space + text
-        kept = text.rstrip() if holds else text
-        self._space = text[len(kept) :]
-        self.has_words = self.has_words or bool(kept.strip())
-        return kept
+        words = text.rstrip() if holds else text
+        self._space = text[len(words) :]
+        self.has_words = self.has_words or bool(words.strip())
+        return words
 
     def take_space(self) -> str:
         """The white space that waits at the end. Changes the state."""
@@ -439,7 +439,7 @@ class _Named:
         self.name = name
         self.is_whole = False
         self._came: list[str] = []
-        self._told: int | None = None  # pieces; None before the first time
+        self._reported: int | None = None  # pieces; None before the first time
         self._depth = 0
         self._in_text = self._escaped = False
 
@@ -461,7 +461,7 @@ class _Named:
 
     def fresh(self) -> str | None:
         """What came since the last time; None for nothing. Changes the state."""
-        since, self._told = self._told, len(self._came)
+        since, self._reported = self._reported, len(self._came)
         if since is not None and since == len(self._came):
             return None
         return "".join(self._came[since or 0 :])

@@ -104,19 +104,19 @@ class AnswerText:
             return place, text
         if last:
             return len(self._waiting), None
-        return len(self._waiting) - held(self._waiting, self._stop), None
+        return len(self._waiting) - unfinished(self._waiting, self._stop), None
 
 
-def held(text: str, wanted: Iterable[str]) -> int:
-    """The length of the longest end of ``text`` that may become one of ``wanted``."""
-    return max((_overlap(text, each) for each in wanted), default=0)
+def unfinished(text: str, texts: Iterable[str]) -> int:
+    """The length of the longest end of ``text`` that may become one of ``texts``."""
+    return max((_overlap(text, each) for each in texts), default=0)
 
 
-def _overlap(text: str, wanted: str) -> int:
+def _overlap(text: str, texts: str) -> int:
     """
-    The length of the longest end of ``text`` that is a beginning of ``wanted``, and not all of it.
+    The length of the longest end of ``text`` that is a beginning of ``texts``, and not all of it.
     """
-    for length in range(min(len(wanted) - 1, len(text)), 0, -1):
-        if text.endswith(wanted[:length]):
+    for length in range(min(len(texts) - 1, len(text)), 0, -1):
+        if text.endswith(texts[:length]):
             return length
     return 0

@@ -1,6 +1,6 @@
 """
-Whether a model fits in this machine's memory: told before it is loaded, since afterwards there may
-be nobody left to tell it.
+Whether a model fits in this machine's memory. Checked before it is loaded, because the system may
+kill a process that takes too much before it can report anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Budgets:
     blocks_bytes: int
 
 
-def budgets(
+def budgets_for(
     *,
     weights_bytes: int,
     memory_bytes: int,
@@ -32,8 +32,8 @@ def budgets(
     blocks_bytes: int | None = None,
 ) -> Budgets:
     """
-    The budgets beside a model. Those that nobody chose are a quarter of the memory each, or a third
-    of what a large model leaves, down to a sixteenth.
+    The budgets of a model. The default of each is a quarter of the memory, or for a large model a
+    third of what it leaves, but at least a sixteenth of the memory.
     """
     left = max(0, memory_bytes - weights_bytes)
     usual = min(memory_bytes // 4, max(left // 3, memory_bytes // 16))
@@ -43,14 +43,14 @@ def budgets(
     )
 
 
-def memory_fault(*, weights_bytes: int, memory_bytes: int, held: Budgets) -> str | None:
-    """Why a model does not fit, by the figures; None where it does."""
-    if weights_bytes + held.pool_bytes + held.blocks_bytes <= memory_bytes:
+def memory_fault(*, weights_bytes: int, memory_bytes: int, budgets: Budgets) -> str | None:
+    """Why a model does not fit in memory, with the figures; None if it does."""
+    if weights_bytes + budgets.pool_bytes + budgets.blocks_bytes <= memory_bytes:
         return None
     return (
-        f"its weights take {_told(weights_bytes)}, the KV of sessions may take "
-        f"{_told(held.pool_bytes)} and sealed blocks {_told(held.blocks_bytes)}, and there are "
-        f"{_told(memory_bytes)} in all"
+        f"its weights take {_size(weights_bytes)}, the KV of sessions may take "
+        f"{_size(budgets.pool_bytes)} and sealed blocks {_size(budgets.blocks_bytes)}, but there "
+        f"are {_size(memory_bytes)} in all"
     )
 
 
@@ -65,16 +65,16 @@ def machine_memory(root: Path = Path("/")) -> int:
     return min([physical, *_cgroup_limits(root)])
 
 
-def device_memory(machine_bytes: int, told: Mapping[str, Any]) -> int:
+def device_memory(machine_bytes: int, device: Mapping[str, Any]) -> int:
     """
     What a device may have: of the machine's memory where it shares that, else its own.
 
     Args:
         told: what MLX says of the device.
     """
-    if share := told.get("max_recommended_working_set_size"):  # Metal
+    if share := device.get("max_recommended_working_set_size"):  # Metal
         return min(machine_bytes, int(share))
-    return int(told.get("total_memory") or machine_bytes)  # CUDA
+    return int(device.get("total_memory") or machine_bytes)  # CUDA
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
@@ -108,7 +108,7 @@ def _limits(mount: Path, group: str, name: str) -> Iterable[int]:
             yield int(text)
 
 
-def _told(size: int) -> str:
+def _size(size: int) -> str:
     """Bytes for people."""
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")):
         if size >= unit:

@@ -234,12 +234,12 @@ class BlockFiles:
                 state_tokens=int(metadata.get("state_tokens", 0)),
             )
             mx.eval(block.keys, block.values, block.states)
-            told = metadata.get("key"), metadata.get("fingerprint")
+            described = metadata.get("key"), metadata.get("fingerprint")
             found = digest(block)
         except Exception as error:
             fault: FileFault = "unreadable" if os.path.lexists(path) else "missing"
             raise Rejected(self._set_aside(key, fault)) from error
-        if told != (key, self._fingerprint):
+        if described != (key, self._fingerprint):
             raise Rejected(self._set_aside(key, "foreign"))
         if found != digest_due:
             raise Rejected(self._set_aside(key, "digest"))

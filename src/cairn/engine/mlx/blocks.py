@@ -63,10 +63,10 @@ def cut(slab: HeldSlab, start: int, end: int, *, states: bool = False) -> Sealed
     rows = [_rows(cache, start, end) for cache in layers]
     block = SealedBlock(
         keys=tuple(
-            mx.contiguous(c.keys[0, :, kept, :]) for c, kept in zip(layers, rows, strict=True)
+            mx.contiguous(c.keys[0, :, part, :]) for c, part in zip(layers, rows, strict=True)
         ),
         values=tuple(
-            mx.contiguous(c.values[0, :, kept, :]) for c, kept in zip(layers, rows, strict=True)
+            mx.contiguous(c.values[0, :, part, :]) for c, part in zip(layers, rows, strict=True)
         ),
         states=tuple(_states(slab.states, end)) if states else (),
         state_tokens=end - start if slab.states else 0,
@@ -96,8 +96,8 @@ def pasted(slab: HeldSlab, block: SealedBlock, start: int) -> SealedBlock:
     rows = [_rows(cache, start, end) for cache in layers]
     return attrs.evolve(
         block,
-        keys=tuple(c.keys[0, :, kept, :] for c, kept in zip(layers, rows, strict=True)),
-        values=tuple(c.values[0, :, kept, :] for c, kept in zip(layers, rows, strict=True)),
+        keys=tuple(c.keys[0, :, part, :] for c, part in zip(layers, rows, strict=True)),
+        values=tuple(c.values[0, :, part, :] for c, part in zip(layers, rows, strict=True)),
         states=tuple(_states(slab.states, end)) if last else block.states,
     )
 

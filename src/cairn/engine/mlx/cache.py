@@ -217,11 +217,11 @@ class SinkCache(SlabCache):
         """Have the window begin later: what it holds then moves up to the sinks."""
         if start == self.start:
             return
-        kept = slice(self.row_of(start), self.row_of(self.offset))
+        remaining = slice(self.row_of(start), self.row_of(self.offset))
         sinks = self._policy.sinks
-        rows = slice(sinks, sinks + kept.stop - kept.start)
-        self.keys[..., rows, :] = mx.contiguous(self.keys[..., kept, :])
-        self.values[..., rows, :] = mx.contiguous(self.values[..., kept, :])
+        rows = slice(sinks, sinks + remaining.stop - remaining.start)
+        self.keys[..., rows, :] = mx.contiguous(self.keys[..., remaining, :])
+        self.values[..., rows, :] = mx.contiguous(self.values[..., remaining, :])
         self.start = start
 
     def _shown(self, array: mx.array, place: int) -> mx.array:

@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
-Asked: TypeAlias = Literal["auto", "float32", "model"]
+DtypeSetting: TypeAlias = Literal["auto", "float32", "model"]
 """``model`` keeps what the weights have, ``auto`` takes what is faster here and fits in memory."""
 
 _FLOAT32_BYTES: Final = 4
@@ -28,7 +28,7 @@ class CannotWiden(Exception):
 
 def settle_dtype(
     model: Any,
-    asked: Asked,
+    setting: DtypeSetting,
     *,
     on_cpu: bool,
     real_blas: bool,
@@ -53,9 +53,9 @@ def settle_dtype(
     own = " and ".join(own_dtypes(model))
     if own == "float32":
         return own
-    if asked == "model":
+    if setting == "model":
         return f"{own}, as asked for"
-    if asked == "auto":
+    if setting == "auto":
         if not on_cpu:
             return f"{own}, as the model has it"
         if not real_blas and not list(_quantised(model)):
@@ -67,10 +67,10 @@ def settle_dtype(
         model.set_dtype(mx.float32)
     except Exception as error:  # formats that mlx-lm or MLX do not unpack fail in many ways
         fact = " ".join(str(error).split())[:300] or type(error).__name__
-        if asked == "float32":
+        if setting == "float32":
             raise CannotWiden(fact) from error
         return f"{own}, slow on a CPU, since it cannot be unpacked: {fact}"
-    why = "as asked for" if asked == "float32" else "since a CPU computes that faster"
+    why = "as asked for" if setting == "float32" else "since a CPU computes that faster"
     return f"{' and '.join(own_dtypes(model))}, made of {own}, {why}"
 
 
@@ -103,7 +103,7 @@ def float32_bytes(model: Any) -> int:
     return total
 
 
-def widened_on_record(dtypes: Mapping[str, int]) -> Asked:
+def widened_on_record(dtypes: Mapping[str, int]) -> DtypeSetting:
     """
     What to ask for so that a model has again the dtypes that a fingerprint tells of.
 

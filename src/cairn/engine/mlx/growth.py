@@ -27,7 +27,7 @@ from cairn.engine.mlx.model import LoadedModel
 from cairn.engine.schedule import passes
 
 _SHORT, _LONG = STEP_TOKENS - 1, 3 * STEP_TOKENS - 1
-_MARGIN, _MARGIN_BESIDE = 64, 16
+_MARGIN, _CONSTANT_MARGIN = 64, 16
 """
 A step of what was only tried is taken for a sixty-fourth larger than it was found, and a sixteenth
 of one is added once: groups of tokens need not fill it evenly.
@@ -49,9 +49,9 @@ def measured_growth(loaded: LoadedModel, block_tokens: int) -> Growth:
         raise loaded.cannot_run(fault) from fault
 
 
-def _measured(loaded: LoadedModel, chunk: int) -> Growth:
-    lengths = [min(tokens, loaded.context_tokens) for tokens in (chunk, _SHORT, _LONG)]
-    first = _after(loaded.model, lengths[0], chunk)
+def _measured(loaded: LoadedModel, block_tokens: int) -> Growth:
+    lengths = [min(tokens, loaded.context_tokens) for tokens in (block_tokens, _SHORT, _LONG)]
+    first = _after(loaded.model, lengths[0], block_tokens)
     for layer in first:
         if counts_tokens(layer) and layer.offset and not bytes_of(layer):
             raise ModelRefused(
@@ -59,10 +59,10 @@ def _measured(loaded: LoadedModel, chunk: int) -> Growth:
                 "takes, so that its context would have no bound in memory. Which families are "
                 "served is in docs/models.md; choose a model of one of them."
             )
-    known = [_known(layer, chunk) for layer in first]
+    known = [_known(layer, block_tokens) for layer in first]
     if all(known):
         return Growth(layers=tuple(one for one in known if one is not None))
-    runs = [first, *(_after(loaded.model, length, chunk) for length in lengths[1:])]
+    runs = [first, *(_after(loaded.model, length, block_tokens) for length in lengths[1:])]
     tried = [[bytes_of(layer) for layer in run] for run in runs]
     return Growth(
         layers=tuple(
@@ -71,17 +71,17 @@ def _measured(loaded: LoadedModel, chunk: int) -> Growth:
     )
 
 
-def _after(model: Any, tokens: int, chunk: int) -> list[Any]:
+def _after(model: Any, tokens: int, block_tokens: int) -> list[Any]:
     """The caches of all layers after a prompt."""
     slab = HeldSlab(id=0, capacity_tokens=tokens, caches=make_prompt_cache(model), fixed=False)
-    for start, end in passes(0, tokens, chunk):
+    for start, end in passes(0, tokens, block_tokens):
         model(mx.zeros((1, end - start), mx.int32), cache=slab.caches)
         slab.passed(end - start)
         mx.eval(slab.arrays())
     return slab.layers
 
 
-def _known(cache: Any, chunk: int) -> LayerGrowth | None:
+def _known(cache: Any, block_tokens: int) -> LayerGrowth | None:
     """How a cache of mlx-lm's own classes grows, told after a chunk; None for others."""
     if type(cache) is ArraysCache:
         return LayerGrowth(constant_bytes=bytes_of(cache))
@@ -91,22 +91,22 @@ def _known(cache: Any, chunk: int) -> LayerGrowth | None:
     step = STEP_TOKENS * row
     # Rows come in steps behind those that are there. Where these are whole steps, as all chunks
     # make them, there are no more than the tokens need.
-    whole = STEP_TOKENS % chunk == 0 or chunk % STEP_TOKENS == 0
-    beside = 0 if whole else step
+    whole = STEP_TOKENS % block_tokens == 0 or block_tokens % STEP_TOKENS == 0
+    constant = 0 if whole else step
     if type(cache) is KVCache:
-        return LayerGrowth(constant_bytes=beside, step_bytes=step)
+        return LayerGrowth(constant_bytes=constant, step_bytes=step)
     if type(cache) is ChunkedKVCache:
         return LayerGrowth(
-            constant_bytes=beside,
+            constant_bytes=constant,
             step_bytes=step,
             until_tokens=cache.chunk_size,
-            most_bytes=(cache.chunk_size + steps(chunk) * STEP_TOKENS) * row,
+            most_bytes=(cache.chunk_size + steps(block_tokens) * STEP_TOKENS) * row,
         )
     return LayerGrowth(  # it has as many rows as a prompt, and a step besides in decode passes
         constant_bytes=step,
         step_bytes=step,
         until_tokens=cache.max_size,
-        most_bytes=(cache.max_size - 1 + chunk) * row,
+        most_bytes=(cache.max_size - 1 + block_tokens) * row,
     )
 
 
@@ -119,8 +119,8 @@ def _fitted(lengths: list[int], sizes: list[int]) -> LayerGrowth:
         return LayerGrowth(constant_bytes=max(sizes) + max(sizes) // 8)
     _, short, long = map(steps, lengths)
     step = max(0, sizes[2] - sizes[1]) // (long - short)
-    beside = (size - steps(tokens) * step for tokens, size in zip(lengths, sizes, strict=True))
+    constant = (size - steps(tokens) * step for tokens, size in zip(lengths, sizes, strict=True))
     return LayerGrowth(
-        constant_bytes=max(0, *beside) + step // _MARGIN_BESIDE,
+        constant_bytes=max(0, *constant) + step // _CONSTANT_MARGIN,
         step_bytes=step + -(-step // _MARGIN),
     )

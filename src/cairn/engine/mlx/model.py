@@ -99,7 +99,7 @@ class LoadedModel:
             "choose a model of one of them."
         )
 
-    def kept_cold(self) -> LoadedModel:
+    def served_cold(self) -> LoadedModel:
         """The same model, to be served on mlx-lm's own caches, without reuse."""
         return attrs.evolve(self, shapes=(), together=())
 
@@ -212,9 +212,9 @@ def _loaded(
     try:
         shapes, together, vocabulary_tokens = _measured(model)
     except Exception as error:
-        beside = f" with the adapter {over}" if over is not None else ""
+        with_adapter = f" with the adapter {over}" if over is not None else ""
         raise ModelRefused(
-            f"{where}{beside} cannot run a token: {_fact(error)}. Do its config.json and its "
+            f"{where}{with_adapter} cannot run a token: {_fact(error)}. Do its config.json and its "
             "weights belong together?"
         ) from error
     return LoadedModel(

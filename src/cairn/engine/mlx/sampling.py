@@ -87,8 +87,8 @@ def draw_token(logprobs: mx.array, sampling: Sampling, key: int) -> mx.array:
     """
     if sampling.temperature < COLDEST:
         return mx.argmax(logprobs)
-    kept = candidates(logprobs, sampling)
-    return mx.random.categorical(kept * (1.0 / sampling.temperature), key=mx.random.key(key))
+    left = candidates(logprobs, sampling)
+    return mx.random.categorical(left * (1.0 / sampling.temperature), key=mx.random.key(key))
 
 
 def candidates(logprobs: mx.array, sampling: Sampling) -> mx.array:
@@ -96,15 +96,15 @@ def candidates(logprobs: mx.array, sampling: Sampling) -> mx.array:
     The row with all that may not be drawn at minus infinity: by ``top_p``, then ``min_p``, then
     ``top_k``, each on what the one before it left.
     """
-    kept = logprobs
+    left = logprobs
     if sampling.top_p < 1.0:
-        kept = _likeliest_share(kept, sampling.top_p)
+        left = _likeliest_share(left, sampling.top_p)
     if sampling.min_p > 0.0:
-        kept = mx.where(kept < mx.max(kept) + math.log(sampling.min_p), -math.inf, kept)
-    if 0 < sampling.top_k < kept.size:
-        order = mx.argpartition(-kept, kth=sampling.top_k - 1)
-        kept = mx.put_along_axis(kept, order[sampling.top_k :], mx.array(-math.inf), axis=0)
-    return kept
+        left = mx.where(left < mx.max(left) + math.log(sampling.min_p), -math.inf, left)
+    if 0 < sampling.top_k < left.size:
+        order = mx.argpartition(-left, kth=sampling.top_k - 1)
+        left = mx.put_along_axis(left, order[sampling.top_k :], mx.array(-math.inf), axis=0)
+    return left
 
 
 def _likeliest_share(row: mx.array, share: float) -> mx.array:

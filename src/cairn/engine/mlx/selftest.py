@@ -132,7 +132,7 @@ class _Test:
     def __init__(self, loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> None:
         self.loaded = loaded
         self.engine = engine
-        self.chunk = block_tokens
+        self.block_tokens = block_tokens
         vocabulary = int(loaded.config.get("vocab_size", 1000) or 1000)
         words = np.random.default_rng(20260101).integers(
             0, min(vocabulary, 50_000), 4 * block_tokens
@@ -151,8 +151,8 @@ class _Test:
             return self._answer(self.prompt) == self.cold  # nothing is reused; twice is the same
         states = bool(self.loaded.state_bytes) or None
         slab = self.engine.open_slab(self.capacity).slab
-        self._prefill(slab, self.prompt[: self.chunk], 0)
-        self.engine.seal(slab, "self-test", 0, self.chunk, store=True, states=states)
+        self._prefill(slab, self.prompt[: self.block_tokens], 0)
+        self.engine.seal(slab, "self-test", 0, self.block_tokens, store=True, states=states)
         self.engine.close_slab(slab)
         warm = self._answer(self.prompt, shared=("self-test",))
         again = warm if self.loaded.is_simple else self._answer(self.prompt, cut_back=True)
@@ -172,7 +172,7 @@ class _Test:
             return True
         try:
             alone = self._answer(self.prompt, place=width - 1)
-            among = self._answer(self.prompt, beside=True)
+            among = self._answer(self.prompt, among_others=True)
         except Exception as error:  # as above
             self.fault = SelfTestFault.of(error)
             return False
@@ -199,7 +199,7 @@ class _Test:
         changed bits here. Told, not required: on some devices nothing does.
         """
         # In halves, or the last token alone as decoding has it: one may hide what the other shows.
-        cuts = (self.chunk // 2 + 1, len(self.prompt) - 1)
+        cuts = (self.block_tokens // 2 + 1, len(self.prompt) - 1)
         return any(self._answer(self.prompt, naive_cut=cut) != self.cold for cut in cuts)
 
     def _answer(
@@ -209,7 +209,7 @@ class _Test:
         shared: Sequence[str] = (),
         capacity: int | None = None,
         place: int = 0,
-        beside: bool = False,
+        among_others: bool = False,
         cut_back: bool = False,
         naive_cut: int | None = None,
     ) -> _Answer:
@@ -223,11 +223,13 @@ class _Test:
         """
         engine, width = self.engine, self.engine.decode_rows
         slab = engine.open_slab(capacity or self.capacity).slab
-        others = [engine.open_slab(self.capacity).slab for _ in range(width - 1 if beside else 0)]
+        others = [
+            engine.open_slab(self.capacity).slab for _ in range(width - 1 if among_others else 0)
+        ]
         try:
             if shared:
                 engine.share(slab, shared, 0)
-            held = len(shared) * self.chunk
+            held = len(shared) * self.block_tokens
             if cut_back:
                 held = self._cut_back(slab)
             if naive_cut is None:
@@ -237,29 +239,31 @@ class _Test:
                 engine.pool.get(slab).set_apart_bytes = sys.maxsize
                 engine.run_chunk(slab, prompt[:naive_cut], None)
                 trace = [_drawn(engine.run_chunk(slab, prompt[naive_cut:], _GREEDY))]
-            feeds = {slab: trace[0].token}
+            next_tokens = {slab: trace[0].token}
             for number, other in enumerate(others):
-                length = self.chunk + 7 * (number + 1)
-                feeds[other] = _drawn(self._prefill(other, self.words[-length:], 0)).token
-            seats: list[int | None]
-            seats = [*others[:place], slab, *others[place:]] if beside else [None] * width
-            seats[place] = slab
+                length = self.block_tokens + 7 * (number + 1)
+                next_tokens[other] = _drawn(self._prefill(other, self.words[-length:], 0)).token
+            in_rows: list[int | None]
+            in_rows = [*others[:place], slab, *others[place:]] if among_others else [None] * width
+            in_rows[place] = slab
             for _ in range(_STEPS):
                 rows = [
-                    None if seat is None else DecodeRow(slab=seat, token=feeds[seat], draw=_GREEDY)
-                    for seat in seats
+                    None
+                    if row_slab is None
+                    else DecodeRow(slab=row_slab, token=next_tokens[row_slab], draw=_GREEDY)
+                    for row_slab in in_rows
                 ]
-                for seat, report in zip(seats, engine.decode(rows), strict=True):
+                for row_slab, report in zip(in_rows, engine.decode(rows), strict=True):
                     if isinstance(report, (EngineFault, GrammarDeadEnd)):
                         raise report
-                    if seat is not None and report is not None:
-                        feeds[seat] = _drawn(report).token
-                        if seat == slab:
+                    if row_slab is not None and report is not None:
+                        next_tokens[row_slab] = _drawn(report).token
+                        if row_slab == slab:
                             trace.append(_drawn(report))
             kv = ""
-            if (kept := engine.pool.get(slab)).fixed:
+            if (tested := engine.pool.get(slab)).fixed:
                 states = bool(self.loaded.state_bytes)
-                kv = mlx_blocks.digest(mlx_blocks.cut(kept, 0, kept.end, states=states))
+                kv = mlx_blocks.digest(mlx_blocks.cut(tested, 0, tested.end, states=states))
             return _Answer(tuple(trace), kv)
         finally:
             engine.close_slab(slab)
@@ -268,12 +272,12 @@ class _Test:
 
     def _cut_back(self, slab: int) -> int:
         """Bring a slab by detours to the first two chunks of the prompt; so many tokens."""
-        engine, end = self.engine, 2 * self.chunk
-        self._prefill(slab, self.words[-self.chunk - 3 :], 0)
+        engine, end = self.engine, 2 * self.block_tokens
+        self._prefill(slab, self.words[-self.block_tokens - 3 :], 0)
         engine.trim(slab, 0)
         self._prefill(slab, self.prompt[:end], 0)
-        engine.seal(slab, "not kept", self.chunk, end, store=False)
-        others = [*self.prompt[:end], *self.words[-self.chunk // 4 :]]
+        engine.seal(slab, "not kept", self.block_tokens, end, store=False)
+        others = [*self.prompt[:end], *self.words[-self.block_tokens // 4 :]]
         token = _drawn(self._prefill(slab, others, end)).token
         report = engine.decode([DecodeRow(slab=slab, token=token, draw=_GREEDY)])[0]
         if not isinstance(report, PassReport):
@@ -283,7 +287,7 @@ class _Test:
 
     def _prefill(self, slab: int, prompt: Sequence[int], start: int) -> PassReport:
         report = None
-        for begin, end in passes(start, len(prompt), self.chunk):
+        for begin, end in passes(start, len(prompt), self.block_tokens):
             draw = _GREEDY if end == len(prompt) else None
             report = self.engine.run_chunk(slab, prompt[begin:end], draw)
         assert report is not None

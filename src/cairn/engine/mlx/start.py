@@ -19,13 +19,13 @@ from cairn.engine.machine.blas import loaded_blas
 from cairn.engine.machine.heap import give_back_free_memory
 from cairn.engine.machine.memory import (
     Budgets,
-    budgets,
+    budgets_for,
     device_memory,
     machine_memory,
     memory_fault,
 )
 from cairn.engine.mlx.cache import counts_tokens, flat
-from cairn.engine.mlx.dtype import Asked, settle_dtype
+from cairn.engine.mlx.dtype import DtypeSetting, settle_dtype
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.growth import measured_growth
 from cairn.engine.mlx.model import LoadedModel, load_model
@@ -57,10 +57,10 @@ def start_engine(
     kv_cache: str,
     pool_bytes: int | None,
     blocks_bytes: int | None,
-    remembered: Callable[[str], bool],
+    already_tested: Callable[[str], bool],
     progress: Callable[[str, int, int], None],
     adapter: str | None = None,
-    dtype: Asked = "auto",
+    dtype: DtypeSetting = "auto",
     accept_tight: bool = False,
     window: tuple[int, int] | None = None,
     reuse: bool = True,
@@ -93,11 +93,11 @@ def start_engine(
     Raises:
         ModelRefused: it cannot be served.
     """
-    held = tight = None
+    budgets = tight = None
     memory = _memory()
 
-    def beside(size: int) -> Budgets:
-        return budgets(
+    def budgets_beside(size: int) -> Budgets:
+        return budgets_for(
             weights_bytes=size,
             memory_bytes=memory,
             pool_bytes=pool_bytes,
@@ -105,7 +105,7 @@ def start_engine(
         )
 
     def fault(size: int) -> str | None:
-        return memory_fault(weights_bytes=size, memory_bytes=memory, held=beside(size))
+        return memory_fault(weights_bytes=size, memory_bytes=memory, budgets=budgets_beside(size))
 
     def settle(model: Any) -> str:
         on_cpu = mx.default_device().type == mx.DeviceType.cpu
@@ -113,8 +113,8 @@ def start_engine(
         return settle_dtype(model, dtype, on_cpu=on_cpu, real_blas=real_blas, fault=fault)
 
     def fits(size: int) -> None:
-        nonlocal held, tight
-        held, tight = beside(size), fault(size)
+        nonlocal budgets, tight
+        budgets, tight = budgets_beside(size), fault(size)
         if tight is not None and not accept_tight:
             raise ModelRefused(
                 f"{where} does not fit in memory: {tight}. Serve a smaller or quantised model, "
@@ -125,28 +125,28 @@ def start_engine(
     loaded = load_model(
         where, name=name, adapter=adapter, progress=progress, fits=fits, settle_dtype=settle
     )
-    assert held is not None
+    assert budgets is not None
     windows = any(shape.window for shape in loaded.shapes)
     if (kv_cache == "mlx-lm" and (windows or not loaded.is_simple)) or not (
         reuse or loaded.is_simple
     ):
         # Its classes for those forget what a cut back would need, so that nothing can be reused.
-        loaded = loaded.kept_cold()
-    chunk = block_tokens or default_block_tokens()
-    policy = _policy(loaded, window, chunk, kv_cache) if window is not None else None
+        loaded = loaded.served_cold()
+    block_tokens = block_tokens or default_block_tokens()
+    policy = _policy(loaded, window, block_tokens, kv_cache) if window is not None else None
     # Rows need caches that can be looked at one token at a time.
     apart = bool(loaded.shapes) and loaded.is_simple
     rows = (decode_rows or default_decode_rows()) if apart else 1
-    rule = _checkpoints(loaded, chunk, state_blocks)
-    more = (held, context_tokens, remembered, progress)
-    started = _with_rows(loaded, chunk, rows, kv_cache, policy, rule, *more)
+    rule = _checkpoints(loaded, block_tokens, state_blocks)
+    more = (budgets, context_tokens, already_tested, progress)
+    started = _with_rows(loaded, block_tokens, rows, kv_cache, policy, rule, *more)
     started = attrs.evolve(started, tight=tight)
     if started.self_test is None or started.self_test.passed or (rows == 1 and loaded.is_simple):
         return started
     # Where a model or a device does not keep rows apart, W is 1 there, and the fingerprint says so.
     # Where one does not go on from a state with the same bits, nothing is reused.
-    less = loaded if loaded.is_simple else loaded.kept_cold()
-    single = _with_rows(less, chunk, 1, kv_cache, policy, None, *more)
+    less = loaded if loaded.is_simple else loaded.served_cold()
+    single = _with_rows(less, block_tokens, 1, kv_cache, policy, None, *more)
     narrowed = (started.facts.fingerprint, started.self_test)
     return attrs.evolve(single, narrowed=narrowed, tight=tight)
 
@@ -180,8 +180,8 @@ def device_facts() -> Mapping[str, str]:
     facts: dict[str, Any] = {"device": str(device)}
     if device.type == mx.DeviceType.gpu:
         facts |= mx.device_info() if hasattr(mx, "device_info") else {}
-    steady = ("device", "device_name", "architecture", "name", "compute_capability")
-    return {key: str(value) for key, value in facts.items() if key in steady}
+    stable = ("device", "device_name", "architecture", "name", "compute_capability")
+    return {key: str(value) for key, value in facts.items() if key in stable}
 
 
 def _memory() -> int:
@@ -192,32 +192,34 @@ def _memory() -> int:
 
 def _with_rows(
     loaded: LoadedModel,
-    chunk: int,
+    block_tokens: int,
     rows: int,
     kv_cache: str,
     policy: SinkWindow | None,
     rule: Checkpoints | None,
-    held: Budgets,
-    asked: int | None,
-    remembered: Callable[[str], bool],
+    budgets: Budgets,
+    asked_tokens: int | None,
+    already_tested: Callable[[str], bool],
     progress: Callable[[str, int, int], None],
 ) -> Started:
     growth = None
     if not loaded.shapes:
         progress(_MEASURING, 0, 1)
-        growth = measured_growth(loaded, chunk)
+        growth = measured_growth(loaded, block_tokens)
         progress(_MEASURING, 1, 1)
     if growth is None:
-        context = _context(loaded, policy, held.pool_bytes, chunk)
+        context = _context(loaded, policy, budgets.pool_bytes, block_tokens)
     else:
-        context = asked or growth.context_within(held.pool_bytes, loaded.context_tokens, chunk)
+        context = asked_tokens or growth.context_within(
+            budgets.pool_bytes, loaded.context_tokens, block_tokens
+        )
     try:
         fields = fingerprint.collect(
             directory=loaded.directory,
             adapter=loaded.adapter,
             device=device_facts(),
             dtypes=_dtypes(loaded.model),
-            block_tokens=chunk,
+            block_tokens=block_tokens,
             decode_rows=rows,
             kv_cache=kv_cache,
             windows=[shape.window for shape in loaded.shapes],
@@ -239,7 +241,7 @@ def _with_rows(
         fields=fields,
         layers=len(loaded.shapes) or _layers_that_count(loaded),
         kv_token_bytes=token_bytes,
-        block_tokens=chunk,
+        block_tokens=block_tokens,
         decode_rows=rows,
         context_tokens=context,
         reusable=bool(loaded.shapes),
@@ -262,12 +264,12 @@ def _with_rows(
         checkpoints=rule,
         growth=growth,
     )
-    tested = None
-    if not remembered(facts.fingerprint):
+    self_test = None
+    if not already_tested(facts.fingerprint):
         progress(_TESTING, 0, 1)
-        tested = run_self_test(loaded, engine, chunk)
+        self_test = run_self_test(loaded, engine, block_tokens)
         progress(_TESTING, 1, 1)
-    if tested is not None or growth is not None:
+    if self_test is not None or growth is not None:
         engine.give_back_memory()
     return Started(
         engine=engine,
@@ -276,14 +278,16 @@ def _with_rows(
         tokenizer=loaded.tokenizer,
         directory=loaded.directory,
         adapter=loaded.adapter,
-        self_test=tested,
+        self_test=self_test,
         narrowed=None,
-        budgets=held,
+        budgets=budgets,
         tight=None,
     )
 
 
-def _policy(loaded: LoadedModel, window: tuple[int, int], chunk: int, kv_cache: str) -> SinkWindow:
+def _policy(
+    loaded: LoadedModel, window: tuple[int, int], block_tokens: int, kv_cache: str
+) -> SinkWindow:
     """
     The policy that was asked for.
 
@@ -303,23 +307,23 @@ def _policy(loaded: LoadedModel, window: tuple[int, int], chunk: int, kv_cache: 
             f"{loaded.name} cannot be served under --kv-policy sink_window: {why}. Start with "
             "--kv-policy full."
         )
-    if tokens < LEAST_CHUNKS * chunk:
+    if tokens < LEAST_CHUNKS * block_tokens:
         raise ModelRefused(
-            f"A window of {tokens} tokens is too short for chunks of {chunk}: it takes "
-            f"{LEAST_CHUNKS * chunk}. Start with a larger --window-tokens, or a smaller "
+            f"A window of {tokens} tokens is too short for chunks of {block_tokens}: it takes "
+            f"{LEAST_CHUNKS * block_tokens}. Start with a larger --window-tokens, or a smaller "
             "--block-tokens."
         )
-    return SinkWindow.of(sinks, tokens, chunk)
+    return SinkWindow.of(sinks, tokens, block_tokens)
 
 
-def _checkpoints(loaded: LoadedModel, chunk: int, blocks: int | None) -> Checkpoints | None:
+def _checkpoints(loaded: LoadedModel, block_tokens: int, blocks: int | None) -> Checkpoints | None:
     """Which blocks carry recurrent states; None where no layer has one."""
     if not loaded.state_bytes:
         return None
     if blocks:
-        return Checkpoints(block_tokens=chunk, blocks=blocks)
+        return Checkpoints(block_tokens=block_tokens, blocks=blocks)
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
-    return Checkpoints.of(chunk, token_bytes, loaded.state_bytes)
+    return Checkpoints.of(block_tokens, token_bytes, loaded.state_bytes)
 
 
 def _states(loaded: LoadedModel, rule: Checkpoints | None) -> dict[str, Any] | None:
@@ -337,7 +341,9 @@ def _states(loaded: LoadedModel, rule: Checkpoints | None) -> dict[str, Any] | N
     }
 
 
-def _context(loaded: LoadedModel, policy: SinkWindow | None, pool_bytes: int, chunk: int) -> int:
+def _context(
+    loaded: LoadedModel, policy: SinkWindow | None, pool_bytes: int, block_tokens: int
+) -> int:
     """
     The longest sequence: what the model takes, and what a slab within the budget holds, where its
     arrays are fixed.
@@ -350,7 +356,7 @@ def _context(loaded: LoadedModel, policy: SinkWindow | None, pool_bytes: int, ch
         return loaded.context_tokens
     if policy is not None and policy.rows * token_bytes <= pool_bytes:
         return loaded.context_tokens
-    return min(loaded.context_tokens, pool_bytes // token_bytes // chunk * chunk)
+    return min(loaded.context_tokens, pool_bytes // token_bytes // block_tokens * block_tokens)
 
 
 def _layers_that_count(loaded: LoadedModel) -> int:

@@ -70,10 +70,10 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
         self._shape = shape
         self._written: set[int] = set()
         self.tokens = 0
-        self._kept: list[mx.array] = []
-        self._kept_tokens = 0
+        self._stored: list[mx.array] = []
+        self._stored_tokens = 0
         self._spare = self._zeros()
-        self._spare_kept = self._zeros()
+        self._spare_stored = self._zeros()
 
     def __setitem__(self, place: int, array: mx.array) -> None:
         super().__setitem__(place, array)
@@ -102,14 +102,14 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
         if not self.tokens:
             return
         # Other objects: a model may write into those that it finds.
-        self._kept = [mx.contiguous(array) for array in self.arrays]
-        mx.eval(self._kept)
-        self._kept_tokens = self.tokens
-        self._spare_kept = []
+        self._stored = [mx.contiguous(array) for array in self.arrays]
+        mx.eval(self._stored)
+        self._stored_tokens = self.tokens
+        self._spare_stored = []
 
     def can_be_cut_back(self, end: int) -> bool:
         """Whether a state of so many tokens is there."""
-        return end in (0, self.tokens) or (bool(self._kept) and end == self._kept_tokens)
+        return end in (0, self.tokens) or (bool(self._stored) and end == self._stored_tokens)
 
     def cut_back(self, end: int) -> None:
         """Go back to the state of so many tokens, which must be there."""
@@ -118,11 +118,11 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
         self._written.clear()
         self.tokens = end
         if end:
-            self.cache = [mx.contiguous(array) for array in self._kept]
+            self.cache = [mx.contiguous(array) for array in self._stored]
             return
         self.cache = [None for _ in self.cache]
-        self._kept, self._kept_tokens = [], 0
-        self._spare, self._spare_kept = self._zeros(), self._zeros()
+        self._stored, self._stored_tokens = [], 0
+        self._spare, self._spare_stored = self._zeros(), self._zeros()
 
     def put(self, arrays: Sequence[mx.array], end: int) -> None:
         """
@@ -153,7 +153,7 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
     @property
     def nbytes(self) -> int:
         """The size of the state, of the copy, and of what lies in their places."""
-        held = [*self.arrays, *self._kept, *self._spare, *self._spare_kept]
+        held = [*self.arrays, *self._stored, *self._spare, *self._spare_stored]
         return sum(array.nbytes for array in held)
 
     def _zeros(self) -> list[mx.array]:

@@ -185,10 +185,10 @@ def _ends(header: Any) -> Iterator[int]:
     """
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
-    for name, told in header.items():
+    for name, entry in header.items():
         if name == "__metadata__":
             continue
-        span = told.get("data_offsets") if isinstance(told, dict) else None
+        span = entry.get("data_offsets") if isinstance(entry, dict) else None
         places = span if isinstance(span, list) else []
         whole = [type(place) for place in places] == [int, int]
         if not whole or not 0 <= places[0] <= places[1] < _OFFSET_END:

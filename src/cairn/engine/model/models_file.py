@@ -123,7 +123,7 @@ class ModelList:
 
 
 @attrs.frozen(kw_only=True)
-class Told:
+class ModelMetadata:
     """
     What a model's directory tells of it before it is loaded.
 
@@ -202,7 +202,7 @@ def entry_fault(entry: ModelEntry) -> str | None:
     return fault
 
 
-def told_of(entry: ModelEntry) -> Told:
+def read_metadata(entry: ModelEntry) -> ModelMetadata:
     """
     What a model's directory tells of it. For one without a fault.
 
@@ -212,7 +212,7 @@ def told_of(entry: ModelEntry) -> Told:
     directory = Path(entry.directory)
     try:
         config = parsed((directory / "config.json").read_text(encoding="utf-8"))
-        return Told(
+        return ModelMetadata(
             defaults=read_defaults(directory),
             template=read_template_settings(directory),
             switches=_switches(directory),

@@ -24,7 +24,7 @@ from cairn.engine.prompt.cuts import Cuts, NotShown, cuts_of
 from cairn.engine.prompt.template import encode
 from cairn.journal.token_ids import shared
 
-KEPT_BYTES: Final = 64 * 2**20
+CACHE_BYTES: Final = 64 * 2**20
 """About fifty conversations of 100,000 tokens."""
 
 _ENTRY_BYTES: Final = 256
@@ -43,14 +43,14 @@ class Encoder:
         cached_characters: for how many the ids were remembered.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, max_bytes: int = CACHE_BYTES) -> None:
         """
         Args:
             tokenizer: mlx-lm's wrapper. It must not be changed afterwards.
-            kept_bytes: what remembered pieces may take.
+            max_bytes: what cached pieces may take.
         """
         self._tokenizer = tokenizer
-        self._kept = _Kept(kept_bytes)
+        self._pieces = _PieceCache(max_bytes)
         self._cuts: Cuts | None = None
         self._backend: Any = None
         self._counting = threading.Lock()
@@ -75,9 +75,9 @@ class Encoder:
             self._count(len(text), 0)
             return self._whole(text)
         pieces = self._cuts.pieces(text)
-        ids_of = self._kept.look_up(tenant, pieces)
+        ids_of = self._pieces.look_up(tenant, pieces)
         fresh = self._encode_each(piece for piece in pieces if piece not in ids_of)
-        self._kept.keep(tenant, fresh)
+        self._pieces.keep(tenant, fresh)
         encoded = sum(map(len, fresh))
         self._count(encoded, len(text) - encoded)
         ids_of.update(fresh)
@@ -96,9 +96,9 @@ class Encoder:
             return shared(encode(self._tokenizer, text, special=True))
 
     @property
-    def kept_bytes(self) -> int:
+    def cached_bytes(self) -> int:
         """What the remembered pieces take."""
-        return self._kept.bytes
+        return self._pieces.bytes
 
     def _whole(self, text: str) -> tuple[int, ...]:
         with self._encoding_whole:
@@ -166,7 +166,7 @@ class Encoder:
             self.cached_characters += reused
 
 
-class _Kept:
+class _PieceCache:
     """The ids of pieces by tenant and text, as many as fit."""
 
     def __init__(self, budget_bytes: int) -> None:

@@ -195,7 +195,7 @@ def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> 
             kv_cache=recorded.fields["kv_cache"],
             pool_bytes=recorded.pool_bytes,
             blocks_bytes=0,  # blocks are computed again and not kept
-            remembered=lambda fingerprint: True,  # what is run again is the test
+            already_tested=lambda fingerprint: True,  # what is run again is the test
             progress=lambda what, done, total: None,
             adapter=over,
             dtype=widened_on_record(recorded.fields["dtypes"]),

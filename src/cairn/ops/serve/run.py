@@ -33,7 +33,7 @@ from cairn.actors.threads.writer import WriterDied
 from cairn.engine.machine.heap import use_one_heap
 from cairn.engine.model.builtin import builtin_directory, builtin_fault
 from cairn.engine.model.files import adapter_fault, directory_fault, is_path
-from cairn.engine.model.models_file import ModelEntry, ModelList, ModelsFault, told_of
+from cairn.engine.model.models_file import ModelEntry, ModelList, ModelsFault, read_metadata
 from cairn.http.access.cors import ANY
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
@@ -334,7 +334,9 @@ def choices_of(models: ModelList, settings: Settings) -> tuple[Choice, ...]:
     """
     try:
         return tuple(
-            Choice(entry=entry, settings=_own_settings(entry, settings), told=told_of(entry))
+            Choice(
+                entry=entry, settings=_own_settings(entry, settings), metadata=read_metadata(entry)
+            )
             for entry in models.entries
         )
     except ModelsFault as fault:
