@@ -155,7 +155,7 @@ def test_what_is_held_is_what_the_policy_gives(told: Told) -> None:
 def test_a_window_that_moves_otherwise_is_found(told: Told) -> None:
     """
     A pass after which more is gone, or less, than the policy lets go breaks INV-2, and so does a
-    cut back to where tokens are missing.
+    trimmed to where tokens of the window are missing.
     """
     state, broken = State(), Counter[str]()
     for row in told.rows:

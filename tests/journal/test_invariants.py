@@ -519,7 +519,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         ),
     },
     "INV-4": {
-        "other reuse for what is anticipated": but(
+        "other reuse for a prewarm than the rules give": but(
             Begun, blocks_from_slab=_more("blocks_from_slab", -1)
         ),
         "more shared for what is anticipated": but(
@@ -599,7 +599,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "keys kept though the tokens changed": but(
             Rec, _edited, base_keys=1, new_keys=lambda e: e.new_keys[1:]
         ),
-        "more parts kept than there were": but(Rec, _based, base_parts=99),
+        "more base parts than the last request had": but(Rec, _based, base_parts=99),
         "another tenant's request": but(Rec, tenant="t2"),
         "another model's request": but(Rec, fingerprint="fp-b"),
         "a name that is not the session's": but(Rec, _fresh, session_name="s9"),
@@ -634,7 +634,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "loaded though it is in memory": instead(Note, lambda d, e: _loading(d, _filed(d))),
         "a loaded block not counted": but(Load, memory_blocks=_more("memory_blocks", -1)),
         "a loaded block's bytes not counted": but(Load, memory_bytes=_more("memory_bytes", -1)),
-        "a file rejected that there was none": instead(
+        "a file was rejected that did not exist": instead(
             Note, lambda d, e: ev.BlockFileRejected(key=_lost(d), reason="digest", moved_to=None)
         ),
         "a file dropped that there was none": instead(
@@ -797,7 +797,7 @@ def test_a_pass_ahead_runs_on_kv_of_the_same_tokens():
 
     assert caught.value.outcome.bug is not None
     assert "INV-1" == caught.value.outcome.bug.invariant
-    assert "on other KV" in str(caught.value.outcome.bug)
+    assert "on KV of other tokens" in str(caught.value.outcome.bug)
 
 
 def test_no_more_is_anticipated_than_the_slab_holds():
@@ -879,10 +879,10 @@ def test_blocks_are_shared_in_parts(most: int):
 @pytest.mark.parametrize(
     ("fault", "broken"),
     [
-        ("one left out", "other blocks were shared than decided"),
-        ("one twice", "other blocks were shared than decided"),
-        ("one too many", "other blocks were shared than decided"),
-        ("nothing", "blocks were shared elsewhere"),
+        ("one left out", "other blocks were restored than decided"),
+        ("one twice", "other blocks were restored than decided"),
+        ("one too many", "other blocks were restored than decided"),
+        ("nothing", "blocks were restored at another place"),
         ("a pass too soon", "other reuse than decided"),
     ],
 )
@@ -919,7 +919,7 @@ def test_a_part_that_ends_without_states():
 
     assert caught.value.outcome.bug is not None
     assert "INV-1" == caught.value.outcome.bug.invariant
-    assert "where none has states" in str(caught.value.outcome.bug)
+    assert "up to one without states" in str(caught.value.outcome.bug)
 
 
 def test_what_was_computed_ahead_counts_once():

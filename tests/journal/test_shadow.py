@@ -211,8 +211,8 @@ def test_what_is_as_it_should_be_breaks_nothing():
             ),
             (),
         ),
-        ({"digests": ("of a",)}, "not two digests a block", ()),
-        ({"memory_digests": ()}, "not two digests a block", ()),
+        ({"digests": ("of a",)}, "the number of digests is not the number of blocks", ()),
+        ({"memory_digests": ()}, "the number of digests is not the number of blocks", ()),
     ],
 )
 def test_what_differs_breaks_the_invariant(
@@ -280,9 +280,9 @@ def test_a_check_ends_as_it_went():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"slab": 2}, "a slab released that is not held"),
+        ({"slab": 2}, "a slab was released that the session does not have"),
         ({"bytes": 7}, "a slab of another size"),
-        ({"pool_slabs": 1}, "slabs held do not add up"),
+        ({"pool_slabs": 1}, "slabs do not add up"),
         ({"pool_bytes": 8}, "bytes of slabs do not add up"),
     ],
 )

@@ -1,17 +1,17 @@
 """
-What can happen. Every path decision and every cache mutation is one of these.
+The events. Every path decision and every cache mutation is one of these.
 
 Rules of this module:
 
-1. An event that exists is legal in itself: its constructor validates. Whether it may happen *now*
-   is asked in ``invariants.py``.
-2. Fields are plain values: text, numbers, booleans, tuples of them. No array, no clock, no default
-   id. What engine and store **measured** stands beside what was asked for, since a check that
-   reads the same number twice checks nothing.
-3. ``kind`` names an event for ever; a class may be renamed, a kind may not. A change of shape
-   raises ``version`` and adds a step to ``codec.UPCASTS``.
+1. An event that exists is valid in itself, because its constructor validates it. Whether it may
+   happen *now* is decided in ``lifecycle.py`` and ``invariants.py``.
+2. Fields are plain values: text, numbers, booleans, tuples of them. No arrays, no clocks, no
+   defaults. Fields that engine and store **measured** are recorded beside those that were asked
+   for, because a check that reads the same number twice checks nothing.
+3. ``kind`` is permanent: a class may be renamed, a kind may not. A change of the fields raises
+   ``version`` and adds a step to ``codec.UPCASTS``.
 4. A field marked ``private()`` (text, token ids) is stored apart from the rest of its row, so that
-   it can be encrypted or forgotten while the hash chain stays valid.
+   it can be encrypted or erased while the hash chain stays valid.
 
 Token positions are half-open ranges ``[start, end)``, counted from the first token of the prompt.
 """
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-#: For each run of equal layers: (number of layers, first token held, one past the last token held).
+#: For each run of equal layers: (number of layers, first cached token, one past the last one).
 Coverage = tuple[tuple[int, int, int], ...]
 
 Step = Literal["prefill", "decode", "settle"]
@@ -59,12 +59,12 @@ def private(**kwargs: Any) -> Any:
 
 def _range(instance: Any, attribute: Any, value: int) -> None:
     if not 0 <= instance.start <= value:
-        raise ValueError(f"[{instance.start}, {value}) is no range of tokens")
+        raise ValueError(f"[{instance.start}, {value}) is not a range of tokens")
 
 
 def _natural(instance: Any, attribute: Any, value: int) -> None:
     if value < 0:
-        raise ValueError(f"{attribute.name} is {value}; it counts something and cannot be negative")
+        raise ValueError(f"{attribute.name} is {value}; a count must not be negative")
 
 
 def natural(**kwargs: Any) -> Any:
@@ -74,14 +74,14 @@ def natural(**kwargs: Any) -> Any:
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """What all events have in common."""
+    """The base class of all events."""
 
     kind: ClassVar[str]
     version: ClassVar[int] = 1
 
     @property
     def stream(self) -> str:
-        """The stream that the event belongs to: one for each session, one for the server."""
+        """The stream of the event: each session has one, and the server has one."""
         session = getattr(self, "session", None)
         return f"session/{session}" if session else "server"
 
@@ -91,7 +91,7 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class ServerStarted(Event):
-    """A server took hold of the journal. ``boot`` names this run of it."""
+    """A server opened the journal. ``boot`` is the id of this run."""
 
     kind: ClassVar[str] = "server_started"
     boot: str
@@ -101,7 +101,7 @@ class ServerStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class ServerStopped(Event):
-    """The server drained and let go of the journal; what was in memory only is gone."""
+    """The server drained and closed the journal. What was only in memory is gone."""
 
     kind: ClassVar[str] = "server_stopped"
     boot: str
@@ -111,8 +111,8 @@ class ServerStopped(Event):
 @attrs.frozen(kw_only=True)
 class ServerLost(Event):
     """
-    Found at the next start: the run ``boot`` never stopped. Its open requests have ended and what
-    it held in memory is gone.
+    The next start found that the run ``boot`` never stopped. Its open requests have ended, and what
+    was only in memory is gone.
     """
 
     kind: ClassVar[str] = "server_lost"
@@ -122,28 +122,28 @@ class ServerLost(Event):
 @attrs.frozen(kw_only=True)
 class ModelLoaded(Event):
     """
-    A model is ready. All that may change a bit of an answer is in ``fingerprint``.
+    A model is ready. ``fingerprint`` covers everything that can change a bit of an answer.
 
     Attributes:
         name: the name that clients see.
         directory: where it was loaded from.
-        adapter: where the adapter over its weights was loaded from; empty where there is none.
+        adapter: where the adapter on its weights was loaded from; empty if there is none.
         fingerprint: the hash that names ``fields``.
         fields: the fingerprint as a whole.
-        dtype: in which dtype it computes, and why, for people; what counts is in ``fields``.
+        dtype: the dtype it computes in, and why, for people to read; ``fields`` has it, too.
         layers: the number of layers that keep KV or a state.
         block_tokens: C, the rows of a canonical pass.
         decode_rows: W, the rows of a decode pass.
         context_tokens: the longest sequence that the model serves.
         reusable: whether sealed blocks can be made of this model's cache.
-        pool_slabs: the number of slabs that may be held.
+        pool_slabs: the most slabs at a time.
         pool_bytes: the budget of all slabs.
         blocks_bytes: the budget of the sealed blocks in memory.
-        kv_sinks, kv_window, kv_rows: of the policy ``sink_window``, see ``windows.SinkWindow``; 0
-            where a token attends to all before it, or to what the model's own layers say.
-        min_cache_tokens: of a shorter prompt no blocks are sealed.
-        state_blocks: each so-manieth block carries the states of recurrent layers, see
-            ``checkpoints.Checkpoints``; 0 where no layer has one, or nothing is reused.
+        kv_sinks, kv_window, kv_rows: the policy ``sink_window``, see ``windows.SinkWindow``; 0 if
+            the model's own layers decide what a token attends to.
+        min_cache_tokens: no blocks are sealed of a prompt shorter than this.
+        state_blocks: every how many blocks one carries the states of recurrent layers, see
+            ``checkpoints.Checkpoints``; 0 if no layer has a state, or if nothing is reused.
     """
 
     kind: ClassVar[str] = "model_loaded"
@@ -171,14 +171,14 @@ class ModelLoaded(Event):
 @attrs.frozen(kw_only=True)
 class SelfTestFinished(Event):
     """
-    The engine's own measurement of its promises on the model that it loaded.
+    The engine tested its guarantees on the model that it loaded.
 
     Attributes:
-        findings: name of the check to what was found, true where it holds. ``naive_differs`` tells
-            whether the naive way would have changed bits on this device.
-        passed: whether all that the promises need holds.
+        findings: name of the check to its result, true if it holds. ``naive_differs`` says whether
+            naive reuse would have changed bits on this device.
+        passed: whether all checks that the guarantees need hold.
         error_max: the largest relative difference from mlx-lm's plain pass.
-        from_cache: whether the findings come from an earlier start with this fingerprint.
+        from_cache: whether the findings are those of an earlier start with this fingerprint.
     """
 
     kind: ClassVar[str] = "self_test_finished"
@@ -193,11 +193,10 @@ class SelfTestFinished(Event):
 @attrs.frozen(kw_only=True)
 class ModelUnloaded(Event):
     """
-    The model left memory, and with it every slab and every block in memory. No request was under
-    way.
+    The model was unloaded, and with it every slab and every block in memory. No request was open.
 
     Attributes:
-        reason: why it left.
+        reason: why it was unloaded.
         active_bytes: measured: what MLX still has in arrays.
     """
 
@@ -210,11 +209,11 @@ class ModelUnloaded(Event):
 @attrs.frozen(kw_only=True)
 class ModelLoadFailed(Event):
     """
-    A model was asked for and could not be loaded. What was served before goes on.
+    A model was requested and could not be loaded. The loaded model is not affected.
 
     Attributes:
         name: the name that clients see.
-        reason: what stood in the way, in a sentence, with places on this machine.
+        reason: what failed, in a sentence, with paths on this machine.
     """
 
     kind: ClassVar[str] = "model_load_failed"
@@ -224,7 +223,7 @@ class ModelLoadFailed(Event):
 
 @attrs.frozen(kw_only=True)
 class OperatorActed(Event):
-    """An operator decided something that the rules leave to a person."""
+    """An operator made a decision that the rules leave to a person."""
 
     kind: ClassVar[str] = "operator_acted"
     action: str
@@ -234,14 +233,14 @@ class OperatorActed(Event):
 @attrs.frozen(kw_only=True)
 class JournalStalled(Event):
     """
-    There was no room for the journal, and there is again. What was under way has ended without its
-    answer, and who came in the meantime was turned away.
+    The journal had no space, and has space again. Requests that were open ended without their
+    answer, and new ones were refused in the meantime.
 
     Attributes:
-        error: what the database said.
-        rows_waiting: rows that were held until there was room.
-        requests_refused: requests that were turned away, none of which has a row of its own.
-        duration_us: from the first row that found no room to the one that found it.
+        error: the message of the database.
+        rows_waiting: rows that waited for space.
+        requests_refused: requests that were refused; they have no rows of their own.
+        duration_us: from the first row that did not fit to the first that did.
     """
 
     kind: ClassVar[str] = "journal_stalled"
@@ -254,18 +253,18 @@ class JournalStalled(Event):
 @attrs.frozen(kw_only=True)
 class JournalPruned(Event):
     """
-    The first rows of the journal were removed. What stands in their place is the *base*: their last
-    position and hash, and the fold of them.
+    The first rows of the journal were removed. The *base* replaces them: their last position and
+    hash, and the state that they fold to.
 
     Attributes:
         cut: the position of the last row that was removed.
         head: its hash.
         rows: how many were removed this time.
-        sessions: how many sessions they were, each of them whole.
+        sessions: how many sessions were removed, each as a whole.
         first_us: when the first of them was written.
         last_us: when the last of them was written.
-        before_us: the operator's choice: only what is older was removed.
-        base_digest: measured: what names the base.
+        before_us: the limit that the operator set: only older rows were removed.
+        base_digest: measured: the digest of the base.
     """
 
     kind: ClassVar[str] = "journal_pruned"
@@ -282,10 +281,7 @@ class JournalPruned(Event):
 @attrs.frozen(kw_only=True)
 class RequestRejected(Event):
     """
-    A request was turned away before a session took it.
-
-    Attributes:
-        tenant: whose it was.
+    A request was refused before a session took it.
     """
 
     kind: ClassVar[str] = "request_rejected"
@@ -300,7 +296,7 @@ class RequestRejected(Event):
 
 @attrs.frozen(kw_only=True)
 class SessionOpened(Event):
-    """A session exists. ``named`` says that the client gave it its id."""
+    """A session exists. ``named`` says whether the client chose its id."""
 
     kind: ClassVar[str] = "session_opened"
     session: str
@@ -313,21 +309,21 @@ class SessionOpened(Event):
 @attrs.frozen(kw_only=True)
 class RequestReceived(Event):
     """
-    A session takes a request in hand.
+    A session starts on a request.
 
     The prompt is the first ``base_tokens`` of the prompt of ``base_request`` and then ``new_ids``;
-    its block keys likewise. So the journal grows with what is new.
+    its block keys likewise. So a turn adds to the journal only what is new in it.
 
     Attributes:
         chain: (name of the part, its hash over all before it) from the first part on. Parts that
-            the session's last request had at the same place are only counted, in ``base_parts``.
+            the session's last request had in the same place are only counted, in ``base_parts``.
         sampling: the sampling parameters as they are used, defaults filled in.
         seed: the seed in use; ``seed_given`` says whether the client chose it.
-        cache_mode: ``prefix`` where it goes on from no session and is built on shared blocks alone.
-        ttl_s: the life of what the request uses and leaves, from its last use on, in seconds; None
-            where it has no end.
-        grammar: what the answer is held to, as the library llguidance reads it; None where it is
-            held to nothing.
+        cache_mode: ``prefix`` if it continues no session and reuses only blocks from the pool.
+        ttl_s: the TTL of what the request uses and leaves, in seconds from its last use; None for
+            no expiry.
+        grammar: the grammar that constrains the answer, in llguidance's form; None if there is
+            none.
     """
 
     kind: ClassVar[str] = "request_received"
@@ -361,16 +357,16 @@ class RequestReceived(Event):
 class PathSelected(Event):
     """
     The decision of ``paths.select``: which path, why, and what is reused. From here on the session
-    is claimed by the request and the reused blocks are pinned.
+    is claimed by the request, and the reused blocks are pinned.
 
     Attributes:
         decided_at: the position of the journal that the decision was made on.
-        blocks_from_slab: sealed blocks that lie in the session's own slab already.
-        blocks_from_pool: sealed blocks that are copied in from the store.
+        blocks_from_slab: sealed blocks that the session's own slab already holds.
+        blocks_from_pool: sealed blocks that are copied in from the pool.
         reused_tokens: (blocks_from_slab + blocks_from_pool) * C.
-        prewarmed_tokens: how many of the reused tokens were computed ahead of any request, and
-            are reused for the first time.
-        rerendered_tokens: tokens that the session held and the template now renders differently.
+        prewarmed_tokens: how many of the reused tokens were prewarmed and are reused for the first
+            time.
+        rerendered_tokens: tokens of the session that the template now renders differently.
         nearest: the session that the request was compared with, if any.
         diverged_part: for ``diverged``: which part changed, by Anthropic's names.
         diverged_token: the first token that differs from the nearest session's.
@@ -402,8 +398,8 @@ class SlabAcquired(Event):
 
     Attributes:
         bytes: measured: the size of the slab's arrays.
-        pool_slabs: measured: the slabs held by all sessions after this.
-        pool_bytes: measured: the bytes of all slabs held after this.
+        pool_slabs: measured: the open slabs of all sessions after this.
+        pool_bytes: measured: their bytes.
     """
 
     kind: ClassVar[str] = "slab_acquired"
@@ -418,7 +414,7 @@ class SlabAcquired(Event):
 @attrs.frozen(kw_only=True)
 class SlabReleased(Event):
     """
-    A session gave up its slab, and with it all KV that it held. Figures as in ``SlabAcquired``.
+    A session gave up its slab, and with it all KV in it. Figures as in ``SlabAcquired``.
     """
 
     kind: ClassVar[str] = "slab_released"
@@ -437,7 +433,7 @@ class BlocksRestored(Event):
     decided, or the next part of them.
 
     Attributes:
-        request: whose prompt they are of; None where they are of what is anticipated.
+        request: the request whose prompt they belong to; None for a prewarm.
         keys: the blocks that were copied, in order of their tokens; under ``sink_window`` those
             with the sinks and those of the window at the end.
         digests: measured: of the bytes that the slab holds of each after the copy.
@@ -461,7 +457,7 @@ class CacheExtended(Event):
     Passes of the model added KV for the tokens ``[start, end)``.
 
     A prefill or settling pass is one event. Decode steps that follow each other within one commit
-    are one event: a step for each token of ``sampled``.
+    are one event: one step for each token of ``sampled``.
 
     Attributes:
         input_hash: measured: ``keys.ids_hash`` of the token ids that the passes were given.
@@ -499,12 +495,12 @@ class CacheTrimmed(Event):
 @attrs.frozen(kw_only=True)
 class BlockSealed(Event):
     """
-    A full chunk of canonical KV became a block that never changes.
+    A full block of canonical KV was sealed: it never changes.
 
     Attributes:
         digest: measured: a hash over the bytes of its KV.
         resealed: whether the key was sealed before; the digest must then be the same.
-        stored: whether the block is kept in memory; false where nothing could make room for it.
+        stored: whether the block is in memory; false if no space could be made for it.
         memory_blocks: measured: blocks in memory after this.
         memory_bytes: measured: their bytes.
     """
@@ -529,8 +525,8 @@ class BlockEvicted(Event):
     A block left memory. Figures as in ``BlockSealed``.
 
     Attributes:
-        reason: ``space`` for another one, ``expired``, or ``window``: no window at the end of a
-            conversation at rest reaches back to it.
+        reason: ``space``: another block needed its space; ``expired``: its TTL is over;
+            ``window``: it is in the attention window of no idle conversation.
     """
 
     kind: ClassVar[str] = "block_evicted"
@@ -544,14 +540,15 @@ class BlockEvicted(Event):
 @attrs.frozen(kw_only=True)
 class BlockFilesScanned(Event):
     """
-    The block files that earlier runs left were looked for, by name and size. Each that was not as
-    it should be stands before this as ``block_file_rejected``. From here on files may be written.
+    The block files of earlier runs were looked up, by name and size. Those that were missing or
+    wrong are in ``block_file_rejected`` events before this. From here on files may be written.
 
     Attributes:
         budget_bytes: what the files may take together; 0 for none.
-        disk_blocks: measured: block files that are there.
+        disk_blocks: measured: the number of block files.
         disk_bytes: measured: their bytes.
-        removed_files: files of no record that runs of this journal wrote, and that were removed.
+        removed_files: files that runs of this journal wrote, that no row knows, and that were
+            removed.
     """
 
     kind: ClassVar[str] = "block_files_scanned"
@@ -564,12 +561,12 @@ class BlockFilesScanned(Event):
 @attrs.frozen(kw_only=True)
 class BlockSpilled(Event):
     """
-    A block in memory was written to a file too.
+    A block in memory was also written to a file.
 
     Attributes:
         digest: measured: of the KV that was written.
         bytes: measured: the size of the file.
-        disk_blocks: measured: block files that are there after this.
+        disk_blocks: measured: the number of block files after this.
         disk_bytes: measured: their bytes.
     """
 
@@ -584,11 +581,10 @@ class BlockSpilled(Event):
 @attrs.frozen(kw_only=True)
 class BlockSpillFailed(Event):
     """
-    A block could not be written. There is no file of it, and it is served from memory as long as it
-    is there.
+    A block could not be written. It has no file, and is reused only while it is in memory.
 
     Attributes:
-        reason: what the system said.
+        reason: the message of the system.
     """
 
     kind: ClassVar[str] = "block_spill_failed"
@@ -617,13 +613,13 @@ class BlockLoaded(Event):
 @attrs.frozen(kw_only=True)
 class BlockFileRejected(Event):
     """
-    A block's file is not what was written. It does not count as there any more.
+    A block's file is not what was written, and is not used any more.
 
-    That is the world's fault and no bug: nothing of the file was used.
+    This is a fault of the environment and not a bug: nothing of the file was used.
 
     Attributes:
-        reason: ``missing``; ``unreadable`` also where it has another size; ``foreign`` where it
-            says that it is another block's; ``digest`` where its KV is other KV.
+        reason: ``missing``; ``unreadable``, also for a wrong size; ``foreign``: it says that it
+            belongs to another block; ``digest``: its KV has another digest.
         moved_to: the file's new name below the folder of blocks; None if nothing is left of it.
     """
 
@@ -639,7 +635,7 @@ class BlockFileRemoved(Event):
     A block's file was removed. Figures as in ``BlockSpilled``.
 
     Attributes:
-        reason: ``space`` to keep the budget, or by a prune; or ``expired``.
+        reason: ``space``: to keep the budget, or by a prune; or ``expired``.
     """
 
     kind: ClassVar[str] = "block_file_removed"
@@ -653,12 +649,12 @@ class BlockFileRemoved(Event):
 @attrs.frozen(kw_only=True)
 class TokensEmitted(Event):
     """
-    Tokens were released for delivery. Whether they arrive is not known; what may still become a
-    marker or a call waits until that is settled, and is delivered then.
+    Tokens were released for delivery. Whether they arrive is not known. Text that may still become
+    a marker or a tool call waits until that is decided, and is delivered then.
 
     Attributes:
         first: how many tokens of the answer were released before.
-        text: their text as the model wrote it, with the markers of thoughts and calls.
+        text: their text as the model wrote it, with the markers of thinking and calls.
     """
 
     kind: ClassVar[str] = "tokens_emitted"
@@ -672,13 +668,13 @@ class TokensEmitted(Event):
 @attrs.frozen(kw_only=True)
 class CallRejected(Event):
     """
-    What began as a call of a tool is none; the client is given it as text.
+    What began as a tool call is none; the client gets it as text.
 
     Attributes:
         reason: ``truncated``: the answer ended inside it; ``unparsable``: it is not in the model's
             format of calls; ``no_name``: it names no function; ``invalid_arguments``: its arguments
             are not a JSON object.
-        text: as the model wrote it, with its markers, up to where another call begins in it.
+        text: as the model wrote it, with its markers, up to the next call in it.
         detail: what is wrong with it.
     """
 
@@ -693,21 +689,22 @@ class CallRejected(Event):
 @attrs.frozen(kw_only=True)
 class TurnStored(Event):
     """
-    What a request brought and what it was answered is kept: its tenant may look it up by the
-    request's id, and another request may go on from there by naming it. It is kept once the request
-    has finished.
+    The messages and the answer of a request are stored. Its tenant can look them up by the id of
+    the request, and another request can continue from there by naming it. They can be looked up as
+    soon as the request has finished.
 
     Attributes:
-        agent: whose turn it is, by the agent's name; None for one that is looked up by its request.
-        previous: the request whose turn comes before this one, and is kept for itself.
+        agent: the name of the agent that the turn belongs to; None for one that is looked up by its
+            request.
+        previous: the request of the turn before this one, which is stored by an event of its own.
         created_s: when the request came: seconds since 1970.
-        question: what it brought that no turn before had, as ``engine.turns`` writes messages.
-        answer: what its client was told, as ``engine.turns`` writes the parts of an answer.
-        note: the protocol's own, for who looks the turn up; nothing else reads it.
-        texts: what else is the protocol's own and seldom changes from turn to turn, by name: those
-            that no earlier turn of the session has under this name.
-        texts_at: the names of the others, each with the row of that earlier turn. What a turn of
-            another session has is not referred to, since its rows may be pruned alone.
+        question: the messages that no turn before had, in the form of the engine's turns.
+        answer: the parts of the answer that the client got, in the same form.
+        note: data of the protocol's adapter; nothing else reads it.
+        texts: other texts of the adapter that seldom change from turn to turn, by name: those that
+            no earlier turn of the session has under this name.
+        texts_at: the names of the other texts, each with the row of the earlier turn. It never
+            refers to another session, because that may be pruned alone.
     """
 
     kind: ClassVar[str] = "turn_stored"
@@ -727,12 +724,12 @@ class TurnStored(Event):
 @attrs.frozen(kw_only=True)
 class TurnForgotten(Event):
     """
-    A client wants a turn to be kept no longer. Nobody finds it from here on; its text goes when the
-    journal is pruned.
+    A client deleted a turn. It cannot be looked up any more; its text goes when the journal is
+    pruned.
 
     Attributes:
-        of_request: the request that it was the turn of.
-        tenant: whose it was.
+        of_request: the request of the turn.
+        tenant: the tenant of the turn.
     """
 
     kind: ClassVar[str] = "turn_forgotten"
@@ -743,20 +740,20 @@ class TurnForgotten(Event):
 @attrs.frozen(kw_only=True)
 class AgentCreated(Event):
     """
-    An agent is there: a conversation that its tenant goes on with by name, and whose history the
-    server keeps. Its turns are ``turn_stored`` with its name.
+    An agent exists: a conversation that its tenant continues by name, and whose history the server
+    stores. Its turns are ``turn_stored`` events with its name.
 
     Attributes:
-        agent: its name, one of its kind among those of its tenant.
-        model: the model that it asks for; empty for the one that is served.
-        max_context: the tokens that a prompt of its and the answer may have together; None for as
-            many as the model takes.
-        persist: whether it is there after this run of the server.
+        agent: its name, unique among the agents of its tenant.
+        model: the model that it uses; empty for the default model.
+        max_context: the most tokens of a prompt and its answer together; None for the model's own
+            limit.
+        persist: whether it outlives this run of the server.
         created_s: seconds since 1970.
-        forked_from: the agent whose history it begins with, if any.
-        head: the request whose turn is the last one of that.
-        system: its system prompt; None where it has none.
-        tools: those on offer to it, as JSON.
+        forked_from: the agent whose history it starts with, if any.
+        head: the request of the last turn of that history.
+        system: its system prompt; None if it has none.
+        tools: its tools, as JSON.
     """
 
     kind: ClassVar[str] = "agent_created"
@@ -775,8 +772,8 @@ class AgentCreated(Event):
 @attrs.frozen(kw_only=True)
 class AgentDeleted(Event):
     """
-    An agent is there no more. Nobody finds its turns from here on, but for those with which another
-    agent begins; their text goes when the journal is pruned.
+    An agent was deleted. Its turns cannot be looked up any more, except those that another agent's
+    history starts with. Their text goes when the journal is pruned.
     """
 
     kind: ClassVar[str] = "agent_deleted"
@@ -791,7 +788,7 @@ class RequestFinished(Event):
 
     Attributes:
         answer_tokens: how many of the sampled tokens belong to the answer, its end token included.
-        completion_tokens: how many the client is told.
+        completion_tokens: how many are reported to the client.
     """
 
     kind: ClassVar[str] = "request_finished"
@@ -807,7 +804,7 @@ class RequestFinished(Event):
 @attrs.frozen(kw_only=True)
 class RequestCancelled(Event):
     """
-    The request ended without its answer being complete. What was computed stays.
+    The request ended before its answer was complete. What was computed stays in the cache.
 
     Attributes:
         stage: ``prefill`` or ``decode``: where it was when its client disconnected. Otherwise why
@@ -827,18 +824,20 @@ class RequestCancelled(Event):
 @attrs.frozen(kw_only=True)
 class PrewarmStarted(Event):
     """
-    What the next prompt will begin with is to be computed: the conversation with its answer, as a
-    client would send it back, as far as it is the same whatever is said next.
+    The beginning of the next prompt is to be computed: the conversation with its answer as a client
+    would send it back, as far as that does not depend on the next message.
 
-    Its full chunks are told by what is new: they are the first ``base_tokens`` of prompt and answer
-    and then ``new_ids``; their keys the first ``base_keys`` of the prompt's and then ``new_keys``.
+    Its full blocks are recorded by what is new: they are the first ``base_tokens`` of prompt and
+    answer and then ``new_ids``; their keys are the first ``base_keys`` of the prompt's keys and
+    then ``new_keys``.
 
     Attributes:
-        next_role: who is expected to speak.
-        rules_version: by these rules the two counts of blocks were decided.
-        tokens: of its full chunks.
-        blocks_from_slab: sealed blocks of it that lie in the session's slab already.
-        blocks_from_pool: sealed blocks of it that are copied in from the pool. The rest is run.
+        next_role: the expected role of the next message.
+        rules_version: the rules that decided the two counts of blocks.
+        tokens: the tokens in its full blocks.
+        blocks_from_slab: sealed blocks of it that the session's slab already holds.
+        blocks_from_pool: sealed blocks of it that are copied in from the pool. The rest is
+            computed.
     """
 
     kind: ClassVar[str] = "prewarm_started"
@@ -857,10 +856,10 @@ class PrewarmStarted(Event):
 @attrs.frozen(kw_only=True)
 class PrewarmFinished(Event):
     """
-    All of what was anticipated lies in the session's slab, canonical.
+    The session's slab holds all tokens of the prewarm, canonical.
 
     Attributes:
-        computed_tokens: how many of its tokens passes were run over for it.
+        computed_tokens: how many of them were computed for it.
     """
 
     kind: ClassVar[str] = "prewarm_finished"
@@ -872,7 +871,7 @@ class PrewarmFinished(Event):
 @attrs.frozen(kw_only=True)
 class PrewarmAbandoned(Event):
     """
-    What was anticipated is not computed to its end; or nothing was, as it cannot be known.
+    A prewarm ended early, or could not start.
 
     Attributes:
         reason: ``request``: a request came for the session; ``slab_needed``: another session needs
@@ -880,7 +879,7 @@ class PrewarmAbandoned(Event):
             for too long; ``quarantined``: one of its blocks is quarantined; ``bug``: a fault was
             found; ``render_failed``: the conversation could not be turned into tokens, so that
             there was no ``prewarm_started`` (before all other reasons there was one).
-        computed_tokens: how many tokens passes were run over until then.
+        computed_tokens: how many tokens were computed until then.
     """
 
     kind: ClassVar[str] = "prewarm_abandoned"
@@ -892,11 +891,11 @@ class PrewarmAbandoned(Event):
 @attrs.frozen(kw_only=True)
 class SessionSettled(Event):
     """
-    The session is at rest: its KV is canonical up to its last sealed block.
+    The session is idle: its KV is canonical up to its last sealed block.
 
     Attributes:
-        complete: false where somebody wanted something before settling was done, or requests of
-            others were under way for too long.
+        complete: false if settling was interrupted by a request, or if other requests were in
+            flight for too long.
     """
 
     kind: ClassVar[str] = "session_settled"
@@ -907,7 +906,7 @@ class SessionSettled(Event):
 
 @attrs.frozen(kw_only=True)
 class SessionClosed(Event):
-    """The session is forgotten. It held no slab any more."""
+    """The session was closed. It had no slab any more."""
 
     kind: ClassVar[str] = "session_closed"
     session: str
@@ -915,15 +914,15 @@ class SessionClosed(Event):
 
 
 # --- the shadow check ---------------------------------------------------------------------------
-# What it does is no step of the session's, so these stand on the server's stream and name the
-# session in a field of another name.
+# Its events are not steps of the session. They are on the server's stream, and name the session in
+# the field ``of_session``.
 
 
 @attrs.frozen(kw_only=True)
 class ShadowStarted(Event):
     """
-    An answer is computed once more from its tokens alone, in a slab of the check's own. Figures as
-    in ``SlabAcquired``.
+    An answer is computed again from its tokens alone, in a slab that only the check uses. Figures
+    as in ``SlabAcquired``.
 
     Attributes:
         of_session: the session that gave the answer.
@@ -943,20 +942,20 @@ class ShadowStarted(Event):
 @attrs.frozen(kw_only=True)
 class ShadowChecked(Event):
     """
-    An answer was computed once more to its end. What came out, beside what is on record of it.
+    An answer was computed again to its end. The result, beside what is on record.
 
     Attributes:
         prompt_tokens: the tokens that were prefilled.
-        answer_tokens: the tokens that were drawn again, and compared.
-        keys: the blocks on record that prompt and answer make, in order of their tokens.
-        digests: measured: of the KV of each as it was computed now.
-        memory_digests: measured: of each as it lies in memory; empty where it does not.
-        ids_expected: ``keys.ids_hash`` of the tokens that were compared with.
-        drawn_expected: ``shadow.drawn_hash`` of the same tokens and their log-probabilities, as the
-            events told them when they were committed.
-        drawn: measured: that of those drawn now.
-        first_difference: the place in the answer of the first that differs, or for which no
-            log-probability came out.
+        answer_tokens: the tokens that were sampled again and compared.
+        keys: the blocks of prompt and answer that are on record, in order of their tokens.
+        digests: measured: of the KV of each block as it was computed now.
+        memory_digests: measured: of each block as it is in memory; empty if it is not.
+        ids_expected: ``keys.ids_hash`` of the tokens on record.
+        drawn_expected: ``shadow.drawn_hash`` of the same tokens and their log-probabilities, from
+            the events that recorded them.
+        drawn: measured: the same of those sampled now.
+        first_difference: the index in the answer of the first token that differs, or that got no
+            log-probability.
         duration_us: of the passes.
     """
 
@@ -979,7 +978,7 @@ class ShadowChecked(Event):
 @attrs.frozen(kw_only=True)
 class ShadowEnded(Event):
     """
-    The check gave its slab back, and with it all KV that it had computed. Figures as in
+    The check released its slab, and with it all KV that it had computed. Figures as in
     ``SlabReleased``.
 
     Attributes:
@@ -1001,13 +1000,13 @@ class ShadowEnded(Event):
 @attrs.frozen(kw_only=True)
 class ShadowSkipped(Event):
     """
-    An answer that was chosen is not checked.
+    An answer that was chosen for a check is not checked.
 
     Attributes:
-        reason: ``interrupted`` where requests came each time that it was tried; ``queue_full``
-            where too many younger answers waited; ``session_changed`` where the session had other
-            tokens by then; ``failed`` where the check did; ``model_unloaded`` where the model was
-            to leave memory before there was time.
+        reason: ``interrupted``: requests came each time that it was tried; ``queue_full``: too many
+            younger answers waited; ``session_changed``: the session had other tokens by then;
+            ``failed``: the check failed; ``model_unloaded``: the model was unloaded before there
+            was time.
     """
 
     kind: ClassVar[str] = "shadow_skipped"
@@ -1022,13 +1021,13 @@ class ShadowSkipped(Event):
 @attrs.frozen(kw_only=True)
 class InvariantViolated(Event):
     """
-    The event at ``at_position`` broke an invariant. It stands in the journal and has no effect.
+    The event at ``at_position`` broke an invariant. It is in the journal and has no effect.
 
     Attributes:
-        invariant: its name; ``CRASH`` where a session's own code failed.
-        expected: what the fold of the journal gives.
-        actual: what the event says.
-        trace: the stack at the time.
+        invariant: its name; ``CRASH`` if a session's code raised an exception.
+        expected: the value that the state of the journal implies.
+        actual: the value in the event.
+        trace: the stack at that time.
     """
 
     kind: ClassVar[str] = "invariant_violated"
@@ -1048,7 +1047,7 @@ class InvariantViolated(Event):
 
 @attrs.frozen(kw_only=True)
 class SessionQuarantined(Event):
-    """A broken session serves no more. Requests that name it get its bug id."""
+    """A broken session serves no more requests. Those that name it get its bug id."""
 
     kind: ClassVar[str] = "session_quarantined"
     session: str
@@ -1058,10 +1057,10 @@ class SessionQuarantined(Event):
 @attrs.frozen(kw_only=True)
 class BlocksQuarantined(Event):
     """
-    A broken block and all that were built on it are reused no more.
+    A broken block, and all blocks after it in their chains, are not reused any more.
 
     Attributes:
-        session: whose doing showed it; None where it was the store's.
+        session: the session whose step showed it; None if it was not a step of a session.
     """
 
     kind: ClassVar[str] = "blocks_quarantined"
@@ -1072,7 +1071,7 @@ class BlocksQuarantined(Event):
 
 @attrs.frozen(kw_only=True)
 class AdmissionClosed(Event):
-    """Memory does not add up: no request is admitted until the server starts anew."""
+    """Memory does not add up: no request is admitted until the server starts again."""
 
     kind: ClassVar[str] = "admission_closed"
     session: str
@@ -1129,19 +1128,19 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     BlocksQuarantined,
     AdmissionClosed,
 )
-"""Every event, in the order in which they are told in docs/architecture.md."""
+"""Every event, in the order of docs/architecture.md."""
 
 
 @attrs.frozen(kw_only=True)
 class Recorded:
     """
-    An event with its place in the journal.
+    An event with its position in the journal.
 
     Attributes:
         position: place among all events, from 1, without gaps.
         seq: place within its stream, from 1, without gaps.
         event_id: makes an append idempotent.
-        time_us: microseconds since 1970, for people; no decision reads it.
+        time_us: microseconds since 1970, for people to read; no decision depends on it.
     """
 
     position: int

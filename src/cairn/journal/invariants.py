@@ -3,13 +3,13 @@ What must hold, as pure functions over the state before an event and the event.
 
 Rules of this module:
 
-1. A check compares what the fold of the journal gives with what engine, store or session *say* in
-   the event. It never compares a number with itself.
+1. A check compares what the state implies with what engine, store or session *reported* in the
+   event. It never compares a number with itself.
 2. A check returns violations and raises nothing; it reads, and changes nothing.
 3. The same code runs before an event is committed and again on replay.
 
-``check`` runs all of them. Legality (INV-6) comes first: an event that may not happen now is not
-looked at further.
+``check`` runs all of them. Legality (INV-6, ``lifecycle.py``) comes first: an event that may not
+happen now is not checked further.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from cairn.journal.state import (
     Session,
     Slab,
     State,
-    anticipated,
     opened_request,
+    prewarmed,
 )
 
 Scope = Literal["session", "blocks", "admission", "server"]
@@ -80,7 +80,7 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
     ),
     "INV-8": ("the hash chain holds", "server"),
 }
-"""Each invariant: what holds, and what its violation takes out of service besides the request."""
+"""Each invariant: what holds, and what a violation takes out of service besides the request."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,7 +89,7 @@ class Violation:
     A broken invariant.
 
     Attributes:
-        expected: what the fold gives, in words or figures.
+        expected: what the state implies.
         actual: what the event says.
     """
 
@@ -100,7 +100,7 @@ class Violation:
 
     @property
     def scope(self) -> Scope:
-        """What it takes out of service."""
+        """What the violation takes out of service."""
         return SENTENCES[self.invariant][1]
 
 
@@ -111,7 +111,7 @@ def _broken(invariant: str, message: str, expected: object, actual: object) -> V
 
 
 def check(state: State, recorded: ev.Recorded) -> list[Violation]:
-    """The violations that an event would be on ``state``; empty where all holds."""
+    """The violations of an event on ``state``; empty if all invariants hold."""
     illegal = [_broken("INV-6", *step) for step in illegal_steps(state, recorded)]
     if illegal:
         return illegal
@@ -150,15 +150,15 @@ def _window_after(
     state: State, session: Session, event: ev.CacheExtended | ev.BlocksRestored
 ) -> int:
     """
-    Where the policy has the window begin behind passes, or blocks, over ``[start, end)``. It begins
-    anew with the first of the blocks behind the sinks, where some between them were left out.
+    Where the policy starts the window after passes over, or blocks for, ``[start, end)``. If blocks
+    between the sinks and the window were left out, it starts with the first block after them.
     """
     policy = state.model.policy if state.model else None
     start, capacity = session.window_start, session.slab.capacity_tokens if session.slab else 0
     if policy is None:
         return 0
     if isinstance(event, ev.BlocksRestored):
-        chunk, (kept, shared) = _block_tokens(state), _to_share(session)
+        chunk, (kept, shared) = _block_tokens(state), _decided_reuse(session)
         resumed = policy.resumed_at(kept, kept + shared, chunk)
         if resumed is not None and event.start <= resumed * chunk < event.end:
             return resumed * chunk
@@ -187,13 +187,18 @@ def _extended(state: State, event: ev.CacheExtended) -> Iterator[Violation]:
         yield _broken("INV-1", "a pass ran over other tokens", ran, event.input_hash)
     yield from _schedule(state, session, event)
     if len(event.logprobs) != len(event.sampled):
-        yield _broken("INV-1", "not a log-probability a token", len(event.sampled), event.logprobs)
+        yield _broken(
+            "INV-1",
+            "the number of log-probabilities is not the number of tokens",
+            len(event.sampled),
+            event.logprobs,
+        )
 
 
 def _tokens(session: Session, event: ev.CacheExtended) -> tuple[int, ...]:
     """
-    The tokens that the passes of an event had to run over. Cut out of the parts, and not of all put
-    together: a step costs no more for a long prompt.
+    The tokens that the passes of an event had to compute. They are cut out of the parts without
+    joining these, so that a step costs no more for a long prompt.
     """
     parts = session.work_ids
     if session.request is not None:
@@ -207,7 +212,7 @@ def _tokens(session: Session, event: ev.CacheExtended) -> tuple[int, ...]:
 
 
 def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterator[Violation]:
-    """Which passes are run, and their shapes, follow from the number of tokens alone."""
+    """Which passes run, and their shapes, depend only on the number of tokens."""
     chunk = state.model.block_tokens if state.model else 0
     prompt = session.request.ask.prompt_tokens if session.request else 0
     rows = event.end - event.start
@@ -246,23 +251,23 @@ def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterat
 
 def _on_prewarm(session: Session, event: ev.CacheExtended, chunk: int) -> Iterator[Violation]:
     """
-    A pass over what is anticipated comes behind all that is there of it, and the KV before it must
-    be of the same tokens. A key covers all that came before it, so the last one tells.
+    A pass of a prewarm comes after all reused blocks, on KV of the same tokens. A key covers all
+    tokens before it, so comparing the last key is enough.
     """
-    held = session.slab_keys
+    in_slab = session.slab_keys
     if session.prewarm is None:
         return
-    reused = sum(_to_share(session)) * chunk
+    reused = sum(_decided_reuse(session)) * chunk
     if event.start < reused:
         yield _broken("INV-4", "other reuse than decided", reused, event.start)
-    if not held:
+    if not in_slab:
         return
-    due = session.prewarm.keys[len(held) - 1 : len(held)]
-    if due != held[-1:]:
-        yield _broken("INV-1", "a pass over what is anticipated on other KV", due, held[-1:])
+    due = session.prewarm.keys[len(in_slab) - 1 : len(in_slab)]
+    if due != in_slab[-1:]:
+        yield _broken("INV-1", "a prewarm pass on KV of other tokens", due, in_slab[-1:])
 
 
-def _shared(state: State, event: ev.BlocksRestored) -> Iterator[Violation]:
+def _restored(state: State, event: ev.BlocksRestored) -> Iterator[Violation]:
     session = state.session(event.session)
     if event.start != session.cached_tokens:
         yield _broken("INV-1", "blocks left a gap", session.cached_tokens, event.start)
@@ -270,7 +275,12 @@ def _shared(state: State, event: ev.BlocksRestored) -> Iterator[Violation]:
     yield from _coverage(state, session, event.coverage, event.end, start_due)
     yield from _as_decided(state, session, event)
     if len(event.digests) != len(event.keys):
-        yield _broken("INV-3", "not a digest a block", len(event.keys), len(event.digests))
+        yield _broken(
+            "INV-3",
+            "the number of digests is not the number of blocks",
+            len(event.keys),
+            len(event.digests),
+        )
     for key, digest in zip(event.keys, event.digests, strict=False):
         block = state.blocks.get(key)
         if block is None or block.digest != digest:
@@ -281,40 +291,41 @@ def _shared(state: State, event: ev.BlocksRestored) -> Iterator[Violation]:
 
 def _as_decided(state: State, session: Session, event: ev.BlocksRestored) -> Iterator[Violation]:
     """
-    What is copied is all, or the next part, of what was decided; a part ends where it can be gone
-    on from.
+    The copied blocks are those that were decided, or the next part of them. A part ends where it
+    can be continued.
     """
-    kept, shared = _to_share(session)
+    kept, shared = _decided_reuse(session)
     chunk = _block_tokens(state)
     decided = _to_copy(state, session)
     # The places from its start to its end: a long copy has many parts.
-    first, behind = (bisect_left(decided, -(-at // chunk)) for at in (event.start, event.end))
-    places = decided[first:behind]
+    first, after = (bisect_left(decided, -(-at // chunk)) for at in (event.start, event.end))
+    places = decided[first:after]
     due = tuple(session.work_keys[place] for place in places if place < len(session.work_keys))
     if event.keys != due:
-        yield _broken("INV-4", "other blocks were shared than decided", due, event.keys)
+        yield _broken("INV-4", "other blocks were restored than decided", due, event.keys)
     if event.start < kept * chunk or not places or event.end != (places[-1] + 1) * chunk:
         span = (kept * chunk, (kept + shared) * chunk)
-        yield _broken("INV-4", "blocks were shared elsewhere", span, (event.start, event.end))
+        yield _broken(
+            "INV-4", "blocks were restored at another place", span, (event.start, event.end)
+        )
     rule = state.model.checkpoints if state.model else None
     if rule is not None and not rule.at(event.end):
-        yield _broken("INV-1", "blocks were shared up to where none has states", rule, event.end)
+        yield _broken("INV-1", "blocks were restored up to one without states", rule, event.end)
 
 
 def _to_copy(state: State, session: Session) -> Sequence[int]:
     """
-    The blocks that are copied for that, by their places: of those that were decided, what the
-    policy needs.
+    The indexes of the blocks to copy: of those that were decided, the ones that the policy needs.
     """
-    kept, shared = _to_share(session)
+    kept, shared = _decided_reuse(session)
     policy = state.model.policy if state.model else None
     if policy is None:
         return range(kept, kept + shared)
     return policy.copied(kept, kept + shared, _block_tokens(state))
 
 
-def _to_share(session: Session) -> tuple[int, int]:
-    """What was decided to be shared: (blocks before it, how many)."""
+def _decided_reuse(session: Session) -> tuple[int, int]:
+    """The decided reuse: (blocks from the slab, blocks from the pool)."""
     if session.prewarm is not None:
         return session.prewarm.blocks_from_slab, session.prewarm.blocks_from_pool
     assert session.request is not None and session.request.path is not None
@@ -325,27 +336,29 @@ def _trimmed(state: State, event: ev.CacheTrimmed) -> Iterator[Violation]:
     session = state.session(event.session)
     if event.cached_tokens != session.cached_tokens or event.end > event.cached_tokens:
         yield _broken(
-            "INV-1", "a trim of something else", session.cached_tokens, event.cached_tokens
+            "INV-1", "a trim from another length", session.cached_tokens, event.cached_tokens
         )
     policy, start = state.model.policy if state.model else None, session.window_start
     if policy is not None and event.end and not policy.reaches(start, event.end):
-        told = policy.first(event.end)
-        yield _broken("INV-2", "cut back to where tokens are missing", told, start)
+        needed = policy.first(event.end)
+        yield _broken("INV-2", "trimmed to where tokens of the window are missing", needed, start)
     kept = len(session.slab_keys) * _block_tokens(state)
     if state.model is not None and state.model.checkpoints and event.end not in (0, kept):
-        yield _broken("INV-1", "cut back to where no state was kept", (0, kept), event.end)
+        yield _broken("INV-1", "trimmed to where no state was kept", (0, kept), event.end)
     yield from _coverage(state, session, event.coverage, event.end, start if event.end else 0)
 
 
 def _settled(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
     session = state.session(event.session)
     if event.canonical_tokens != session.cached_tokens:
-        yield _broken("INV-1", "settled elsewhere", session.cached_tokens, event.canonical_tokens)
+        yield _broken(
+            "INV-1", "settled at another length", session.cached_tokens, event.canonical_tokens
+        )
     chunk = state.model.block_tokens if state.model else 1
     if len(session.slab_keys) * chunk != event.canonical_tokens:
         yield _broken(
             "INV-1",
-            "at rest with KV that is not canonical",
+            "settled with KV that is not canonical",
             len(session.slab_keys) * chunk,
             event.canonical_tokens,
         )
@@ -359,7 +372,10 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     chunk = state.model.block_tokens if state.model else 0
     if event.end != session.cached_tokens or event.end - event.start != chunk:
         yield _broken(
-            "INV-1", "a block of something else than the last chunk", session.cached_tokens, event
+            "INV-1",
+            "a sealed block that is not the last one of the slab",
+            session.cached_tokens,
+            event,
         )
     if event.end > session.canonical_tokens:
         yield _broken(
@@ -381,13 +397,13 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     if known is not None and known.digest != event.digest:
         yield _broken("INV-3", f"block {event.key} has a second digest", known.digest, event.digest)
     if known is not None:
-        held = (known.parent, known.start, known.bytes)
-        if held != (event.parent, event.start, event.bytes):
+        before = (known.parent, known.start, known.bytes)
+        if before != (event.parent, event.start, event.bytes):
             again = (event.parent, event.start, event.bytes)
-            yield _broken("INV-3", f"block {event.key} is another one now", held, again)
+            yield _broken("INV-3", f"block {event.key} is another one now", before, again)
     present = known is not None and known.present
     if present and not event.stored:
-        yield _broken("INV-5", "a block in memory vanished", "stored", "not stored")
+        yield _broken("INV-5", "a block in memory disappeared", "stored", "not stored")
     added = event.stored and not present
     yield from _store_measured(
         state,
@@ -401,8 +417,8 @@ def _spilled(state: State, event: ev.BlockSpilled) -> Iterator[Violation]:
     block = state.blocks[event.key]
     yield from _same_digest(block, event.digest)
     if not block.present or block.file_bytes is not None:
-        held = (block.present, block.file_bytes)
-        yield _broken("INV-5", "a file of a block not in memory, or a second", (True, None), held)
+        found = (block.present, block.file_bytes)
+        yield _broken("INV-5", "a file of a block not in memory, or a second", (True, None), found)
         return
     pool = state.pool
     yield from _disk_measured(pool.disk_blocks + 1, pool.disk_bytes + event.bytes, event)
@@ -416,10 +432,10 @@ def _loaded(state: State, event: ev.BlockLoaded) -> Iterator[Violation]:
     if block.bytes != event.bytes:
         yield _broken("INV-3", f"block {block.key} is another one now", block.bytes, event.bytes)
     if block.bug_id is not None:
-        yield _broken("INV-3", "a block in doubt was loaded", None, block.bug_id)
+        yield _broken("INV-3", "a quarantined block was loaded", None, block.bug_id)
     if not block.loadable and block.bug_id is None:
-        held = (block.present, block.file_bytes)
-        yield _broken("INV-5", "a block loaded twice, or from no file", (False, "a size"), held)
+        found = (block.present, block.file_bytes)
+        yield _broken("INV-5", "a block loaded twice, or from no file", (False, "a size"), found)
         return
     pool = state.pool
     yield from _store_measured(
@@ -430,7 +446,9 @@ def _loaded(state: State, event: ev.BlockLoaded) -> Iterator[Violation]:
 def _shadowed(state: State, event: ev.ShadowChecked) -> Iterator[Violation]:
     measured = (len(event.digests), len(event.memory_digests))
     if measured != (len(event.keys), len(event.keys)):
-        yield _broken("INV-3", "not two digests a block", len(event.keys), measured)
+        yield _broken(
+            "INV-3", "the number of digests is not the number of blocks", len(event.keys), measured
+        )
     ids_on_record = answer_hash(state, event)
     if ids_on_record not in (None, event.ids_expected):
         yield _broken(
@@ -485,17 +503,26 @@ def _received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
     if event.base_request is None and (event.base_tokens or event.base_parts or event.base_keys):
         yield _broken("INV-4", "a prompt built on nothing", 0, event.base_tokens)
     if last is not None and event.base_parts > len(last.chain):
-        yield _broken("INV-4", "more parts kept than there were", len(last.chain), event.base_parts)
+        yield _broken(
+            "INV-4", "more base parts than the last request had", len(last.chain), event.base_parts
+        )
     same_model = last is not None and last.fingerprint == event.fingerprint
     keepable = event.base_tokens // model.block_tokens if same_model else 0
     if event.base_keys > keepable:
-        yield _broken("INV-4", "keys kept of tokens that were not", keepable, event.base_keys)
+        yield _broken(
+            "INV-4", "base keys of tokens that are not base tokens", keepable, event.base_keys
+        )
     request = opened_request(session, event)
     if len(request.prompt_ids) != event.prompt_tokens:
         yield _broken("INV-4", "another prompt", len(request.prompt_ids), event.prompt_tokens)
     keys = event.prompt_tokens // model.block_tokens
     if len(request.prompt_keys) != keys:
-        yield _broken("INV-4", "not a key a chunk", keys, len(request.prompt_keys))
+        yield _broken(
+            "INV-4",
+            "the number of keys is not the number of blocks",
+            keys,
+            len(request.prompt_keys),
+        )
     if state.admission_bug is not None:
         yield _broken("INV-5", "admission is closed", state.admission_bug, event.request)
     chosen = paths.choose_session(state, paths.ask_of(event, request.chain))
@@ -509,7 +536,7 @@ def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
     session = state.session(event.session)
     assert session.request is not None
     if event.rules_version != paths.RULES_VERSION:
-        yield _broken("INV-4", "rules unknown", paths.RULES_VERSION, event.rules_version)
+        yield _broken("INV-4", "unknown rules", paths.RULES_VERSION, event.rules_version)
         return
     if event.decided_at != state.position:
         yield _broken("INV-4", "decided on another state", state.position, event.decided_at)
@@ -519,30 +546,34 @@ def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
         yield _broken("INV-4", "another decision", attrs.asdict(decided), recorded)
 
 
-def _begun(state: State, event: ev.PrewarmStarted) -> Iterator[Violation]:
+def _prewarm_started(state: State, event: ev.PrewarmStarted) -> Iterator[Violation]:
     session = state.session(event.session)
     last, chunk = session.last, state.model.block_tokens if state.model else 1
     if last is None or not last.answered or session.slab is None or session.request is not None:
-        yield _broken("INV-4", "an anticipation after no answer", "answer and slab", session.state)
+        yield _broken(
+            "INV-4", "a prewarm without an answer and a slab", "answer and slab", session.state
+        )
         return
     if event.rules_version != paths.RULES_VERSION:
-        yield _broken("INV-4", "rules unknown", paths.RULES_VERSION, event.rules_version)
+        yield _broken("INV-4", "unknown rules", paths.RULES_VERSION, event.rules_version)
         return
-    prewarm = anticipated(last, event)
+    prewarm = prewarmed(last, event)
     if len(prewarm.ids) != event.tokens or len(prewarm.keys) * chunk != event.tokens:
-        told = (len(prewarm.ids), len(prewarm.keys) * chunk)
-        yield _broken("INV-4", "other tokens are anticipated than told", event.tokens, told)
+        made = (len(prewarm.ids), len(prewarm.keys) * chunk)
+        yield _broken("INV-4", "a prewarm of other tokens than recorded", event.tokens, made)
     # A key is kept for tokens that are kept, all of them the prompt's.
     keepable = min(event.base_tokens, len(last.prompt_ids)) // chunk
     if event.base_keys > keepable:
-        yield _broken("INV-4", "keys kept of tokens that were not", keepable, event.base_keys)
+        yield _broken(
+            "INV-4", "base keys of tokens that are not base tokens", keepable, event.base_keys
+        )
     if event.tokens > session.slab.capacity_tokens:
         room = session.slab.capacity_tokens
-        yield _broken("INV-4", "more is anticipated than the slab holds", room, event.tokens)
+        yield _broken("INV-4", "a prewarm longer than the slab", room, event.tokens)
     decided = paths.reusable_prewarm(state, session, prewarm.keys)
     if decided != (event.blocks_from_slab, event.blocks_from_pool):
-        told = (event.blocks_from_slab, event.blocks_from_pool)
-        yield _broken("INV-4", "other reuse for what is anticipated", decided, told)
+        recorded = (event.blocks_from_slab, event.blocks_from_pool)
+        yield _broken("INV-4", "other reuse for a prewarm than the rules give", decided, recorded)
 
 
 def _prewarm_ended(
@@ -552,11 +583,13 @@ def _prewarm_ended(
     prewarm, cached = session.prewarm, session.cached_tokens
     computed = prewarm.computed_tokens if prewarm is not None else 0
     if event.computed_tokens != computed:
-        yield _broken("INV-1", "other passes ran ahead than told", computed, event.computed_tokens)
+        yield _broken(
+            "INV-1", "other prewarm passes than recorded", computed, event.computed_tokens
+        )
     if isinstance(event, ev.PrewarmFinished) and prewarm is not None:
         due, found = len(prewarm.ids), (event.tokens, cached)
         if found != (due, due):
-            yield _broken("INV-1", "not all that was anticipated is there", due, found)
+            yield _broken("INV-1", "a prewarm finished before all of it was computed", due, found)
 
 
 # --- INV-5 ---------------------------------------------------------------------------------------
@@ -586,7 +619,9 @@ def _given_back(
     state: State, event: ev.SlabReleased | ev.ShadowEnded, slab: Slab | None
 ) -> Iterator[Violation]:
     if slab is None or slab.id != event.slab:
-        yield _broken("INV-5", "a slab released that is not held", slab, event.slab)
+        yield _broken(
+            "INV-5", "a slab was released that the session does not have", slab, event.slab
+        )
         return
     if slab.bytes != event.bytes:
         yield _broken("INV-5", "a slab of another size", slab.bytes, event.bytes)
@@ -603,7 +638,7 @@ def _pool_measured(
     size: int,
 ) -> Iterator[Violation]:
     if event.pool_slabs != slabs:
-        yield _broken("INV-5", "slabs held do not add up", slabs, event.pool_slabs)
+        yield _broken("INV-5", "slabs do not add up", slabs, event.pool_slabs)
     if event.pool_bytes != size:
         yield _broken("INV-5", "bytes of slabs do not add up", size, event.pool_bytes)
 
@@ -615,7 +650,7 @@ def _evicted(state: State, event: ev.BlockEvicted) -> Iterator[Violation]:
         return
     if state.is_pinned(event.key):
         who = sorted(session for session, keys in state.pins.items() if event.key in keys)
-        yield _broken("INV-5", "a pinned block evicted", "one that no session works with", who)
+        yield _broken("INV-5", "a pinned block evicted", "one that no session is working with", who)
     if block.bytes != event.bytes:
         yield _broken("INV-5", "a block of another size", block.bytes, event.bytes)
     yield from _store_measured(
@@ -641,13 +676,15 @@ def _store_measured(
 
 def _rejected(state: State, event: ev.BlockFileRejected) -> Iterator[Violation]:
     if state.blocks[event.key].file_bytes is None:
-        yield _broken("INV-5", "a file rejected that there was none", "a file", event.reason)
+        yield _broken("INV-5", "a file was rejected that did not exist", "a file", event.reason)
 
 
 def _dropped(state: State, event: ev.BlockFileRemoved) -> Iterator[Violation]:
     size = state.blocks[event.key].file_bytes
     if size != event.bytes:
-        yield _broken("INV-5", "a file removed that there was none, or another", size, event.bytes)
+        yield _broken(
+            "INV-5", "a file was removed that did not exist, or another one", size, event.bytes
+        )
         return
     pool = state.pool
     yield from _disk_measured(pool.disk_blocks - 1, pool.disk_bytes - size, event)
@@ -724,7 +761,7 @@ _CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation
     ev.PathSelected: (_selected,),  # type: ignore[dict-item]  # likewise, down to the end
     ev.SlabAcquired: (_acquired,),  # type: ignore[dict-item]
     ev.SlabReleased: (_released,),  # type: ignore[dict-item]
-    ev.BlocksRestored: (_shared,),  # type: ignore[dict-item]
+    ev.BlocksRestored: (_restored,),  # type: ignore[dict-item]
     ev.CacheExtended: (_extended,),  # type: ignore[dict-item]
     ev.CacheTrimmed: (_trimmed,),  # type: ignore[dict-item]
     ev.BlockSealed: (_sealed,),  # type: ignore[dict-item]
@@ -736,7 +773,7 @@ _CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation
     ev.BlockFileRemoved: (_dropped,),  # type: ignore[dict-item]
     ev.TokensEmitted: (_emitted,),  # type: ignore[dict-item]
     ev.RequestFinished: (_finished,),  # type: ignore[dict-item]
-    ev.PrewarmStarted: (_begun,),  # type: ignore[dict-item]
+    ev.PrewarmStarted: (_prewarm_started,),  # type: ignore[dict-item]
     ev.PrewarmFinished: (_prewarm_ended,),  # type: ignore[dict-item]
     ev.PrewarmAbandoned: (_prewarm_ended,),  # type: ignore[dict-item]
     ev.SessionSettled: (_settled,),  # type: ignore[dict-item]

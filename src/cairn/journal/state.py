@@ -3,11 +3,11 @@ What the journal implies: ``apply(state, event) -> state``.
 
 Rules of this module:
 
-1. ``apply`` is the only way in which state comes about. It changes nothing in place: a state is a
-   value, and the one before it stays as it was.
-2. It is only called with events that broke no invariant, so it does not ask whether; an event
-   that does not fit raises ``LookupError`` or ``AssertionError``, which is a mistake of ours.
-3. No event is passed over in silence: ``match`` is exhaustive, and ``assert_never`` says so.
+1. ``apply`` is the only way to make a state. It changes nothing in place: a state is a value, and
+   the one before it stays as it was.
+2. It is only called with events that broke no invariant, so it does not check them again. An event
+   that does not fit raises ``LookupError`` or ``AssertionError``, which is a bug.
+3. No event is ignored silently: ``match`` is exhaustive, and ``assert_never`` proves it.
 
 Maps are ``immutables.Map`` (hash array mapped tries): a changed copy costs the logarithm of the
 size, so that folding an event costs no more than the event.
@@ -33,7 +33,7 @@ Pins = Map[SessionId, tuple[str, ...]]
 
 @attrs.frozen(kw_only=True)
 class Model:
-    """What the fold needs of a loaded model. See ``events.ModelLoaded``."""
+    """What the state needs of a loaded model. See ``events.ModelLoaded``."""
 
     name: str
     fingerprint: str
@@ -53,14 +53,14 @@ class Model:
 
     @property
     def checkpoints(self) -> Checkpoints | None:
-        """Which blocks carry recurrent states; None where no layer has one."""
+        """Which blocks carry recurrent states; None if no layer has one."""
         if not self.state_blocks:
             return None
         return Checkpoints(block_tokens=self.block_tokens, blocks=self.state_blocks)
 
     @property
     def policy(self) -> SinkWindow | None:
-        """What a token attends to; None for what the model's layers say."""
+        """What a token attends to; None if the model's own layers decide that."""
         if not self.kv_window:
             return None
         return SinkWindow(sinks=self.kv_sinks, window=self.kv_window, rows=self.kv_rows)
@@ -68,7 +68,7 @@ class Model:
 
 @attrs.frozen(kw_only=True)
 class Slab:
-    """The slab that a session holds."""
+    """The slab of a session."""
 
     id: int
     capacity_tokens: int
@@ -82,9 +82,9 @@ class Turn:
 
     Attributes:
         fingerprint: of the model that served it.
-        answered: whether it was answered to the end.
-        answer_ids: the answer, with its end token; empty if not answered, or if no token was asked
-            for.
+        answered: whether its answer was completed.
+        answer_ids: the answer, with its end token; empty if it was not completed, or if no token
+            was requested.
     """
 
     request: str
@@ -109,11 +109,11 @@ class Turn:
 @attrs.frozen(kw_only=True)
 class OpenRequest:
     """
-    The request that a session has in hand.
+    The request that a session is serving.
 
     Attributes:
-        ask: the event by which it came.
-        sampled: the tokens drawn so far; the last one has no KV yet.
+        ask: the event that opened it.
+        sampled: the tokens sampled so far; the last one has no KV yet.
         emitted: how many of them were released for delivery.
         path: the decision, once it is made.
     """
@@ -128,23 +128,22 @@ class OpenRequest:
 
     @property
     def sequence(self) -> tuple[int, ...]:
-        """Prompt and the tokens drawn so far."""
+        """Prompt and the tokens sampled so far."""
         return self.prompt_ids + self.sampled
 
 
 @attrs.frozen(kw_only=True)
 class OpenPrewarm:
     """
-    What the next prompt will begin with, as far as it makes full chunks, from
-    ``prewarm_started`` to the event that ends it. The passes of settling are over this then, and
-    not over prompt and answer.
+    The beginning of the next prompt, in full blocks, from ``prewarm_started`` to the event that
+    ends it. Meanwhile the passes of settling compute these tokens instead of prompt and answer.
 
     Attributes:
-        ids: the token ids of the chunks, from the first one of the prompt on.
-        keys: the key of each chunk.
-        blocks_from_slab: those that lay in the slab when it began.
-        blocks_from_pool: those that were to be copied in from the store.
-        computed_tokens: what passes have run over since.
+        ids: the token ids of the blocks, from the first one of the prompt on.
+        keys: the key of each block.
+        blocks_from_slab: those that were in the slab at the start.
+        blocks_from_pool: those to be copied in from the pool.
+        computed_tokens: the tokens computed since.
     """
 
     ids: tuple[int, ...]
@@ -157,20 +156,20 @@ class OpenPrewarm:
 @attrs.frozen(kw_only=True)
 class Session:
     """
-    A conversation and the KV that is held for it.
+    A conversation and its KV.
 
     Attributes:
-        life: its step in ``lifecycle.STEPS``.
-        cached_tokens: the tokens whose KV the slab holds, ``[0, cached_tokens)``.
-        canonical_tokens: how many of them, from the front, canonical passes made; a decode step
-            adds none.
-        window_start: the first token that the layers still hold; 0 where nothing is dropped.
-        slab_keys: the keys of the canonical chunks at the beginning of the slab.
-        ahead: what is computed ahead of the next request, while it is.
+        state: its state in ``lifecycle.STEPS``.
+        cached_tokens: the slab has the KV of the tokens ``[0, cached_tokens)``.
+        canonical_tokens: how many of them, from the first on, canonical passes computed; a decode
+            step adds none.
+        window_start: the first token that the layers still have; 0 if none was dropped.
+        slab_keys: the keys of the canonical blocks at the beginning of the slab.
+        prewarm: the prewarm that is running, if any.
         bug_id: why it is quarantined.
         last_used: position of its last request.
-        ttl_s: the life that this gave it, in seconds; None where it has no end.
-        expires_us: when that is over, in microseconds since 1970; None likewise.
+        ttl_s: its TTL in seconds, from that request; None for no expiry.
+        expires_us: when it expires, in microseconds since 1970; None for never.
     """
 
     id: SessionId
@@ -194,14 +193,14 @@ class Session:
 
     @property
     def free(self) -> bool:
-        """Whether it could take a request: a settling session stops settling for one."""
+        """Whether it can take a request. A settling session stops settling for one."""
         return self.state in (SessionState.IDLE, SessionState.COLD, SessionState.SETTLING)
 
     @property
     def work_ids(self) -> tuple[tuple[int, ...], ...]:
         """
-        The tokens that its passes are over, in parts that follow each other: of prompt and answer,
-        or of what is anticipated. Not put together, as a prompt may be long.
+        The tokens that its passes compute, in consecutive parts: of prompt and answer, or of a
+        prewarm. They are not joined, because a prompt may be long.
         """
         if self.request is not None:
             return self.request.prompt_ids, self.request.sampled
@@ -211,7 +210,7 @@ class Session:
 
     @property
     def work_keys(self) -> tuple[str, ...]:
-        """The keys of the chunks of these tokens, as far as the journal knows them."""
+        """The keys of the blocks of these tokens, as far as the journal knows them."""
         if self.request is not None:
             return self.request.prompt_keys
         if self.prewarm is not None:
@@ -222,18 +221,18 @@ class Session:
 @attrs.frozen(kw_only=True)
 class Block:
     """
-    A sealed block: in memory, in a file, or only remembered by its digest.
+    A sealed block: in memory, in a file, or known only by its digest.
 
-    That requests use it stands in ``State.uses``, once for all of a chain.
+    Its uses are in ``State.uses``, once for a whole chain.
 
     Attributes:
         bytes: of its KV in memory.
         present: whether it is in memory.
-        foreseen: whether it was computed ahead of any request, and none has reused it yet.
-        file_bytes: the size of its file, or None where there is none.
+        prewarmed: whether it was computed for a prewarm and no request has reused it yet.
+        file_bytes: the size of its file; None if it has none.
         last_used: position at which it was last sealed or loaded.
-        expires_us: the last end that one of its sealers gave it, in microseconds since
-            1970. None where it has no end.
+        expires_us: the latest expiry that a session sealed it with, in microseconds since 1970;
+            None for never.
     """
 
     key: str
@@ -255,20 +254,20 @@ class Block:
 
     @property
     def loadable(self) -> bool:
-        """Whether it might be had from its file."""
+        """Whether it can be loaded from its file."""
         return not self.present and self.file_bytes is not None and self.bug_id is None
 
 
 @attrs.frozen(kw_only=True)
 class Use:
     """
-    The last use of a chain of blocks: of the one under whose key it stands, and of all that this is
-    built on. There may be later ones, of longer chains with the same front.
+    The last use of a chain of blocks: of the block with its key in ``State.uses``, and of all
+    blocks before that. Longer chains with the same beginning may have later uses.
 
     Attributes:
         position: of the decision to use it.
-        expires_us: when the life is over that such decisions gave the chain, in microseconds since
-            1970: the last of these. None where it has no end.
+        expires_us: the latest expiry that such decisions gave the chain, in microseconds since
+            1970; None for never.
     """
 
     position: int
@@ -281,7 +280,7 @@ class Fault:
     A violation on record.
 
     Attributes:
-        position: where ``invariant_violated`` stands; the event that broke it is at
+        position: of ``invariant_violated``; the event that broke the invariant is at
             ``event.at_position``.
     """
 
@@ -291,7 +290,7 @@ class Fault:
 
 @attrs.frozen(kw_only=True)
 class Pool:
-    """Slabs and blocks in memory, and block files, as the journal has them."""
+    """How many slabs, blocks in memory and block files there are, and their bytes."""
 
     slabs: int = 0
     slab_bytes: int = 0
@@ -304,10 +303,10 @@ class Pool:
 @attrs.frozen(kw_only=True)
 class Shadow:
     """
-    The shadow check in hand.
+    The shadow check that is running.
 
     Attributes:
-        checked: whether it has come to its end, and found all as it is on record.
+        checked: whether it found the answer the same as on record.
     """
 
     of_session: str
@@ -322,25 +321,25 @@ class State:
     All that the journal implies up to ``position``.
 
     Attributes:
-        time_us: the latest time on a row, in microseconds since 1970. It never goes back, whatever
-            a clock did. Lives are counted from it, and nothing is decided by it.
-        boot: the run of the server that holds the journal, or None between runs.
+        time_us: the latest time on a row, in microseconds since 1970. It never goes back, even if
+            the clock does. TTLs are counted from it; no decision depends on it.
+        boot: the run of the server that has the journal open; None between runs.
         streams: last sequence number of each stream.
         model: what is loaded in this run of the server.
         tips: tip of a chain to the sessions whose last request had this chain. Named sessions are
-            not in it, nor in ``parts``: they are never matched by content.
-        parts: hash of a part to the sessions whose last request had it, the one that had it last at
-            the end; finds the nearest conversation.
-        blocks: every block ever sealed under its key, since a key has one digest for ever.
-        uses: key of a chain's last block to the last use of that chain. Written once for a whole
-            chain, so that to use a long one costs no more than a short one;
-            ``eviction_order.Order`` knows what follows for each block.
-        pins: session to the blocks that may not leave memory while it works with them; of those
-            that work with any.
-        requests: open requests to their session.
+            neither here nor in ``parts``, because they are never matched by content.
+        parts: hash of a part to the sessions whose last request had it, the most recent last; finds
+            the nearest conversation.
+        blocks: the prefix cache: every block ever sealed, by its key, because a key has one digest
+            for ever.
+        uses: key of a chain's last block to the last use of that chain. One entry for a whole
+            chain, so that using a long one costs no more than a short one;
+            ``eviction_order.Order`` derives the last use of each block.
+        pins: session to the blocks that must not leave memory while it works with them.
+        requests: open request to its session.
         self_tests: fingerprint to what its self-test found.
-        shadow: the check that holds a slab, or None.
-        disk_budget: what block files may take in this run; 0 where none may be written.
+        shadow: the shadow check that is running, if any.
+        disk_budget: the most bytes of block files in this run; 0 if none may be written.
     """
 
     position: int = 0
@@ -367,20 +366,20 @@ class State:
         The session of that id.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such session.
         """
         return self.sessions[SessionId(session)]
 
     def is_pinned(self, key: str) -> bool:
-        """Whether a session works with this block."""
+        """Whether a session is working with this block."""
         return any(key in keys for keys in _pin_sets.of(self.pins))
 
 
 class _PinSets:
     """
-    The pins that were last asked for, as sets: to look through the pins of long conversations takes
-    long, and blocks leave memory one after the other. Nothing is known here that the pins do not
-    tell, and nothing has to hear of a change: they are values, and the same object is the same.
+    The pins of the last look-up, as sets: searching the pins of long conversations is slow, and
+    blocks are evicted one after the other. This is only a cache: pins are values, so the same
+    object has the same contents, and nothing has to be invalidated.
     """
 
     def __init__(self) -> None:
@@ -389,7 +388,7 @@ class _PinSets:
         self._last = pins, none, tuple[frozenset[str], ...]()
 
     def of(self, pins: Pins) -> tuple[frozenset[str], ...]:
-        """A set for each session. Takes as long as the pins are that changed."""
+        """A set for each session. Takes time in proportion to the pins that changed."""
         last, known, sets = self._last
         if last is pins:
             return sets
@@ -397,8 +396,8 @@ class _PinSets:
         for session, keys in pins.items():
             was = known.get(session)
             now[session] = was if was is not None and was[0] is keys else (keys, frozenset(keys))
-        sets = tuple(held for _, held in now.values())
-        self._last = pins, now, sets  # in one step, for whoever asks on another thread
+        sets = tuple(pinned for _, pinned in now.values())
+        self._last = pins, now, sets  # in one step, because other threads read it
         return sets
 
 
@@ -408,7 +407,7 @@ EMPTY = State()
 
 
 def lengthened(state: State, recorded: ev.Recorded) -> State:
-    """The state with one more row and nothing else changed: all that a violating event does."""
+    """The state with one more row and no other change: the whole effect of a violating event."""
     return attrs.evolve(
         state,
         position=recorded.position,
@@ -443,7 +442,7 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             | ev.AgentCreated()
             | ev.AgentDeleted()
         ):
-            return state  # on record; nothing follows from it
+            return state  # only on record
         case ev.SessionOpened():
             return _session_opened(state, event)
         case ev.RequestReceived():
@@ -469,7 +468,7 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.BlockSpilled():
             return _with_file(state, event.key, event.bytes)
         case ev.BlockSpillFailed():
-            return state  # on record; the block is as it was
+            return state  # only on record; the block is as it was
         case ev.BlockLoaded():
             return _block_loaded(state, event)
         case ev.BlockFileRejected() | ev.BlockFileRemoved():
@@ -502,7 +501,7 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             state = _slabs_changed(state, -1, -state.shadow.slab.bytes)
             return attrs.evolve(state, shadow=None)
         case ev.ShadowSkipped():
-            return state  # on record; nothing follows from it
+            return state  # only on record
         case ev.InvariantViolated():
             return _invariant_violated(state, event)
         case ev.SessionQuarantined():
@@ -526,16 +525,14 @@ def _put(state: State, session: Session) -> State:
 
 
 def _stepped(state: State, session: Session, event: ev.Event, **changes: Any) -> State:
-    """The session changed, and moved on by the table of legal steps."""
+    """The session with changes, in the state that follows by the table of legal steps."""
     life = next_state(session.state, trigger(event))
     assert life is not None, f"{trigger(event)} on a {session.state} session was not checked"
     return _put(state, attrs.evolve(session, state=life, **changes))
 
 
 def _chain_used(state: State, session: Session, keys: tuple[str, ...]) -> State:
-    """
-    A session works from now on with the chain of these blocks, which gives it the session's life.
-    """
+    """A session starts to use the chain of these blocks, which gets the session's TTL."""
     if not keys:
         return state
     known = state.uses.get(keys[-1])
@@ -557,21 +554,21 @@ def _unpinned(state: State, session: SessionId) -> State:
 
 def _renewed(state: State, expires_us: int | None, ttl_s: int | None) -> int | None:
     """
-    When the life is over of what is used now. No use shortens what another one gave it;
-    what had no end has the one of its next use.
+    When something used now expires. A use never shortens the expiry that another use gave. What had
+    no expiry gets that of this use.
     """
     if ttl_s is None:
         return expires_us
     return max(expires_us or 0, state.time_us + 1_000_000 * ttl_s)
 
 
-def _not_for_nothing(state: State, keys: tuple[str, ...], count: int) -> State:
+def _prewarm_used(state: State, keys: tuple[str, ...], count: int) -> State:
     """
-    Blocks that a request reuses were not computed ahead for nothing. Looked for from the end, where
-    they are: a long chain is not gone through for the few of it.
+    A request reuses prewarmed blocks for the first time. They are searched from the end, where they
+    are, so that the length of the chain does not matter.
 
     Args:
-        count: how many of them were.
+        count: how many there are.
     """
     blocks = state.blocks
     for key in reversed(keys):
@@ -583,23 +580,23 @@ def _not_for_nothing(state: State, keys: tuple[str, ...], count: int) -> State:
     return attrs.evolve(state, blocks=blocks)
 
 
-_Index = Map[str, tuple[SessionId, ...]]
+_Sessions = Map[str, tuple[SessionId, ...]]
 
 
-def _without(index: _Index, name: str, session: SessionId) -> _Index:
+def _without(index: _Sessions, name: str, session: SessionId) -> _Sessions:
     rest = tuple(other for other in index.get(name, ()) if other != session)
     return index.set(name, rest) if rest else index.delete(name)
 
 
-def _with_last(index: _Index, name: str, session: SessionId) -> _Index:
-    held = index.get(name, ())
-    if held[-1:] == (session,):
+def _with_last(index: _Sessions, name: str, session: SessionId) -> _Sessions:
+    known = index.get(name, ())
+    if known[-1:] == (session,):
         return index
-    return index.set(name, (*(other for other in held if other != session), session))
+    return index.set(name, (*(other for other in known if other != session), session))
 
 
 def _with_tip(state: State, session: Session, new: Turn | None) -> State:
-    """The indexes by which a conversation is found, with ``new`` for the session's last turn."""
+    """The state with ``new`` as the session's last turn in ``tips`` and ``parts``."""
     if session.named:
         return state
     tips, parts = state.tips, state.parts
@@ -609,9 +606,9 @@ def _with_tip(state: State, session: Session, new: Turn | None) -> State:
         tips = _without(tips, old_chain[-1][1], session.id)
     if new_chain:
         tips = _with_last(tips, new_chain[-1][1], session.id)
-    kept = {name for _, name in new_chain}
+    still_there = {name for _, name in new_chain}
     for _, name in old_chain:
-        if name not in kept:
+        if name not in still_there:
             parts = _without(parts, name, session.id)
     for _, name in new_chain:
         parts = _with_last(parts, name, session.id)
@@ -620,22 +617,22 @@ def _with_tip(state: State, session: Session, new: Turn | None) -> State:
 
 def _memory_gone(state: State) -> State:
     """
-    The model left memory: open requests, slabs, pins and the blocks in memory went with it. Files
-    stay where they are.
+    The model was unloaded: open requests, slabs, pins and the blocks in memory went with it. Files
+    stay.
     """
-    # In the order in which they came: a Map's own order differs from process to process.
+    # In the order in which they came, because a Map's own order differs between processes.
     open_requests = [state.session(session) for session in state.requests.values()]
     for session in sorted(open_requests, key=lambda session: session.last_used):
         state = _request_ended(state, session.id, None)
     sessions = state.sessions
     for session in state.sessions.values():
-        asleep = SessionState.IDLE if session.last is not None else SessionState.COLD
+        unloaded = SessionState.IDLE if session.last is not None else SessionState.COLD
         keeps = session.state in (SessionState.QUARANTINED, SessionState.CLOSED)
         sessions = sessions.set(
             session.id,
             attrs.evolve(
                 session,
-                state=session.state if keeps else asleep,
+                state=session.state if keeps else unloaded,
                 prewarm=None,
                 slab=None,
                 cached_tokens=0,
@@ -688,7 +685,7 @@ def _model(event: ev.ModelLoaded) -> Model:
     return Model(**{name: getattr(event, name) for name in names})
 
 
-# --- one function an event -----------------------------------------------------------------------
+# --- one function for each event ---------------------------------------------------------------
 
 _NO_KV: dict[str, Any] = {
     "cached_tokens": 0,
@@ -729,7 +726,7 @@ def _request_received(state: State, event: ev.RequestReceived) -> State:
 
 
 def opened_request(session: Session, event: ev.RequestReceived) -> OpenRequest:
-    """The request with its prompt put together from the session's last one and what is new."""
+    """The request, its prompt joined from the session's last prompt and what is new."""
     last = session.last
     base_chain = last.chain[: event.base_parts] if last else ()
     base_ids = last.prompt_ids[: event.base_tokens] if last else ()
@@ -748,7 +745,7 @@ def _path_selected(state: State, event: ev.PathSelected) -> State:
     keys = session.request.prompt_keys[: event.blocks_from_slab + event.blocks_from_pool]
     if event.prewarmed_tokens:
         assert state.model is not None
-        state = _not_for_nothing(state, keys, event.prewarmed_tokens // state.model.block_tokens)
+        state = _prewarm_used(state, keys, event.prewarmed_tokens // state.model.block_tokens)
     state = _chain_used(state, session, keys)
     request = attrs.evolve(session.request, path=event)
     return _stepped(state, session, event, request=request)
@@ -775,9 +772,9 @@ def _shadow_started(state: State, event: ev.ShadowStarted) -> State:
 
 
 def _slabs_changed(state: State, slabs: int, size: int) -> State:
-    """So many slabs and bytes of slabs more."""
-    held = state.pool
-    pool = attrs.evolve(held, slabs=held.slabs + slabs, slab_bytes=held.slab_bytes + size)
+    """Add to the number of slabs and to their bytes."""
+    old = state.pool
+    pool = attrs.evolve(old, slabs=old.slabs + slabs, slab_bytes=old.slab_bytes + size)
     return attrs.evolve(state, pool=pool)
 
 
@@ -791,7 +788,7 @@ def _blocks_restored(state: State, event: ev.BlocksRestored) -> State:
         cached_tokens=event.end,
         canonical_tokens=event.end,
         window_start=event.coverage[0][1] if event.coverage else 0,
-        # With those that lie before the window and were not copied.
+        # Including those before the window, which were not copied.
         slab_keys=session.work_keys[: event.end // state.model.block_tokens],
     )
 
@@ -819,7 +816,7 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
 
 def _cache_trimmed(state: State, event: ev.CacheTrimmed) -> State:
     session = state.session(event.session)
-    chunk = state.model.block_tokens if state.model else 1
+    block_tokens = state.model.block_tokens if state.model else 1
     return _stepped(
         state,
         session,
@@ -827,7 +824,7 @@ def _cache_trimmed(state: State, event: ev.CacheTrimmed) -> State:
         cached_tokens=event.end,
         canonical_tokens=min(session.canonical_tokens, event.end),
         window_start=event.coverage[0][1] if event.coverage else 0,
-        slab_keys=session.slab_keys[: event.end // chunk],
+        slab_keys=session.slab_keys[: event.end // block_tokens],
     )
 
 
@@ -843,7 +840,7 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
         start=event.start,
         bytes=event.bytes,
         present=event.stored,
-        # Who computed it again changes nothing about whom the one in memory was computed for.
+        # Computing it again does not change for what the one in memory was computed.
         prewarmed=present.prewarmed if present is not None else session.prewarm is not None,
         file_bytes=known.file_bytes if known else None,
         last_used=state.position,
@@ -882,7 +879,7 @@ def _block_loaded(state: State, event: ev.BlockLoaded) -> State:
 
 
 def _with_file(state: State, key: str, file_bytes: int | None) -> State:
-    """A block whose file has this size now, or is gone."""
+    """Set the size of a block's file; None if the file is gone."""
     block = state.blocks[key]
     count, size = state.pool.disk_blocks, state.pool.disk_bytes
     if block.file_bytes is not None:
@@ -904,14 +901,14 @@ def _tokens_emitted(state: State, event: ev.TokensEmitted) -> State:
 def _prewarm_started(state: State, event: ev.PrewarmStarted) -> State:
     session = state.session(event.session)
     assert session.last is not None
-    prewarm = anticipated(session.last, event)
+    prewarm = prewarmed(session.last, event)
     keys = prewarm.keys[: event.blocks_from_slab + event.blocks_from_pool]
     state = _chain_used(state, session, keys)
     return _stepped(state, session, event, prewarm=prewarm)
 
 
-def anticipated(last: Turn, event: ev.PrewarmStarted) -> OpenPrewarm:
-    """What is computed ahead, put together from the session's last turn and what is new."""
+def prewarmed(last: Turn, event: ev.PrewarmStarted) -> OpenPrewarm:
+    """The prewarm, joined from the session's last turn and what is new."""
     return OpenPrewarm(
         ids=last.sequence[: event.base_tokens] + event.new_ids,
         keys=last.prompt_keys[: event.base_keys] + event.new_keys,
@@ -935,7 +932,7 @@ def _invariant_violated(state: State, event: ev.InvariantViolated) -> State:
     fault = Fault(event=event, position=state.position)
     state = attrs.evolve(state, faults=state.faults.set(event.bug_id, fault))
     if event.invariant == "INV-5":
-        # Here and not by ``admission_closed`` alone, which needs a session: an eviction has none.
+        # ``admission_closed`` needs a session, and an eviction has none.
         state = attrs.evolve(state, admission_bug=state.admission_bug or event.bug_id)
     if event.session is None:
         return state
