@@ -59,9 +59,9 @@ class WireMessage(msgspec.Struct):
     tool_call_id: str | None = None
 
 
-def read_messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
+def read_messages(wire: Sequence[WireMessage]) -> tuple[tuple[Message, ...], set[str]]:
     """
-    The messages in canonical form.
+    The messages in canonical form, and the types of their parts that placeholders replace.
 
     Raises:
         ClientError: one of them cannot be used.
@@ -69,21 +69,13 @@ def read_messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
     if not wire:
         raise ClientError("messages is empty; send at least one message", param="messages")
     check_count(wire, "messages", MESSAGES_MAX)
-    return tuple(
-        _message(message, f"messages[{index}]", placeholders)
-        for index, (message, placeholders) in enumerate(_with_placeholders(wire))
-    )
-
-
-def ignored_parts(wire: Sequence[WireMessage]) -> set[str]:
-    """The types of parts in whose place something else stands."""
-    return {
-        f"messages.{part.type}"
-        for message, placeholders in _with_placeholders(wire)
-        if isinstance(message.content, list)
-        for part in message.content
-        if part.type in placeholders
-    }
+    messages, ignored = [], set()
+    for index, (message, placeholders) in enumerate(_with_placeholders(wire)):
+        messages.append(_message(message, f"messages[{index}]", placeholders))
+        if isinstance(message.content, list):
+            replaced = (part.type for part in message.content if part.type in placeholders)
+            ignored |= {f"messages.{kind}" for kind in replaced}
+    return tuple(messages), ignored
 
 
 def read_tools(wire: Sequence[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -126,7 +118,7 @@ def read_template(
 def _with_placeholders(
     wire: Sequence[WireMessage],
 ) -> Iterator[tuple[WireMessage, Mapping[str, str]]]:
-    """Each message, and what stands in the place of its parts, by their types."""
+    """Each message, and the placeholders for its parts, by their types."""
     first = answered([message.role for message in wire])
     for index, message in enumerate(wire):
         is_past = message.role == "user" and index < first

@@ -1,16 +1,13 @@
 """
-OpenAI's chat completions: from the wire to a command. ``openai_answers.py`` is the way back; no
-type of OpenAI's goes past the modules of this name.
+OpenAI's chat completions, from the wire to a command. ``answers.py`` is the way back.
 
-Tolerant of what may be missing here: an unknown parameter is ignored, named in the answer and once
-in the log.
-Strict about what is understood: a value that cannot be used is a 400 that says where it stands and
-what to send instead. Nothing is clamped or guessed.
+Unknown parameters are ignored, and named in the answer and once in the log. A known parameter with
+a value that cannot be used is a 400 that names it and says what to send instead. Nothing is clamped
+or guessed.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,62 +15,58 @@ import attrs
 import msgspec
 
 from cairn.actors.requests.messages import Generate, ServerFacts
-from cairn.engine.names import NAME_MAX
 from cairn.engine.prompt.template import Conversation
-from cairn.engine.sampling import Sampling
 from cairn.http.chat_completions.answers import ChatAnswer, ChatStream
 from cairn.http.chat_completions.conversation import (
     WireMessage,
-    ignored_parts,
     read_messages,
     read_template,
     read_tools,
 )
-from cairn.http.chat_completions.formats import ignored_choice, read_constraint
 from cairn.http.wire import parameters
 from cairn.http.wire.errors import ClientError
-from cairn.http.wire.formats import ignored_format, ignored_strict
+from cairn.http.wire.formats import ToolChoiceForm, read_constraint
 from cairn.http.wire.json import decode_object, to_struct
-from cairn.http.wire.parameters import INT64_MAX, Ignored, ReuseFields, integer
+from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, integer
 
 PROTOCOL = "openai.chat"
 
-#: Each answer has a slab while it is written, and the pool has 16 if nobody says otherwise. Where
-#: it has fewer they are written one after the other.
+#: Each answer needs a slab while it is written, and the pool has 16 by default. If it has fewer,
+#: the answers are written one after another.
 CHOICES_MAX = 16
 
 _STOPS_MAX = 4
 _TOP_LOGPROBS_MAX = 20
 
-_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+_TOOL_CHOICE = ToolChoiceForm(nested=True, named='{"type": "function", "function": {"name": ...}}')
 
 
 class StreamOptions(msgspec.Struct):
-    """How a stream is to be sent."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
 
 
-class _Request(ReuseFields):
-    messages: list[WireMessage]
-    model: str | None = None
-    stream: bool | None = None
+class CompletionFields(CommonFields, kw_only=True):
+    """The fields that chat completions and completions share."""
+
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    seed: int | None = None
     max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
+    n: int | None = None
+
+
+class _Request(CompletionFields):
+    messages: list[WireMessage]
+    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    n: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -145,16 +138,20 @@ def chat_request(
     tools = read_tools(wire.tools or ())
     offered = () if wire.tool_choice == "none" else tools
     effort, ignored_effort = parameters.thinking(wire.reasoning_effort, "reasoning_effort", facts)
-    constraint = read_constraint(
+    constraint, ignored_constraints = read_constraint(
         wire.response_format,
         wire.tool_choice,
+        wire.parallel_tool_calls,
         offered,
-        one_call=wire.parallel_tool_calls is False,
+        _TOOL_CHOICE,
+        format_at="response_format",
+        schema_within="json_schema",
     )
+    messages, ignored_parts = read_messages(wire.messages)
     command = Generate(
         protocol=PROTOCOL,
         conversation=Conversation(
-            messages=read_messages(wire.messages),
+            messages=messages,
             tools=tools,
             calls=wire.tool_choice != "none",
             template=read_template(
@@ -162,7 +159,7 @@ def chat_request(
             ),
         ),
         prompt=None,
-        sampling=sampling(wire, facts),
+        sampling=parameters.sampling(wire, facts),
         seed=parameters.seed(wire.seed),
         max_tokens=_max_tokens(wire),
         stop=stop_texts(wire.stop),
@@ -173,12 +170,8 @@ def chat_request(
         constraint=constraint,
         choices=choices(wire.n),
     )
-    names = parameters.unknown(fields, _Request.__struct_fields__) | ignored_effort
-    names |= ignored_strict(offered, constraint) | ignored_choice(wire.tool_choice)
-    names |= ignored_format(wire.response_format, constraint, "response_format")
-    names |= ignored_parts(wire.messages)
-    if wire.parallel_tool_calls is False and offered and constraint is None:
-        names.add("parallel_tool_calls")
+    names = parameters.unknown(fields, _Request.__struct_fields__)
+    names |= ignored_effort | ignored_constraints | ignored_parts
     return ChatRequest(
         command=command,
         stream=wire.stream is True,
@@ -198,31 +191,6 @@ def choices(count: int | None) -> int:
 
 
 # --- parameters --------------------------------------------------------------------------------
-
-
-def sampling(wire: msgspec.Struct, facts: ServerFacts) -> Sampling:
-    """
-    How tokens are drawn, by the fields of a body that have the names of ``Sampling``.
-
-    Raises:
-        ClientError: a value cannot be used.
-    """
-    given = {field.name: getattr(wire, field.name) for field in attrs.fields(Sampling)}
-    if given["logit_bias"] is not None:
-        given["logit_bias"] = _biases(given["logit_bias"], facts.vocabulary_tokens)
-    return parameters.sampling(facts, given)
-
-
-def _biases(wire: Mapping[str, float], vocabulary_tokens: int) -> dict[int, float]:
-    for token in wire:
-        # A row of logits has no place for another one, and the device would not ask.
-        if not _TOKEN_ID.fullmatch(token) or int(token) >= vocabulary_tokens:
-            raise ClientError(
-                f"logit_bias has the key {token[:NAME_MAX]!r}, which is not a token id of this "
-                f"model; its token ids are 0 to {vocabulary_tokens - 1}",
-                param="logit_bias",
-            )
-    return {int(token): bias for token, bias in wire.items()}
 
 
 def _max_tokens(wire: _Request) -> int | None:

@@ -13,12 +13,12 @@ from typing import Any
 import attrs
 
 from cairn.actors.requests.messages import Generate, ServerFacts
-from cairn.http.chat_completions.request import StreamOptions, choices, sampling, stop_texts
+from cairn.http.chat_completions.request import CompletionFields, choices, stop_texts
 from cairn.http.completions.answers import TextAnswer, TextStream
 from cairn.http.wire import parameters
 from cairn.http.wire.errors import ClientError, missing
 from cairn.http.wire.json import decode_object, to_struct
-from cairn.http.wire.parameters import INT64_MAX, Ignored, ReuseFields, integer
+from cairn.http.wire.parameters import INT64_MAX, Ignored, integer
 from cairn.http.wire.suggestions import slip_for
 
 PROTOCOL = "openai.completions"
@@ -26,24 +26,9 @@ PROTOCOL = "openai.completions"
 _LOGPROBS_MAX = 5
 
 
-class _Request(ReuseFields):
+class _Request(CompletionFields):
     prompt: str | list[str | int | list[int]] | None = None
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: str | list[str] | None = None
     logprobs: int | None = None
-    n: int | None = None
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -107,7 +92,7 @@ def read_text_request(
         protocol=PROTOCOL,
         conversation=None,
         prompt=_prompt(wire.prompt, facts.vocabulary_tokens),
-        sampling=sampling(wire, facts),
+        sampling=parameters.sampling(wire, facts),
         seed=parameters.seed(wire.seed),
         max_tokens=integer("max_tokens", wire.max_tokens, 1, INT64_MAX),
         stop=stop_texts(wire.stop),

@@ -226,17 +226,17 @@ def _with_past(wire: Sequence[WireMessage]) -> Iterator[tuple[WireMessage, bool]
         yield message, message.role == "user" and (has_results or index < first)
 
 
-def lifetimes(
+def ttls(
     hint: Mapping[str, Any] | None,
     system: str | Sequence[WireBlock] | None,
     wire: Sequence[WireMessage],
     tools: Sequence[WireTool],
 ) -> tuple[Any, ...]:
     """
-    How long the cache hints say to keep what stands before them: what each has for a ``ttl``.
+    The ``ttl`` of each cache hint: how long to keep what comes before it.
 
     Args:
-        hint: the request's own.
+        hint: that of the request itself.
     """
     hints = [hint, *(tool.cache_control for tool in tools), *_hints(system)]
     for message in wire:

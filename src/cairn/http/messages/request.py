@@ -1,9 +1,8 @@
 """
-Anthropic's messages: from the wire to a command. ``anthropic_answers.py`` is the way back; no type
-of Anthropic's goes past the modules of this name.
+Anthropic's messages, from the wire to a command. ``answers.py`` is the way back.
 
-As tolerant and as strict as ``openai.py``: an unknown parameter is ignored and told, a value that
-is understood and cannot be used is a 400.
+Unknown parameters are ignored and named in the answer. A known parameter with a value that cannot
+be used is a 400.
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ from cairn.http.messages.conversation import (
     check_last,
     ignored_blocks,
     ignored_tools,
-    lifetimes,
     read_talk,
     read_tools,
+    ttls,
 )
 from cairn.http.messages.formats import WireToolChoice, offers_tools, read_constraint
 from cairn.http.wire import parameters
 from cairn.http.wire.errors import ClientError, missing
 from cairn.http.wire.formats import ignored_format, ignored_strict
 from cairn.http.wire.json import decode_object, to_struct
-from cairn.http.wire.parameters import INT64_MAX, Ignored, ReuseFields, integer
+from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, integer
 from cairn.http.wire.suggestions import slip_for
 
 PROTOCOL = "anthropic.messages"
 
-#: None is known of Anthropic's; each is looked for in every piece of the answer.
+#: Anthropic documents no maximum; each is searched for in every piece of the answer.
 _STOPS_MAX = 64
 
-#: Whether the template shall let the model think, by ``thinking.type``. Who says nothing of it does
-#: not expect a thought in the place of the answer's first words.
+#: Whether the template lets the model think, by ``thinking.type``. A client that leaves it out does
+#: not expect reasoning before the answer's text.
 _THINKS = {"adaptive": True, "enabled": True, "disabled": False}
 
 
-#: The lives that a cache hint may ask for, in seconds.
+#: The TTLs that a cache hint may ask for, in seconds.
 _HINTED = {"5m": 300, "1h": 3600}
 
 
@@ -61,14 +60,10 @@ class _OutputConfig(msgspec.Struct):
     format: dict[str, Any] | None = None
 
 
-class _Request(ReuseFields):
+class _Request(CommonFields):
     messages: list[WireMessage]
     max_tokens: int | None = None
-    model: str | None = None
     system: str | list[WireBlock] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
     thinking: _Thinking | None = None
@@ -77,7 +72,6 @@ class _Request(ReuseFields):
     output_config: _OutputConfig | None = None
     output_format: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
-    seed: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -129,8 +123,8 @@ def read_count_request(
     body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
 ) -> MessagesRequest:
     """
-    The same of a request whose tokens are to be counted only: it may leave out ``max_tokens``, and
-    end with an assistant's message.
+    As ``read_messages_request``, for counting tokens: the body may leave out ``max_tokens``, and
+    end with an assistant message.
     """
     fields = decode_object(body)
     return _read(fields, to_struct(fields, _Request), headers, ignored, facts)
@@ -158,7 +152,6 @@ def _read(
         offered,
     )
     thinks = _thinks(wire.thinking)
-    given = {"temperature": wire.temperature, "top_p": wire.top_p, "top_k": wire.top_k}
     command = Generate(
         protocol=PROTOCOL,
         conversation=Conversation(
@@ -169,13 +162,13 @@ def _read(
             template={**facts.template, "enable_thinking": thinks},
         ),
         prompt=None,
-        sampling=parameters.sampling(facts, given),
+        sampling=parameters.sampling(wire, facts),
         seed=parameters.seed(wire.seed),
         max_tokens=integer("max_tokens", wire.max_tokens, 0, INT64_MAX),
         stop=parameters.stop_texts("stop_sequences", tuple(wire.stop_sequences or ()), _STOPS_MAX),
         group=parameters.group(headers),
         **parameters.reuse(wire),
-        least_ttl_s=_least_life(wire),
+        least_ttl_s=_least_ttl(wire),
         requested_model=parameters.model_name(wire.model),
         constraint=constraint,
     )
@@ -205,7 +198,7 @@ def _ignored(
     names = parameters.unknown(fields, _Request.__struct_fields__)
     tools = wire.tools or ()
     names |= ignored_tools(tools) | ignored_blocks(wire.messages)
-    if any(ttl is not None and _hinted(ttl) is None for ttl in _lifetimes(wire)):
+    if any(ttl is not None and _hinted(ttl) is None for ttl in _ttls(wire)):
         names.add("cache_control.ttl")
     if wire.thinking is not None and "enable_thinking" not in facts.switches:
         names.add("thinking")
@@ -229,18 +222,18 @@ def _ignored_format(wire: _Request, constraint: Constraint | None) -> frozenset[
     )
 
 
-def _lifetimes(wire: _Request) -> tuple[Any, ...]:
-    return lifetimes(wire.cache_control, wire.system, wire.messages, wire.tools or ())
+def _ttls(wire: _Request) -> tuple[Any, ...]:
+    return ttls(wire.cache_control, wire.system, wire.messages, wire.tools or ())
 
 
 def _hinted(ttl: Any) -> int | None:
-    """The seconds of a hint's ``ttl``; None where it is none of Anthropic's two."""
+    """The seconds of a hint's ``ttl``; None if it is not one of Anthropic's two."""
     return _HINTED.get(ttl) if isinstance(ttl, str) else None
 
 
-def _least_life(wire: _Request) -> int:
-    """For how long a client counts on what it marked: five minutes where it does not say."""
-    return max((_hinted(ttl) or _HINTED["5m"] for ttl in _lifetimes(wire)), default=0)
+def _least_ttl(wire: _Request) -> int:
+    """How long to keep at least what the client marked; five minutes if it does not say."""
+    return max((_hinted(ttl) or _HINTED["5m"] for ttl in _ttls(wire)), default=0)
 
 
 def _thinks(wire: _Thinking | None) -> bool:

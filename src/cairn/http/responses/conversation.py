@@ -149,26 +149,24 @@ def _with_placeholders(wire: Sequence[Item]) -> Iterator[tuple[Item, Mapping[str
         yield item, OF_PARTS if is_past or is_result else {}
 
 
-def read_tools(wire: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def read_tools(
+    wire: Sequence[Mapping[str, Any]],
+) -> tuple[tuple[Mapping[str, Any], ...], set[str]]:
     """
-    The functions as the template takes them.
+    The functions as the template takes them, and the types of other tools, which are ignored.
 
     Raises:
         ClientError: one of them cannot be used.
     """
     check_count(wire, "tools", TOOLS_MAX)
-    return tuple(
-        _tool(tool, f"tools[{index}]") for index, tool in enumerate(wire) if _is_function(tool)
-    )
-
-
-def ignored_tools(wire: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The types of tools that are left out."""
-    return {f"tools.{tool.get('type')}" for tool in wire if not _is_function(tool)}
-
-
-def _is_function(tool: Mapping[str, Any]) -> bool:
-    return bool(tool.get("type", "function") == "function")
+    functions, ignored = [], set()
+    for index, tool in enumerate(wire):
+        kind = tool.get("type", "function")
+        if kind == "function":
+            functions.append(_tool(tool, f"tools[{index}]"))
+        else:
+            ignored.add(f"tools.{kind}")
+    return tuple(functions), ignored
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:

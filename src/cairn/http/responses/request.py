@@ -1,13 +1,12 @@
 """
-OpenAI's responses: from the wire to a command. ``responses_answers.py`` is the way back; no type of
-this protocol goes past the modules of this name.
+OpenAI's responses, from the wire to a command. ``answers.py`` is the way back.
 
-As tolerant and as strict as ``openai.py``: an unknown parameter is ignored and told, a value that
-is understood and cannot be used is a 400. What would answer another question if it were ignored (a
-conversation or a prompt that lies on OpenAI's servers) is a 400, too.
+Unknown parameters are ignored and named in the answer. A known parameter with a value that cannot
+be used is a 400, and so is one that refers to a conversation or a prompt on OpenAI's servers,
+because without it the answer would be to a different question.
 
-A request may go on from an answer that was kept (``previous_response_id``), and refer to items of
-one. Those are looked up between reading the body (``Draft``) and making a command of it.
+A request may continue from a stored response (``previous_response_id``) and refer to items of one.
+Both are looked up between reading the body (``Draft``) and making a command of it.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from cairn.http.responses.answers import (
 )
 from cairn.http.responses.conversation import (
     ignored_items,
-    ignored_tools,
     items_of,
     read_input,
     read_tools,
     referred_to,
 )
-from cairn.http.responses.formats import read_held
 from cairn.http.responses.objects import DeletedResponse, Echo, ItemPage, Response
 from cairn.http.service import Service
 from cairn.http.wire import parameters
 from cairn.http.wire.errors import ClientError, missing
+from cairn.http.wire.formats import ToolChoiceForm, read_constraint
 from cairn.http.wire.json import decode_object, to_struct
 from cairn.http.wire.limits import MESSAGES_MAX, check_count
-from cairn.http.wire.parameters import INT64_MAX, Ignored, ReuseFields, integer
+from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, integer
 from cairn.http.wire.suggestions import slip_for
 
 PROTOCOL = "openai.responses"
 
 _SEALED = "reasoning.encrypted_content"
 _PAGE = 20
+_TOOL_CHOICE = ToolChoiceForm(nested=False, named='{"type": "function", "name": ...}')
 _PAGE_MAX = 100
 
 
@@ -61,15 +60,11 @@ class _Reasoning(msgspec.Struct):
     summary: str | None = None
 
 
-class _Request(ReuseFields):
+class _Request(CommonFields):
     input: str | list[dict[str, Any]] | None = None
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     max_output_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -83,7 +78,6 @@ class _Request(ReuseFields):
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
-    seed: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -189,17 +183,20 @@ def read_responses_request(
     _refuse_elsewhere(wire)
     if wire.input is None:
         _refuse_slip(fields)
-    tools, calls = read_tools(wire.tools or ()), wire.tool_choice != "none"
-    held = read_held(
+    tools, ignored_tools = read_tools(wire.tools or ())
+    calls = wire.tool_choice != "none"
+    constraint, ignored_constraints = read_constraint(
         wire.text.format if wire.text is not None else None,
         wire.tool_choice,
         wire.parallel_tool_calls,
         tools if calls else (),
+        _TOOL_CHOICE,
+        format_at="text.format",
     )
     reasoning = wire.reasoning
     effort = reasoning.effort if reasoning is not None else None
     template, ignored_effort = parameters.thinking(effort, "reasoning.effort", facts)
-    sampling = parameters.sampling(facts, {"temperature": wire.temperature, "top_p": wire.top_p})
+    sampling = parameters.sampling(wire, facts)
     command = Generate(
         protocol=PROTOCOL,
         conversation=Conversation(
@@ -212,7 +209,7 @@ def read_responses_request(
         group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
         **parameters.reuse(wire),
         requested_model=parameters.model_name(wire.model),
-        constraint=held.constraint,
+        constraint=constraint,
     )
     form = Form(
         echo=_echo(wire, sampling.temperature, sampling.top_p),
@@ -226,7 +223,8 @@ def read_responses_request(
         referred=referred_to(wire.input),
         form=form,
         ignored=ignored.told(
-            _ignored(wire, fields) | held.ignored | ignored_effort, _Request.__struct_fields__
+            _ignored(wire, fields) | ignored_tools | ignored_constraints | ignored_effort,
+            _Request.__struct_fields__,
         ),
         wire=wire,
     )
@@ -393,7 +391,6 @@ def _refuse_slip(fields: Mapping[str, Any]) -> None:
 
 def _ignored(wire: _Request, fields: Mapping[str, Any]) -> set[str]:
     names = parameters.unknown(fields, _Request.__struct_fields__)
-    names |= ignored_tools(wire.tools or ())
     names |= ignored_items(wire.input)
     names |= {f"include.{name}" for name in wire.include or () if name != _SEALED}
     if wire.truncation not in (None, "disabled"):

@@ -1,23 +1,25 @@
 """
-The one border at which an error becomes an answer.
-
-By whose fault it is::
+Turns every exception into an HTTP error. The exceptions are named by whose fault they are::
 
     ClientError            the client's: a body, a parameter or a key cannot be used; 400, 401, ...
-    HTTPException          the client's: no such method or size; its own status
+    HTTPException          the client's: a wrong address, method or size; its own status
     RefusalError           the tree in ``actors/errors.py``; statuses in ``_REFUSALS``
-    anything else          ours: 500 with a fresh id, and a traceback in the log
+    anything else          ours: 500 with a new error id, and a traceback in the log
 
-The envelope is OpenAI's, ``{"error": {"message", "type", "param", "code"}}``; the module
-``anthropic_errors`` makes another of the same answer. Nothing of a traceback goes to a client.
+The body is OpenAI's, ``{"error": {"message", "type", "param", "code"}}``; ``messages/errors.py``
+makes Anthropic's of the same answer. No part of a traceback is sent to a client.
+
+A violated invariant gets here in two steps: the session that finds it puts the bug on record and
+ends its request with ``Broken``, a ``RefusalError`` with the bug's id; ``_REFUSALS`` below turns it
+into a 500 with the code ``kv_cache_inv_violation``.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import structlog
@@ -48,18 +50,18 @@ BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 
 log = structlog.get_logger(__name__)
 
-#: Asking again gives the same: the official clients would otherwise try twice more.
+#: Trying again gives the same result; without this header, the official clients try twice more.
 _NO_RETRY = MappingProxyType({"x-should-retry": "false"})
 
 
 class ClientError(Exception):
     """
-    The client's request cannot be used. Nothing was changed by it.
+    The client's request cannot be used. It changed nothing.
 
     Attributes:
-        message: what, where, and what to do instead.
-        param: the parameter, as a path into the body.
-        headers: further ones of the answer.
+        message: what is wrong, and what to send instead.
+        param: the path of the parameter in the body.
+        headers: further headers of the answer.
     """
 
     def __init__(
@@ -81,11 +83,11 @@ class ClientError(Exception):
 
 def missing(where: str, instead: str | None = None) -> ClientError:
     """
-    What to raise where a field is missing that has to be there.
+    The error for a missing required field.
 
     Args:
-        where: it, as a path into the body.
-        instead: a field that may have been sent for it.
+        where: the path of the field in the body.
+        instead: a field that may have been sent by mistake.
     """
     hint = "" if instead is None else f". Did you mean `{where}` instead of `{instead[:100]}`?"
     return ClientError(
@@ -97,13 +99,13 @@ def missing(where: str, instead: str | None = None) -> ClientError:
 
 def given(value: T | None, where: str) -> T:
     """
-    The value of a field that has to be there.
+    The value of a required field.
 
     Args:
-        where: it, as a path into the body.
+        where: the path of the field in the body.
 
     Raises:
-        ClientError: it is missing.
+        ClientError: the field is missing.
     """
     if value is None:
         raise missing(where)
@@ -128,10 +130,10 @@ class ErrorEnvelope(Sent):
 @attrs.frozen(kw_only=True)
 class ErrorAnswer:
     """
-    What a client is told of an error.
+    The answer to an error.
 
     Attributes:
-        ids: the request's, the session's and the bug's, as far as it has them, for the log.
+        ids: of the request, the session and the bug, as far as they are known, for the log.
     """
 
     status: int
@@ -152,13 +154,13 @@ class ErrorAnswer:
 @attrs.frozen(kw_only=True)
 class FormatPlaces:
     """
-    Where in a body the conversation, and what an answer is held to, stand, as paths.
+    The paths of the conversation and of the constraints on an answer in a protocol's bodies.
 
     Attributes:
         prompt: the conversation.
-        answer: what is asked of the answer's words.
-        schema: the schema of them.
-        parameters: that of a tool, of its ``{place}`` and ``{name}``.
+        answer: the format of the answer's text.
+        schema: the schema of that text.
+        parameters: the schema of a tool's parameters, with ``{place}`` and ``{name}`` of the tool.
     """
 
     prompt: str = "messages"
@@ -170,11 +172,11 @@ class FormatPlaces:
 @attrs.frozen(kw_only=True)
 class _Kind:
     """
-    What is the same of every refusal of a class.
+    The answer to every refusal of a class.
 
     Attributes:
-        of_prompt: whether ``param`` is the conversation, wherever that stands.
-        headers: where the refusal has no time to come back.
+        of_prompt: whether ``param`` is the path of the conversation.
+        headers: sent if the refusal has no time for trying again.
     """
 
     status: int
@@ -204,66 +206,66 @@ _REFUSALS: Mapping[type[RefusalError], _Kind] = {
         status=500, code="kv_cache_inv_violation", type="internal_error", headers=_NO_RETRY
     ),
 }
-"""
-All of ``RefusalError``'s tree but ``FormatRefused``, which says itself where its fault stands.
-"""
+"""All of ``RefusalError``'s tree but ``FormatRefused``, whose ``param`` follows from the error."""
 
 
 def describe(error: BaseException, places: FormatPlaces = FormatPlaces()) -> ErrorAnswer:
     """
-    What to tell the client. Writes to the log where the error is not foreseen.
+    The answer to an error. Logs unexpected errors.
 
     Args:
-        places: in the bodies of its protocol.
+        places: where things are in the bodies of the protocol.
     """
     error = cause_of(error)
-    match error:
-        case ClientError():
-            return ErrorAnswer(
-                status=error.status,
-                message=error.message,
-                type="invalid_request_error",
-                code=error.code,
-                param=error.param,
-                headers=error.headers,
-            )
-        case RefusalError():
-            named = ("request", "session", "bug_id")
-            ids = {name: value for name in named if (value := getattr(error, name, None))}
-            answer = _refusal(error, places)
-            headers = {**answer.headers, **request_header(error.request)}
-            return attrs.evolve(answer, ids=ids, headers=headers)
-        case HTTPException():
-            return _http(error)
-        case _:
-            return _unforeseen(error)
+    for kind in type(error).__mro__:
+        if (answer := _ANSWERS.get(kind)) is not None:
+            return answer(error, places)
+    return _unexpected(error, places)
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The error itself, where a nursery on the way has wrapped it in a group of one."""
+    """The error itself, if a nursery has wrapped it in a group of one."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
-def _refusal(error: RefusalError, places: FormatPlaces) -> ErrorAnswer:
-    if isinstance(error, FormatRefused):
-        return _format(error, places)
-    told = _REFUSALS.get(type(error))
-    if told is None:  # a refusal that was added to the tree and not to this border
-        return _unforeseen(error)
-    retry_after_s = getattr(error, "retry_after_s", None)
+def _client_error(error: ClientError, places: FormatPlaces) -> ErrorAnswer:
     return ErrorAnswer(
-        status=told.status,
+        status=error.status,
         message=error.message,
-        type=told.type,
-        code=told.code,
-        param=places.prompt if told.of_prompt else told.param,
-        headers=told.headers if retry_after_s is None else _retry_after(retry_after_s),
+        type="invalid_request_error",
+        code=error.code,
+        param=error.param,
+        headers=error.headers,
     )
 
 
-def _format(error: FormatRefused, places: FormatPlaces) -> ErrorAnswer:
+def _refusal(error: RefusalError, places: FormatPlaces) -> ErrorAnswer:
+    kind = _REFUSALS.get(type(error))
+    if kind is None:  # a refusal that is in the tree, but not in the table
+        return _with_ids(_unexpected(error, places), error)
+    retry_after_s = getattr(error, "retry_after_s", None)
+    answer = ErrorAnswer(
+        status=kind.status,
+        message=error.message,
+        type=kind.type,
+        code=kind.code,
+        param=places.prompt if kind.of_prompt else kind.param,
+        headers=kind.headers if retry_after_s is None else _retry_after(retry_after_s),
+    )
+    return _with_ids(answer, error)
+
+
+def _with_ids(answer: ErrorAnswer, error: RefusalError) -> ErrorAnswer:
+    """The answer with the ids that the error has, for the log and the headers."""
+    named = ("request", "session", "bug_id")
+    ids = {name: value for name in named if (value := getattr(error, name, None))}
+    headers = {**answer.headers, **request_header(error.request)}
+    return attrs.evolve(answer, ids=ids, headers=headers)
+
+
+def _format_refused(error: FormatRefused, places: FormatPlaces) -> ErrorAnswer:
     where, hint = places.answer, f"leave out {places.answer} and tool_choice"
     match error.about:
         case "schema" if error.tool is not None:
@@ -276,21 +278,22 @@ def _format(error: FormatRefused, places: FormatPlaces) -> ErrorAnswer:
             where, hint = "tool_choice", "send auto, or leave it out"
         case "calls_beside":
             hint = f"send {places.answer} without tools, or tools without it"
-    return ErrorAnswer(
+    answer = ErrorAnswer(
         status=400,
         message=f"{where}: an answer cannot be constrained to this: {error.fact}; {hint}",
         type="invalid_request_error",
         code="format_refused",
         param=where,
     )
+    return _with_ids(answer, error)
 
 
 def request_header(request: str | None) -> dict[str, str]:
-    """The header by which a client can name its request to the operator."""
+    """The header with the id by which a client can report its request to the operator."""
     return {} if request is None else {"x-request-id": request}
 
 
-def _http(error: HTTPException) -> ErrorAnswer:
+def _http_error(error: HTTPException, places: FormatPlaces) -> ErrorAnswer:
     status = error.code or 500
     match status:
         case 405:
@@ -321,12 +324,12 @@ def _http(error: HTTPException) -> ErrorAnswer:
 
 
 def _methods(error: HTTPException) -> list[str]:
-    """What an address takes, first those that do something there."""
+    """The methods that an address accepts, ``HEAD`` and ``OPTIONS`` last."""
     methods = getattr(error, "valid_methods", None) or ()
     return sorted(methods, key=lambda name: (name in ("HEAD", "OPTIONS"), name))
 
 
-def _unforeseen(error: BaseException) -> ErrorAnswer:
+def _unexpected(error: BaseException, places: FormatPlaces) -> ErrorAnswer:
     error_id = str(uuid.uuid4())
     log.error("unexpected error", error_id=error_id, exc_info=error)
     return ErrorAnswer(
@@ -340,3 +343,12 @@ def _unforeseen(error: BaseException) -> ErrorAnswer:
 
 def _retry_after(seconds: int) -> dict[str, str]:
     return {"retry-after": str(max(1, seconds))}
+
+
+_ANSWERS: Final[Mapping[type, Callable[[Any, FormatPlaces], ErrorAnswer]]] = {
+    ClientError: _client_error,
+    FormatRefused: _format_refused,
+    RefusalError: _refusal,
+    HTTPException: _http_error,
+}
+"""By class, the function that answers an error of it or of a subclass."""

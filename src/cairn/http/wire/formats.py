@@ -1,6 +1,6 @@
 """
-What an answer is to be held to, as far as it is the same in every protocol. No protocol's types
-stand here.
+The constraints that a request puts on its answer: the format of its text, and the tools that it may
+or must call. Shared by all protocols; OpenAI's two spellings of ``tool_choice`` are read here.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from cairn.engine.json_text import fault_of
 from cairn.http.wire.errors import ClientError, missing
 
 _FORMATS = ("text", "json_object", "json_schema")
+_CHOICES = ("none", "auto", "required")
+
+Tool = Mapping[str, Any]
 
 
 @attrs.frozen(kw_only=True)
 class Choice:
     """
-    What a client says of calls.
+    Which calls an answer may or must make.
 
     Attributes:
-        required: whether there has to be one.
-        named: of which tool; None for any. Then there is exactly one.
-        named_at: where it is named, as a path into the body.
-        one_call: not several calls.
+        required: whether it must make a call.
+        named: the only tool that it may call, exactly once; None for any tool.
+        named_at: the path of that name in the body.
+        one_call: whether it may make at most one call.
     """
 
     required: bool = False
@@ -43,15 +46,15 @@ def constraint_of(
     strict: bool,
 ) -> Constraint | None:
     """
-    What the answer is held to; None for nothing.
+    The constraint on an answer; None for none.
 
     Args:
-        schema: of the answer's words; None for any.
-        tools: those on offer, in canonical form.
-        strict: refuse a schema of which something cannot be held.
+        schema: of the answer's text; None for any text.
+        tools: those that may be called, in canonical form.
+        strict: whether to refuse a schema that cannot be enforced completely.
 
     Raises:
-        ClientError: there has to be a call, and there is no tool for it.
+        ClientError: a call is required, and there is no tool for it.
     """
     offered = tuple(tool["function"]["name"] for tool in tools)
     if not choice.required:
@@ -77,11 +80,11 @@ def ignored_strict(
     tools: Sequence[Mapping[str, Any]], constraint: Constraint | None
 ) -> frozenset[str]:
     """
-    ``tools.strict``, where a tool on offer asks that its calls be held to its schema and they are
-    not: free calls are held to nothing.
+    ``tools.strict``, if a tool asks that its calls be constrained to its schema and they are not:
+    calls that the model is free to make are not constrained.
 
     Args:
-        tools: those on offer, in canonical form.
+        tools: those that may be called, in canonical form.
     """
     held = constraint.calls if constraint is not None else ()
     functions = [tool["function"] for tool in tools]
@@ -93,38 +96,125 @@ def ignored_format(
     given: Mapping[str, Any] | None, constraint: Constraint | None, where: str
 ) -> frozenset[str]:
     """
-    The format, where calls have to be: then no words are, which could be of it.
+    The format, if a call is required: then there is no text to be constrained.
 
     Args:
         given: the format, with its ``type``.
-        where: it stands, as a path into the body.
+        where: its path in the body.
     """
     wanted = given is not None and given.get("type", "text") != "text"
     calls = constraint is not None and constraint.schema is None
     return frozenset({where} if wanted and calls else ())
 
 
-def allowed_tools(
-    mode: Any, names: Any, tools: Sequence[Mapping[str, Any]], where: str
-) -> tuple[Choice, tuple[Mapping[str, Any], ...] | None]:
+@attrs.frozen(kw_only=True)
+class ToolChoiceForm:
     """
-    What a choice of the type ``allowed_tools`` says, and the tools that it leaves.
+    How one of OpenAI's protocols spells ``tool_choice``.
+
+    Attributes:
+        nested: whether a function, and the list of allowed tools, are objects within the choice.
+        named: how to name a function, for error messages.
+    """
+
+    nested: bool
+    named: str
+
+    def within(self, found: Mapping[str, Any], field: str) -> Any:
+        """The object within another one, or that one itself."""
+        return found.get(field) if self.nested else found
+
+    def at(self, where: str, field: str) -> str:
+        """The path of that object."""
+        return f"{where}.{field}" if self.nested else where
+
+
+def read_constraint(
+    answer_format: Mapping[str, Any] | None,
+    choice: str | Mapping[str, Any] | None,
+    parallel: bool | None,
+    tools: Sequence[Tool],
+    form: ToolChoiceForm,
+    *,
+    format_at: str,
+    schema_within: str | None = None,
+) -> tuple[Constraint | None, frozenset[str]]:
+    """
+    The constraint that a request of OpenAI's protocols puts on its answer, None for none; and the
+    parameters of it that are ignored, as paths.
 
     Args:
-        names: of the tools that are allowed; None where they are no list.
-        where: mode and list stand, as a path into the body.
+        parallel: whether several calls are allowed; None if the request does not say.
+        tools: those that may be called, in canonical form.
+        format_at: the path of the format.
+        schema_within: the field of the format that holds the schema; None for the format itself.
 
     Raises:
-        ClientError: the mode is unknown, or there is no list.
+        ClientError: a format or a choice is unknown, or there is no tool for it.
     """
+    schema, strict = read_format(answer_format or {}, format_at, within=schema_within)
+    wanted, allowed = _read_tool_choice(choice, tools, form)
+    ignored: set[str] = set()
+    if allowed is not None and not wanted.required:
+        # Calls that the model is free to make are not constrained.
+        ignored.add(f"{form.at('tool_choice', 'allowed_tools')}.tools")
+        allowed = None
+    constraint = constraint_of(
+        schema,
+        attrs.evolve(wanted, one_call=parallel is False),
+        tools if allowed is None else allowed,
+        strict=strict,
+    )
+    if parallel is False and constraint is None and tools:
+        ignored.add("parallel_tool_calls")
+    ignored |= ignored_strict(tools, constraint)
+    ignored |= ignored_format(answer_format, constraint, format_at)
+    return constraint, frozenset(ignored)
+
+
+def _read_tool_choice(
+    choice: str | Mapping[str, Any] | None, tools: Sequence[Tool], form: ToolChoiceForm
+) -> tuple[Choice, tuple[Tool, ...] | None]:
+    """The choice, and the tools to which it is limited; None for all."""
+    if choice is None or choice in _CHOICES:
+        return Choice(required=choice == "required"), None
+    if isinstance(choice, str):
+        raise ClientError(
+            f"tool_choice is {choice[:40]!r}; it must be one of {', '.join(_CHOICES)}, or name a "
+            f"function: {form.named}",
+            param="tool_choice",
+        )
+    if choice.get("type") == "allowed_tools":
+        return _read_allowed_tools(choice, tools, form)
+    function = form.within(choice, "function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    kind = choice.get("type", "function" if form.nested else None)
+    if kind != "function" or not isinstance(name, str):
+        raise ClientError(
+            f"tool_choice is an object that does not name a function; send {form.named}",
+            param="tool_choice",
+            code="unsupported_value",
+        )
+    where = form.at("tool_choice", "function")
+    return Choice(required=True, named=name, named_at=f"{where}.name"), None
+
+
+def _read_allowed_tools(
+    choice: Mapping[str, Any], tools: Sequence[Tool], form: ToolChoiceForm
+) -> tuple[Choice, tuple[Tool, ...]]:
+    where = form.at("tool_choice", "allowed_tools")
+    holder = object_at(form.within(choice, "allowed_tools"), where)
+    mode, listed = holder.get("mode"), holder.get("tools")
     if mode not in ("auto", "required"):
         raise ClientError(f"{where}.mode must be auto or required", param=f"{where}.mode")
-    if names is None:
+    if not isinstance(listed, list):
         raise ClientError(
             f"{where}.tools must be a list", param=f"{where}.tools", code="invalid_type"
         )
-    among = tuple(tool for tool in tools if tool["function"]["name"] in names)
-    return Choice(required=mode == "required"), among
+    functions = [form.within(one, "function") for one in listed if isinstance(one, dict)]
+    names = [one.get("name") for one in functions if isinstance(one, dict)]
+    allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
+    return Choice(required=mode == "required"), allowed
 
 
 def read_format(
@@ -134,11 +224,11 @@ def read_format(
     The schema of the answer, None for any text, and whether it is strict.
 
     Args:
-        where: the format stands, as a path into the body.
-        within: its field that holds the schema; None where that stands in the format itself.
+        where: the path of the format in the body.
+        within: the field of the format that holds the schema; None for the format itself.
 
     Raises:
-        ClientError: it is unknown, or its schema cannot be read.
+        ClientError: the format is unknown, or its schema cannot be read.
     """
     kind = given.get("type", "text")
     if kind not in _FORMATS:
@@ -151,7 +241,7 @@ def read_format(
         return None, False
     if kind == "json_object":
         if given.get("schema") is not None:
-            # Other servers take one here. To pass over it would promise what is not held.
+            # Other servers accept a schema here. Ignoring it would promise what is not enforced.
             raise ClientError(
                 f"{where}.schema is not supported with json_object; use the type json_schema",
                 param=f"{where}.schema",
@@ -172,10 +262,10 @@ def read_format(
 
 def schema_at(found: Any, where: str) -> Mapping[str, Any]:
     """
-    The schema that stands at a place of the body.
+    The schema at a path of the body.
 
     Raises:
-        ClientError: there is none, or it cannot be read.
+        ClientError: it is missing, or cannot be read.
     """
     schema = object_at(found, where)
     if (fault := fault_of(dict(schema))) is not None:
@@ -185,10 +275,10 @@ def schema_at(found: Any, where: str) -> Mapping[str, Any]:
 
 def object_at(found: Any, where: str) -> Mapping[str, Any]:
     """
-    The object that stands at a place of the body.
+    The object at a path of the body.
 
     Raises:
-        ClientError: there is none.
+        ClientError: it is missing, or is not an object.
     """
     if found is None:
         raise missing(where)

@@ -6,6 +6,7 @@ No protocol's types stand here; every adapter uses it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypedDict, get_args
@@ -35,17 +36,24 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 INT64_MAX = 2**63 - 1
 
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
 #: A client may make up any number of names; the answer has so many, cut to so many characters.
 _IGNORED_MAX = 64
 _IGNORED_NAME_MAX = 100
 
 
-class ReuseFields(msgspec.Struct, kw_only=True):
+class CommonFields(msgspec.Struct, kw_only=True):
     """
-    What the body of every protocol may say of what its prompt is built on, and what is kept of it.
-    These stand behind the fields of the protocol.
+    The fields that a request of every protocol may have: the model, sampling, and Cairn's own
+    extensions.
     """
 
+    model: str | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
     cache_prompt: bool | None = None
     cache_mode: str | None = None
     session_id: str | None = None
@@ -53,7 +61,7 @@ class ReuseFields(msgspec.Struct, kw_only=True):
 
 
 class Reuse(TypedDict):
-    """The same as a command has it."""
+    """Cairn's own extensions, as a command has them."""
 
     session_name: str | None
     cache_prompt: bool
@@ -107,22 +115,34 @@ def unknown(fields: Mapping[str, Any], known: Iterable[str]) -> set[str]:
     return {name for name in fields.keys() - set(known) if fields[name] is not None}
 
 
-def sampling(facts: ServerFacts, given: Mapping[str, Any]) -> Sampling:
+def sampling(wire: CommonFields, facts: ServerFacts) -> Sampling:
     """
-    The parameters of sampling, with the server's where a request says nothing.
-
-    Args:
-        given: by the names of ``Sampling``; None where nothing is said.
+    The sampling parameters of a request, with the server's defaults for those that it leaves out.
 
     Raises:
-        ClientError: one of them is out of its range.
+        ClientError: one of them is out of range.
     """
+    names = [field.name for field in attrs.fields(Sampling)]
+    given = {name: value for name in names if (value := getattr(wire, name, None)) is not None}
     integer("top_k", given.get("top_k"), 0, INT64_MAX)
-    said = {name: value for name, value in given.items() if value is not None}
+    if "logit_bias" in given:
+        given["logit_bias"] = _biases(given["logit_bias"], facts.vocabulary_tokens)
     try:
-        return attrs.evolve(facts.defaults, **said)
+        return attrs.evolve(facts.defaults, **given)
     except ValueError as error:  # its message begins with the parameter's name
         raise ClientError(str(error), param=str(error).split()[0]) from error
+
+
+def _biases(wire: Mapping[str, float], vocabulary_tokens: int) -> dict[int, float]:
+    for token in wire:
+        # A row of logits has no element for another id, and the device does not check.
+        if not _TOKEN_ID.fullmatch(token) or int(token) >= vocabulary_tokens:
+            raise ClientError(
+                f"logit_bias has the key {token[:NAME_MAX]!r}, which is not a token id of this "
+                f"model; its token ids are 0 to {vocabulary_tokens - 1}",
+                param="logit_bias",
+            )
+    return {int(token): bias for token, bias in wire.items()}
 
 
 def seed(value: int | None) -> int | None:
@@ -205,9 +225,9 @@ def model_name(value: str | None) -> str:
     return value or ""
 
 
-def reuse(wire: ReuseFields) -> Reuse:
+def reuse(wire: CommonFields) -> Reuse:
     """
-    What a request is built on, and what is kept of it.
+    What a request may reuse, and for how long to keep its cache.
 
     Raises:
         ClientError: a value cannot be used.
