@@ -220,7 +220,7 @@ def test_the_tutorial_does_what_it_says(terminal: Terminal):
     [
         ("broken: 0", "broken: 0", True),
         ("broken: 0", "broken: 2", False),
-        ("broken: 0", "broken: 0, and 7 that may follow", False),
+        ("broken: 0", "broken: 0, and 7 that may be consequences", False),
         ("1", "2", False),
         ("1", "11", False),
         ("64 cached: …", "64 cached: words", True),

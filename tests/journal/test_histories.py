@@ -17,8 +17,8 @@ from cairn.journal.export import read_base, read_export
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
+from cairn.journal.verification import Verification
 from cairn.ops.drills import DRILLS
-from cairn.ops.journal.verify import Verification
 
 HISTORIES = Path(__file__).resolve().parents[1] / "histories"
 EXPECTED: dict[str, list[dict[str, Any]]] = json.loads(
@@ -163,11 +163,11 @@ def test_a_forged_end_is_found_by_a_saved_head():
     first = next(place for place, row in enumerate(forged) if row != before[place])
     assert 0 < first < len(before) == len(forged)
     for kept, place in ((before[first - 1].hash, first), (before[-1].hash, None)):
-        checked = Verification(may_be_excerpt=True, kept=kept)
+        checked = Verification(may_be_excerpt=True, saved_head=kept)
         for row in forged:
             checked.feed(row)
         assert [] == list(checked.findings())
-        assert place == checked.kept_at
+        assert place == checked.saved_at
 
 
 @pytest.mark.parametrize("path", sorted(HISTORIES.iterdir()), ids=lambda path: path.name)

@@ -264,7 +264,7 @@ def test_a_bug_that_was_pruned(run, stored):
         assert f"Bug {bug_id} was pruned with the rows up to " in told.stderr
     result = run("verify")
     assert 0 == result.exit_code
-    assert "\n1 violation on record was pruned\n" in result.stdout
+    assert "\npruned: 1 violation on record\n" in result.stdout
     assert there(folder)[0] is not None
 
 
@@ -491,10 +491,10 @@ def test_verify_of_what_is_left(run, pruned: Path):
     """It holds, and says on what it stands."""
     result = run("verify")
     assert 0 == result.exit_code
-    assert f"begins: at row {FIRST_RUN + 1}, on a base in the place of the rows" in result.stdout
+    assert f"begins: at row {FIRST_RUN + 1}, with a base that replaces the rows" in result.stdout
     assert "(journal_pruned at row " in result.stdout
     assert "broken: 0\n" in result.stdout
-    assert "or what stood in the rows that were pruned; compare head with one" in result.stdout
+    assert "or changes to rows that were pruned. To check for that, pass a head" in result.stdout
 
 
 def test_kept_heads(run, pruned: Path):
@@ -506,14 +506,14 @@ def test_kept_heads(run, pruned: Path):
     for place in (FIRST_RUN, len(rows)):
         result = run("verify", "--head", rows[place - 1].hash)
         words = (
-            f"kept head: in the chain, at row {place}; the base was made after that head: what "
-            f"stood below row {FIRST_RUN + 1} rests on who pruned\n"
+            f"saved head: in the chain, at row {place}; the base was made after that head, "
+            f"which does not vouch for the rows before row {FIRST_RUN + 1}\n"
         )
         assert (3, True) == (result.exit_code, words in result.stdout)
     last = there(pruned)[1][-1]
     result = run("verify", "--head", last.hash)
     assert 0 == result.exit_code
-    assert f"kept head: in the chain, at row {last.position}\n" in result.stdout
+    assert f"saved head: in the chain, at row {last.position}\n" in result.stdout
     assert 3 == run("verify", "--head", "0" * 64).exit_code
     result = run("verify", "--head", rows[4].hash)
     assert 3 == result.exit_code
@@ -693,12 +693,10 @@ def test_one_session_of_a_pruned_journal(run, stored, tmp_path: Path):
     assert begins == excerpt_from_line(excerpt_to_line(begins))
     result = run("verify", export)
     assert 3 == result.exit_code
-    words = (
-        f"begins: behind row {base.position}; {begins.seq} rows of session/s1 were pruned, with "
-    )
+    words = f"begins: after row {base.position}; {begins.seq} rows of session/s1 were pruned, with "
     assert f"{words}base {base.digest}\n" in result.stdout
     assert "broken: 0\n" in result.stdout
-    assert "what stood in the rows that were pruned" in result.stdout
+    assert "or changes to rows that were pruned" in result.stdout
     assert "one session's rows only" in run("replay", "s1", export).stderr
 
     first, *lines = export.read_bytes().splitlines(keepends=True)

@@ -88,11 +88,11 @@ def test_what_may_follow(run, tmp_path: Path):
     assert "first broken: row 12" == lines[1]
     behind = [line for line in lines[2:] if "\t" in line]
     assert behind
-    assert all(line.endswith("\tnot on record\tmay follow from it") for line in behind)
-    assert f"broken: 1, and {len(behind)} that may follow" == lines[-1]
+    assert all(line.endswith("\tnot on record\tmay be a consequence") for line in behind)
+    assert f"broken: 1, and {len(behind)} that may be consequences" == lines[-1]
     rows[30] = attrs.evolve(rows[30], time_us=0)
     lines = run("verify", write(tmp_path / "x.jsonl", rows)).stdout.splitlines()
-    assert f"broken: 2, and {len(behind)} that may follow" == lines[-1]
+    assert f"broken: 2, and {len(behind)} that may be consequences" == lines[-1]
 
 
 @pytest.mark.parametrize("invariant", BREAKABLE)
@@ -100,7 +100,7 @@ def test_what_is_on_record_follows_from_nothing(run, stored, invariant: str):
     """The server found it on a fold that holds."""
     stored(broken(invariant)[0])
     stdout = run("verify").stdout
-    assert "may follow" not in stdout
+    assert "may be a consequence" not in stdout
     assert "first broken" not in stdout
 
 
@@ -111,12 +111,12 @@ def test_a_kept_head(run, stored, tmp_path: Path):
     for kept, row in ((rows[-1].hash, 31), (rows[19].hash.upper(), 20), ("0" * 64, 0)):
         result = run("verify", "--head", kept)
         assert 0 == result.exit_code
-        assert f"kept head: in the chain, at row {row}\n" in result.stdout
+        assert f"saved head: in the chain, at row {row}\n" in result.stdout
     cut = write(tmp_path / "x.jsonl", rows[:-1])
     assert 0 == run("verify", cut).exit_code
     result = run("verify", cut, "--head", rows[-1].hash)
     assert 1 == result.exit_code
-    assert "kept head: not in the chain" in result.stdout
+    assert "saved head: not in the chain" in result.stdout
     assert result.stdout.endswith("broken: 0\n")
 
 
@@ -126,7 +126,7 @@ def test_a_kept_head_and_an_excerpt(run, tmp_path: Path):
     excerpt = write(tmp_path / "x.jsonl", [row for row in rows if row.stream == "session/s1"])
     result = run("verify", excerpt, "--head", rows[0].hash)
     assert 3 == result.exit_code
-    assert "kept head: not in this excerpt" in result.stdout
+    assert "saved head: not in this excerpt" in result.stdout
 
 
 @pytest.mark.parametrize("kept", ["", "abc", "g" * 64])
@@ -141,9 +141,12 @@ def test_what_it_cannot_see_is_said(run, stored):
     """In the help and in every answer."""
     stored(healthy())
     assert (
-        "not seen: rows cut off at the end, or a whole chain written anew" in run("verify").stdout
+        "This cannot detect rows removed from the end, or a completely rewritten chain. To"
+        in run("verify").stdout
     )
-    assert "rows cut off at the end" in " ".join(run("verify", "--help").stdout.split())
+    assert "It cannot detect rows removed from the end" in " ".join(
+        run("verify", "--help").stdout.split()
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -17,10 +17,10 @@ import attrs
 import click
 
 from cairn.journal.errors import JournalError
+from cairn.journal.verification import Verification
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import Source
 from cairn.ops.common.output import printable, table
-from cairn.ops.journal.verify import Verification
 from cairn_bench import long_report, report
 from cairn_bench.long import DEADLINE_S, OVER, hold
 from cairn_bench.long_chart import chart

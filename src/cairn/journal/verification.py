@@ -1,0 +1,222 @@
+"""
+Verifies the rows of a journal or of an export: the hash chain and all invariants.
+
+What was left out of an export cannot be checked:
+
+1. Without private contents the chain can be checked, because it covers their digests. The
+   invariants cannot, because the fold needs token ids.
+2. In an excerpt (the rows of one session), each row's own hash can be checked, its link to the row
+   before if that is present, and that no row of the session is missing before it. The first line of
+   an excerpt says how many rows were pruned; only the journal can confirm the number.
+
+If the first rows were pruned, the base that replaces them is checked against the row that names it.
+What the pruned rows contained cannot be checked; whether the base describes them correctly depends
+on who pruned the journal.
+
+A chain without its last rows is valid, and so is one that was rewritten from its beginning. Only a
+head that was saved earlier can show the difference. It vouches for the rows before it, and not for
+a base that was made after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from cairn.journal import events as ev
+from cairn.journal.base import Base, base_fault
+from cairn.journal.codec import GENESIS, Row, chain_fault, decode
+from cairn.journal.errors import DamagedRow, UnknownEvent
+from cairn.journal.export import Excerpt, read_base, read_excerpt, read_export
+from cairn.journal.replay import Finding, Replay
+
+_NAMESPACE = uuid.UUID("0d6cf0d6-54b3-5d0c-8a7b-6f4f5b3c9a27")
+
+
+def verify_export(path: Path, *, saved_head: str | None = None) -> Verification:
+    """
+    Verify an export.
+
+    Args:
+        path: the file, not compressed.
+        saved_head: a head of this journal that was saved earlier, to look for.
+
+    Raises:
+        StoreError: the file cannot be read, or a line of it is not a row.
+        DamagedRow: a row of an unbroken chain cannot be decoded.
+        UnknownEvent: the journal was written by a newer Cairn.
+    """
+    verification = Verification(
+        may_be_excerpt=True,
+        saved_head=saved_head,
+        base=read_base(path),
+        begins=read_excerpt(path),
+    )
+    for row in read_export(path):
+        verification.feed(row)
+    return verification
+
+
+class Verification:
+    """
+    What can be checked of a journal's rows. ``feed`` it all rows in order, then read the result.
+
+    Args:
+        may_be_excerpt: whether the rows may be those of one session only, as in an export.
+        saved_head: a head of this journal that was saved earlier, to look for.
+        base: replaces the first rows of a pruned journal.
+        begins: the first line of an excerpt from a pruned journal.
+
+    Attributes:
+        rows: how many were fed.
+        head: the hash of the last one.
+        left_out: how many rows lack their private contents.
+        excerpt: whether these are the rows of one session only.
+        saved_at: the row whose hash is ``saved_head``; None if it was not found.
+        pruned: the last ``journal_pruned`` event and its position.
+    """
+
+    def __init__(
+        self,
+        *,
+        may_be_excerpt: bool,
+        saved_head: str | None = None,
+        base: Base | None = None,
+        begins: Excerpt | None = None,
+    ) -> None:
+        self.rows = 0
+        self.base = base
+        self.head = GENESIS if base is None else base.head
+        self.saved_at = 0 if saved_head == GENESIS else None
+        if base is not None and saved_head == base.head:
+            self.saved_at = base.position
+        self.left_out = 0
+        self.begins = begins
+        self.excerpt = begins is not None
+        self.pruned: tuple[int, ev.JournalPruned] | None = None
+        self._saved_head = saved_head
+        # The rows of one session have no base.
+        self._may_be_excerpt = may_be_excerpt and base is None
+        self._without_state = base is not None and base.state is None
+        self._replay = Replay(base)
+        self._before: Row | None = None
+        self._chain: list[Finding] = []
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything could be checked."""
+        return not self.left_out and not self.excerpt and not self._without_state
+
+    def feed(self, row: Row) -> None:
+        """
+        Check the next row.
+
+        Raises:
+            DamagedRow: a row of an unbroken chain cannot be decoded.
+            UnknownEvent: the journal was written by a newer Cairn.
+        """
+        self.rows += 1
+        if self._before is None and row.position > 1 and row.stream.startswith("session/"):
+            self.excerpt = self.excerpt or self._may_be_excerpt
+        if row.private is None and row.private_digest:
+            self.left_out += 1
+        if self.excerpt:
+            self._feed_excerpt(row)
+        elif self.left_out or self._without_state:
+            self._feed_chain(row)
+        else:
+            self._replay.feed(row)
+        if row.kind == ev.JournalPruned.kind:
+            self._note_pruned(row)
+        self._before = row
+        self.head = row.hash
+        if row.hash == self._saved_head:
+            self.saved_at = row.position
+
+    @property
+    def vouched_for(self) -> bool:
+        """Whether the saved head is in the chain, and no base was made after it."""
+        if self.saved_at is None:
+            return False
+        return self.base is None or (self.pruned is not None and self.pruned[0] <= self.saved_at)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """All violations, in the order of rows."""
+        if not self.whole and not self.excerpt:
+            self._check_base()
+        found = (*self._replay.report(whole=self.whole).findings, *self._chain)
+        return tuple(sorted(found, key=lambda finding: finding.position))
+
+    def _note_pruned(self, row: Row) -> None:
+        # A changed row may not decode to an event; its hash shows that it was changed.
+        with contextlib.suppress(DamagedRow, UnknownEvent):
+            event = decode(row).event
+            if isinstance(event, ev.JournalPruned):
+                self.pruned = row.position, event
+
+    def _check_base(self) -> None:
+        """Check that the base is the one that the journal names, without folding it."""
+        fault = base_fault(self.base, self.pruned[1] if self.pruned else None)
+        if fault is not None:
+            at = self.base.position if self.base is not None else 0
+            self._chain.append(_unrecorded(f"{self.head}/{at}/{fault[0]}", at, *fault))
+
+    def _feed_chain(self, row: Row) -> None:
+        fault = chain_fault(row, self.head)
+        if fault is not None:
+            self._broken(row, *fault)
+
+    def _feed_excerpt(self, row: Row) -> None:
+        stream, seq, position, head = self._reached(row)
+        fault = chain_fault(row, head if row.position == position + 1 else row.previous_hash)
+        if fault is not None:
+            self._broken(row, *fault)
+        if row.stream != stream:
+            self._broken(row, "rows are missing before it", f"more of {stream}", row.stream)
+        elif row.position <= position:
+            expected = f"one above {position}"
+            self._broken(row, "rows are not in order", expected, str(row.position))
+        elif row.seq != seq + 1:
+            words = f"rows of {row.stream} are missing before it"
+            self._broken(row, words, str(seq + 1), str(row.seq))
+
+    def _reached(self, row: Row) -> tuple[str, int, int, str]:
+        """The place of an excerpt before a row: (stream, seq, position, hash)."""
+        if (before := self._before) is not None:
+            return before.stream, before.seq, before.position, before.hash
+        if (begins := self.begins) is not None:
+            return begins.stream, begins.seq, begins.base.position, begins.base.head
+        return row.stream, 0, 0, GENESIS
+
+    def _broken(self, row: Row, message: str, expected: str, actual: str) -> None:
+        name = f"{row.hash}/{row.position}/{message}"
+        self._chain.append(_unrecorded(name, row.position, message, expected, actual))
+
+
+def _unrecorded(name: str, position: int, message: str, expected: str, actual: str) -> Finding:
+    """A break of the chain that is not on record. Its bug id is derived from ``name``."""
+    return Finding(
+        bug_id=str(uuid.uuid5(_NAMESPACE, name)),
+        invariant="INV-8",
+        position=position,
+        session=None,
+        message=message,
+        expected=expected,
+        actual=actual,
+        recorded=False,
+        reproduced=True,
+    )
+
+
+def consequences(findings: Sequence[Finding]) -> set[str]:
+    """
+    The bug ids of violations that may be consequences of an earlier one.
+
+    The fold skips the first row that it cannot apply and goes on without that row's effects, so
+    later decisions may look wrong too. Breaks of the chain are independent of the fold. Violations
+    on record were found by the server, whose fold stops at the first one.
+    """
+    unrecorded = [finding for finding in findings if not finding.recorded]
+    return {finding.bug_id for finding in unrecorded[1:] if finding.invariant != "INV-8"}
