@@ -1,4 +1,4 @@
-"""What the documentation says is there is there, and what is there is in the documentation."""
+"""What the documentation names exists, and what exists is in the documentation."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 
 def relative(path: Path) -> str:
-    """A page's name, for the test's own."""
+    """A page's path in the repository, as the test's id."""
     return path.relative_to(ROOT).as_posix()
 
 
 def section(page: Path, heading: str) -> str:
-    """The text below a heading, up to the next one of its kind."""
+    """The text below a heading, up to the next heading of its level."""
     found = re.split(rf"^## {re.escape(heading)}$", page.read_text(encoding="utf-8"), flags=re.M)
     assert 2 == len(found), f"{relative(page)} has no section {heading}"
     return re.split(r"^## ", found[1], flags=re.M)[0]
 
 
 def first_cells(table: str) -> list[str]:
-    """The first cells of a table's rows, without quotes, heads and rules."""
+    """The first cells of a table's rows, without backticks, header and rule."""
     cells = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")]
     return [cell.strip("`") for cell in cells[2:]]
 
 
 def quoted(page: Path) -> Iterator[str]:
-    """What stands in backticks on a page, outside code blocks."""
+    """Everything in backticks on a page, outside code blocks."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     yield from re.findall(r"`([^`\n]+)`", text)
 
 
 def anchors(page: Path) -> set[str]:
-    """The names by which a page's headings are linked."""
+    """The anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_paths_named_on_a_page_exist(page: Path):
-    """Every path of the repository in backticks, in text or in a command, is there."""
+    """Every path of the repository in backticks, in text or in a command, exists."""
     words = [word for code in quoted(page) for word in code.split()]
     named = [word.rstrip(".,;:") for word in words if word.startswith(ROOMS)]
     assert [] == [path for path in named if not (ROOT / path).exists()]
@@ -71,9 +71,7 @@ def test_paths_named_on_a_page_exist(page: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_links_inside_the_repository_lead_somewhere(page: Path):
-    """
-    Every link and picture that is no address leads to a file, and to a heading if it names one.
-    """
+    """Every relative link and picture leads to a file, and to a heading if it names one."""
     text = page.read_text(encoding="utf-8")
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -86,12 +84,12 @@ def test_links_inside_the_repository_lead_somewhere(page: Path):
     assert [] == broken
 
 
-def test_every_kind_of_event_is_told_and_no_other():
+def test_every_kind_of_event_is_described_and_no_other():
     """The table of events has a row for each kind, in the order of ``ALL_EVENTS``."""
     assert [event.kind for event in ALL_EVENTS] == first_cells(section(ARCHITECTURE, "Events"))
 
 
-def test_private_fields_that_are_named_are_the_private_ones():
+def test_the_fields_marked_as_private_are_the_private_ones():
     """A field is marked **P** in the table of events if and only if it is private."""
     rows = {
         line.split("|")[1].strip(" `"): line.split("|")[3]
@@ -106,7 +104,7 @@ def test_private_fields_that_are_named_are_the_private_ones():
         assert named <= set(fields), event.kind
 
 
-def test_every_invariant_is_told_in_its_own_words_and_no_other():
+def test_every_invariant_is_described_in_its_own_words_and_no_other():
     """The table of invariants is that of ``SENTENCES``: names, sentences, scopes."""
     lines = section(ARCHITECTURE, "Invariants").splitlines()
     rows = [tuple(cell.strip() for cell in line.split("|")[1:4]) for line in lines if "|" in line]
@@ -116,8 +114,8 @@ def test_every_invariant_is_told_in_its_own_words_and_no_other():
 
 def test_every_invariant_has_its_page():
     """
-    ``docs/bugs`` has a page for each invariant, for a crash and for the world, which begins with
-    its name and says what holds in its own words; no page is there for another.
+    ``docs/bugs`` has a page for each invariant, for a crash and for the world, and no other. It
+    begins with its name and has the invariant's own sentence; the index lists all of them in order.
     """
     pages = {page.stem: " ".join(page.read_text("utf-8").split()) for page in BUGS.glob("*.md")}
     index = pages.pop("README")
@@ -133,60 +131,56 @@ def test_every_invariant_has_its_page():
 
 @pytest.mark.parametrize("name", [*SENTENCES, "CRASH", "WORLD"])
 def test_a_page_of_a_bug_names_its_drills_and_no_others(name: str):
-    """Who reads what a bug means can rehearse it."""
+    """The page lists the drills of its invariant, and has at least one."""
     drills = [one.name for one in DRILLS.values() if one.invariant == name]
     text = section(BUGS / f"{name}.md", "Rehearse it")
     assert drills == re.findall(r"`ops drill ([a-z-]+)`", text)
     assert drills
 
 
-def test_every_reason_is_told_and_no_other():
+def test_every_reason_is_described_and_no_other():
     """The table of paths names each reason that the rules give."""
     named = re.findall(r"^\| new_session \| `(\w+)`", section(ARCHITECTURE, "Paths"), flags=re.M)
     assert list(get_args(Reason)) == named
 
 
 def test_the_page_on_low_hit_rates_has_every_reason():
-    """
-    Each reason has a row that says what happened and what helps; what it tells to look at is there.
-    """
+    """Each reason has a row with what happened and what helps; the metrics it names exist."""
     page = ROOT / "docs" / "how-to" / "low-hit-rate.md"
     rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", section(page, "3. By the reason"), flags=re.M)
     assert sorted(get_args(Reason)) == sorted(rows)
     metrics = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
-    shown = set(re.findall(r"`(cairn_\w+)`", page.read_text("utf-8")))
-    assert 8 < len(shown)
-    assert {name for name in shown if name not in metrics} == set()
+    named = set(re.findall(r"`(cairn_\w+)`", page.read_text("utf-8")))
+    assert 8 < len(named)
+    assert {name for name in named if name not in metrics} == set()
 
 
 def test_the_drawing_of_a_sessions_life_is_the_table_of_legal_steps():
-    """
-    Arrows and the list of steps that stay are together what ``STEPS`` has, no more and no less.
-    """
+    """The arrows and the list of steps that stay are together exactly ``STEPS``."""
     text = section(ARCHITECTURE, "The life of a session")
     arrows = re.findall(r"^    (\w+) --> (\w+): (\S+)$", text, flags=re.M)
     drawn = {(start, trigger, end) for start, end, trigger in arrows}
     for line in text.splitlines():
         if line.startswith("| ") and "`" in line:
-            _, life, triggers, _ = (cell.strip() for cell in line.split("|"))
-            drawn |= {(life, trigger, life) for trigger in re.findall(r"`([^`]+)`", triggers)}
+            _, step, triggers, _ = (cell.strip() for cell in line.split("|"))
+            drawn |= {(step, trigger, step) for trigger in re.findall(r"`([^`]+)`", triggers)}
     steps = {
-        (str(life), trigger, str(end))
-        for life, table in STEPS.items()
+        (str(start), trigger, str(end))
+        for start, table in STEPS.items()
         for trigger, end in table.items()
     }
     assert steps == drawn
 
 
 def test_every_command_is_named():
-    """Each command of `ops` is named in the README, and no command is named that is not there."""
+    """The README names each command of `ops`, and no other."""
     named = set(re.findall(r"`(?:\./)?ops ([a-z]+)", (ROOT / "README.md").read_text("utf-8")))
     assert set(COMMANDS) == named
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_make_targets_on_a_page_are_in_the_makefile(page: Path):
-    """What a page has one call with ``make`` is a target."""
+    """Every ``make`` target on a page exists."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.M))
     text = page.read_text(encoding="utf-8")
@@ -196,9 +190,7 @@ def test_make_targets_on_a_page_are_in_the_makefile(page: Path):
 
 @pytest.mark.parametrize("note", NOTES, ids=lambda note: note.stem)
 def test_a_decision_note_has_its_date_and_four_headings(note: Path):
-    """
-    A note says when, in what situation, what was decided, what was not, and what it leaves out.
-    """
+    """A note has its date, the context, the decision, the alternatives and what it leaves out."""
     text = note.read_text(encoding="utf-8")
     day = re.match(r"(\d{4})(\d\d)(\d\d)-", note.name)
     assert day is not None
@@ -206,8 +198,16 @@ def test_a_decision_note_has_its_date_and_four_headings(note: Path):
     assert re.findall(r"^## (.+)$", text, flags=re.M) == HEADINGS
 
 
+def test_every_note_is_in_the_index_and_no_other():
+    """The index of design notes links each note exactly once as an entry."""
+    index = (ROOT / "docs" / "design" / "README.md").read_text("utf-8")
+    rows = [line for line in index.splitlines() if line.startswith("|")]
+    entries = [re.findall(r"\((2\w+-[\w-]+\.md)\)", row)[:1] for row in rows]
+    assert [note.name for note in NOTES] == sorted(name for found in entries for name in found)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_pages_know_no_machine(page: Path):
-    """No path of somebody's machine stands on a page."""
+def test_pages_name_no_path_of_a_machine(page: Path):
+    """No page has a path of the machine on which it was written."""
     text = page.read_text(encoding="utf-8")
     assert [] == re.findall(r"/(?:work|root|home|tmp|Users)/[^\s`]*", text)

@@ -1,9 +1,9 @@
 """
-The tutorial is run as its reader would: each command on a terminal, in order, from an empty home.
+The tutorial is run as a reader would: each command on a terminal, in order, from an empty home.
 
-A block ``sh`` holds commands, and the block ``text`` behind it what must come of them, where ``…``
-stands for anything. Words in capitals are what an earlier command printed. A block ``sh server``
-runs in the other terminal, and ``sh kill`` ends what runs there.
+A block ``sh`` holds commands, and the block ``text`` after it the expected output, where ``…`` is
+anything. Words in capitals are what an earlier command printed. A block ``sh server`` runs in the
+other terminal, and ``sh kill`` ends what runs there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CAPTURED = {
 
 @attrs.frozen
 class Step:
-    """Commands, and what must come of them."""
+    """Commands, and their expected output."""
 
     commands: str
     terminal: str
@@ -57,11 +57,11 @@ def steps() -> list[Step]:
 
 def fits(expected: str, shown: str, captured: dict[str, str]) -> bool:
     """
-    Whether a whole line is what was expected. What is captured for the first time goes into
-    ``captured``; from then on it has to be the same.
+    Whether a whole line is as expected. What is captured for the first time is added to
+    ``captured``; from then on it must be the same.
     """
     parts = re.split(rf"(\s+|{'|'.join(_CAPTURED)}|…)", expected.strip())
-    # A space beside an ellipsis may be part of what it stands for.
+    # A space next to an ellipsis may be part of what it replaces.
     loose = [i for i in range(len(parts)) if "…" in parts[max(0, i - 2) : i + 3]]
     for place, part in enumerate(parts):
         if part.isspace():
@@ -80,7 +80,7 @@ def fits(expected: str, shown: str, captured: dict[str, str]) -> bool:
 
 
 class Terminal:
-    """A terminal of the reader's: a shell of its own for each block, and what has been captured."""
+    """The reader's terminal: a new shell for each block, and what has been captured."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self._folder = folder
@@ -93,9 +93,9 @@ class Terminal:
         launcher = folder / "ops"
         launcher.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m cairn.ops "$@"\n')
         launcher.chmod(0o755)
-        kept = ("PATH", "PYTHONPATH", "LANG", "OPENBLAS_CORETYPE", "HF_HUB_OFFLINE")
+        passed = ("PATH", "PYTHONPATH", "LANG", "OPENBLAS_CORETYPE", "HF_HUB_OFFLINE")
         self._environment = {
-            **{name: os.environ[name] for name in kept if name in os.environ},
+            **{name: os.environ[name] for name in passed if name in os.environ},
             "HOME": str(home),
             "TERM": "xterm",
             "COLUMNS": "160",
@@ -103,7 +103,7 @@ class Terminal:
         }
 
     def play(self, step: Step) -> None:
-        """Run a block and look at what came of it."""
+        """Run a block and check its output."""
         match step.terminal:
             case "server":
                 shown = self._serve(step)
@@ -123,7 +123,7 @@ class Terminal:
             assert 0 == self._server.wait(DEADLINE_S)
 
     def kill(self) -> None:
-        """Whatever still runs ends."""
+        """End the server if it still runs."""
         if self._server is not None and self._server.poll() is None:
             self._server.kill()
             self._server.wait()
@@ -154,12 +154,12 @@ class Terminal:
         os.close(ours)
         code = process.wait(DEADLINE_S)
         assert 0 == code, f"{step.commands}\nended with {code}:\n{shown}"
-        # A command that does a part of what it was told may end with 0 all the same.
+        # A command that fails in part may still exit with 0.
         assert not re.search(r"^bash: ", shown, re.MULTILINE), f"{step.commands}\n{shown}"
         return shown
 
     def _serve(self, step: Step) -> str:
-        # What `make serve` is besides setting up, which has been done for these tests.
+        # `make serve` without the setup, which has been done for these tests.
         assert "make serve\n" == step.commands
         self._server, self._server_end = self._start(f"exec ./ops serve --port {self._port}")
         shown = ""
@@ -170,7 +170,7 @@ class Terminal:
         raise AssertionError(f"the server did not start:\n{shown}")
 
     def _look(self, step: Step, shown: str) -> None:
-        """Each expected line must be there, in this order."""
+        """Each expected line must occur, in this order."""
         shown = shown.replace(str(self._port), "8000")
         lines = iter(shown.splitlines())
         for expected in step.expected.splitlines():
@@ -180,7 +180,7 @@ class Terminal:
 
 
 def _read(end: int, deadline_s: float) -> Iterator[str]:
-    """What is shown on a terminal until nobody holds it any more, without colours and line ends."""
+    """The output of a terminal until all its programs have ended, without colours."""
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
         try:
@@ -194,7 +194,7 @@ def _read(end: int, deadline_s: float) -> Iterator[str]:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    """A terminal in an empty folder, and nothing left running in the end."""
+    """A terminal in an empty folder; its server is ended after the test."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -207,7 +207,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no pseudo-terminals here")
 def test_the_tutorial_does_what_it_says(terminal: Terminal):
-    """Every command ends well and shows what the page says."""
+    """Every command succeeds and prints what the page shows."""
     found = steps()
     assert len(found) > 12
     for step in found:
@@ -216,7 +216,7 @@ def test_the_tutorial_does_what_it_says(terminal: Terminal):
 
 
 @pytest.mark.parametrize(
-    ("expected", "shown", "held"),
+    ("expected", "shown", "does_fit"),
     [
         ("broken: 0", "broken: 0", True),
         ("broken: 0", "broken: 2", False),
@@ -234,7 +234,7 @@ def test_the_tutorial_does_what_it_says(terminal: Terminal):
         ("bug id: … BUG_ID", "bug id:  xyz", False),
     ],
 )
-def test_an_expected_line_can_fail(expected: str, shown: str, held: bool):
-    """An expected line fits what it should and nothing else, and an id is the same throughout."""
+def test_an_expected_line_can_fail(expected: str, shown: str, does_fit: bool):
+    """An expected line fits what it should and nothing else; an id is the same throughout."""
     captured = {"BUG_ID": f"{'1' * 8}-{'2' * 27}"}
-    assert held == fits(expected, shown, captured)
+    assert does_fit == fits(expected, shown, captured)
