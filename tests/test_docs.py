@@ -26,7 +26,7 @@ NOTES = sorted((ROOT / "docs" / "design").glob("2*.md"))
 HEADINGS = ["Context", "Decision", "Alternatives", "Out of scope"]
 
 #: What a repository path begins with; ``journal.db`` and ``~/models`` are paths of other places.
-ROOMS = ("src/", "tests/", "docs/", "tools/", ".ci/")
+ROOMS = ("src/", "tests/", "docs/", "tools/", "workshop/", ".ci/")
 BUGS = ROOT / "docs" / "bugs"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
