@@ -51,7 +51,7 @@ _PROBE = """
 import mlx.core as mx
 total = (mx.ones((4, 4)) @ mx.ones((4, 4))).sum().item()
 assert total == 64, total
-from cairn.engine.blas import loaded_blas
+from cairn.engine.machine.blas import loaded_blas
 used = loaded_blas()
 print(mx.__version__, mx.default_device().type.name, used.name if used else "-")
 """
