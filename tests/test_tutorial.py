@@ -225,7 +225,7 @@ def test_the_tutorial_does_what_it_says(terminal: Terminal):
         ("1", "11", False),
         ("64 cached: …", "64 cached: words", True),
         ("64 cached: …", "164 cached: words", False),
-        ("id … life", "id    life", True),
+        ("id … state", "id    state", True),
         ("two words", "twowords", False),
         ("… same …", "it is the same: 3", True),
         ("… same …", "same", True),
