@@ -1,14 +1,15 @@
 """
-The folder of block files by its names: what in it is Cairn's, and which run wrote it. Reads no KV.
+The block files in a folder, by their names: which are Cairn's, and which run wrote them. Reads no
+KV.
 
-A file lies at ``<fingerprint>/<two of the key>/<key>.safetensors``; before it is whole it is called
-``<key>.<run>.unfinished``, and ``<key>.safetensors.rejected`` once it was set aside.
+A file is at ``<fingerprint>/<first two of the key>/<key>.safetensors``. While it is written its
+name is ``<key>.<run>.unfinished``, and ``<key>.safetensors.rejected`` after it was set aside.
 
 Rules of this module:
 
-1. Only a regular file under such a name, at the place that goes with it, may be Cairn's. No link is
-   followed below the folder, and nothing else is looked into.
-2. Nothing here removes or renames. Whose a file is, is told; what becomes of it is decided outside.
+1. Only a regular file with such a name, at the place that belongs to it, can be Cairn's. No link is
+followed below the folder, and no other directory is entered.
+2. Nothing here removes or renames a file. It says whose a file is; the caller decides what to do.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK
 @attrs.frozen(kw_only=True)
 class Named:
     """
-    A file that is called as Cairn calls its files.
+    A file whose name has the form of Cairn's.
 
     Attributes:
-        run: which one was writing it; None for one that has its last name.
+        run: the run that was writing it; None for a complete file.
     """
 
     path: Path
@@ -54,14 +55,14 @@ class Named:
 
 
 def place_of(folder: Path, fingerprint: str, key: str) -> Path:
-    """Where a block's file lies."""
+    """The path of a block's file."""
     return folder / fingerprint / key[:2] / f"{key}{ENDING}"
 
 
 def files_in(folder: Path) -> tuple[list[Named], list[Path]]:
     """
-    What lies in the folder: what is called as Cairn's files are, and what is not. A folder that is
-    not one of Cairn's, or cannot be read, counts as one thing. Hidden files are passed over.
+    The files in the folder: those with names of Cairn's form, and the others. A directory that is
+    not Cairn's, or cannot be read, counts as one file. Hidden files are ignored.
     """
     named: list[Named] = []
     others: list[Path] = []
@@ -83,7 +84,7 @@ def files_in(folder: Path) -> tuple[list[Named], list[Path]]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a regular file lies there, and no link. What cannot be told is none."""
+    """Whether a path is a regular file, and not a link. False if it cannot be examined."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -92,8 +93,7 @@ def is_file(path: Path) -> bool:
 
 def run_of(path: Path, fingerprint: str, key: str) -> str | None:
     """
-    The run that wrote a block's file, by what the file says; None where it does not say that it is
-    this block's.
+    The run that wrote a block's file, by its metadata; None if they are not those of this block.
     """
     metadata = _metadata(path)
     run = metadata.get("run")
@@ -133,7 +133,7 @@ def _named(entry: os.DirEntry[str], fingerprint: str, shelf: str) -> Named | Non
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    """What a safetensors file says of itself; nothing where it cannot be read."""
+    """The metadata of a safetensors file; empty if it cannot be read."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | NO_LINK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

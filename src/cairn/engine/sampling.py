@@ -1,8 +1,8 @@
 """
-How a token is drawn: parameters, and the random key of a token. Pure; ``mlx_sampling`` draws.
+How a token is drawn: the parameters, and the random key of a token. Pure; ``mlx.sampling`` draws.
 
-Sampling is counter-based: the key of a token follows from (seed, choice, position) and from
-nothing else, so the same token is drawn however many others are drawn before or beside it.
+Sampling is counter-based: the key of a token follows from (seed, choice, position) and from nothing
+else, so the same token is drawn however many others are drawn before it or in other rows.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class Sampling:
     randomness.
 
     Attributes:
-        repetition_penalty: divides the positive logits of all tokens that stand in prompt or
-            answer, and multiplies the negative ones; 1 is off.
-        presence_penalty: taken off the logits of all tokens that stand in the answer.
-        frequency_penalty: taken off a token's logit for each time that it stands in the answer.
-        logit_bias: (token, what is added to its logit), by token.
+        repetition_penalty: divides the positive logits of all tokens of prompt and answer, and
+            multiplies the negative ones; 1 is off.
+        presence_penalty: subtracted from the logits of all tokens of the answer.
+        frequency_penalty: subtracted from the logit of a token for each time that it occurs in the
+            answer.
+        logit_bias: (token, what to add to its logit), by token.
 
     Raises:
         ValueError: a parameter is out of its range; the message names it.
@@ -72,7 +73,7 @@ class Sampling:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether a draw depends on which tokens came before, and not on their logits alone."""
+        """Whether a draw depends on the tokens before it, and not on their logits alone."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -81,7 +82,7 @@ class Sampling:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether tokens are drawn from other logits than the model's."""
+        """Whether tokens are drawn from modified logits."""
         return self.counts_tokens or bool(self.logit_bias)
 
 
@@ -92,11 +93,12 @@ def _between(name: str, value: float, low: float, high: float) -> None:
 
 def seed_of_choice(seed: int, choice: int) -> int:
     """
-    The seed of one of several answers to a request: asked for alone with it, it is the same answer.
+    The seed of one of several answers to a request. A request for a single answer with this seed
+    gets the same answer.
 
     Args:
-        seed: of the request, of 64 bits with or without a sign.
-        choice: from 0.
+        seed: the request's, 64 bits with or without a sign.
+        choice: the index of the answer, from 0.
     """
     found = seed + choice
     return found if found < 2**64 else found - 2**64
@@ -104,12 +106,12 @@ def seed_of_choice(seed: int, choice: int) -> int:
 
 def token_key(seed: int, choice: int, position: int) -> int:
     """
-    The 64-bit random key of the token at ``position`` of the sequence.
+    The 64-bit random key of the token at ``position``.
 
     Args:
-        seed: of the request, any integer.
-        choice: which of several answers, from 0.
-        position: of the token in prompt and answer, from 0.
+        seed: the request's, any integer.
+        choice: the index of the answer, from 0.
+        position: the index of the token in prompt and answer, from 0.
     """
     text = f"cairn token/{seed}/{choice}/{position}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

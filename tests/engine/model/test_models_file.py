@@ -1,4 +1,4 @@
-"""A file of models: what it may say, and what is told where it cannot be used."""
+"""A file of models: what it may contain, and the message if it cannot be used."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ blocks_mb = 4
 """
 
 
-def test_what_a_file_says():
-    """Paths go from the file's folder on; names, aliases and the default find their model."""
+def test_a_file_is_read():
+    """Paths are relative to the file's folder; names, aliases and the default find their model."""
     models = parse_models(WHOLE, PATH)
     pebble, qwen = models.entries
     assert ("pebble", str(builtin_directory())) == (pebble.name, pebble.directory)
@@ -49,22 +49,25 @@ def test_what_a_file_says():
     ]
 
 
-def test_the_first_one_is_the_default():
-    """Where the file names none."""
+def test_the_first_model_is_the_default():
+    """If the file names none."""
     models = parse_models('[models.b]\nbuiltin = true\n[models.a]\npath = "a"', PATH)
     assert "b" == models.default.name
 
 
 FAULTS = [
-    ("[models.a", "is no TOML: Expected"),
+    ("[models.a", "is not TOML: Expected"),
     ("", "names no model. Write a table"),
     ("models = 1", "names no model"),
-    ('[model.a]\npath = "a"', "'model' is not known. Is models meant?"),
-    ('\n[models.a]\npaht = "a"', "models.toml, line 2, [models.a]: 'paht' is not known. Is path"),
-    ("[models]\na = 1", "[models.a] is no table"),
-    ("[models.a]", "says nowhere where the model lies"),
-    ('[models.a]\npath = ""', "says nowhere where"),
-    ("[models.a]\nbuiltin = false", "says nowhere where"),
+    ('[model.a]\npath = "a"', "'model' is not known. Did you mean models?"),
+    (
+        '\n[models.a]\npaht = "a"',
+        "models.toml, line 2, [models.a]: 'paht' is not known. Did you mean path",
+    ),
+    ("[models]\na = 1", "[models.a] is not a table"),
+    ("[models.a]", "does not say where the model is"),
+    ('[models.a]\npath = ""', "does not say where"),
+    ("[models.a]\nbuiltin = false", "does not say where"),
     ('[models.a]\npath = "a"\nbuiltin = true', "both path and builtin"),
     ("[models.a]\npath = {}", "[models.a]: path is {}; it must be a text"),
     ("[models.a]\npath = 1", "path is 1; it must be a text"),
@@ -73,33 +76,33 @@ FAULTS = [
     ("[models.a]\nbuiltin = true\nblock_tokens = 4", "block_tokens is 4; it must be a number"),
     ("[models.a]\nbuiltin = true\ndecode_rows = true", "decode_rows is True"),
     ("[models.a]\nbuiltin = true\naliases = 'b'", "aliases is 'b'; it must be a list of texts"),
-    ("[models.a]\nbuiltin = true\naliases = ['']", "the alias '' is no name"),
+    ("[models.a]\nbuiltin = true\naliases = ['']", "the alias '' is not a valid name"),
     ("[models.'']\nbuiltin = true", "a name has 1 to 200"),
     (
         "[models.a]\nbuiltin = true\naliases = ['b']\n[models.b]\nbuiltin = true",
-        "'b' is a name or an alias of 'a' and of 'b'",
+        "'b' is a name or an alias of both 'a' and 'b'",
     ),
     (
         "[models.qwen3.5]\nbuiltin = true",
-        'known. A name with a dot stands in quotes: [models."qwen3.5"].',
+        'known. Put a name with a dot in quotes: [models."qwen3.5"].',
     ),
     ("[models.a]\nbuiltin = true\n[models.a.1.2]\n", "line 3, [models.a.1.2]: '1.2' is not known"),
-    ("default = 'b'\n[models.a]\nbuiltin = true", "default is 'b', and no model has that name"),
+    ("default = 'b'\n[models.a]\nbuiltin = true", "default is 'b', but no model has that name"),
     ("default = 1\n[models.a]\nbuiltin = true", "default is 1"),
 ]
 
 
-@pytest.mark.parametrize(("text", "told"), FAULTS, ids=[told for _, told in FAULTS])
-def test_what_cannot_be_used(text: str, told: str):
-    """It is said what is wrong, where in the file, and what to do."""
+@pytest.mark.parametrize(("text", "message"), FAULTS, ids=[message for _, message in FAULTS])
+def test_a_file_that_cannot_be_used(text: str, message: str):
+    """The message says what is wrong, where in the file, and what to do."""
     with pytest.raises(ModelsFault) as caught:
         parse_models(text, PATH)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith(str(PATH))
 
 
-def test_models_are_looked_at(tmp_path: Path):
-    """A directory that is none is told with the place in the file; a sound one is taken."""
+def test_directories_are_checked(tmp_path: Path):
+    """A missing directory is reported with its place in the file."""
     path = tmp_path / "models.toml"
     path.write_text('[models.a]\nbuiltin = true\n[models.b]\npath = "nothing"\n', "utf-8")
     with pytest.raises(ModelsFault, match=r"line 3, \[models\.b\]: There is no model directory"):
@@ -111,8 +114,8 @@ def test_models_are_looked_at(tmp_path: Path):
     assert ["a"] == [entry.name for entry in read_models(path).entries]
 
 
-def test_all_that_is_wrong_is_told(tmp_path: Path):
-    """A line for each table, whether the table is wrong or what it names."""
+def test_all_faults_are_reported(tmp_path: Path):
+    """One line for each table, whether the table or its directory is wrong."""
     path = tmp_path / "models.toml"
     path.write_text(
         "[models.qwen3.5]\n[models.qwen3.6]\n[models.pebble]\nbuiltin = true\n"
@@ -127,15 +130,15 @@ def test_all_that_is_wrong_is_told(tmp_path: Path):
         "line 5, [models.a]: There is no ",
         "line 7, [models.b]: 'pth' is not known",
     ]
-    told = str(caught.value).split("\n")
-    assert len(heads) == len(told)
-    for head, line in zip(heads, told, strict=True):
+    lines = str(caught.value).split("\n")
+    assert len(heads) == len(lines)
+    for head, line in zip(heads, lines, strict=True):
         assert line.startswith(f"{path}, {head}")
 
 
 @pytest.mark.parametrize("content", [None, b"\xff", b"#" * (1 << 20) + b"#"])
 def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None):
-    """It is not there, no text, or no file of models at all."""
+    """It is missing, not text, or far too large."""
     path = tmp_path / "models.toml"
     if content is not None:
         path.write_bytes(content)
@@ -143,11 +146,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None):
         read_models(path)
 
 
-def test_what_a_directory_tells_before_it_is_loaded():
-    """What requests leave out, and how many tokens there are."""
+def test_metadata_is_read_from_a_directory():
+    """The defaults of requests, and the sizes."""
     (entry,) = parse_models("[models.pebble]\nbuiltin = true", PATH).entries
-    told = read_metadata(entry)
-    assert read_defaults(builtin_directory()) == told.defaults
-    assert {"enable_thinking"} == told.switches
-    assert told.vocabulary_tokens > 0
-    assert told.context_tokens > 0
+    found = read_metadata(entry)
+    assert read_defaults(builtin_directory()) == found.defaults
+    assert {"enable_thinking"} == found.switches
+    assert found.vocabulary_tokens > 0
+    assert found.context_tokens > 0

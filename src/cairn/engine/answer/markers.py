@@ -1,9 +1,10 @@
 """
-The markers by which a model tells its thoughts, its calls of tools and its words apart.
+The markers with which a model separates its thoughts, its tool calls and its words.
 
 mlx-lm knows them for each family, as properties of its tokenizer wrapper. Here they become a table
-of states and of the texts that lead from one to another. The names of states are mlx-lm's, since a
-family may bring more of them: what stands in a state that is none of the three is for nobody.
+of states and of the texts that lead from one state to another. The states have mlx-lm's names,
+because a family may add more of them. Text in any state other than these three is not shown to
+clients.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ SAYING, THINKING, CALLING = "normal", "reasoning", "tool"
 @attrs.frozen
 class Edge:
     """
-    A marker, and the state behind it.
+    A marker, and the state after it.
 
     Attributes:
-        shown: whether the marker itself is text all the same.
-        opens: whether it counts only before words, as that of thoughts does.
+        shown: whether the marker itself is shown as text.
+        opens: whether it counts only before any words, like the one that opens thoughts.
     """
 
     marker: str
@@ -39,17 +40,16 @@ class Edge:
 @attrs.frozen(kw_only=True)
 class Markers:
     """
-    What mlx-lm knows of a model's answers; by default nothing, and an answer is all text.
+    What mlx-lm knows of a model's answers. By default nothing: then an answer is all text.
 
     Attributes:
-        thinking: the markers before and behind thoughts.
-        calling: those before and behind calls; the second is empty where a call ends with the
-            answer.
-        parse: reads what stands between the latter.
-        dropped: texts of the format that are for nobody.
-        edges: further ones, by the state that they lead out of.
-        first: the state in which an answer begins, where the format has one of its own.
-        format: of calls, by mlx-lm's name for its parser.
+        thinking: the markers around thoughts.
+        calling: the markers around calls; the second is empty if a call ends with the answer.
+        parse: reads the text between the markers of a call.
+        dropped: texts of the format that are not shown.
+        edges: further markers, by the state that they end.
+        first: the state in which an answer begins, if the format has its own.
+        format: the format of calls, by mlx-lm's name for its parser.
     """
 
     thinking: tuple[str, str] | None = None
@@ -69,8 +69,8 @@ class Markers:
         """
         The state in which the answer to a rendered prompt begins.
 
-        Only the prompt's end is looked at: templates that open the thoughts do it there, and a
-        marker further up may be somebody's words.
+        Only the end of the prompt counts: templates open thoughts there, and a marker further up
+        may be quoted text.
         """
         if self.first is not None:
             return self.first
@@ -80,17 +80,17 @@ class Markers:
 
     def may_think(self, prompt: str) -> bool:
         """
-        Whether thoughts may open the answer to a rendered prompt. Where none are wanted, templates
-        end a prompt with empty ones.
+        Whether thoughts may open the answer to a rendered prompt. To turn thinking off, templates
+        end a prompt with empty thoughts.
         """
         return self.thinking is not None and not prompt.rstrip().endswith(self.thinking[1])
 
     def table(self, *, calls: bool) -> dict[str, tuple[Edge, ...]]:
         """
-        The edges that lead out of each state.
+        The markers that end each state.
 
         Args:
-            calls: whether tools are on offer; where they are not, what would begin a call is text.
+            calls: whether there are tools; without them the marker of a call is text.
         """
         calls = calls and self.calling is not None and self.parse is not None
         found: dict[str, list[Edge]] = {SAYING: [], THINKING: [], CALLING: []}
@@ -119,9 +119,7 @@ PLAIN = Markers()
 
 
 def markers_of(tokenizer: ModelTokenizer) -> Markers:
-    """
-    The markers that mlx-lm's tokenizer wrapper knows of. Older versions know fewer kinds of them.
-    """
+    """The markers that mlx-lm's tokenizer wrapper knows of. Older versions know fewer kinds."""
     thinking = calling = None
     if tokenizer.has_thinking:
         thinking = (tokenizer.think_start, tokenizer.think_end)

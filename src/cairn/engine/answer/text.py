@@ -1,7 +1,7 @@
 """
-From sampled tokens to the text that a client sees, a token at a time. Nothing here knows MLX.
+From sampled tokens to the text that a client sees, one token at a time. Knows nothing of MLX.
 
-Text is released as soon as it is certain: bytes that are part of a character wait for the rest of
+Text is released as soon as it is certain. The bytes of an incomplete character wait for the rest of
 it, and text that may be the beginning of a stop text waits until it is not.
 """
 
@@ -27,9 +27,9 @@ class Piece:
 
     Attributes:
         text: may be empty.
-        tokens: how many tokens go with it: those taken in since the last text was released. What
-            of their text must wait still comes with a later piece.
-        stop: the stop text that was met; the answer ends before it.
+        tokens: how many tokens were taken in since text was last released. Some of their text may
+            still wait.
+        stop: the stop text that was found; the answer ends before it.
     """
 
     text: str
@@ -50,10 +50,11 @@ class AnswerText:
     ) -> None:
         """
         Args:
-            detokenizer: one of mlx-lm's streaming detokenizers; it is copied, so that one that was
-                made at start serves all answers.
+            detokenizer: one of mlx-lm's streaming detokenizers. It is copied, so one detokenizer
+                serves all answers.
             stop: texts that end the answer.
-            goes_on: whether it stands right behind the prompt, so that a space in front is its own.
+            goes_on: whether the answer continues the prompt's text directly, so that a leading
+                space belongs to it.
         """
         self._detokenizer = copy.copy(detokenizer)
         self._detokenizer.reset()
@@ -72,7 +73,7 @@ class AnswerText:
         return self._released(1, last=False)
 
     def finish(self) -> Piece:
-        """The answer is over: release what waits. Changes the state."""
+        """End the answer: release what waits. Changes the state."""
         if self._stopped:
             return Piece(text="", tokens=0)
         self._detokenizer.finalize()
@@ -94,8 +95,8 @@ class AnswerText:
 
     def _cut(self, last: bool) -> tuple[int, str | None]:
         """
-        How much of the waiting text is certain, and the stop text that begins there: of several the
-        shortest, which is complete first.
+        How much of the waiting text is certain, and the stop text that begins there. Of several
+        stop texts the shortest wins, because it is complete first.
         """
         found = [(self._waiting.find(text), len(text), text) for text in self._stop]
         met = [one for one in found if one[0] >= 0]
@@ -113,9 +114,7 @@ def unfinished(text: str, texts: Iterable[str]) -> int:
 
 
 def _overlap(text: str, texts: str) -> int:
-    """
-    The length of the longest end of ``text`` that is a beginning of ``texts``, and not all of it.
-    """
+    """The length of the longest end of ``text`` that begins ``texts`` without completing it."""
     for length in range(min(len(texts) - 1, len(text)), 0, -1):
         if text.endswith(texts[:length]):
             return length

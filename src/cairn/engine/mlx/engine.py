@@ -83,7 +83,7 @@ class MlxEngine(Engine):
         """
         Args:
             own_classes, policy, growth: see ``SlabPool``.
-            checkpoints: which blocks carry recurrent states; None where no layer has one.
+            checkpoints: which blocks carry recurrent states; None if no layer has one.
         """
         self._checkpoints = checkpoints
         self._model = loaded.model
@@ -120,21 +120,21 @@ class MlxEngine(Engine):
 
     def close_slab(self, slab: int) -> SlabReport:
         """
-        Give a slab back. Its memory stays in the process, for what is allocated next.
+        Release a slab. Its memory stays in the process for later allocations.
 
         Raises:
-            EngineFault: it is not held.
+            EngineFault: it is not open.
         """
         return self._slab_report(self.pool.close(slab))
 
     def give_back_memory(self) -> None:
-        """Have what was freed leave the process. Changes no cache."""
+        """Return freed memory to the operating system. Modifies no cache."""
         mx.clear_cache()
         give_back_free_memory()
 
     def memory(self) -> MemoryReport:
         """
-        What is held now: by the arrays of slabs and blocks, and by MLX's own count. Changes
+        What is held now: by the arrays of slabs and blocks, and by MLX's own count. Modifies
         nothing.
         """
         return MemoryReport(
@@ -146,15 +146,15 @@ class MlxEngine(Engine):
         )
 
     def held_tokens(self, slab: int) -> int:
-        """One past the last token that a slab holds."""
+        """The position after the last token that a slab holds."""
         return self.pool.get(slab).end
 
     def trim(self, slab: int, end: int) -> TrimReport:
         """
-        Cut a slab back to ``[0, end)``. The arrays keep the old rows behind the end.
+        Cut a slab back to ``[0, end)``. The arrays keep the old rows after the end.
 
         Raises:
-            CannotTrim: what would be needed behind the end was let go.
+            CannotTrim: KV or a state that is needed at the end is gone.
         """
         held = self.pool.get(slab)
         before = held.end
@@ -165,13 +165,13 @@ class MlxEngine(Engine):
         self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
     ) -> ShareReport:
         """
-        Copy sealed blocks into a slab, and hash what the slab holds then: a block that changed in
-        memory is found by it, and a copy that went wrong.
+        Copy sealed blocks into a slab, and hash what the slab then holds. The digest shows a block
+        that changed in memory, or a copy that went wrong.
 
         Args:
             start: where the slab ends.
-            places: the first token of each block, where some between them are left out: under
-                ``sink_window`` alone.
+            places: the position of each block, if there are gaps between them (``sink_window``
+                only).
 
         Raises:
             EngineFault: a block is not in memory, or the slab does not end at ``start``.
@@ -197,22 +197,22 @@ class MlxEngine(Engine):
         )
 
     def let_go(self, slab: int, start: int) -> None:
-        """Have a slab let go all between the sinks and a token, under ``sink_window``."""
+        """Drop all KV of a slab between the sinks and a position (``sink_window`` only)."""
         for cache in self.pool.get(slab).caches:
             cache.let_go(start)
 
     def run_chunk(self, slab: int, ids: Sequence[int], draw: DrawSpec | None) -> PassReport:
         """
-        One prefill or settling pass. Adds KV for ``ids`` to the slab.
+        Run one prefill or settling pass: add the KV of ``ids`` to the slab.
 
         Args:
             ids: 1 to C token ids.
-            draw: what to draw from the last row, or None.
+            draw: how to draw a token from the last row; None to draw none.
 
         Raises:
-            EngineFault: the rows do not fit, or a log-probability is not finite, or caches that
-                grow have come to more than was set apart for them.
-            GrammarDeadEnd: it cannot be told which tokens may be drawn. Then nothing was run.
+            EngineFault: the rows do not fit, a log-probability is not finite, or growing caches
+                exceed what was reserved for them.
+            GrammarDeadEnd: the grammar allows no token. Nothing was run.
         """
         began = time.perf_counter_ns()
         held = self.pool.get(slab)
@@ -240,12 +240,14 @@ class MlxEngine(Engine):
 
     def decode(self, rows: Sequence[DecodeRow | None]) -> list[RowReport]:
         """
-        One decode pass of W rows. Adds one token's KV to each session's slab. A row that has no
-        slab, no room in it, no token that may be drawn, or no finite log-probability gets the fault
-        as its report, as one whose caches have grown too far; the others go on.
+        Run one decode pass of W rows: add one token's KV to the slab of each row.
+
+        A row gets its fault as its report if its slab is not open or full, if no token is allowed,
+        if its log-probability is not finite, or if its caches have grown too far. The others are
+        not affected.
 
         Args:
-            rows: W rows; None for a dummy. At least one is a session's.
+            rows: W rows; None for one without a session.
 
         Raises:
             EngineFault: the number of rows is not W.
@@ -318,12 +320,12 @@ class MlxEngine(Engine):
         states: bool | None = None,
     ) -> SealReport:
         """
-        Make a sealed block of the rows ``[start, end)``. What the slab holds stays; it keeps its
-        states, to be cut back to.
+        Make a sealed block of the rows ``[start, end)``. Also saves the recurrent states of the
+        slab, so that it can be cut back to this point.
 
         Args:
-            store: whether to keep it in memory; otherwise it is only hashed.
-            states: whether it carries the states; None for what its place says.
+            store: whether to keep the block in memory; otherwise it is only hashed.
+            states: whether it carries the states; None to decide by its position.
         """
         held = self.pool.get(slab)
         if states is None:
@@ -342,9 +344,7 @@ class MlxEngine(Engine):
         )
 
     def digest_of(self, key: str) -> str:
-        """
-        The digest of a block as it lies in memory now; empty where it does not. Changes nothing.
-        """
+        """The digest of a block's KV in memory now; empty if it is not there. Modifies nothing."""
         return mlx_blocks.digest(self.blocks.get(key)) if key in self.blocks else ""
 
     def evict(self, key: str) -> EvictReport:
@@ -352,7 +352,7 @@ class MlxEngine(Engine):
         Drop a block from memory.
 
         Raises:
-            EngineFault: it is not there.
+            EngineFault: it is not in memory.
         """
         block = self.blocks.evict(key)
         blocks, size = self.blocks.measure()
@@ -370,13 +370,13 @@ class MlxEngine(Engine):
         keep_aside: bool = True,
     ) -> ScanReport:
         """
-        Look for the block files of earlier runs; from here on blocks can be written and read.
+        Scan the block files of earlier runs. Afterwards blocks can be written and read.
 
         Args:
-            on_record: key to the size of its file.
-            run: this run of the server.
-            earlier: those of this journal before.
-            known: the keys of all blocks on record.
+            on_record: the size of each file that the journal knows of, by key.
+            run: the id of this run of the server.
+            earlier: the ids of earlier runs on this journal.
+            known: the keys of all blocks that the journal knows of.
             keep_aside: whether files that were set aside stay.
         """
         files = BlockFiles(folder, fingerprint, run, earlier)
@@ -388,13 +388,16 @@ class MlxEngine(Engine):
         self, key: str, span: tuple[int, int], expected_digest: str, budget_bytes: int
     ) -> FileReport | UnwrittenReport | None:
         """
-        Write a block to a file. None where there is nothing to do any more: it is not in memory, or
-        has a file, or others have taken the room. KV of another digest is not written, only told.
+        Write a block to a file. A block with another digest is not written; the report has its
+        digest.
 
         Args:
-            span: the tokens that it covers.
+            span: the range of tokens that it covers.
             expected_digest: the digest that its KV must have.
-            budget_bytes: what all files may take after it.
+            budget_bytes: the most that all files may take afterwards.
+
+        Returns:
+            None if it is not in memory, has a file, or would exceed the budget.
         """
         if self.files is None or key in self.files or key not in self.blocks:
             return None
@@ -419,8 +422,8 @@ class MlxEngine(Engine):
 
     def load(self, key: str, expected_digest: str) -> LoadReport | RejectReport | None:
         """
-        Read a block from its file into memory, where its KV has this digest. None where there is
-        nothing to do any more: it is in memory, or has no file.
+        Read a block from its file into memory, if its KV has this digest. None if it is in memory
+        or has no file.
         """
         if self.files is None or key not in self.files or key in self.blocks:
             return None
@@ -441,7 +444,7 @@ class MlxEngine(Engine):
         )
 
     def drop_file(self, key: str) -> FileReport | UnremovedReport | None:
-        """Remove a block's file. None where there is none any more."""
+        """Remove a block's file. None if it has none."""
         if self.files is None or key not in self.files:
             return None
         try:
@@ -456,7 +459,12 @@ class MlxEngine(Engine):
         return FileReport(key=key, digest=digest, bytes=size, disk_blocks=count, disk_bytes=total)
 
     def _room_for_one(self, slab_id: int) -> HeldSlab:
-        """A slab that holds one token more."""
+        """
+        The slab, if it has room for one more token.
+
+        Raises:
+            EngineFault: it is full, or not open.
+        """
         slab = self.pool.get(slab_id)
         if slab.end >= slab.capacity_tokens:
             raise EngineFault(f"slab {slab_id} is full at {slab.end} tokens")
@@ -492,7 +500,7 @@ Pending = tuple[mx.array, mx.array, mx.array | None]
 
 def _allowed(draw: DrawSpec) -> Allowed:
     """
-    The tokens that may be drawn, where not all may. They follow from the tokens before, so they are
+    The tokens that may be drawn; None for all. They follow from the tokens before, so they are
     known before the pass.
     """
     return draw.matcher.allowed(draw.answer) if draw.matcher is not None else None

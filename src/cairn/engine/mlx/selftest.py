@@ -1,10 +1,10 @@
 """
-The engine's own measurement, at start, on the loaded model and this device.
+The engine's self-test at start, on the loaded model and this device.
 
 It shows that the canonical schedule is bitwise stable (cold equals warm, whatever the slab; a row
 of a decode pass depends on neither its place nor its neighbours), whether the naive way would have
-been, and that the numbers are right: bits alone are not enough, since a wrong computation can be
-perfectly stable.
+been, and that the numbers are right. Stable bits alone are not enough, because a wrong computation
+can be perfectly stable.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ CHECKS = (
 
 def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> SelfTestReport:
     """
-    Measure the schedule on a loaded model. Leaves no slab and no block behind.
+    Test the schedule on a loaded model. Leaves no slab and no block in the engine.
 
     Raises:
-        ModelRefused: the model's own code asks of its cache what Cairn's does not give.
+        ModelRefused: the model's code needs something of its cache that Cairn's does not have.
     """
     began = time.perf_counter_ns()
     findings: dict[str, bool] = {}
@@ -94,7 +94,10 @@ def _ended(
 
 
 def _found(test: _Test, findings: dict[str, bool], began: int) -> SelfTestReport:
-    """All checks, one after the other; what each of them found is put into ``findings`` at once."""
+    """
+    Run all checks in order. Each finding is put into ``findings`` at once, so that it survives a
+    failure of the next.
+    """
     findings["warm_equals_cold"] = test.warm_equals_cold()
     findings["slab_size_does_not_matter"] = test.slab_size()
     findings["rows_do_not_matter"] = test.rows()
@@ -114,7 +117,7 @@ def _tolerance(loaded: LoadedModel) -> float:
 @attrs.frozen
 class _Answer:
     """
-    The tokens of a greedy answer with their log-probabilities, and a digest of all KV behind them.
+    The tokens of a greedy answer with their log-probabilities, and a digest of the KV of all of it.
     """
 
     drawn: tuple[Drawn, ...]
@@ -123,10 +126,10 @@ class _Answer:
 
 class _Test:
     """
-    The checks, over one made-up prompt of two and a half chunks.
+    The checks, over one synthetic prompt of two and a half chunks.
 
     Attributes:
-        fault: what ended a check that others follow all the same.
+        fault: what ended a check, if others were run after it.
     """
 
     def __init__(self, loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> None:
@@ -146,7 +149,7 @@ class _Test:
         self.cold = self._answer(self.prompt)
 
     def warm_equals_cold(self) -> bool:
-        """A prompt on a block that was sealed elsewhere gives the bits of a cold one."""
+        """A prompt on a block that was sealed from another slab gives the bits of a cold one."""
         if not self.loaded.shapes:
             return self._answer(self.prompt) == self.cold  # nothing is reused; twice is the same
         states = bool(self.loaded.state_bytes) or None
@@ -164,9 +167,7 @@ class _Test:
         return self._answer(self.prompt, capacity=2 * self.capacity) == self.cold
 
     def rows(self) -> bool:
-        """
-        The last place of a pass, and a pass full of others, give the bits of the first place alone.
-        """
+        """The last row of a pass, and a row among others, give the bits of the first row alone."""
         width = self.engine.decode_rows
         if width == 1:
             return True
@@ -195,8 +196,8 @@ class _Test:
 
     def naive_differs(self) -> bool:
         """
-        Whether going on the naive way (what is new in one pass, on KV of other passes) would have
-        changed bits here. Told, not required: on some devices nothing does.
+        Whether the naive way (the new tokens in one pass, on KV of other passes) would have changed
+        bits here. Reported, not required: on some devices it changes nothing.
         """
         # In halves, or the last token alone as decoding has it: one may hide what the other shows.
         cuts = (self.block_tokens // 2 + 1, len(self.prompt) - 1)
@@ -217,8 +218,8 @@ class _Test:
         The first tokens of a greedy answer, with their likeliest log-probabilities.
 
         Args:
-            cut_back: go on from the first two chunks of the prompt after a cut back to them, behind
-                other tokens; and after one to the first token, before that.
+            cut_back: continue from the first two chunks of the prompt after cutting a slab with
+                other tokens back to them.
             naive_cut: run the prompt in two passes that meet there, as no schedule does.
         """
         engine, width = self.engine, self.engine.decode_rows
@@ -271,7 +272,10 @@ class _Test:
                 engine.close_slab(other)
 
     def _cut_back(self, slab: int) -> int:
-        """Bring a slab by detours to the first two chunks of the prompt; so many tokens."""
+        """
+        Bring a slab by detours to the first two chunks of the prompt. Returns how many tokens these
+        are.
+        """
         engine, end = self.engine, 2 * self.block_tokens
         self._prefill(slab, self.words[-self.block_tokens - 3 :], 0)
         engine.trim(slab, 0)

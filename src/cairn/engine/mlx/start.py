@@ -1,4 +1,4 @@
-"""From a model directory to an engine that has shown what it promises."""
+"""Starts an engine on a model directory: loads, fingerprints and tests the model."""
 
 from __future__ import annotations
 
@@ -68,27 +68,27 @@ def start_engine(
     context_tokens: int | None = None,
 ) -> Started:
     """
-    Load a model, name its fingerprint and test it. For the engine's thread.
+    Load a model, compute its fingerprint and test it. Must run on the engine's thread.
 
     Args:
-        block_tokens: C, or None for the device's.
-        decode_rows: W, or None for the device's.
+        block_tokens: C, or None for the default of the device.
+        decode_rows: W, or None for the default.
         kv_cache: ``slab`` for Cairn's cache classes, ``mlx-lm`` for mlx-lm's own.
-        pool_bytes: the budget of slabs, or None for what goes with the model's size; the context is
-            no longer than fits in it.
-        blocks_bytes: the budget of sealed blocks, likewise.
-        remembered: whether a fingerprint passed its self-test at an earlier start.
+        pool_bytes: the budget of slabs, or None to derive it from the size of the model. The
+            context is never longer than fits in it.
+        blocks_bytes: the budget of sealed blocks, or None to derive it.
+        already_tested: whether a fingerprint passed its self-test at an earlier start.
         progress: called with (what, done, total).
         adapter: the directory of an adapter over the model.
-        dtype: whether to have the weights in float32.
-        accept_tight: load it even where it may not fit in memory.
+        dtype: whether to convert the weights to float32.
+        accept_tight: load the model even if it may not fit in memory.
         window: (sinks, tokens of the window) that a token attends to; None for what the model's
-            layers say.
-        reuse: False to serve a model cold that keeps other things than keys and values.
-        state_blocks: each so-manieth block carries recurrent states; None for what goes with their
+            layers define.
+        reuse: False to serve a model without reuse if its layers keep more than keys and values.
+        state_blocks: every how many blocks carry recurrent states; None to derive it from their
             size.
-        context_tokens: the longest sequence of a model that is served cold; None for what goes with
-            the pool.
+        context_tokens: the longest sequence of a model that is served without reuse; None to derive
+            it from the budget.
 
     Raises:
         ModelRefused: it cannot be served.
@@ -153,8 +153,8 @@ def start_engine(
 
 def freed_memory() -> int:
     """
-    Have what nobody holds any more leave the process, and give the bytes that MLX still has in
-    arrays. For the engine's thread.
+    Return freed memory to the operating system; the bytes that MLX still has in arrays. Must run on
+    the engine's thread.
     """
     gc.collect()  # modules of a model hold each other
     mx.clear_cache()
@@ -163,19 +163,17 @@ def freed_memory() -> int:
 
 
 def default_block_tokens() -> int:
-    """
-    C where nobody asks for another: small chunks waste little on a CPU, a GPU wants larger ones.
-    """
+    """The default of C: small chunks waste little on a CPU, a GPU needs larger ones."""
     return 64 if mx.default_device().type == mx.DeviceType.cpu else 256
 
 
 def default_decode_rows() -> int:
-    """W where nobody asks for another."""
+    """The default of W."""
     return 4
 
 
 def device_facts() -> Mapping[str, str]:
-    """What MLX says of the device."""
+    """MLX's description of the device."""
     device = mx.default_device()
     facts: dict[str, Any] = {"device": str(device)}
     if device.type == mx.DeviceType.gpu:
@@ -185,7 +183,7 @@ def device_facts() -> Mapping[str, str]:
 
 
 def _memory() -> int:
-    """The memory that a model can have here."""
+    """The memory that a model can use here."""
     on_gpu = mx.default_device().type == mx.DeviceType.gpu and hasattr(mx, "device_info")
     return device_memory(machine_memory(), mx.device_info() if on_gpu else {})
 
@@ -289,10 +287,10 @@ def _policy(
     loaded: LoadedModel, window: tuple[int, int], block_tokens: int, kv_cache: str
 ) -> SinkWindow:
     """
-    The policy that was asked for.
+    The policy for a window.
 
     Raises:
-        ModelRefused: the model, or its settings, do not go with it.
+        ModelRefused: the model or its settings do not allow it.
     """
     sinks, tokens = window
     why = None
@@ -317,7 +315,7 @@ def _policy(
 
 
 def _checkpoints(loaded: LoadedModel, block_tokens: int, blocks: int | None) -> Checkpoints | None:
-    """Which blocks carry recurrent states; None where no layer has one."""
+    """Which blocks carry recurrent states; None if no layer has one."""
     if not loaded.state_bytes:
         return None
     if blocks:
@@ -328,8 +326,8 @@ def _checkpoints(loaded: LoadedModel, block_tokens: int, blocks: int | None) -> 
 
 def _states(loaded: LoadedModel, rule: Checkpoints | None) -> dict[str, Any] | None:
     """
-    What the fingerprint tells of layers that keep other things than keys and values, or several
-    together. None where none does.
+    What the fingerprint covers of layers that keep more than keys and values, or several caches
+    each. None if there are none.
     """
     if loaded.is_simple:
         return None
@@ -345,8 +343,8 @@ def _context(
     loaded: LoadedModel, policy: SinkWindow | None, pool_bytes: int, block_tokens: int
 ) -> int:
     """
-    The longest sequence: what the model takes, and what a slab within the budget holds, where its
-    arrays are fixed.
+    The longest sequence: limited by the model, and by what a slab of fixed arrays within the budget
+    holds.
     """
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
     pool_bytes -= STATES_A_SLAB * loaded.state_bytes

@@ -1,5 +1,5 @@
 """
-Pebble, the small model that comes with Cairn: where it lies. README.md beside its weights is its
+Where Pebble is, the small model that comes with Cairn. README.md beside its weights is its model
 card.
 """
 
@@ -11,20 +11,20 @@ from cairn.engine.model.files import directory_fault
 
 
 def builtin_directory() -> Path:
-    """Pebble, as mlx-lm loads it."""
+    """Pebble's directory, in the form that mlx-lm loads."""
     return Path(__file__).parents[2] / "pebble"
 
 
 def builtin_fault() -> str | None:
-    """Why Pebble cannot be served, in a sentence; None where it is there."""
+    """Why Pebble cannot be served, in a sentence; None if nothing is wrong."""
     fault = directory_fault(str(builtin_directory()))
     return None if fault is None else f"The built-in model is damaged; install Cairn again. {fault}"
 
 
 def still_at(directory: str) -> str:
     """
-    Where a model on record lies now: Pebble is wherever Cairn is installed; whether it is the one
-    that was used, its fingerprint tells.
+    Where a model that the journal names is now. Pebble is wherever Cairn is installed; its
+    fingerprint says whether it is the same one.
     """
     here = builtin_directory()
     moved = Path(directory).parts[-2:] == here.parts[-2:] and not Path(directory).is_dir()

@@ -1,4 +1,4 @@
-"""What can be said of a model's directory before anything heavy is imported."""
+"""Checks of a model directory before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ _HEADER_BYTES_MAX = 100_000_000  # as the safetensors library has it
 
 
 def is_path(where: str) -> bool:
-    """Whether ``--model`` names a place on this machine, and not a hub's model."""
+    """Whether ``--model`` is a path on this machine, and not the name of a model on a hub."""
     looks_so = where.startswith(("/", ".", "~")) or where.endswith(".gguf")
     return looks_so or not where or _so(Path(where).exists)
 
 
 def directory_fault(where: str) -> str | None:
-    """
-    Why a place on this machine is no model directory, in a sentence; None where it may be one.
-    """
+    """Why a path is not a model directory, in a sentence; None if nothing is wrong."""
     try:
         return _fault_in(where, Path(where).expanduser())
     except (OSError, RuntimeError) as error:
@@ -42,7 +40,7 @@ def directory_fault(where: str) -> str | None:
 
 def adapter_fault(where: str) -> str | None:
     """
-    Why a place on this machine is no adapter of mlx-lm's, in a sentence; None where it may be one.
+    Why a path is not a directory of an mlx-lm adapter, in a sentence; None if nothing is wrong.
     """
     try:
         return _adapter_fault_in(where, Path(where).expanduser())
@@ -104,8 +102,8 @@ def _adapter_fault_in(where: str, path: Path) -> str | None:
 
 def weights_bytes(directory: Path, adapter: Path | None = None) -> int:
     """
-    What the weights take in memory. Read from the files' headers: mlx-lm holds each tensor in the
-    type that its file has, but for a few packed formats that it unpacks.
+    How much memory the weights take, from the headers of the files: mlx-lm keeps the dtype of each
+    tensor, except for a few packed formats that it unpacks.
     """
     paths = list(directory.glob("model*.safetensors"))
     if adapter is not None:
@@ -114,7 +112,7 @@ def weights_bytes(directory: Path, adapter: Path | None = None) -> int:
 
 
 def _incomplete(directory: Path) -> str | None:
-    """Which file of a directory of weights is missing or cut off."""
+    """Which weights file of a directory is missing or truncated."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -133,10 +131,10 @@ def _incomplete(directory: Path) -> str | None:
 
 def _named(index: Any) -> set[str]:
     """
-    The files of weights that an index names.
+    The weights files that an index names.
 
     Raises:
-        ValueError: it is no index.
+        ValueError: it is not an index.
     """
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict):
@@ -163,10 +161,10 @@ def _cut_off(path: Path) -> str | None:
 
 def _data_bytes(path: Path) -> tuple[int, int]:
     """
-    The bytes of a file's tensors, and those before them.
+    The size of a file's tensors, and of its header.
 
     Raises:
-        ValueError: the file has no header that can be read.
+        ValueError: the header cannot be read.
     """
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", _exactly(file.read(8), 8))
@@ -178,10 +176,10 @@ def _data_bytes(path: Path) -> tuple[int, int]:
 
 def _ends(header: Any) -> Iterator[int]:
     """
-    Where the tensors end that a header tells of, in bytes after it.
+    Where the tensors of a header end, in bytes after it.
 
     Raises:
-        ValueError: it does not say that.
+        ValueError: the header does not say that.
     """
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
@@ -203,7 +201,10 @@ def _exactly(found: bytes, length: int) -> bytes:
 
 
 def _so(question: Callable[[], bool]) -> bool:
-    """What is so of a path; nothing is where it cannot be, as under a name that is too long."""
+    """
+    A property of a path; False if it cannot be determined, for instance because the name is too
+    long.
+    """
     try:
         return question()
     except OSError:
@@ -216,5 +217,5 @@ def _fact(error: OSError | RuntimeError) -> str:
 
 
 def _short(text: str) -> str:
-    """A name out of a file, which may be of any length."""
+    """A name from a file, cut to a length that can be shown."""
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."

@@ -1,8 +1,9 @@
 """
-What a model's makers recommend for its sampling and its template, from its generation_config.json.
+The sampling parameters and template settings that a model's makers recommend, from its
+generation_config.json.
 
-mlx-lm reads the tokens that end an answer from there itself; they are only looked at here, since it
-would pass over what it cannot read.
+mlx-lm reads the end tokens from that file itself. They are only checked here, because mlx-lm
+ignores what it cannot read.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 
 
 class GenerationConfigFault(Exception):
-    """The file cannot be used; the message says what, where and what to do. The operator's."""
+    """The file cannot be used. The message says what, where and what to do."""
 
 
 def read_defaults(directory: Path) -> Sampling:
     """
-    The sampling of a request that says nothing of it. Where the file is silent too, OpenAI's
-    defaults hold.
+    The sampling parameters of a request that sets none. OpenAI's defaults apply to those that the
+    file does not set.
 
     Raises:
-        GenerationConfigFault: the file is there and cannot be used.
+        GenerationConfigFault: the file exists and cannot be used.
     """
     return _read(directory, _defaults, Sampling())
 
 
 def read_template_settings(directory: Path) -> Mapping[str, Any]:
     """
-    The settings of the chat template for a request that says nothing of them: what stands under
-    ``chat_template_kwargs``, as a request names them. No other engine reads them there.
+    The template settings of a request that sets none: the file's ``chat_template_kwargs``, named as
+    in a request. No other engine reads them there.
 
     Raises:
-        GenerationConfigFault: the file is there and cannot be used.
+        GenerationConfigFault: the file exists and cannot be used.
     """
     return _read(directory, _template_settings, {})
 

@@ -1,4 +1,4 @@
-"""A model of a hub's: its files are brought here, and how far that is can be seen."""
+"""Downloads a model from a hub, with its progress."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FILES = (
 
 def download(name: str, progress: Progress, snapshot: Callable[..., str]) -> Path:
     """
-    Bring a hub's model here, or find it where it was brought before. Changes the hub's cache.
+    Download a model from a hub, or find it in the hub's cache. Modifies that cache.
 
     Args:
-        snapshot: ``huggingface_hub.snapshot_download``, which shows its progress by a class of
+        snapshot: ``huggingface_hub.snapshot_download``, which reports progress through a class like
             tqdm's.
     """
     return Path(snapshot(name, allow_patterns=list(FILES), tqdm_class=bars(progress)))

@@ -1,6 +1,5 @@
 """
-The models that a server may load, as a file in TOML names them. Pure but for reading files; nothing
-heavy is imported.
+The models that a server may load, from a TOML file. Reads files; imports nothing heavy.
 
 ::
 
@@ -21,9 +20,10 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import attrs
+import msgspec
 
 from cairn.engine.json_text import parsed
 from cairn.engine.model.builtin import builtin_directory, builtin_fault
@@ -40,31 +40,42 @@ _MIB = 1024 * 1024
 
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 _TOP = ("default", "models")
-_KEYS: Mapping[str, tuple[type, str]] = {
-    "path": (str, "a text: the model's directory"),
-    "builtin": (bool, "true or false"),
-    "adapter": (str, "a text: the adapter's directory"),
-    "aliases": (list, "a list of texts"),
-    "dtype": (str, "one of " + ", ".join(get_args(Dtype))),
-    "block_tokens": (int, "a number from 8 to 4096"),
-    "decode_rows": (int, "a number from 1 to 64"),
-    "pool_mb": (int, "a number above 0"),
-    "blocks_mb": (int, "a number above 0"),
-}
-_RANGES = {
-    "block_tokens": (8, 4096),
-    "decode_rows": (1, 64),
-    "pool_mb": (1, 1 << 30),
-    "blocks_mb": (1, 1 << 30),
+_Megabytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+
+
+class _Table(msgspec.Struct, kw_only=True):
+    """A table ``[models.NAME]``, as the file has it."""
+
+    path: str = ""
+    builtin: bool = False
+    adapter: str | None = None
+    aliases: tuple[str, ...] = ()
+    dtype: Dtype | None = None
+    block_tokens: Annotated[int, msgspec.Meta(ge=8, le=4096)] | None = None
+    decode_rows: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    pool_mb: _Megabytes | None = None
+    blocks_mb: _Megabytes | None = None
+
+
+_MUST_BE: Mapping[str, str] = {
+    "path": "a text: the model's directory",
+    "builtin": "true or false",
+    "adapter": "a text: the adapter's directory",
+    "aliases": "a list of texts",
+    "dtype": "one of " + ", ".join(get_args(Dtype)),
+    "block_tokens": "a number from 8 to 4096",
+    "decode_rows": "a number from 1 to 64",
+    "pool_mb": "a number above 0",
+    "blocks_mb": "a number above 0",
 }
 
 
 class ModelsFault(Exception):
     """
-    The file cannot be used; the message says what, where and what to do. The operator's.
+    The file cannot be used. The message says what, where and what to do.
 
     Attributes:
-        faults: what is wrong, a sentence or two each: that of the file, or those of its tables.
+        faults: one of the file, or one of each table that is wrong; a sentence or two each.
     """
 
     def __init__(self, *faults: str) -> None:
@@ -72,21 +83,21 @@ class ModelsFault(Exception):
         self.faults = faults
 
     def __str__(self) -> str:
-        """A line for each."""
+        """One line for each fault."""
         return "\n".join(self.faults)
 
 
 @attrs.frozen(kw_only=True)
 class ModelEntry:
     """
-    A model that may be loaded.
+    A model that may be loaded. A setting that is None has the value of the command's option.
 
     Attributes:
-        name: what clients see.
-        directory: where it lies.
+        name: the name that clients see.
+        directory: the model's.
         adapter: the directory of an adapter over it, if there is one.
-        aliases: further names by which clients may ask for it.
-        dtype: see ``Settings``; None, here and in what follows, where the command's option holds.
+        aliases: further names that clients may use for it.
+        dtype: see ``Settings``.
         block_tokens: C.
         decode_rows: W.
         pool_bytes: the budget of slabs.
@@ -111,28 +122,28 @@ class ModelList:
 
     Attributes:
         entries: in the order of the file; at least one.
-        default: the one that is loaded first, and answers who names none of them.
+        default: the one that is loaded first, and that answers requests with an unknown name.
     """
 
     entries: tuple[ModelEntry, ...]
     default: ModelEntry
 
     def named(self, name: str) -> ModelEntry | None:
-        """The model of a name or an alias, if there is one."""
+        """The model with a name or an alias, if there is one."""
         return next((one for one in self.entries if name in (one.name, *one.aliases)), None)
 
 
 @attrs.frozen(kw_only=True)
 class ModelMetadata:
     """
-    What a model's directory tells of it before it is loaded.
+    What a model's directory says about it before it is loaded.
 
     Attributes:
-        defaults: the sampling that its makers recommend.
-        template: settings of the chat template that they recommend.
-        switches: the settings of thinking that its template speaks of.
-        vocabulary_tokens: the tokens that it knows; 0 where it is not told.
-        context_tokens: the longest sequence that it takes; 0 where it is not told.
+        defaults: the sampling parameters that its makers recommend.
+        template: the settings of the chat template that they recommend.
+        switches: the settings of thinking that its template mentions.
+        vocabulary_tokens: the size of its vocabulary; 0 if unknown.
+        context_tokens: the longest sequence that it takes; 0 if unknown.
     """
 
     defaults: Sampling
@@ -144,8 +155,7 @@ class ModelMetadata:
 
 def read_models(path: Path) -> ModelList:
     """
-    Read a file of models, and look at their directories. A relative path is one from the file's
-    folder on.
+    Read a file of models and check their directories. Paths are relative to the file's folder.
 
     Raises:
         ModelsFault: it cannot be used, or one of its models cannot be served.
@@ -155,10 +165,10 @@ def read_models(path: Path) -> ModelList:
 
 def parse_models(text: str, path: Path) -> ModelList:
     """
-    The models that a text names. Looks at none of them.
+    The models of a file's text. Does not check their directories.
 
     Args:
-        path: of the file, from whose folder relative paths go, and for messages.
+        path: the file's, for messages; paths are relative to its folder.
 
     Raises:
         ModelsFault: it cannot be used.
@@ -170,7 +180,7 @@ def _models(text: str, path: Path, look: Callable[[ModelEntry], str | None]) -> 
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ModelsFault(f"{path} is no TOML: {error}.") from error
+        raise ModelsFault(f"{path} is not TOML: {error}.") from error
     _check_known(found, _TOP, str(path))
     tables = found.get("models", {})
     if not isinstance(tables, dict) or not tables:
@@ -185,14 +195,14 @@ def _models(text: str, path: Path, look: Callable[[ModelEntry], str | None]) -> 
     chosen = models.named(default) if isinstance(default, str) else None
     if chosen is None:
         raise ModelsFault(
-            f"{path}: default is {default!r}, and no model has that name. There are "
+            f"{path}: default is {default!r}, but no model has that name. Choose one of "
             f"{_list(one.name for one in entries)}."
         )
     return attrs.evolve(models, default=chosen)
 
 
 def entry_fault(entry: ModelEntry) -> str | None:
-    """Why a model cannot be served, in a sentence; None where it may be. Reads no weights."""
+    """Why a model cannot be served, in a sentence; None if nothing is wrong. Reads no weights."""
     if entry.directory == str(builtin_directory()):
         fault = builtin_fault()
     else:
@@ -204,10 +214,10 @@ def entry_fault(entry: ModelEntry) -> str | None:
 
 def read_metadata(entry: ModelEntry) -> ModelMetadata:
     """
-    What a model's directory tells of it. For one without a fault.
+    What the directory of a model says about it. For a model without a fault.
 
     Raises:
-        ModelsFault: it cannot be read any more.
+        ModelsFault: the directory can no longer be read.
     """
     directory = Path(entry.directory)
     try:
@@ -224,14 +234,14 @@ def read_metadata(entry: ModelEntry) -> ModelMetadata:
 
 
 def _switches(directory: Path) -> frozenset[str]:
-    """What a loaded tokenizer would tell for sure."""
+    """The settings whose names occur in the template. Only a loaded tokenizer knows for certain."""
     paths = [directory / name for name in _TEMPLATES]
     text = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
     return frozenset(name for name in SWITCHES if name in text)
 
 
 def _count(config: Any, name: str) -> int:
-    """A count that stands in a config.json, or in what it says of text; 0 where it does not."""
+    """A count from a config.json or its text_config; 0 if neither has it."""
     for holder in (config, config.get("text_config")):
         value = holder.get(name) if isinstance(holder, dict) else None
         if type(value) is int and value > 0:
@@ -245,14 +255,14 @@ def _text_of(path: Path) -> str:
             raw = file.read(_FILE_BYTES_MAX + 1)
         if len(raw) > _FILE_BYTES_MAX:
             raise ModelsFault(
-                f"{path} is larger than {_FILE_BYTES_MAX} bytes; is it the right one?"
+                f"{path} is larger than {_FILE_BYTES_MAX} bytes; is it the right file?"
             )
         return raw.decode("utf-8")
     except OSError as error:
         raise ModelsFault(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ModelsFault(
-            f"{path} is no UTF-8 text: {error.reason} at byte {error.start}."
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
         ) from error
 
 
@@ -260,8 +270,8 @@ def _entries(
     tables: Mapping[str, Any], text: str, path: Path, look: Callable[[ModelEntry], str | None]
 ) -> tuple[ModelEntry, ...]:
     """
-    The models of all tables. What is wrong with them is told of all: who mends one hears no more
-    of the next.
+    The models of all tables. Faults are reported for all of them at once, so that the operator can
+    correct them together.
     """
     entries: list[ModelEntry] = []
     faults: list[str] = []
@@ -281,53 +291,66 @@ def _entries(
 def _entry(name: str, table: Any, text: str, path: Path) -> ModelEntry:
     where = _where(path, name, text)
     if not isinstance(table, dict):
-        raise ModelsFault(f"{where} is no table. Write [models.{_key(name)}] on a line of its own.")
+        raise ModelsFault(
+            f"{where} is not a table. Write [models.{_key(name)}] on a line of its own."
+        )
     if not is_name(name):
         raise ModelsFault(f"{where}: a name has 1 to {NAME_MAX} printable characters.")
     if dotted := [one for one in _names_within(name, table) if one != name]:
         raise ModelsFault(
             *(
                 f"{_line_of(path, one, text)}, [models.{one}]: {one.removeprefix(f'{name}.')!r} is "
-                f"not known. A name with a dot stands in quotes: [models.{_key(one)}]."
+                f"not known. Put a name with a dot in quotes: [models.{_key(one)}]."
                 for one in dotted
             )
         )
-    _check_known(table, tuple(_KEYS), where)
-    for key, value in table.items():
-        _check_value(key, value, where)
-    if table.get("builtin"):
-        if "path" in table:
-            raise ModelsFault(f"{where} has both path and builtin. Leave one of them out.")
-        directory = str(builtin_directory())
-    elif table.get("path"):
-        directory = _place(table["path"], path)
-    else:
+    _check_known(table, tuple(_MUST_BE), where)
+    read = _read_table(table, where)
+    if read.builtin and "path" in table:
+        raise ModelsFault(f"{where} has both path and builtin. Leave one of them out.")
+    if not (read.builtin or read.path):
         raise ModelsFault(
-            f'{where} says nowhere where the model lies. Write path = "DIRECTORY", or builtin = '
-            "true for Pebble."
+            f'{where} does not say where the model is. Write path = "DIRECTORY", or builtin = true '
+            "for Pebble."
         )
-    sizes = {
-        f"{key}_bytes": table[f"{key}_mb"] * _MIB
-        for key in ("pool", "blocks")
-        if f"{key}_mb" in table
-    }
     return ModelEntry(
         name=name,
-        directory=directory,
-        adapter=_place(table["adapter"], path) if "adapter" in table else None,
-        aliases=tuple(table.get("aliases", ())),
-        dtype=table.get("dtype"),
-        block_tokens=table.get("block_tokens"),
-        decode_rows=table.get("decode_rows"),
-        **sizes,
+        directory=str(builtin_directory()) if read.builtin else _place(read.path, path),
+        adapter=None if read.adapter is None else _place(read.adapter, path),
+        aliases=read.aliases,
+        dtype=read.dtype,
+        block_tokens=read.block_tokens,
+        decode_rows=read.decode_rows,
+        pool_bytes=None if read.pool_mb is None else read.pool_mb * _MIB,
+        blocks_bytes=None if read.blocks_mb is None else read.blocks_mb * _MIB,
     )
+
+
+def _read_table(table: Mapping[str, Any], where: str) -> _Table:
+    try:
+        read = msgspec.convert(table, _Table)
+    except msgspec.ValidationError:
+        for key, value in table.items():
+            try:
+                msgspec.convert({key: value}, _Table)
+            except msgspec.ValidationError:
+                raise ModelsFault(
+                    f"{where}: {key} is {value!r}; it must be {_MUST_BE[key]}."
+                ) from None
+        raise
+    if bad := [alias for alias in read.aliases if not is_name(alias)]:
+        raise ModelsFault(
+            f"{where}: the alias {bad[0][:80]!r} is not a valid name. Write one of 1 to {NAME_MAX} "
+            "printable characters."
+        )
+    return read
 
 
 def _names_within(name: str, table: Mapping[str, Any]) -> Iterator[str]:
     """
-    The names that TOML took apart at their dots, as they were meant; else the one of the table.
+    The names of tables that TOML split at their dots, as they were meant; else the table's own.
     """
-    within = [(k, v) for k, v in table.items() if isinstance(v, dict) and k not in _KEYS]
+    within = [(k, v) for k, v in table.items() if isinstance(v, dict) and k not in _MUST_BE]
     for key, value in within:
         yield from _names_within(f"{name}.{key}", value)
     if not within:
@@ -338,38 +361,19 @@ def _check_known(table: Mapping[str, Any], known: tuple[str, ...], where: str) -
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            meant = f"Is {near[0]} meant?" if near else f"There are {_list(known)}."
+            meant = f"Did you mean {near[0]}?" if near else f"Known are {_list(known)}."
             raise ModelsFault(f"{where}: {key!r} is not known. {meant}")
 
 
-def _check_value(key: str, value: Any, where: str) -> None:
-    kind, words = _KEYS[key]
-    fits = type(value) is kind
-    if fits and key in _RANGES:
-        low, high = _RANGES[key]
-        fits = low <= value <= high
-    elif fits and key == "dtype":
-        fits = value in get_args(Dtype)
-    elif fits and key == "aliases":
-        fits = all(isinstance(one, str) for one in value)
-        if fits and (bad := [one for one in value if not is_name(one)]):
-            raise ModelsFault(
-                f"{where}: the alias {bad[0][:80]!r} is no name; one has 1 to {NAME_MAX} printable "
-                "characters."
-            )
-    if not fits:
-        raise ModelsFault(f"{where}: {key} is {value!r}; it must be {words}.")
-
-
 def _check_names(entries: tuple[ModelEntry, ...], path: Path) -> None:
-    """No two models answer to one name."""
+    """Raise ModelsFault if two models have the same name or alias."""
     owners: dict[str, str] = {}
     for entry in entries:
         for name in (entry.name, *entry.aliases):
             if owners.get(name, entry.name) != entry.name:
                 raise ModelsFault(
-                    f"{path}: {name!r} is a name or an alias of {owners[name]!r} and of "
-                    f"{entry.name!r}. Leave it to one of them."
+                    f"{path}: {name!r} is a name or an alias of both {owners[name]!r} "
+                    f"and {entry.name!r}. Remove it from one of them."
                 )
             owners[name] = entry.name
 
@@ -378,17 +382,17 @@ def _place(where: str, path: Path) -> str:
     try:
         return str(path.absolute().parent / Path(where).expanduser())
     except RuntimeError as error:
-        raise ModelsFault(f"{path}: {where} names no place: {error}.") from error
+        raise ModelsFault(f"{path}: {where} is not a usable path: {error}.") from error
 
 
 def _where(path: Path, name: str, text: str) -> str:
-    """Where a model's table stands, for people."""
+    """The place of a model's table in the file, for messages."""
     return f"{_line_of(path, name, text)}, [models.{_key(name)}]"
 
 
 def _line_of(path: Path, name: str, text: str) -> str:
     """
-    The file, and the line of a model's table; without it where that is written in a rarer way.
+    The file and the line of a model's table; without the line if it is written in an unusual way.
     """
     spelled = "|".join(re.escape(one) for one in (name, f'"{name}"', f"'{name}'"))
     head = re.compile(rf"\s*\[\s*models\s*\.\s*(?:{spelled})\s*\]")
@@ -398,7 +402,7 @@ def _line_of(path: Path, name: str, text: str) -> str:
 
 
 def _key(name: str) -> str:
-    """A name as a key of TOML has it."""
+    """A name as a TOML key, in quotes if it needs them."""
     shown = name[:80]
     return shown if re.fullmatch(r"[A-Za-z0-9_-]+", shown) else f'"{shown}"'
 

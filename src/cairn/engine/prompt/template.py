@@ -1,12 +1,12 @@
 """
 From a conversation to token ids, and to the chain of parts by which conversations are compared.
 
-A conversation is in canonical form here: adapters have brought their wire form into it, so that
-what clients move about (string or block list, cache hints) is gone. A prompt's token ids are a
-function of the request alone: the template renders the whole, and the ids are those of the whole
-text (`encoding` does not tokenise again what it knows).
+A conversation here is in canonical form: adapters have removed what differs only on the wire
+(string or block list, cache hints). The token ids of a prompt are a function of the request alone:
+the template renders the whole, and the ids are those of the whole text (``encoder`` does not
+tokenise again what it knows).
 
-The tokenizer comes in from outside; nothing here knows MLX.
+The tokenizer is an argument; nothing here knows MLX.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Message:
         content: its text.
         reasoning: the thinking that a client sends back with an assistant's message.
         tool_calls: ``{"id", "type": "function", "function": {"name", "arguments"}}``, arguments as
-            an object where they are JSON.
+            an object if they are JSON.
         tool_call_id: for a tool's result, the call that it answers.
-        name: of the speaker or the tool.
+        name: the name of the speaker or the tool.
     """
 
     role: str
@@ -60,14 +60,15 @@ class Message:
 @attrs.frozen(kw_only=True)
 class Conversation:
     """
-    What a chat request says, in canonical form.
+    A chat request in canonical form.
 
     Attributes:
         tools: as the template takes them.
-        loaded_tools: those that are on offer from a message on. They stand there as text, so they
-            are no part of their own, and the template is not given them.
-        calls: whether tools may be called. Where not, they stand in the prompt all the same, since
-            it would be another one from its first tokens on; what looks like a call is text.
+        loaded_tools: tools that are available from a later message on. They are text in that
+            message, so they are no part of their own and the template does not get them.
+        calls: whether tools may be called. If not, they are in the prompt all the same, because
+            leaving them out would change it from its first tokens on; what looks like a call is
+            text then.
         template: further arguments of the template, such as ``enable_thinking``.
     """
 
@@ -84,7 +85,7 @@ class TemplateError(Exception):
 
 def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
     """
-    The prompt of a conversation, as text. Changes nothing.
+    The prompt of a conversation, as text. Modifies nothing.
 
     Raises:
         TemplateError: the template raised, or the model has none.
@@ -107,10 +108,10 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
 
 def switches(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> frozenset[str]:
     """
-    The settings of thinking that the template heeds: with which a prompt is another one.
+    The settings of thinking that the template supports: those that change the prompt.
 
     Args:
-        settings: those that the server gives in any case.
+        settings: those that the server sets in any case.
     """
     hello = Conversation(messages=(Message(role="user", content="Hello"),))
 
@@ -132,14 +133,14 @@ def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> tuple[int, ...]
     The token ids of a prompt.
 
     Args:
-        special: whether the tokenizer adds its special tokens; a rendered template has them.
+        special: whether the tokenizer adds its special tokens; a rendered template contains them.
     """
     return tuple(tokenizer.encode(text, add_special_tokens=special))
 
 
 def prompt_ids(tokenizer: Tokenizer, conversation: Conversation) -> tuple[int, ...]:
     """
-    The token ids of a conversation's prompt. Changes nothing.
+    The token ids of a conversation's prompt. Modifies nothing.
 
     Raises:
         TemplateError: the template raised, or the model has none.
@@ -149,8 +150,8 @@ def prompt_ids(tokenizer: Tokenizer, conversation: Conversation) -> tuple[int, .
 
 def call_arguments(text: str) -> str | dict[str, Any]:
     """
-    The arguments of a call as a template renders them: an object. What is none (a model may write
-    anything) stays as it is.
+    The arguments of a call as a template renders them: an object. Text that is not an object (a
+    model may write anything) is returned unchanged.
     """
     try:
         found = msgspec.json.decode(text)
@@ -180,7 +181,10 @@ def message_of(parts: Sequence[AnswerPart]) -> Message:
 
 
 def _words(part: AnswerPart) -> str:
-    """What a part says. A call that was cut off is only words: templates want whole arguments."""
+    """
+    The words of a part. A call that was cut off counts as words, because templates need complete
+    arguments.
+    """
     match part:
         case Said(text):
             return text
@@ -191,15 +195,15 @@ def _words(part: AnswerPart) -> str:
 
 
 def next_role(said: Message) -> NextRole:
-    """Who speaks after an answer: a tool, where it calls one."""
+    """Who speaks after an answer: a tool if it calls one, else the user."""
     return "tool" if said.tool_calls else "user"
 
 
 def next_turns(conversation: Conversation, said: Message) -> tuple[Conversation, Conversation]:
     """
-    The conversation as a client will send it after an answer, with one and another text next.
+    The conversation as a client will send it after an answer, with two different texts next.
 
-    A client answers all calls, and some templates refuse one that is not answered.
+    All calls get a result, because some templates refuse a conversation with an unanswered call.
     """
     called = [call["id"] for call in said.tool_calls]
 
@@ -216,10 +220,10 @@ def conversation_parts(conversation: Conversation) -> tuple[tuple[str, bytes], .
     """
     The parts of a conversation in order: (label, canonical bytes).
 
-    Tools come first, since what stands in front of everything else changes everything behind it.
-    What clients change while the conversation stays the same one is no part: template settings
-    (thinking is switched on and off), what was thought, and the ids of calls. Where these make
-    another prompt, its token ids say from where on, and they alone decide what is reused.
+    Tools come first, because a change in front changes all that follows. Things that clients change
+    within one conversation are not part of it: template settings (thinking is switched on and off),
+    thoughts, and the ids of calls. If they change the prompt, its token ids show from where on, and
+    only the token ids decide what is reused.
     """
     parts: list[tuple[str, bytes]] = []
     if conversation.tools:
@@ -231,8 +235,8 @@ def conversation_parts(conversation: Conversation) -> tuple[tuple[str, bytes], .
 
 def _compared(message: Message) -> dict[str, Any]:
     """
-    A message as it is compared. Clients drop what was thought as soon as a user speaks, and those
-    in between number calls anew.
+    A message as it is compared. Clients drop thoughts as soon as a user speaks, and proxies may
+    number calls again.
     """
     calls = [
         {key: value for key, value in call.items() if key != "id"} for call in message.tool_calls
@@ -241,7 +245,7 @@ def _compared(message: Message) -> dict[str, Any]:
 
 
 def chain_of(parts: Sequence[tuple[str, bytes]], *, secret: bytes, tenant: str) -> tuple[Part, ...]:
-    """The chain of parts: each part's hash goes over the one before."""
+    """The chain of parts: the hash of each part covers the hash before it."""
     chain: list[Part] = []
     parent = ""
     for label, content in parts:
