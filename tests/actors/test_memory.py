@@ -1,8 +1,7 @@
 """
-Room for slabs and blocks: budgets hold however many ask at once, who rests gives way, what is
-pinned stays, and what the journal did not take the engine does not keep.
-
-The engine is one without a model, on the real engine's thread; the books stand for the sequencer.
+Slabs and blocks: budgets hold however many sessions ask at once, idle sessions give up slabs,
+pinned blocks stay, and the engine keeps nothing that the journal refused. The engine runs no model,
+on the real engine thread; the books take the place of the sequencer.
 """
 
 from __future__ import annotations
@@ -390,8 +389,8 @@ def test_nothing_to_take() -> None:
     trio.run(main)
 
 
-def test_the_least_recently_used_at_rest_gives_way() -> None:
-    """Sessions at rest give up their slabs, the one that was used longest ago first."""
+def test_the_least_recently_used_idle_session_gives_up_its_slab() -> None:
+    """Idle sessions give up their slabs, the least recently used first."""
 
     async def main() -> None:
         async with setup() as home:
@@ -473,10 +472,8 @@ def test_a_slab_that_the_journal_refused_is_closed(error: Exception) -> None:
     trio.run(main)
 
 
-def test_what_nobody_waits_for_comes_behind_a_request() -> None:
-    """
-    There was room when it was looked for. A request has taken it by the time that it is its turn.
-    """
+def test_a_request_goes_before_a_spare_slab() -> None:
+    """There was room when it was checked; a request has taken it when the turn comes."""
 
     async def main() -> None:
         spared: list[bool | None] = []
@@ -533,7 +530,7 @@ def test_a_full_store_lets_the_oldest_go() -> None:
     trio.run(main)
 
 
-def test_what_is_foreseen_lets_nothing_go_that_is_held_ready() -> None:
+def test_prewarmed_blocks_evict_no_block_that_a_slab_holds() -> None:
     """
     What is computed ahead takes the room of blocks that lie in no slab. Where all do, it is not
     kept, and nothing leaves; a request's block is kept all the same.

@@ -106,7 +106,7 @@ def test_a_small_pool_bounds_the_context(directory: Path) -> None:
     assert () == replay(store.read()).findings
 
 
-def test_a_pool_that_holds_no_chunk_is_refused(directory: Path) -> None:
+def test_a_pool_that_holds_no_block_is_refused(directory: Path) -> None:
     """With the bytes that a chunk takes, before anything is served."""
 
     async def main() -> None:
@@ -192,7 +192,7 @@ def test_a_journal_of_before_is_replayed_as_it_is(rows: list[Row]) -> None:
     assert SAME == rerun(rows, "it", None)
 
 
-def test_a_slab_of_other_bytes_is_told(rows: list[Row]) -> None:
+def test_a_slab_of_a_different_size_is_reported(rows: list[Row]) -> None:
     """The control: what was counted is compared."""
 
     def other(event: ev.Event) -> ev.Event:

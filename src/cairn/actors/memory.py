@@ -112,7 +112,7 @@ class Memory:
         """
         Open a slab. Without room, closes that of a shadow check, else those of sessions without a
         request: the least recently used idle one, else one that settles. False if all sessions with
-        a slab have a request in hand.
+        a slab serve a request.
 
         Args:
             record: appends what was measured.
@@ -174,7 +174,7 @@ class Memory:
             return await self._open_slab(
                 capacity_tokens,
                 opened,
-                lambda run, kept: self._engine.settle(run, kept, still_needed),
+                lambda run, record: self._engine.settle(run, record, still_needed),
             )
 
     async def close_spare_slab(self, slab: int, record: Callable[[SlabReport], None]) -> None:
@@ -219,13 +219,13 @@ class Memory:
         """
         opened: list[int] = []
 
-        def kept(report: SlabReport) -> bool:
+        def record_and_note(report: SlabReport) -> bool:
             opened.append(report.slab)
             record(report)
             return True
 
         try:
-            return await ask(lambda mlx: mlx.open_slab(capacity_tokens), kept)
+            return await ask(lambda mlx: mlx.open_slab(capacity_tokens), record_and_note)
         except Exception:
             # It is not in the journal, so it must not exist.
             if opened:
@@ -273,13 +273,13 @@ class Memory:
             store = leaving is not None
             sealed: list[SealReport] = []
 
-            def kept(report: SealReport) -> None:
+            def record_and_note(report: SealReport) -> None:
                 sealed.append(report)
                 record(report)
 
             try:
                 await self._engine.call(
-                    lambda mlx: mlx.seal(slab, key, start, end, store=store), kept
+                    lambda mlx: mlx.seal(slab, key, start, end, store=store), record_and_note
                 )
             except Exception:
                 # It is not in the journal, so it must not be in the store.

@@ -1,6 +1,6 @@
 """
-What nobody has used for longer than its life is removed when nobody wants anything, and the journal
-says so. A use renews it, and it outlives a restart.
+What has not been used for longer than its TTL is removed while the server is idle, and the journal
+says so. A use renews the TTL, which outlasts a restart.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def done(server: Server) -> None:
     await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
 
 
-async def test_what_fails_while_lives_are_ended_ends_no_server(
+async def test_a_failure_of_expiry_ends_no_server(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests are served as before; nothing more is removed."""
@@ -128,7 +128,7 @@ async def test_a_day_and_no_longer(filed: Journaled, tmp_path: Path) -> None:
     assert filed.holds()
 
 
-async def test_a_life_of_nothing_is_never_written(filed: Journaled, tmp_path: Path) -> None:
+async def test_a_ttl_of_zero_is_never_written(filed: Journaled, tmp_path: Path) -> None:
     """
     With a life of 0 no file is written, and what was in memory goes when all is at rest; another's
     blocks stay.
@@ -151,7 +151,7 @@ async def test_a_life_of_nothing_is_never_written(filed: Journaled, tmp_path: Pa
     assert filed.holds()
 
 
-async def test_a_life_of_nothing_where_the_clock_was_set_back(
+async def test_a_ttl_of_zero_after_the_clock_was_set_back(
     filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -243,8 +243,8 @@ async def test_a_client_may_count_on_its_hint(setup: Journaled) -> None:
     assert [600, HOUR_S, 5] == [event.ttl_s for event in setup.events(ev.RequestReceived)]
 
 
-async def test_a_life_outlives_a_restart(filed: Journaled, tmp_path: Path) -> None:
-    """Files of an earlier run go when their time has come, and the sessions with them."""
+async def test_a_ttl_outlasts_a_restart(filed: Journaled, tmp_path: Path) -> None:
+    """Files of an earlier run are removed when they expire, and sessions with them."""
     on_disk: dict[str, Any] = {"blocks_folder": tmp_path, "disk_bytes": 64 * MIB}
     async with filed.serving(**on_disk) as server:
         await ask(server, question())
@@ -257,8 +257,8 @@ async def test_a_life_outlives_a_restart(filed: Journaled, tmp_path: Path) -> No
     assert filed.holds()
 
 
-async def test_nobody_loses_what_is_wanted(setup: Journaled) -> None:
-    """While anything is wanted nothing is removed, however long its life has been over."""
+async def test_nothing_is_removed_while_a_request_is_in_flight(setup: Journaled) -> None:
+    """However long ago it expired."""
     async with setup.serving(limits=Limits(ttl_s=60)) as server:
         await ask(server, question())
         await done(server)

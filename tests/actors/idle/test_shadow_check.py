@@ -296,7 +296,7 @@ def test_a_request_gets_the_only_slab(
     assert () == replay(store.read()).findings
 
 
-def test_who_is_disturbed_again_and_again_is_skipped(
+def test_a_check_that_requests_end_again_and_again_is_skipped(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -407,7 +407,7 @@ def test_what_waits_is_bounded(model_directory: Path, monkeypatch: pytest.Monkey
     trio.run(main)
 
 
-def test_a_check_that_fails_stops_nobody(
+def test_a_check_that_fails_stops_no_request(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -440,7 +440,7 @@ def test_a_check_that_fails_stops_nobody(
 
 
 @pytest.mark.parametrize("where", ["open_slab", "close_slab", "record"])
-def test_whatever_fails_stops_nobody(
+def test_any_failure_stops_no_other_check(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """
@@ -746,7 +746,7 @@ def test_no_token_is_another_answer(
     assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
 
 
-def test_who_is_at_work_when_it_differs_hears_of_the_bug(
+def test_a_request_that_is_served_when_a_check_differs_gets_the_bug(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """

@@ -67,7 +67,7 @@ async def test_a_new_session_is_built_on_shared_blocks(setup: Journaled) -> None
     assert setup.holds()
 
 
-async def test_a_named_session_serves_it_anew(setup: Journaled) -> None:
+async def test_a_named_session_serves_it_without_its_slab(setup: Journaled) -> None:
     """
     A name is strict: its session serves the request, and nothing that lies in its slab is kept.
     What was asked after it goes on as ever.

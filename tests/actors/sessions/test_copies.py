@@ -1,6 +1,6 @@
 """
-A long history is copied into a slab in parts: others decode between two of them, nobody's prefill
-comes in, and whoever leaves meanwhile leaves a session behind that goes on.
+A long history is copied into a slab in parts. Other answers decode between two parts, no prefill
+pass comes in, and a client that disconnects meanwhile leaves a session that goes on.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ async def test_decode_passes_go_between_two_parts_and_no_prefill() -> None:
         assert ["one", "two", "three", "chunk"] == made.recorded
 
 
-async def test_a_long_copy_lets_chunks_in() -> None:
-    """Somebody else's first token does not wait for all of a long history."""
+async def test_a_long_copy_lets_prefill_passes_in() -> None:
+    """The first token of another request does not wait for all of a long history."""
     async with shop() as made:
         names = [str(number) for number in range(2 * COPIES_PER_PREFILL + 1)]
         async with trio.open_nursery() as nursery:
@@ -147,8 +147,8 @@ async def test_a_long_copy_lets_chunks_in() -> None:
         assert [*due, "second chunk", names[-1]] == made.device.did
 
 
-async def test_a_copy_that_nobody_wants_holds_nobody_up() -> None:
-    """Its parts are gone at once, and not one behind each decode pass."""
+async def test_a_copy_that_is_no_longer_needed_delays_nothing() -> None:
+    """Its parts are dropped at once, not one after each decode pass."""
     async with shop() as made:
         made.decodes(50)
         async with trio.open_nursery() as nursery:
@@ -162,8 +162,8 @@ async def test_a_copy_that_nobody_wants_holds_nobody_up() -> None:
         assert [DECODE, "0", DECODE, "1", DECODE, "chunk"] == made.device.did[:6]
 
 
-async def test_who_copies_later_comes_behind() -> None:
-    """Two copies do not share the place between two passes."""
+async def test_copies_run_one_after_the_other() -> None:
+    """Two copies do not alternate between passes."""
     async with shop() as made:
         made.decodes(8)
         async with trio.open_nursery() as nursery:
@@ -177,8 +177,11 @@ async def test_who_copies_later_comes_behind() -> None:
         assert due == made.device.did[: len(due)]
 
 
-async def test_nothing_is_copied_that_nobody_wants_any_more() -> None:
-    """What has begun is recorded, and no further part begins, whatever is said later."""
+async def test_a_copy_ends_once_it_is_no_longer_needed() -> None:
+    """
+    A part that has begun is recorded, and no further one begins, even if the predicate changes
+    back.
+    """
     async with shop() as made:
         done = list[bool]()
         parts = [made.part(name) for name in ("one", "two", "three", "four")]

@@ -1,5 +1,5 @@
 """
-A session at rest gives its slab up after a while, where all of it lies in blocks: memory has a
+An idle session gives up its slab after a while if all of it is in blocks: memory holds a
 conversation once, and the next turn goes on from the blocks.
 """
 
@@ -74,7 +74,7 @@ def slab_of(server: Server, said: Said) -> int | None:
     return None if slab is None else slab.id
 
 
-async def test_at_rest_memory_has_it_once(setup: Journaled) -> None:
+async def test_an_idle_conversation_is_in_memory_once(setup: Journaled) -> None:
     """
     With no time to keep it, the slab goes when the session rests, the freed memory is given back,
     and what is left are the blocks: no more than the tokens take.
@@ -157,7 +157,7 @@ async def test_it_is_kept_for_as_long_as_the_option_says(
     assert setup.holds()
 
 
-async def test_nobody_waits_for_memory_that_is_given_back(
+async def test_no_request_waits_for_memory_that_is_given_back(
     setup: Journaled, mock_clock: trio.testing.MockClock
 ) -> None:
     """
@@ -203,7 +203,7 @@ async def test_who_wants_the_slab_meanwhile_has_it_at_once(setup: Journaled) -> 
 
 
 @pytest.mark.parametrize("blocks", [3, 100])
-async def test_what_lies_in_no_block_stays_in_its_slab(setup: Journaled, blocks: int) -> None:
+async def test_tokens_that_are_in_no_block_stay_in_the_slab(setup: Journaled, blocks: int) -> None:
     """
     Where memory for blocks does not hold all of a conversation, its slab is the one place where
     the rest is, and is kept.
@@ -223,11 +223,11 @@ async def test_what_lies_in_no_block_stays_in_its_slab(setup: Journaled, blocks:
     assert setup.holds()
 
 
-async def test_a_block_that_leaves_while_it_rests_keeps_the_slab(
+async def test_the_slab_stays_if_a_block_is_evicted_meanwhile(
     setup: Journaled, mock_clock: trio.testing.MockClock
 ) -> None:
     """
-    It is asked again when the time is over: another conversation has pushed a block out by then.
+    It is checked again at the end of the wait: by then another conversation has evicted a block.
     """
     async with setup.serving(limits=rests(60), blocks_bytes=8 * BLOCK) as server:
         first = await ask(server, question())

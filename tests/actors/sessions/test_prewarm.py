@@ -1,6 +1,6 @@
 """
-Anticipation in a running server: what the next prompt will begin with is computed before it comes,
-and whoever wants something goes first. Told by the journal's figures, never by the clock.
+Prewarming in a running server: what the next prompt begins with is computed before it comes, and
+requests go first. Observed in the journal, never by the clock.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def gated_() -> Iterator[Callable[[Server], Hold]]:
 
 
 @pytest.mark.parametrize("tenant", ["local", "alice"])
-async def test_the_next_turn_prefills_its_words_and_at_most_a_chunk(
+async def test_the_next_turn_prefills_its_own_tokens_and_at_most_a_block(
     setup: Journaled, tenant: str
 ) -> None:
     """
@@ -264,10 +264,10 @@ async def test_who_needs_the_slab_gets_it(
     assert setup.holds()
 
 
-async def test_a_rendering_holds_nobody_up(
+async def test_a_rendering_does_not_delay_the_release_of_a_slab(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who wants the slab gets it while the conversation is being rendered."""
+    """A session releases its slab while its conversation is being rendered."""
     rendering, go = threading.Event(), threading.Event()
     render = prompts.render
 
@@ -335,7 +335,9 @@ async def test_it_gives_up_where_the_load_does_not_end(
     assert setup.holds()
 
 
-async def test_a_block_in_doubt_ends_it(setup: Journaled, gated: Callable[[Server], Hold]) -> None:
+async def test_a_quarantined_block_ends_it(
+    setup: Journaled, gated: Callable[[Server], Hold]
+) -> None:
     """
     What it is built on is found wrong while it computes. Nothing is sealed on that, and what was
     run is cut off; the session rests, and serves.

@@ -1,6 +1,4 @@
-"""
-A bug takes out of service what it concerns, and nothing else; nothing leaves before its commit.
-"""
+"""A bug quarantines what it concerns and nothing else; no reply is sent before its commit."""
 
 from __future__ import annotations
 
@@ -203,7 +201,7 @@ def test_a_block_that_was_wrong_from_the_start_does_not_take_its_prefix_along(
     assert ["INV-3"] == [found.invariant for found in replay(store.read()).findings]
 
 
-def test_memory_in_doubt_is_one_bug_for_all_who_wait(
+def test_wrong_totals_are_one_bug_for_all_requests_that_wait(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -357,10 +355,10 @@ def test_a_row_without_a_slab_ends_its_own_session(
     assert len(bugs) == 1
 
 
-def test_a_client_that_leaves_before_its_turn_leaves_nothing_behind(
+def test_a_client_that_disconnects_in_the_queue_leaves_nothing(
     model_directory: Path,
 ) -> None:
-    """Requests that are left before a session took them leave no actor and no ticket."""
+    """A request that is cancelled before a session takes it leaves no actor and no ticket."""
 
     async def main() -> None:
         async with serving(model_directory) as server:
@@ -391,7 +389,7 @@ def passed(start: int, *ends: int) -> PassReport:
     )
 
 
-def test_passes_are_told_together_only_where_their_measures_follow() -> None:
+def test_passes_are_one_event_only_if_their_measurements_follow() -> None:
     """
     Decode passes that come together are one event where each adds one token to every layer; one
     that measured something else stands by itself, so that the checks see it.

@@ -1,4 +1,4 @@
-"""The threads beside trio's."""
+"""The threads beside that of trio."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_the_thread_has_ended_before_its_task() -> None:
 
 
 @pytest.mark.trio
-async def test_who_decodes_on_a_thread_that_has_ended_hears_of_it() -> None:
+async def test_decoding_on_a_thread_that_has_ended_fails() -> None:
     """
     As who asks for a job: a session that has its first token by then would else wait for ever, and
     the server with it.

@@ -90,10 +90,8 @@ async def test_observers_see_committed_events_in_order(nursery: trio.Nursery) ->
 
 
 @pytest.mark.trio
-async def test_nobody_gets_a_receipt_for_what_is_not_stored() -> None:
-    """
-    Where the store cannot write, who waits for a receipt is told, and so is whoever comes later.
-    """
+async def test_no_receipt_is_given_for_rows_that_are_not_stored() -> None:
+    """If the store cannot write, tasks that wait for a receipt fail, and so do later ones."""
     writer = JournalWriter(BrokenDisk(room=1))
     sequencer = Sequencer(Ledger(clock()), writer)
 

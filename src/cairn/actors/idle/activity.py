@@ -26,7 +26,7 @@ class Activity:
             for.
         arrivals: answers that were ever asked for and prepared. A check that compares it before and
             after also notices a request that came and ended in between.
-        at_work: sessions that have a command in hand, or idle-time work after it.
+        at_work: sessions that execute a command, including the idle-time work after it.
         changes: how often something changed; see ``wait_change``.
         draining: whether the server takes no more requests.
     """

@@ -52,7 +52,7 @@ class Expiry:
         self._closed = False
 
     def close(self) -> None:
-        """End ``run`` after the step that is under way."""
+        """End ``run`` after the current step."""
         self._closed = True
         self._activity.changed()
 

@@ -420,7 +420,7 @@ class ShadowCheck:
             if key is not None:
                 found.blocks.append((key, *digests))
 
-        ask, prompt, chunk = answer.ask, answer.prompt_ids, self._facts.block_tokens
+        ask, prompt, block_tokens = answer.ask, answer.prompt_ids, self._facts.block_tokens
         sequence = prompt + tuple(answer.sampled)
         keys = self._keys(answer, sequence)
         draws = DrawSpec.first(
@@ -429,20 +429,20 @@ class ShadowCheck:
             prompt_ids=prompt,
             matcher=await self._matcher(ask.grammar) if ask.grammar is not None else None,
         )
-        for start, end in passes(0, len(prompt), chunk):
+        for start, end in passes(0, len(prompt), block_tokens):
             last = draws if end == len(prompt) else None
             # The last part may have a block too, but from the settling pass.
-            key = keys.get(start) if end - start == chunk else None
+            key = keys.get(start) if end - start == block_tokens else None
             await chunk_pass(prompt[start:end], last, key)
         for token in answer.sampled[:-1]:
             draws = draws.after(token)
             row = DecodeRow(slab=slab, token=token, draw=draws)
             found.add(await one(partial(_decode, row=row)))
-        settled = [start for start in sorted(keys) if start + chunk > len(prompt)]
+        settled = [start for start in sorted(keys) if start + block_tokens > len(prompt)]
         if settled and not await one(partial(_trim, slab=slab, end=settled[0])):
             settled = []  # a window has moved on, and these blocks are not computed again
         for start in settled:
-            await chunk_pass(sequence[start : start + chunk], None, keys[start])
+            await chunk_pass(sequence[start : start + block_tokens], None, keys[start])
 
     def _keys(self, answer: _Answer, sequence: Sequence[int]) -> dict[int, str]:
         """

@@ -87,14 +87,14 @@ class SessionCache:
 
     @property
     def request(self) -> OpenRequest:
-        """The request in hand."""
+        """The request that it serves."""
         request = self.session.request
         assert request is not None
         return request
 
     @property
     def path(self) -> ev.PathSelected:
-        """The decision for the request in hand."""
+        """The decision for that request."""
         path = self.request.path
         assert path is not None
         return path

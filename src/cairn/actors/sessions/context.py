@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
-from cairn.actors.idle.activity import Activity
-from cairn.actors.memory import Memory
-from cairn.actors.sequencer import Sequencer
-from cairn.actors.sessions.next_prompt import NextPrompt
-from cairn.actors.threads.engine import EngineThread
-from cairn.engine.contract import Detokenizer, Tokenizer
-from cairn.engine.reports import ModelFacts
-from cairn.journal.turns import Turns
+if TYPE_CHECKING:  # it holds these and calls none of them
+    from cairn.actors.idle.activity import Activity
+    from cairn.actors.memory import Memory
+    from cairn.actors.sequencer import Sequencer
+    from cairn.actors.sessions.next_prompt import NextPrompt
+    from cairn.actors.threads.engine import EngineThread
+    from cairn.engine.contract import Detokenizer, Tokenizer
+    from cairn.engine.reports import ModelFacts
+    from cairn.journal.turns import Turns
 
 
 @attrs.frozen(kw_only=True)

@@ -48,7 +48,7 @@ class Sessions:
         self._nursery = nursery
 
     def end_all(self) -> None:
-        """End all actors when they have done what they have in hand. Their sessions stay open."""
+        """End all actors after their running commands. Their sessions stay open."""
         for actor in self.actors.values():
             actor.close()
 

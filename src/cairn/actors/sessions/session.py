@@ -6,7 +6,7 @@ Rules of this module and of those that hold its steps:
 1. A session does things in the order of ``lifecycle.STEPS``, and everything that it does to its
    cache goes through ``SessionCache`` as an event that carries what the engine measured.
 2. It knows of its cache what the journal's fold says, and keeps no second account.
-3. With a request in hand it waits for nothing but the engine and memory. For work of its own it
+3. While it serves a request it waits for nothing but the engine and memory. For work of its own it
    waits until no request is in flight, and does none while a request is in its inbox. Replies carry
    the receipt that they wait for.
 
@@ -180,8 +180,8 @@ class SessionActor:
 
     async def _break(self, ticket: Ticket | None, bug: BugError) -> None:
         """
-        Report a bug to the client, and release what the session holds. A client that has the whole
-        answer is not told; one that waits for another answer of the same request waits on.
+        Report a bug to the client, and release what the session holds. Does not report it if the
+        client has the whole answer, nor to other answers of the same request, which go on.
         """
         if ticket is not None:
             if not ticket.finished:

@@ -41,7 +41,7 @@ class Settle:
     async def write_through(self) -> None:
         """
         Write the blocks of this conversation to files while the inbox is empty, so that little is
-        lost with the server; then evict those that its window has left behind.
+        lost if the server crashes; then evict those that its window has passed.
         """
         # Not only those of the slab: a window that has moved on leaves none in it.
         for key in eviction.chain_of(self.cache.session):
@@ -52,7 +52,7 @@ class Settle:
     async def outlasts_idle_limit(self) -> bool:
         """
         Wait with a slab that the session can do without. Whether no command came for so long that
-        it is to be given up.
+        it should be released.
         """
         if not self._can_spare_slab():
             return False
