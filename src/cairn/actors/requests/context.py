@@ -1,4 +1,4 @@
-"""A request as it comes: its id, and how long its client waits."""
+"""The context of a request: its id, its tenant and its deadline."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cairn.journal.tenants import session_id
 @attrs.frozen
 class RequestContext:
     """
-    A request that comes now.
+    The id, the tenant and the deadline of a request that arrives now.
 
     Attributes:
         request: its id.
         tenant: the tenant whose sessions and blocks it may use.
-        limits: how long it may take, and how often its client hears that it still waits.
-        deadline: on trio's clock. Behind it nothing more comes.
+        limits: how long it may take, and how often its client gets a keep-alive.
+        deadline: on trio's clock. The request ends then.
     """
 
     request: str
@@ -34,18 +34,16 @@ class RequestContext:
 
     @property
     def is_over(self) -> bool:
-        """Whether its time is over."""
+        """Whether the deadline has passed."""
         return trio.current_time() >= self.deadline
 
     def until_beat(self) -> trio.CancelScope:
-        """
-        A scope to wait in until its client is to hear that it still waits, or its time is over.
-        """
+        """A scope to wait in until the next keep-alive is due, or the deadline has passed."""
         beat = trio.current_time() + self.limits.heartbeat_s
         return trio.move_on_at(min(beat, self.deadline))
 
     def name(self, refusal: RefusalError, command: Generate) -> None:
-        """Say in a refusal whose it is."""
+        """Set the ids of request and session in a refusal."""
         refusal.request = self.request
         if command.session_name is not None:
             refusal.session = session_id(self.tenant, command.session_name)

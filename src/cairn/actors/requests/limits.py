@@ -1,4 +1,4 @@
-"""What a server takes on, as its operator wants it."""
+"""Limits that an operator sets."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import attrs
 @attrs.frozen(kw_only=True)
 class Limits:
     """
-    What the server takes on.
+    Limits that an operator sets.
 
     Attributes:
         queue: requests that may wait for a session.
-        sessions: sessions that are remembered.
-        max_tokens: the longest answer where the client names none.
-        heartbeat_s: how often a client that waits hears that it still does.
-        drain_s: how long running answers may go on when the server is told to stop.
-        slab_idle_s: how long a session at rest keeps its slab, where all of it lies in blocks too.
-        patience_s: how long a session that settles waits, behind one answer and all in all, for
-            moments in which no request is under way. Then it comes to rest with what it has.
-        ttl_s: how long a conversation and its blocks are kept after their last use, in seconds,
-            where a client does not say; within the budgets.
-        request_s: how long a request may take, from its coming to the end of its answer.
+        sessions: sessions that are kept.
+        max_tokens: the longest answer if the client sets no limit.
+        heartbeat_s: how often a client that waits gets a keep-alive.
+        drain_s: how long running answers may go on when the server stops.
+        slab_idle_s: how long an idle session keeps its slab if all of it is in blocks too.
+        patience_s: how long a session that settles after an answer waits, in total, for moments
+            without a request in flight. Then it becomes idle with what it has.
+        ttl_s: how long a conversation and its blocks are kept after their last use, in seconds, if
+            the client sets no TTL; the budgets may end them earlier.
+        request_s: how long a request may take, from its arrival to the end of its answer.
     """
 
     queue: int = 64

@@ -1,7 +1,7 @@
 """
-What the HTTP layer asks of the actors, and what it hears from them.
+What goes between the HTTP layer and the actors: plain values.
 
-Plain values. Nothing of a wire protocol goes in, nothing of MLX comes out.
+They have nothing of a wire protocol and nothing of MLX. ``errors.py`` has the refusals.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from cairn.journal.windows import SinkWindow
 @attrs.frozen(kw_only=True)
 class Keep:
     """
-    What is kept of a request beside its answer, so that another one may go on from there.
+    What to store of a request with its answer, so that a later request may continue from it.
 
     Attributes:
-        previous: the request whose turn comes before, if any; its turn is kept for itself.
-        asked: the messages that this request brought and no turn before had. What has to come with
-            every request, such as instructions, is none of them.
-        note: the protocol's own, for who looks the turn up.
-        texts: what else is its own and seldom changes from turn to turn, by name: each is written
-            once in a session.
-        agent: whose turn it is, by the agent's name; None for one that is looked up by its request.
-        created: the row in which that agent was created, as a name may be given again; None for no
-            matter which.
+        previous: the request whose turn comes before, if any; that turn is stored by itself.
+        asked: the messages that are new in this request. What comes with every request, such as
+            instructions, is not among them.
+        note: the protocol's own data, given back when the turn is looked up.
+        texts: further data of the protocol that seldom changes from turn to turn, by name: each is
+            written once in a session.
+        agent: the name of the agent whose turn it is; None for a turn that is looked up by its
+            request.
+        created: the row in which that agent was created, because a name may be used again; None for
+            any.
     """
 
     previous: str | None
@@ -51,30 +52,30 @@ class Generate:
 
     Attributes:
         protocol: the adapter's name, for the journal.
-        conversation: what was said; None for a raw prompt.
+        conversation: its messages and tools; None for a raw prompt.
         prompt: a raw prompt, as text or token ids; None for a conversation.
         sampling: parameters with defaults filled in.
-        seed: None to have one drawn; the journal has it either way.
-        max_tokens: the longest answer; None for the server's default, 0 to have the prompt read and
-            nothing answered. Clamped to what is left of the context.
+        seed: None to draw one; the journal has it either way.
+        max_tokens: the longest answer; None for the server's default, 0 to prefill the prompt
+            without an answer. Clamped to the rest of the context.
         stop: texts that end the answer and are not part of it.
         top_logprobs: how many alternatives to report for each token; None for no log-probabilities.
-        session_name: the session that the client names, if any, by its own name for it. Strict.
-        group: the group that a client's header names, if any.
+        session_name: the client's name for the session that must serve it, if it names one.
+        group: the group that a header of the client names, if any.
         cache_prompt: False to take the cold path, whatever ``cache_mode`` is.
-        cache_mode: ``full`` to go on from a session, by its name or found by content; ``prefix`` to
-            go on from none, built on shared blocks alone.
-        ttl_s: the life of what the request uses and leaves, from its last use on, in seconds; None
+        cache_mode: ``full`` to continue a session, found by name or by content; ``prefix`` to
+            continue none, and reuse shared blocks alone.
+        ttl_s: the TTL of what the request uses and leaves, from its last use on, in seconds; None
             for the server's default.
-        least_ttl_s: where that is the default, it is at least so long.
+        least_ttl_s: a lower bound of that default, in seconds.
         requested_model: the model's name as the client wrote it.
-        constraint: what the answer is held to; None for nothing.
-        keep: what is kept of it, with the answer; None for nothing.
+        constraint: constrains the answer; None for nothing.
+        keep: what to store of it, with the answer; None for nothing.
         choices: how many answers, each a request of its own. The first one is as if it were alone;
-            the others begin once the prompt has its KV, with the seeds that follow. They are of
-            no named session, and nothing is kept of them.
-        context_max: the tokens that prompt and answer may have together, where that is less than
-            the model's context.
+            the others begin once the prompt is prefilled, with the seeds that follow. They have no
+            named session, and nothing is stored of them.
+        context_max: the limit of prompt and answer together, if it is less than the model's
+            context; in tokens.
     """
 
     protocol: str
@@ -108,9 +109,8 @@ class Accepted:
         model: the name of the model that answers.
         fingerprint: of it.
         created_s: seconds since 1970.
-        choice: which of the answers that were asked for.
-        context_left: the tokens of the context that the prompt leaves: for this answer, and for
-            what comes after it.
+        choice: the index of the answer.
+        context_left: how many tokens of the context the prompt leaves free.
     """
 
     request: str
@@ -130,10 +130,10 @@ class Accepted:
 @attrs.frozen(kw_only=True)
 class Waiting:
     """
-    Nothing yet; the request waits in the queue or is in a long prefill. For keep-alives.
+    A keep-alive: the request waits in the queue or is in a long prefill.
 
     Attributes:
-        prefilled_tokens: how much of the prompt has its KV.
+        prefilled_tokens: how much of the prompt is prefilled.
     """
 
     queued: bool
@@ -147,7 +147,7 @@ class TokenInfo:
 
     Attributes:
         text: the token alone, as text; may hold U+FFFD where it is part of a character.
-        raw: its bytes, those of part of a character too; None where they are not known.
+        raw: its bytes, which may be part of a character; None if they are not known.
         top: (id, text, bytes, log-probability), likeliest first.
     """
 
@@ -161,14 +161,15 @@ class TokenInfo:
 @attrs.frozen(kw_only=True)
 class Delta:
     """
-    A piece of the answer. It is committed.
+    A piece of the answer. Its events are committed.
 
     Attributes:
-        parts: what became certain with it; nothing while its text may still become a marker or a
+        parts: what became certain with it; empty while its text may still become a marker or a
             call.
-        tokens: the tokens that it is made of, where the client asked for them.
-        choice: which of the answers that were asked for.
-        calling: behind the parts, what came of a call that is held; all of it follows as a part.
+        tokens: the tokens of the piece, if the client asked for them.
+        choice: the index of the answer.
+        calling: after the parts, the beginning of a call that is not complete; the whole call
+            follows as a part.
     """
 
     parts: tuple[AnswerPart, ...]
@@ -180,13 +181,13 @@ class Delta:
 @attrs.frozen(kw_only=True)
 class Finished:
     """
-    The answer is complete; nothing follows of it.
+    The answer is complete. It is the last reply of an answer.
 
     Attributes:
-        sealed_tokens: of the prompt, those whose KV was computed for it and became blocks.
-        stop_text: which of the client's texts ended the answer, if one did.
-        ended_in_call: whether it ended, or was ended, in the midst of a call.
-        choice: which of the answers that were asked for.
+        sealed_tokens: prompt tokens whose KV was computed for this request and became blocks.
+        stop_text: which of the client's stop texts ended the answer, if one did.
+        ended_in_call: whether it ended in the middle of a call.
+        choice: the index of the answer.
     """
 
     finish_reason: FinishReason
@@ -202,12 +203,12 @@ class Finished:
 @attrs.frozen(kw_only=True)
 class StoredTurn:
     """
-    What a request brought and what it was answered, from the journal.
+    The messages of a request and its answer, from the journal.
 
     Attributes:
-        created_s: when it came: seconds since 1970.
-        parts: the answer, as its client was told.
-        texts: those of its note, by name; of a history only what the turn itself brought.
+        created_s: when the request arrived: seconds since 1970.
+        parts: the answer, as its client got it.
+        texts: see ``Keep``; in a history only those that are new in the turn.
         finished: how it ended, as far as that is on record.
     """
 
@@ -222,7 +223,7 @@ class StoredTurn:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What it adds to a conversation."""
+        """The messages that the turn adds to a conversation."""
         return (*self.asked, message_of(self.parts))
 
 
@@ -232,17 +233,17 @@ Reply = Accepted | Waiting | Delta | Finished
 @attrs.frozen(kw_only=True)
 class ServerFacts:
     """
-    What the server tells of itself.
+    Facts about the server and one of its models.
 
     Attributes:
-        vocabulary_tokens: the tokens that a draw can give, by their ids from 0.
-        defaults: the sampling of a request that says nothing of it.
-        template: settings of the chat template, likewise.
-        switches: the settings of thinking that the template heeds.
+        vocabulary_tokens: the number of tokens that can be drawn; their ids begin at 0.
+        defaults: the sampling parameters of a request that sets none.
+        template: the settings of the chat template of a request that sets none.
+        switches: the settings of thinking that the template knows.
         dtype: in which dtype the model computes, and why, for people.
         policy: what a token attends to; None for what the model's layers say.
-        min_cache_tokens: of a shorter prompt nothing is kept for other requests.
-        model_context_tokens: what the model itself takes, where the memory for sessions bounds
+        min_cache_tokens: shorter prompts leave no blocks for other requests.
+        model_context_tokens: the model's own context, if the memory for sessions limits
             ``context_tokens``; else 0.
     """
 
@@ -270,9 +271,9 @@ class ContextUse:
     How much of the context a conversation has filled.
 
     Attributes:
-        session: what its tenant calls it.
+        session: the tenant's name for it.
         tokens: of its last prompt and answer together.
-        left: what the context has beside them.
+        left: how many more the context holds.
     """
 
     session: str
@@ -283,13 +284,13 @@ class ContextUse:
 @attrs.frozen(kw_only=True)
 class ListedModel:
     """
-    A model that may be asked for.
+    A model that a request may name.
 
     Attributes:
         aliases: further names of it.
         waiting: requests that wait until it is loaded.
-        facts: with its name. As long as it was never loaded, its fingerprint is empty, and counts
-            are those that its files tell.
+        facts: with its name. Until it is loaded for the first time its fingerprint is empty, and
+            its numbers are those of its files.
     """
 
     aliases: tuple[str, ...]
@@ -304,10 +305,10 @@ class Statistics:
     The server at this moment.
 
     Attributes:
-        sessions: sessions by their step in ``lifecycle.Life``.
+        sessions: the number of sessions in each ``SessionState``.
         queued: requests that wait for a session.
-        running: requests that a session has in hand.
-        slabs, slabs_total: slabs held, and how many may be.
+        running: requests that a session serves.
+        slabs, slabs_total: slabs in use, and how many there may be.
         slab_bytes, slab_bytes_total: likewise in bytes.
         blocks, block_bytes, block_bytes_total: sealed blocks in memory.
         disk_blocks, disk_bytes, disk_bytes_total: block files.
@@ -315,13 +316,13 @@ class Statistics:
         kv_live_bytes: arrays of slabs and blocks, measured.
         kv_expected_bytes: what the tokens in them take by the model's shapes, each once.
         weights_bytes: arrays of the model, measured.
-        active_bytes, cache_bytes: what MLX has in arrays, and keeps of freed ones, by its count.
-        encoded_characters: of prompts, that went through the tokenizer since the start.
-        cached_characters: of prompts, whose token ids were remembered.
-        text_cache_bytes: that texts and token ids take which are remembered.
+        active_bytes, cache_bytes: MLX's count of bytes in arrays, and in freed ones it has kept.
+        encoded_characters: characters of prompts that the tokenizer encoded since the start.
+        cached_characters: characters of prompts whose token ids were cached.
+        text_cache_bytes: the bytes of cached texts and token ids.
         bugs: violations on record.
-        admission_bug: the bug that closed admission, if one did.
-        journal_full: whether there is no room for the journal at the moment.
+        admission_bug: the id of the bug that closed admission, if one did.
+        journal_full: whether the journal's disk is full at the moment.
     """
 
     sessions: dict[str, int]

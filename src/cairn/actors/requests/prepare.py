@@ -1,9 +1,9 @@
 """
-What follows from a request alone, before it has a place: its token ids, its chain, the keys of its
-blocks, its limits, and the grammar that its answer is held to.
+Prepares a request before it has a place: token ids, the chain of conversation parts, block keys,
+limits, and the grammar that constrains its answer.
 
-All of it is done in threads, since a long prompt takes long: reading in one at a time, as a
-tokenizer is not made for several, and the compiling of grammars likewise beside it.
+This happens in threads, because a long prompt takes long. One prompt is tokenised at a time, as
+tokenizers are not made for several threads, and one grammar is compiled at a time beside it.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ log = structlog.get_logger("cairn")
 
 _SEED_BITS = 52
 """
-Of a seed that is drawn. JavaScript and jq read numbers exactly up to 2^53, and a client has to be
-able to send back what it was told; further answers to a request have the seeds behind its own.
+The bits of a drawn seed. JavaScript and jq read integers exactly up to 2^53, and a client must be
+able to send back the seed that it got. Further answers of a request have the seeds after its own.
 """
 
 
 class Preparer:
     """
-    Reads requests for one model.
+    Prepares requests for one model.
 
     Attributes:
-        encoder: remembers the ids of what was read.
-        tokenizing: whoever uses the tokenizer holds it.
+        encoder: caches the token ids of texts.
+        tokenizing: held while the tokenizer is used.
     """
 
     def __init__(
@@ -66,9 +66,8 @@ class Preparer:
     ) -> None:
         """
         Args:
-            tokenizer: mlx-lm's wrapper.
-            secret: the data directory's, from which those of tenants follow.
-            max_tokens: the longest answer where the client names none.
+            secret: the data directory's, from which those of tenants are derived.
+            max_tokens: the longest answer if the client sets no limit.
         """
         self._sequencer = sequencer
         self._model = facts
@@ -88,23 +87,23 @@ class Preparer:
 
     async def count(self, command: Generate, tenant: str) -> int:
         """
-        The tokens of a prompt, however long it is.
+        The number of tokens of a prompt, however long it is.
 
         Raises:
-            PromptRefused: it cannot be rendered or tokenised.
+            PromptRefused: the prompt cannot be rendered or tokenised.
         """
         ids, _, _ = await self._tokenised(self.read, command, tenant)
         return len(ids)
 
     async def choices(self, command: Generate, tenant: str) -> list[Prepared]:
-        """All answers that a request asks for, its prompt read once."""
+        """All answers that a request asks for. Its prompt is tokenised once."""
         first = await self._prepare(command, tenant)
         prepared = [first]
-        # What is the client's own goes with the first one: a session serves one at a time.
+        # The named session and the stored turn go with the first answer alone.
         command = attrs.evolve(first.command, session_name=None, keep=None)
         ask = attrs.evolve(first.ask, session_name=None)
         for choice in range(1, command.choices):
-            # A guide follows one answer.
+            # A matcher follows one answer.
             matcher = await self.matcher(first.grammar) if first.grammar is not None else None
             seed = seed_of_choice(first.seed, choice)
             prepared.append(
@@ -113,7 +112,7 @@ class Preparer:
         return prepared
 
     async def _prepare(self, command: Generate, tenant: str) -> Prepared:
-        """Everything that follows from a request alone: token ids, chain, keys, limits."""
+        """Prepare the first answer."""
         prepared = await self._tokenised(self.prepared, command, tenant)
         if command.constraint is None:
             return prepared
@@ -131,13 +130,13 @@ class Preparer:
                 tool = error.tool, prepared.form.tools[error.tool]["function"]["name"]
             about = error.about
             if about == "calls" and command.constraint.schema is not None:
-                about = "calls_beside"  # none has to be; the format is what cannot be held
+                about = "calls_beside"  # calls are optional; the format is what is impossible
             raise FormatRefused(error.fact, about, tool) from error
 
     async def _tokenised(
         self, read: Callable[[Generate, str], T], command: Generate, tenant: str
     ) -> T:
-        """What ``read`` makes of a request, in a thread."""
+        """Run ``read`` on a request, in a thread."""
         try:
             return await trio.to_thread.run_sync(
                 read, command, tenant, limiter=self.tokenizing, abandon_on_cancel=False
@@ -149,7 +148,7 @@ class Preparer:
         ids, chain_parts, form = self.read(command, tenant)
         command = self._without_calls(command)
         if not ids:
-            raise PromptRefused("the prompt is empty; there is nothing to answer")
+            raise PromptRefused("the prompt is empty; send at least one token")
         context = self._model.context_tokens
         whose, of_model = "model", self._model.model_context_tokens
         if command.context_max is not None and command.context_max < context:
@@ -196,9 +195,9 @@ class Preparer:
 
     def _without_calls(self, command: Generate) -> Generate:
         """
-        The same request. Where tools stand in the prompt and may not be called, the token with
-        which a call begins is all but forbidden: by a bias, which is on record with the request.
-        What begins like a call all the same is text.
+        The same request. If its prompt has tools that may not be called, the token with which a
+        call begins gets a bias that all but forbids it; the bias is recorded with the request.
+        What begins like a call nevertheless is text.
         """
         asked, token = command.conversation, self._first_of_calls
         if asked is None or asked.calls or not asked.tools or token is None:
@@ -209,13 +208,13 @@ class Preparer:
         return attrs.evolve(command, sampling=attrs.evolve(command.sampling, logit_bias=biases))
 
     def held(self, prepared: Prepared, constraint: Constraint) -> Prepared:
-        """A request whose answer is held to a grammar, with that grammar and what follows it."""
+        """The request with its grammar and a matcher for it."""
         grammar = grammar_of(constraint, prepared.form)
         matcher = self._compiler.compile(grammar)
         return attrs.evolve(prepared, grammar=grammar.text, matcher=matcher)
 
     async def matcher(self, grammar: str) -> GrammarMatcher:
-        """What holds an answer to a grammar that is on record."""
+        """A matcher for a grammar that is on record."""
         return await trio.to_thread.run_sync(
             self._compiler.compile_text, grammar, limiter=self._compiling, abandon_on_cancel=False
         )
@@ -223,7 +222,7 @@ class Preparer:
     def read(
         self, command: Generate, tenant: str
     ) -> tuple[tuple[int, ...], tuple[tuple[str, bytes], ...], AnswerForm]:
-        """Token ids and parts of a request, and the form of its answer."""
+        """The token ids and conversation parts of a request, and the form of its answer."""
         if command.conversation is not None:
             conversation = command.conversation
             text = prompts.render(self._tokenizer, conversation)
@@ -245,7 +244,7 @@ class Preparer:
 
 
 def _token_of(tokenizer: Tokenizer, markers: Markers) -> int | None:
-    """The token with which calls begin; None where the marker is none, or several."""
+    """The token with which calls begin; None if the model has no such single token."""
     if markers.calling is None or not markers.calling[0]:
         return None
     ids = tokenizer.encode(markers.calling[0], add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""What leaves the room: replies of sessions, in order, once what explains them is on disk."""
+"""Replies to a client, in order, each once the events that explain it are on disk."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from cairn.actors.threads.writer import JournalWriter, WriterDied
 
 
 class Replies:
-    """What sessions say to one client, each reply once it is committed."""
+    """The replies to one client, each once its events are committed."""
 
     def __init__(
-        self, tickets: Sequence[Ticket], writer: JournalWriter, arrival: RequestContext
+        self, tickets: Sequence[Ticket], writer: JournalWriter, context: RequestContext
     ) -> None:
         """
         Args:
-            tickets: one for each answer that was asked for, the first one first.
-            arrival: of the request.
+            tickets: one for each answer of the request, in order.
         """
         self._tickets = tickets
         self._writer = writer
-        self._arrival = arrival
+        self._context = context
         self._left = len(tickets)
 
     def __aiter__(self) -> Replies:
@@ -34,16 +33,16 @@ class Replies:
         if not self._left:
             raise StopAsyncIteration
         first = self._tickets[0]
-        with self._arrival.until_beat() as waited:
+        with self._context.until_beat() as waited:
             item = await first.replies.receive()
         if waited.cancelled_caught:
-            if self._arrival.is_over:
+            if self._context.is_over:
                 self._left = 0
                 for ticket in self._tickets:
                     ticket.leave("timed_out")
-                raise TimedOut(self._arrival.limits.request_s)
+                raise TimedOut(self._context.limits.request_s)
             return Waiting(queued=not first.accepted, prefilled_tokens=first.prefilled_tokens)
-        left, self._left = self._left, 0  # nothing comes behind a failure
+        left, self._left = self._left, 0  # nothing comes after a failure
         if isinstance(item, RefusalError):
             if isinstance(item, Broken):
                 await unless_dead(self._writer.wait_all_committed())
@@ -54,8 +53,8 @@ class Replies:
 
 
 async def unless_dead(committed: Awaitable[None]) -> None:
-    """Wait for a commit. Where the writer has died the server stops, and so do its answers."""
+    """Wait for a commit. If the writer has died, the server stops and its answers end."""
     try:
         await committed
     except WriterDied as died:
-        raise Stopping("the server stops, since its journal cannot be written") from died
+        raise Stopping("the server stops because its journal cannot be written") from died

@@ -1,4 +1,4 @@
-"""A request on its way: what a session needs of it, and the way back to its client."""
+"""One answer of a request on its way: what a session needs, and the channel to the client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cairn.journal.state import Part
 
 @attrs.frozen
 class Committed:
-    """A reply that may leave once the journal is committed up to ``receipt``."""
+    """A reply that may be sent once the journal is committed up to ``receipt``."""
 
     receipt: int
     reply: Reply
@@ -28,18 +28,18 @@ class Committed:
 @attrs.frozen(kw_only=True)
 class Prepared:
     """
-    A request with everything that follows from it alone.
+    A request as ``prepare.py`` leaves it.
 
     Attributes:
-        keys: of the prompt's full chunks.
-        seed: the one in use.
+        keys: of the prompt's full blocks.
+        seed: the seed in use, given or drawn.
         max_tokens: clamped to the context.
-        context_tokens: what prompt and answer may have together.
+        context_tokens: the limit of prompt and answer together.
         capacity_tokens: of the slab that prompt and answer need.
         form: of the answer.
-        grammar: what the answer is held to, or None.
-        guide: follows it.
-        token_bytes: the bytes of the model's tokens, read already; None where nobody asks for them.
+        grammar: constrains the answer; None if nothing does.
+        matcher: follows the answer through the grammar.
+        token_bytes: the bytes of the model's tokens; None if the client does not ask for them.
     """
 
     command: Generate
@@ -58,24 +58,25 @@ class Prepared:
 
 
 Replies = trio.MemoryReceiveChannel[Committed | RefusalError]
-"""What sessions say to a client."""
+"""The channel from sessions to a client."""
 
 
 class Ticket:
     """
-    One request between the HTTP layer and a session.
+    One answer of a request, between the HTTP layer and a session.
 
     Attributes:
         id: of the request.
         created_s: seconds since 1970.
-        failed: it ended without an answer, and its client hears why.
-        gone: why nobody waits for the answer any more, or None. The session looks at every step.
-        seated: one of the rows that decode is its own, so it does not count as one that waits.
-        rerouted: the session found, in its turn, that the rules choose another one by now.
+        failed: whether it ended without an answer; its client gets the reason.
+        gone: why the answer is no longer needed, by a key of ``admission.REJECTIONS``; else None.
+            The session checks it at every step.
+        admitted: whether it has a row, so that it no longer counts as waiting.
+        rerouted: whether the session found that the rules by now choose another one.
         prefilled_tokens: how far the prompt has come, for keep-alives.
-        prefilled: set once its prompt has its KV, or never will.
-        sealed_tokens: of the prompt, those whose KV was computed for it and became blocks.
-        finished: the answer is complete, if not committed yet.
+        prefilled: set once its prompt is prefilled, or never will be.
+        sealed_tokens: prompt tokens whose KV was computed for this request and became blocks.
+        finished: whether the answer is complete, committed or not.
     """
 
     def __init__(
@@ -90,10 +91,10 @@ class Ticket:
     ) -> None:
         """
         Args:
-            choice: which of several answers that are asked for at once.
-            first: the ticket of the first of them, whose client hears of this one in the same
-                place; None for that one itself.
-            on_leave: is called when nobody waits for it any more.
+            choice: the index of the answer among those of the request.
+            first: the ticket of the first answer, whose channel this one shares; None for the first
+                itself.
+            on_leave: called when the answer is no longer needed.
         """
         self.id = request_id
         self.prepared = prepared
@@ -124,20 +125,20 @@ class Ticket:
         return self.prepared.ask.tenant
 
     def reply(self, receipt: int, reply: Reply) -> None:
-        """Hand a reply over, to leave once it is committed. Never waits: an answer is bounded."""
+        """Send a reply once it is committed. Never waits, because an answer is bounded."""
         if self.choice and not isinstance(reply, Waiting):
             reply = attrs.evolve(reply, choice=self.choice)
         self._send.send_nowait(Committed(receipt, reply))
 
     def fail(self, error: RefusalError) -> None:
-        """Hand over the end of a request that is not answered."""
+        """End the request without an answer."""
         self.failed = True
         self._send.send_nowait(error)
 
     def leave(self, reason: str) -> None:
         """
-        Nobody waits any more. A request that no session has taken ends at once. A client that was
-        refused leaves for that, and not of itself.
+        Note that the answer is no longer needed. A request that no session has taken ends at once.
+        After ``fail`` the reason is not noted, because the client leaves for that one.
         """
         if self.gone is None and not self.failed:
             self.gone = reason
@@ -148,8 +149,8 @@ class Ticket:
 
 def leave_together(tickets: Sequence[Ticket]) -> None:
     """
-    The client of a request waits for none of its answers any more. Where one of them failed it is
-    that which ends the others, and not the client.
+    Leave all answers of a request. If one of them failed, that is why the others end, and not the
+    client.
     """
     reason = "sibling_failed" if any(ticket.failed for ticket in tickets) else "client"
     for ticket in tickets:
