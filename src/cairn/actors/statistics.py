@@ -1,4 +1,4 @@
-"""The server at one moment, in figures."""
+"""The server at one moment, in numbers."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def statistics_of(
     text_cache_bytes: int = 0,
 ) -> Statistics:
     """
-    What journal, writer and engine tell of this moment. Changes nothing.
+    The statistics of this moment, from journal, writer and engine. Changes nothing.
 
     Args:
         queued: requests that wait for a session.
-        token_bytes: bytes of KV for a token of the model, where one is loaded.
+        token_bytes: bytes of KV for a token of the model, if one is loaded.
         state_bytes: bytes of the states of its recurrent layers.
-        growth: what its caches take where they grow.
-        encoder: of its tokenizer.
-        text_cache_bytes: what remembered texts of the journal take.
+        growth: how large its caches are, if they grow.
+        encoder: over its tokenizer.
+        text_cache_bytes: the bytes of cached texts of the journal.
     """
     state = sequencer.state
     lives = collections.Counter(str(session.state) for session in state.sessions.values())
@@ -79,11 +79,11 @@ def statistics_of(
 
 def contexts(state: State, agents: StoredAgents, most: int, tenant: str) -> tuple[ContextUse, ...]:
     """
-    How much of the context a tenant's conversations have filled, the last used one first; those
-    that the journal has no texts of any more are not among them.
+    How much of the context a tenant's conversations have filled, the last used one first.
+    Conversations whose texts the journal no longer has are left out.
 
     Args:
-        most: at most so many.
+        most: how many to return at most.
     """
     of_agents = {agent.session: agent for agent in agents.agents.of(tenant)}
     held = [

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from cairn.actors.agents.messages import AgentHistory, NewAgent
+from cairn.actors.agents.text_cache import TextCache
 from cairn.actors.errors import AgentBusy, AgentExists, Broken, PromptRefused, PromptTooLong
 from cairn.actors.requests.messages import ContextUse, Generate, Keep, Waiting
 from cairn.actors.server import Server
@@ -199,17 +200,18 @@ async def test_a_turn_reads_what_is_new(model_directory: Path):
         assert 11 == store.since()
         assert all_of_it == await history(server, "notes")
         assert 0 == store.since()
-        held = server.loaded._agents.kept.remembered
+        held = server.loaded._agents.kept.text_cache
         assert server.statistics().text_cache_bytes >= held.bytes > 0
         # As much room as the half of it takes: the rest is read each time.
-        held._budget_bytes = held.bytes // 2
+        half = held.bytes // 2
+        held._entries = TextCache(half)._entries
         for _ in range(2):
             assert all_of_it == await history(server, "notes")
         store.since()
         assert all_of_it == await history(server, "notes")
         assert 0 < store.since() < 11
-        assert held.bytes <= held._budget_bytes
-        held._budget_bytes = 0
+        assert held.bytes <= half
+        held._entries = TextCache(0)._entries
         for _ in range(2):
             assert all_of_it == await history(server, "notes")
         store.since()
@@ -219,11 +221,11 @@ async def test_a_turn_reads_what_is_new(model_directory: Path):
 
 async def test_nothing_is_remembered_that_is_not_there(model_directory: Path):
     """
-    An agent that is created anew under a name, here or by another tenant, has nothing of the one
+    An agent that is created again under a name, here or by another tenant, has nothing of the one
     before, and what only that one had leaves memory. An answer that fails is nowhere in it.
     """
     async with serving(model_directory) as server:
-        agents, held = local(server).agents, server.loaded._agents.kept.remembered
+        agents, held = local(server).agents, server.loaded._agents.kept.text_cache
         await agents.create(NewAgent(name="notes", system="Old.", max_context=100))
         await go_on(server, "notes", "One")
         await agents.fork("notes", "aside", None)
@@ -362,7 +364,7 @@ async def test_a_name_serves_again_after_a_bug(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    A bug takes an agent's session out of service. An agent that is created anew under the name has
+    A bug takes an agent's session out of service. An agent that is created again under the name has
     a session of its own, and the bug stays on record.
     """
     async with serving(model_directory) as server:

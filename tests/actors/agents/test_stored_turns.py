@@ -87,7 +87,7 @@ async def test_a_forgotten_turn(model_directory: Path):
         assert await local(server).history(second.accepted.request) is None
         assert await local(server).turn(second.accepted.request) is not None
         assert await local(server).forget(second.accepted.request)
-        assert 0 == server.loaded._agents.kept.remembered.bytes
+        assert 0 == server.loaded._agents.kept.text_cache.bytes
     async with serving(model_directory, store) as server:
         assert await local(server).turn(named) is None
         assert await local(server).history(second.accepted.request) is None
@@ -120,7 +120,7 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
                 await found.wait()
                 assert await local(server).forget(named)
                 go_on.set()
-        assert 0 == server.loaded._agents.kept.remembered.bytes
+        assert 0 == server.loaded._agents.kept.text_cache.bytes
 
 
 async def test_a_turn_is_committed_before_its_answer_is_told(model_directory: Path):

@@ -1,11 +1,11 @@
 """
-Agents: conversations whose history the server keeps, each under a name of its tenant's.
+Agents: conversations whose history the server stores, each under a name that its tenant chose.
 
-Which there are, and where their turns stand, is a fold of the journal (``journal/agents.py``);
-their texts are read from its rows when somebody asks, and remembered as those of all kept turns
-are. Nothing else of them is held here but which are at work: an agent does one thing at a time, and
-who comes meanwhile is refused and may come again. So a turn is always built on the one before it,
-and none is lost between two that were asked for at once.
+Which agents there are, and the rows of their turns, is a fold of the journal
+(``journal/agents.py``); their texts are read from these rows on demand and cached as those of all
+stored turns. This module adds only which agents are busy: an agent does one thing at a time, and
+another request is refused meanwhile. So a turn is always built on the one before it, and two
+requests at the same time lose none.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from cairn.journal.tenants import session_id
 log = structlog.get_logger("cairn")
 
 AGENTS_MAX = 1000
-"""Agents that a tenant may have."""
+"""How many agents a tenant may have."""
 
 _Key = tuple[str, str]  # (tenant, name)
 
 
 @attrs.frozen
 class _Created:
-    """Where it stands how an agent was created."""
+    """The key of an agent's creation in the text cache."""
 
     row: int
 
 
 async def _stays(session: str, reason: str) -> None:
-    """There is no server yet that a session could be at work in."""
+    """There is no server yet, and so no session."""
 
 
-# What an agent is at, as the end of a sentence.
+# What an agent is doing, as the end of a sentence.
 _CREATED = "being created"
 _DELETED = "being deleted"
 _ANSWERING = "answering another request"
@@ -58,13 +58,13 @@ _ANSWERING = "answering another request"
 @attrs.define(kw_only=True, eq=False)
 class StoredAgents:
     """
-    The agents of a run of the server, whatever models it loads. ``agents`` has to see each event
-    that is committed, and so has ``see``.
+    The agents of a run of the server, whatever models it loads. ``agents`` must see each committed
+    event, and so must ``see``.
 
     Attributes:
-        context_of: gives the context of the model that answers who asks for one of this name. Set
-            by the server, and so is ``close``.
-        close: ends a session that nobody is at work in, and says why.
+        context_of: returns the context of the model that answers a request for this name, in
+            tokens. Set by the server, as is ``close``.
+        close: closes a session that has nothing to do; is given the reason.
     """
 
     agents: Agents
@@ -84,12 +84,12 @@ class StoredAgents:
 
     def begin(self, command: Generate, arrival: RequestContext) -> None:
         """
-        Have an agent at work on a request, where it is one's. It may be already, as the request
-        waited for its model.
+        Mark the agent of a request as busy, if the request has one. It may be marked already for
+        this request, which waited for its model.
 
         Raises:
-            AgentBusy: it is at work already, or its history is no longer what the request goes on
-                from.
+            AgentBusy: the agent is busy with something else, or its history is no longer the one
+                from which the request continues.
         """
         keep = command.keep
         if keep is None or keep.agent is None:
@@ -100,33 +100,33 @@ class StoredAgents:
         agent = self.agents.find(keep.agent, arrival.tenant)
         is_another = agent is not None and keep.created not in (None, agent.created)
         if agent is None or is_another or agent.head != keep.previous:
-            raise AgentBusy(keep.agent, "went on meanwhile")
+            raise AgentBusy(keep.agent, "has answered another request meanwhile")
         self._begin(key, _ANSWERING)
         self._requests[arrival.request] = key
 
     def leave(self, request: str) -> None:
-        """A request ended without a turn, or its turn is committed: its agent is free."""
+        """A request has ended without a turn, or its turn is committed: free its agent."""
         key = self._requests.pop(request, None)
         if key is not None:
             del self._at_work[key]
 
     def see(self, recorded: ev.Recorded) -> None:
         """
-        Take in the next event, behind ``agents``: with its turn committed an agent is free, and not
-        before, since the next request has to be built on it. What a client wants to be there no
-        more leaves memory.
+        Take in the next committed event, after ``agents`` has. An agent is free only once its turn
+        is committed, because the next request is built on it. Texts that were deleted leave the
+        cache.
         """
         match recorded.event:
             case ev.RequestFinished(request=request):
                 self.leave(request)
             case ev.AgentDeleted():
-                self.kept.let_go()
+                self.kept.drop_deleted()
                 held = {_Created(agent.created) for agent in self.agents.of(None)}
-                self.kept.remembered.forget(
+                self.kept.text_cache.forget(
                     lambda key, _: isinstance(key, _Created) and key not in held
                 )
             case ev.TurnForgotten():
-                self.kept.let_go()
+                self.kept.drop_deleted()
             case _:
                 pass
 
@@ -172,7 +172,7 @@ class StoredAgents:
             del self._at_work[key]
 
     def is_there(self, agent: Agent) -> bool:
-        """Whether an agent is still there, and not being deleted."""
+        """Whether an agent still exists, and is not being deleted."""
         now = self.agents.find(agent.name, agent.tenant)
         is_same = now is not None and now.created == agent.created
         return is_same and self._at_work.get((agent.tenant, agent.name)) != _DELETED
@@ -180,9 +180,7 @@ class StoredAgents:
     async def put(
         self, new: NewAgent, tenant: str, *, origin: Agent | None = None, head: str | None = None
     ) -> AgentFacts | None:
-        """
-        Put a new agent on record; None where the one that it is forked from has gone meanwhile.
-        """
+        """Record a new agent; None if the one that it is forked from was deleted meanwhile."""
         if self.agents.find(new.name, tenant) is not None:
             raise AgentExists(new.name)
         if len(self.agents.of(tenant)) >= AGENTS_MAX:
@@ -192,11 +190,11 @@ class StoredAgents:
             raise AgentExists(new.name)
         self._at_work[key] = _CREATED
         try:
-            # One of that name may have left its session behind: it did not outlive its server, or
-            # was deleted when a bug had taken the session out of service.
-            await self.close(session_id(tenant, session_of(new.name)), "its agent is created anew")
-            # That waits for a model which is being loaded. A turn that is kept no longer is no
-            # beginning: the fork would have none of its history.
+            # An earlier agent of this name may have left its session: one that did not persist, or
+            # that was deleted while its session was quarantined.
+            await self.close(session_id(tenant, session_of(new.name)), "its agent is created again")
+            # That waits for a model that is being loaded. If the original was deleted meanwhile,
+            # its turns are too, and the fork would have no history.
             if origin is not None and not self.is_there(origin):
                 return None
             await self.commit(
@@ -220,7 +218,7 @@ class StoredAgents:
         return self.facts(created)
 
     async def commit(self, event: ev.Event) -> None:
-        """Put an event on record, so that the fold has it."""
+        """Commit an event, so that the fold has it."""
         try:
             if self.writer.stalled:
                 await self.writer.wait_all_committed()
@@ -229,14 +227,14 @@ class StoredAgents:
             raise stopping() from died
 
     async def created(self, agent: Agent) -> NewAgent | None:
-        """An agent as it was created; None where its text was forgotten."""
+        """An agent as it was created; None if its text was pruned."""
         key = _Created(agent.created)
-        new: NewAgent | None = self.kept.remembered.find(key)
+        new: NewAgent | None = self.kept.text_cache.find(key)
         if new is None:
             new = await self._read_created(agent)
         now = self.agents.find(agent.name, agent.tenant)
         if new is not None and now is not None and now.created == agent.created:
-            self.kept.remembered.use([(key, new)])
+            self.kept.text_cache.use([(key, new)])
         return new
 
     async def _read_created(self, agent: Agent) -> NewAgent | None:
@@ -280,12 +278,12 @@ class TenantAgents:
         return self._stored.facts(found) if found is not None else None
 
     async def created(self, name: str) -> NewAgent | None:
-        """See ``AgentService.created``. None also where its text was forgotten."""
+        """See ``AgentService.created``. None also if its text was pruned."""
         agent = self._find(name)
         return await self._stored.created(agent) if agent is not None else None
 
     async def history(self, name: str) -> AgentHistory | None:
-        """See ``AgentService.history``. None also where a text of it was forgotten."""
+        """See ``AgentService.history``. None also if a text of it was pruned."""
         stored, agent = self._stored, self._find(name)
         if agent is None:
             return None

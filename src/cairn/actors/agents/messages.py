@@ -1,4 +1,4 @@
-"""What the HTTP layer asks and hears of agents. Plain values, as in ``messages.py``."""
+"""What goes between the HTTP layer and the agents: plain values, as in requests/messages.py."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cairn.journal.events import FinishReason
 @attrs.frozen(kw_only=True)
 class NewAgent:
     """
-    An agent as its client wants it.
+    An agent to create.
 
     Attributes:
-        model: the model that it asks for; empty for the one that is served.
+        model: the model that answers; empty for the default.
         system: its system prompt, if any.
         tools: as the template takes them.
-        max_context: the tokens that prompt and answer may have together; None for the model's.
-        persist: whether it is there after the server was stopped.
+        max_context: the limit of prompt and answer together, in tokens; None for the model's.
+        persist: whether it outlives the server.
     """
 
     name: str
@@ -42,7 +42,7 @@ class AgentFacts:
     Attributes:
         turns: how many its history has.
         context_tokens: of its last prompt and answer together; 0 before the first.
-        context_left: what the context has beside them: its own limit, or the model's.
+        context_left: how many more its context holds, or the model's.
         finish_reason: how its last answer ended; None before the first.
         used_us: when its last turn ended, or it was created: microseconds since 1970.
     """
@@ -64,7 +64,7 @@ class AgentFacts:
 @attrs.frozen(kw_only=True)
 class AgentHistory:
     """
-    An agent with all that was said.
+    An agent with its turns.
 
     Attributes:
         head: the request of its last turn; None before the first.
@@ -78,7 +78,7 @@ class AgentHistory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What its next prompt begins with."""
+        """The messages with which its next prompt begins."""
         system = self.agent.system
         first = () if system is None else (Message(role="system", content=system),)
         return (*first, *(message for turn in self.turns for message in turn.messages))
@@ -91,16 +91,16 @@ class AgentService(Protocol):
         """The tenant's agents, the last used one first. Changes nothing."""
 
     def one(self, name: str) -> AgentFacts | None:
-        """An agent, if there is one. Changes nothing."""
+        """An agent, if it exists. Changes nothing."""
 
     async def created(self, name: str) -> NewAgent | None:
         """
-        An agent as it was created, if there is one. No turn of it is read. Raises as ``history``.
+        An agent as it was created, if it exists. Reads no turns. Raises as ``history``.
         """
 
     async def history(self, name: str) -> AgentHistory | None:
         """
-        An agent with all that was said, if there is one.
+        An agent with its turns, if it exists.
 
         Raises:
             RefusalError: the journal cannot be read now.
@@ -108,31 +108,31 @@ class AgentService(Protocol):
 
     async def create(self, new: NewAgent) -> AgentFacts:
         """
-        Have an agent.
+        Create an agent.
 
         Raises:
-            AgentExists: there is one of that name.
-            TooManyAgents: there are as many as there may be.
-            RefusalError: that cannot be put on record now.
+            AgentExists: the tenant has one of this name.
+            TooManyAgents: the tenant has as many as it may have.
+            RefusalError: that cannot be recorded now.
         """
 
     async def fork(self, name: str, new_name: str, turn: int | None) -> AgentFacts | None:
         """
-        Have another agent, which begins with the history of one up to a turn; None where there is
-        none of that name. Raises as ``create``.
+        Create an agent with the history of another one up to a turn; None if there is no agent
+        ``name``. Raises as ``create``.
 
         Args:
-            turn: its number, from 1; 0 for none of them, None for the last.
+            turn: the number of the last turn, from 1; 0 for no turns, None for all.
 
         Raises:
-            IndexError: it has no such turn.
+            IndexError: the agent has no such turn.
         """
 
     async def delete(self, name: str) -> bool:
         """
-        Have an agent no longer. False where there is none.
+        Delete an agent. False if there is none.
 
         Raises:
-            AgentBusy: it is at work.
-            RefusalError: that cannot be put on record now.
+            AgentBusy: the agent is busy.
+            RefusalError: that cannot be recorded now.
         """

@@ -1,9 +1,9 @@
 """
-Kept turns: looked up in the journal, and no longer kept where their client wants that.
+Stored turns: looked up in the journal, and deleted when their client asks for that.
 
-Which there are, and at which rows, is a fold of the journal; their texts are read from its rows
-when somebody asks. What was read is remembered, as far as there is room (``remembered.py``): a
-request that goes on from many turns reads those of them that are new.
+Which turns there are, and at which rows, is a fold of the journal; their texts are read from its
+rows on demand and cached (``text_cache.py``). A request that continues from many turns reads only
+those that are new.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ log = structlog.get_logger("cairn")
 @attrs.frozen
 class StoredTurns:
     """
-    The turns that clients may go on from. ``_turns`` has to see each event that is committed.
+    The turns from which clients may continue. ``_turns`` must see each committed event.
 
     Attributes:
-        remembered: the texts that were read, by their places.
+        text_cache: the texts that were read, by their places.
     """
 
     _turns: Turns
     _writer: JournalWriter
     _sequencer: Sequencer
-    remembered: TextCache = attrs.field(factory=TextCache)
+    text_cache: TextCache = attrs.field(factory=TextCache)
 
     async def turn(self, request: str, tenant: str) -> StoredTurn | None:
         """
-        The turn of a request; None where it is not kept, or not the tenant's.
+        The turn of a request; None if the tenant has no such turn.
 
         Raises:
             RefusalError: the journal cannot be read now.
@@ -59,15 +59,15 @@ class StoredTurns:
 
     async def history(self, request: str, tenant: str) -> tuple[StoredTurn, ...] | None:
         """
-        The turns up to that of a request and with it, the oldest first; None where one of them is
-        not kept, or not the tenant's. Raises as ``turn``.
+        The turns up to and including a request's, the oldest first; None if the tenant has not all
+        of them. Raises as ``turn``.
         """
         places = self._turns.history(request, tenant)
         return await self.read(places) if places is not None else None
 
     async def forget(self, request: str, tenant: str) -> bool:
         """
-        Keep the turn of a request no longer. False where it was not kept, or not the tenant's.
+        Delete the turn of a request. False if the tenant has no such turn.
 
         Raises:
             RefusalError: that cannot be put on record now.
@@ -84,13 +84,11 @@ class StoredTurns:
         return True
 
     async def read(self, places: Sequence[Place]) -> tuple[StoredTurn, ...] | None:
-        """
-        The turns that stand there; None where a text of one was forgotten. Raises as ``turn``.
-        """
+        """The turns at these places; None if a text of one was pruned. Raises as ``turn``."""
         found: dict[Place, StoredTurn] = {}
         unread: list[Place] = []
         for place in places:
-            known = self.remembered.find(place)
+            known = self.text_cache.find(place)
             if known is None:
                 unread.append(place)
             else:
@@ -102,22 +100,22 @@ class StoredTurns:
                 if turn is None:
                     return None
                 found[place] = turn
-        # One that was forgotten while it was read is not remembered.
-        self.remembered.use(
+        # A turn that was deleted while it was read is not cached.
+        self.text_cache.use(
             [(place, found[place]) for place in places if self._is_held(place, found[place])]
         )
         return tuple(found[place] for place in places)
 
-    def let_go(self) -> None:
-        """Remember no text of a turn that is not kept any more."""
-        self.remembered.forget(
+    def drop_deleted(self) -> None:
+        """Drop the cached texts of turns that were deleted."""
+        self.text_cache.forget(
             lambda place, turn: isinstance(place, Place) and not self._is_held(place, turn)
         )
 
     async def _texts(self, place: Place) -> dict[str, str] | None:
         """
-        The texts of a turn's note that stand in rows of earlier turns, whether those are kept or
-        not; None where one was forgotten.
+        The texts of a turn that are in rows of earlier turns, deleted or not; None if one was
+        pruned.
         """
         wanted = sorted({row for _, row in place.texts_at})
         rows = await self._rows(wanted)
@@ -127,7 +125,7 @@ class StoredTurns:
             }
             return {name: brought[at][name] for name, at in place.texts_at}
         except (DamagedRow, LookupError) as error:
-            log.warning("a kept turn cannot be read", row=place.kept, fact=str(error))
+            log.warning("a stored turn cannot be read", row=place.kept, fact=str(error))
             return None
 
     async def _rows(self, positions: Sequence[int]) -> list[Row | None]:
@@ -143,7 +141,7 @@ class StoredTurns:
 
 
 def _turn_of(kept: Row | None, finished: Row | None) -> StoredTurn | None:
-    """The turn that two rows tell of; None where they do not, since their text was forgotten."""
+    """The turn that two rows describe; None if their text was pruned."""
     if kept is None or finished is None:
         return None
     try:
@@ -166,24 +164,24 @@ def _turn_of(kept: Row | None, finished: Row | None) -> StoredTurn | None:
             ),
         )
     except (DamagedRow, msgspec.MsgspecError, KeyError) as error:
-        log.warning("a kept turn cannot be read", row=kept.position, fact=str(error))
+        log.warning("a stored turn cannot be read", row=kept.position, fact=str(error))
         return None
 
 
 def _texts_of(row: Row | None, session: str) -> Mapping[str, str]:
     """
-    The texts that a turn of a session brought.
+    The texts that are new in a turn of a session.
 
     Raises:
-        DamagedRow: they cannot be read.
-        LookupError: there is no such turn.
+        DamagedRow: the row cannot be read.
+        LookupError: the row has no such turn.
     """
     event = decode(row).event if row is not None else None
     if not isinstance(event, ev.TurnStored) or event.session != session:
-        raise LookupError("texts of its note are not where it says")
+        raise LookupError("its texts are not in the rows that it names")
     return event.texts
 
 
 def stopping() -> Stopping:
-    """What who asks is told where the journal's writer has died."""
-    return Stopping("the server stops, since its journal cannot be written")
+    """The refusal after the journal's writer has died."""
+    return Stopping("the server stops because its journal cannot be written")

@@ -1,82 +1,68 @@
 """
-Texts that were read from the journal and will be asked for again: as many as fit.
+A cache of texts that were read from the journal, bounded in bytes.
 
-They are remembered by where they stand. A row never changes while a server runs, so what is held
-here is never another text than the journal's; which rows are to be read is asked of the fold each
-time, and nobody comes here without its answer.
+The key of a text is its place in the journal. A row never changes while a server runs, so a cached
+text is always the journal's. Which rows to read is asked of the fold each time; the cache is looked
+up only for rows that the fold names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
+import cachetools
 
 TEXT_CACHE_BYTES: Final = 64 * 2**20
 """About a hundred and fifty conversations of 100,000 tokens."""
 
 _ENTRY_BYTES: Final = 256
-"""What an entry takes beside its value: key, links, and a part of the table."""
-
-
-@attrs.frozen
-class _Entry:
-    value: Any
-    bytes: int
+"""The bytes of an entry besides its value: key, links, and a part of the table."""
 
 
 class TextCache:
-    """
-    Values by where they stand. For trio's thread.
-
-    Attributes:
-        bytes: what they take.
-    """
+    """Values by their place in the journal; the least recently used are dropped first."""
 
     def __init__(self, budget_bytes: int = TEXT_CACHE_BYTES) -> None:
-        """
-        Args:
-            budget_bytes: what they may take.
-        """
-        self._budget_bytes = budget_bytes
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
-        self.bytes = 0
+        self._entries: cachetools.LRUCache[Hashable, Any] = cachetools.LRUCache(
+            budget_bytes, getsizeof=lambda value: held_bytes(value) + _ENTRY_BYTES
+        )
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that the values take."""
+        return int(self._entries.currsize)
 
     def find(self, key: Hashable) -> Any:
-        """The value that stands there; None where it is not remembered. Changes nothing."""
-        entry = self._entries.get(key)
-        return entry.value if entry is not None else None
+        """The value at a place; None if it is not cached. Does not count as a use."""
+        if key not in self._entries:
+            return None
+        return cachetools.Cache.__getitem__(self._entries, key)
 
     def use(self, used: Sequence[tuple[Hashable, Any]]) -> None:
         """
-        Remember what was used just now, and forget what was not used for the longest time. Of what
-        was used together the front stays longest: one that goes through all of it, and always from
-        the front, would otherwise find nothing where not all of it fits.
+        Cache values that were used together just now. The first ones are dropped last: a caller
+        that reads a long sequence from its beginning every time would else never find anything.
         """
         for key, value in reversed(used):
             if key in self._entries:
-                self._entries.move_to_end(key)
+                self._entries[key]  # counts as a use
                 continue
-            size = held_bytes(value) + _ENTRY_BYTES
-            if size <= self._budget_bytes:
-                self._entries[key] = _Entry(value, size)
-                self.bytes += size
-        while self.bytes > self._budget_bytes:
-            self.bytes -= self._entries.popitem(last=False)[1].bytes
+            with contextlib.suppress(ValueError):  # larger than the whole cache
+                self._entries[key] = value
 
     def forget(self, gone: Callable[[Hashable, Any], bool]) -> None:
-        """Forget the values of which ``gone`` says so."""
-        for key, entry in list(self._entries.items()):
-            if gone(key, entry.value):
+        """Drop the values for which ``gone`` returns True."""
+        for key in list(self._entries):
+            if gone(key, self.find(key)):
                 del self._entries[key]
-                self.bytes -= entry.bytes
 
 
 def held_bytes(value: object) -> int:
-    """The bytes that a plain value takes, with all that is in it."""
+    """The bytes of a plain value, with all that is in it."""
     total, rest = 0, [value]
     while rest:
         one = rest.pop()

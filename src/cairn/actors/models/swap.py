@@ -162,14 +162,14 @@ class Models:
         if server is not None:
             now = server.statistics()
         else:
-            held = run.agents.kept.remembered.bytes
+            held = run.agents.kept.text_cache.bytes
             now = statistics_of(run.sequencer, run.writer, run.engine, text_cache_bytes=held)
-        encoded, remembered = self._gone_characters
+        encoded, cached = self._gone_characters
         return attrs.evolve(
             now,
             queued=now.queued + len(self._queue),
             encoded_characters=now.encoded_characters + encoded,
-            cached_characters=now.cached_characters + remembered,
+            cached_characters=now.cached_characters + cached,
         )
 
     async def count(self, command: Generate, tenant: str) -> int:
@@ -460,10 +460,10 @@ class Models:
 
     def _count_out(self, server: ModelServer) -> None:
         """Keep what goes with a server, and forget the server."""
-        then, (encoded, remembered) = server.statistics(), self._gone_characters
+        then, (encoded, cached) = server.statistics(), self._gone_characters
         self._gone_characters = (
             encoded + then.encoded_characters,
-            remembered + then.cached_characters,
+            cached + then.cached_characters,
         )
         self._server, self._loaded = None, None
 

@@ -8,11 +8,11 @@ A count does not queue with requests. It waits for the counts before it only.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import attrs
+import cachetools
 import structlog
 import trio
 
@@ -32,17 +32,17 @@ T = TypeVar("T")
 log = structlog.get_logger("cairn")
 
 TOKENIZERS_MAX = 2
-"""So many are kept. One takes tens of megabytes, for a large vocabulary some hundred."""
+"""How many are kept. One takes tens of megabytes, with a large vocabulary some hundred."""
 
 PAUSE_S = 30.0
-"""How long a tokenizer that could not be loaded is not tried again."""
+"""How long a tokenizer that could not be loaded is not tried again, in seconds."""
 
 _CACHE_BYTES = 8 * 2**20
 
 
 @attrs.frozen
 class _Text:
-    """What a model makes of a conversation before it computes."""
+    """What turns a conversation into token ids."""
 
     tokenizer: Tokenizer
     encoder: Encoder
@@ -50,7 +50,7 @@ class _Text:
 
 class TokenCounter:
     """
-    Counts tokens by tokenizers of its own.
+    Counts tokens with tokenizers of its own.
 
     Attributes:
         tokenizing: held while a tokenizer is used, because they are not made for several threads.
@@ -60,20 +60,20 @@ class TokenCounter:
         self._engine = engine
         self._limits = limits
         self.tokenizing = trio.CapacityLimiter(1)
-        self._texts: OrderedDict[str, _Text] = OrderedDict()
+        self._texts: cachetools.LRUCache[str, _Text] = cachetools.LRUCache(TOKENIZERS_MAX)
         self._pauses: dict[str, float] = {}
         self._counts = 0
 
     async def count(self, choice: Choice, command: Generate, tenant: str) -> int:
         """
-        The tokens of a prompt, however long it is, by the tokenizer of a model. Changes which
+        The number of tokens of a prompt, however long it is, by a model's tokenizer. Changes which
         tokenizers are kept, and nothing else.
 
         Raises:
-            ModelNotLoaded: it has none that can be used; told so for a while without a try.
+            ModelNotLoaded: the tokenizer cannot be loaded, or could not a short while ago.
             PromptRefused: the prompt cannot be rendered or tokenised.
-            QueueFull: too many wait to be counted.
-            Stopping: the server stopped, and the engine's thread is at something else.
+            QueueFull: too many prompts wait to be counted.
+            Stopping: the server stopped, and the engine's thread is busy.
             TimedOut: it took too long.
         """
         check_count_queue(self._counts, queue=self._limits.queue)
@@ -93,8 +93,8 @@ class TokenCounter:
 
     def forget(self, choice: Choice) -> None:
         """
-        Keep the tokenizer of a model no longer: it was loaded, and its directory may say something
-        else by now than when its tokenizer was.
+        Drop the tokenizer of a model that was just loaded: its directory may have changed since
+        the tokenizer was.
         """
         self._texts.pop(choice.name, None)
         self._pauses.pop(choice.name, None)
@@ -103,7 +103,6 @@ class TokenCounter:
         name = choice.name
         known = self._texts.get(name)
         if known is not None:
-            self._texts.move_to_end(name)
             return known
         pause_s = self._pauses.get(name, -math.inf) - trio.current_time()
         if pause_s > 0:
@@ -114,12 +113,10 @@ class TokenCounter:
             self._pauses[name] = trio.current_time() + PAUSE_S
             raise not_loaded(choice, PAUSE_S)
         self._texts[name] = found
-        while len(self._texts) > TOKENIZERS_MAX:
-            self._texts.popitem(last=False)
         return found
 
     async def _loaded(self, choice: Choice) -> _Text | str:
-        """The tokenizer of a model; why it has none, in a sentence, where that is so."""
+        """A model's tokenizer, or a sentence on why it cannot be loaded."""
         fault = await _in_thread(entry_fault, choice.entry)
         if fault is not None:
             return fault
@@ -142,7 +139,7 @@ def _know_family(directory: str) -> str | None:
 
     try:
         know_family(directory)
-    except Exception as error:  # a directory may be broken in any way; who asked is told
+    except Exception as error:  # a directory may be broken in any way
         return str(error) or type(error).__name__
     return None
 
