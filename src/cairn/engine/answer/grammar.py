@@ -1,14 +1,15 @@
 """
-From what an answer is held to, to its grammar. Pure: what a grammar allows, `guidance` finds out.
+From what an answer must satisfy to a grammar. Pure; ``grammar_matcher`` finds out which tokens it
+allows.
 
 Rules of this module:
 
-1. A grammar speaks of text, as ``answer_parts`` does, never of a token: a marker that is spelled
-   out in pieces is the marker. Only how an answer ends is a matter of tokens.
-2. What a grammar lets through, ``answer_parts`` takes apart in the same way: where the one sees the
-   end of a thought or the beginning of a call, so does the other.
+1. A grammar describes text, as ``answer.parts`` does, and never tokens: a marker that is spelled
+out in pieces is the marker. Only how an answer ends is a matter of tokens.
+2. ``answer.parts`` takes apart what a grammar allows in the same way: both see the end of a thought
+and the beginning of a call at the same places.
 3. Calls are written as the templates of their family write them, to the space, so that a client
-   that sends them back finds its prefix.
+that sends them back finds its prefix.
 """
 
 from __future__ import annotations
@@ -62,11 +63,12 @@ _HEAD = '%llguidance {"no_forcing": true}'
 @attrs.frozen(kw_only=True)
 class Constraint:
     """
-    What an answer is held to, behind its thoughts: JSON, calls of tools, or one of the two.
+    What an answer must be after its thoughts: JSON, tool calls, or one of the two.
 
     Attributes:
-        schema: of the JSON; None where it has to be calls.
-        strict: refuse a schema of which something cannot be held. Otherwise that is passed over.
+        schema: of the JSON; None if it must be calls.
+        strict: refuse a schema that cannot be enforced as a whole. Otherwise the rest of it is
+            ignored.
         calls: names of the tools that may be called.
         one_call: exactly one call, not several.
 
@@ -91,8 +93,8 @@ class Grammar:
 
     Attributes:
         text: all of it, in the language of the library.
-        schemas: the schemas in it: the place of the tool whose parameters they are, or None for the
-            answer's own, and a grammar of nothing else.
+        schemas: a grammar for each schema alone, with the index of the tool whose parameters it
+            describes, or None for the answer's own.
     """
 
     text: str
@@ -101,14 +103,15 @@ class Grammar:
 
 class CannotConstrain(Exception):
     """
-    No answer can be held to this. The client's, or the model's family is not known so far.
+    No answer can be constrained to this. The client's fault, or the model's family is not
+    supported.
 
     Attributes:
         fact: what is wrong, as the end of a sentence.
-        about: ``schema`` where one cannot be held, ``calls`` where calls cannot, ``answer`` where
+        about: ``schema`` if one cannot be enforced, ``calls`` if calls cannot, ``answer`` if
             nothing can.
-        tool: for ``schema``: the place of the tool whose parameters they are; None for the answer's
-            own.
+        tool: for ``schema``: the index of the tool whose parameters it describes; None for the
+            answer's own.
     """
 
     def __init__(self, fact: str, about: str, tool: int | None = None) -> None:
@@ -120,10 +123,10 @@ class CannotConstrain(Exception):
 
 def grammar_of(constraint: Constraint, form: AnswerForm) -> Grammar:
     """
-    The grammar of an answer. Changes nothing.
+    The grammar of an answer. Modifies nothing.
 
     Args:
-        form: by which the answer is taken apart, with all tools on offer.
+        form: how the answer is taken apart, with all tools.
 
     Raises:
         CannotConstrain: there is none.

@@ -1,15 +1,16 @@
 """
-From the text of an answer to its parts, a piece at a time: what is said, what is thought, and the
-tools that are called. Every protocol's adapter is given these.
+From the text of an answer to its parts, piece by piece: words, thoughts and tool calls. The
+adapters of all protocols get these parts.
 
 Rules of this module:
 
-1. How the text is cut into pieces changes nothing. What may be the beginning of a marker waits
-   until it is known, and so does white space, since what stands around a marker belongs to it.
-2. Nothing is lost: what began as a call and is none is read again from behind its first marker, as
-   if that were a word. A marker that is only spoken of takes nothing with it.
-3. A call that an answer is held to can become nothing else once its function is named, so its
-   arguments are told as they come. Where the answer ends in it, it stays a call that is cut.
+1. How the text is divided into pieces makes no difference. Text that may be the beginning of a
+marker waits until that is certain, and so does white space, because the white space around a marker
+belongs to it.
+2. Nothing is lost: text that began like a call and is not one is read again after its first marker,
+as if the marker were a word. A marker that is only mentioned removes nothing.
+3. A constrained call is certain as soon as its function is named, so its arguments are reported as
+they come. If the answer ends within it, it remains a call that was cut off.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _REJECTED_MAX = 64
 
 @attrs.frozen
 class Said:
-    """Text of the answer proper."""
+    """Words of the answer."""
 
     text: str
 
@@ -51,13 +52,13 @@ class Thought:
 @attrs.frozen(kw_only=True)
 class Called:
     """
-    A call of a tool, whole.
+    A complete call of a tool.
 
     Attributes:
-        index: counts the calls of an answer, from 0.
+        index: the index of the call in the answer, from 0.
         arguments: a JSON object, as text.
-        cut: where the answer ended in the call, what the model wrote of it. The arguments are as
-            far as they came, then.
+        cut: if the answer ended within the call, what the model wrote of it. The arguments are
+            incomplete then.
     """
 
     index: int
@@ -70,10 +71,10 @@ class Called:
 @attrs.frozen(kw_only=True)
 class Calling:
     """
-    More of a call that an answer is held to. All of it follows as ``Called``.
+    More of a constrained call. The complete call follows as ``Called``.
 
     Attributes:
-        arguments: those that came since the last one; may be empty.
+        arguments: those since the last ``Calling``; may be empty.
     """
 
     index: int
@@ -88,11 +89,11 @@ AnswerPart = Said | Thought | Called
 @attrs.frozen(kw_only=True)
 class Rejected:
     """
-    What began as a call and is none.
+    Text that began like a call and is not one.
 
     Attributes:
-        text: as the model wrote it, with its markers, and without a call that begins within.
-        detail: what is wrong with it; may hold words of the answer.
+        text: as the model wrote it, with its markers, and without any call that begins within it.
+        detail: what is wrong with it; may contain words of the answer.
     """
 
     reason: CallFault
@@ -103,10 +104,10 @@ class Rejected:
 @attrs.frozen(kw_only=True)
 class Released:
     """
-    What a piece of text released, in order. Where a call is rejected, its text is among the parts.
+    What a piece of text released, in order. The text of a rejected call is among the parts.
 
     Attributes:
-        calling: what came of a call that is still open, behind the parts.
+        calling: what came of a call that is still open, after the parts.
     """
 
     parts: tuple[AnswerPart, ...] = ()
@@ -117,14 +118,14 @@ class Released:
 @attrs.frozen(kw_only=True)
 class AnswerForm:
     """
-    What must be known beforehand to take an answer apart; by default it is all text.
+    What is known about an answer in advance; by default it is all text.
 
     Attributes:
         begins: the state in which the answer begins.
-        tools: those on offer; without them what looks like a call is text.
-        may_think: whether thoughts may open it, where it does not begin in them.
-        held: whether its calls are held to a grammar. A marker in a text of the arguments then ends
-            no call, since what stands before it is no JSON yet.
+        tools: the available tools; without them what looks like a call is text.
+        may_think: whether thoughts may open it, if it does not begin in them.
+        held: whether its calls are constrained by a grammar. A marker in a string of the arguments
+            then does not end the call, because the arguments before it are not complete JSON.
     """
 
     markers: Markers = PLAIN
@@ -169,11 +170,11 @@ class AnswerParts:
 
     def finish(self, *, complete: bool) -> Released:
         """
-        The answer is over: release what waits. Changes the state.
+        End the answer: release what waits. Changes the state.
 
         Args:
-            complete: whether the model ended it. A call that was cut off is none, even where its
-                parser would make one of the half.
+            complete: whether the model ended it. A call that was cut off is not a call, even if its
+                parser would accept the half.
         """
         self._pass_remaining()
         while self._call is not None:
@@ -196,7 +197,7 @@ class AnswerParts:
         return Released(parts=parts, rejected=rejected, calling=self._calling())
 
     def _scan(self) -> None:
-        """Go over all markers that stand in the text."""
+        """Go through all markers in the text."""
         while (found := _first(self._text, self._edges)) is not None:
             place, edge = found
             self._pass(self._text[:place])
@@ -204,12 +205,12 @@ class AnswerParts:
             self._cross(edge)
 
     def _pass_remaining(self) -> None:
-        """No more text comes, so what began like a marker is none."""
+        """Release the rest: no more text comes, so what began like a marker is not one."""
         text, self._text = self._text, ""
         self._pass(text)
 
     def _pass(self, text: str) -> None:
-        """Text in which no marker stands."""
+        """Handle text without a marker."""
         if self._call is not None:
             self._grow(self._call, text)
         elif self._state in (SAYING, THINKING):
@@ -218,7 +219,7 @@ class AnswerParts:
             self._unmarked.append(text)
 
     def _cross(self, edge: Edge) -> None:
-        """Go over a marker."""
+        """Handle a marker."""
         self._unmarked = None
         if self._call is not None and self._form.held and not is_json("".join(self._call.words)):
             self._grow(self._call, edge.marker)
@@ -258,7 +259,7 @@ class AnswerParts:
             self._state = CALLING
 
     def _calling(self) -> Calling | None:
-        """What came of the open call since it was asked for last. Changes the state."""
+        """What came of the open call since the last time. Changes the state."""
         named = self._call.named if self._call is not None else None
         if named is None:
             return None
@@ -268,7 +269,7 @@ class AnswerParts:
         return Calling(index=self._calls, id=self._id(None), name=named.name, arguments=came)
 
     def _end_named(self, call: _OpenCall, named: _Named, *, complete: bool) -> None:
-        """A call that could be nothing else is over."""
+        """End a call that can be nothing else."""
         cut = None
         if not (complete and named.is_whole):
             cut = call.marker + "".join(call.words)
@@ -278,7 +279,7 @@ class AnswerParts:
         self._state, self._segment = SAYING, _Segment(fresh=True)
 
     def _end_call(self, edge: Edge | None, *, complete: bool) -> None:
-        """A call is over: by the marker behind it, or with the answer."""
+        """End a call: at the marker after it, or with the answer."""
         call, self._call = self._call, None
         assert call is not None
         if call.named is not None:
@@ -297,7 +298,7 @@ class AnswerParts:
         self._state, self._segment = SAYING, _Segment(fresh=True)
 
     def _reject(self, call: _OpenCall, rest: str, error: NoCall) -> None:
-        """It goes on where it began, as if its marker were a word."""
+        """Read the text of a call again, as if its marker were a word."""
         self._rejections += 1
         if self._rejections == _REJECTED_MAX:
             self._table = self._form.markers.table(calls=False)
@@ -404,13 +405,13 @@ class _Segment:
 @attrs.define(kw_only=True)
 class _OpenCall:
     """
-    A call under way.
+    A call that is not complete.
 
     Attributes:
-        state: where it began.
-        marker: that began it.
+        state: the state in which it began.
+        marker: the marker that began it.
         words: what came since.
-        named: where it can be nothing else any more, what is known of it.
+        named: what is known of it, if it can be nothing else.
     """
 
     state: str

@@ -1,8 +1,8 @@
 """
-The bytes that tokens stand for, by the tokenizer's vocabulary.
+The bytes that tokens stand for, from the tokenizer's vocabulary.
 
-A token may be part of a character, so its text alone does not tell them: that is U+FFFD then. One
-of the two modules that know the library llguidance, which reads vocabularies of every kind.
+A token may be part of a character. Its text is then U+FFFD and does not show its bytes. One of the
+two modules that import llguidance, which reads vocabularies of every kind.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from cairn.engine.prompt.cuts import library_object
 
 
 class NotRead(Exception):
-    """A vocabulary cannot be read. Says why."""
+    """A vocabulary cannot be read. The message says why."""
 
 
 def bytes_of_tokens(tokenizer: Any) -> list[bytes]:
     """
-    What each token stands for in a text, by its id. Takes a second for a large vocabulary.
+    The bytes of each token, by its id. Takes a second for a large vocabulary.
 
     Args:
         tokenizer: mlx-lm's wrapper.
 
     Raises:
-        NotRead: it is of another library, or the library cannot tell.
+        NotRead: it is not from the library ``tokenizers``, or llguidance cannot read it.
     """
     backend = library_object(tokenizer)
     if backend is None:
@@ -51,10 +51,7 @@ def bytes_of_tokens(tokenizer: Any) -> list[bytes]:
 
 
 class TokenBytes:
-    """
-    The bytes of one model's tokens, which are read for the first that asks. May be used from
-    several threads.
-    """
+    """The bytes of one model's tokens. Reads the vocabulary on first use. Thread-safe."""
 
     def __init__(self, tokenizer: Any) -> None:
         """
@@ -66,7 +63,10 @@ class TokenBytes:
         self._reading = threading.Lock()
 
     def read(self) -> None:
-        """Read the vocabulary, if nobody has. Not for a thread that others wait for."""
+        """
+        Read the vocabulary if that has not happened. Takes long, so not for a thread that others
+        wait for.
+        """
         with self._reading:
             if self._table is None:
                 try:
@@ -76,11 +76,11 @@ class TokenBytes:
 
     def of(self, token: int, text: str) -> bytes | None:
         """
-        What a token stands for; None where that is not known.
+        The bytes of a token; None if unknown.
 
         Args:
-            text: the token alone, as the tokenizer decodes it: for a vocabulary that cannot be
-                read, where it tells the bytes of whole characters.
+            text: the token alone, as the tokenizer decodes it. Used if the vocabulary cannot be
+                read; it shows the bytes of whole characters.
         """
         self.read()
         assert self._table is not None

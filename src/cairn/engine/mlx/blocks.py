@@ -25,9 +25,9 @@ class SealedBlock:
     Attributes:
         keys: ``(kv_heads, C, head_dim)`` for each layer that attends.
         values: likewise.
-        states: the arrays of the layers with a recurrent state, as they are at the chunk's end;
-            empty where the block carries none.
-        state_tokens: C, where the model has such layers; 0 for others.
+        states: the arrays of the layers with a recurrent state, as they are at the end of the
+            chunk; empty if the block carries none.
+        state_tokens: C if the model has such layers; else 0.
     """
 
     keys: tuple[mx.array, ...]
@@ -48,13 +48,13 @@ class SealedBlock:
 
 def cut(slab: HeldSlab, start: int, end: int, *, states: bool = False) -> SealedBlock:
     """
-    Copy the rows ``[start, end)`` of all layers out of a slab. Does not change the slab.
+    Copy the rows ``[start, end)`` of all layers out of a slab. Does not modify the slab.
 
     Args:
         states: whether to copy the states too, which must be those of ``end`` tokens.
 
     Raises:
-        EngineFault: the rows were let go, or the states are others.
+        EngineFault: the rows were dropped, or the states are of another position.
 
     The copies are evaluated before this returns: a slice that is still pending would make the
     slab's next update copy the whole slab.
@@ -86,9 +86,9 @@ def _states(layers: Sequence[StateCache], end: int) -> list[mx.array]:
 
 def pasted(slab: HeldSlab, block: SealedBlock, start: int) -> SealedBlock:
     """
-    A block as it lies in a slab from ``start`` on, where it was copied to: no copy, but for states,
-    and to be let go before the slab changes, which would else be copied whole. A slab holds the
-    last states alone: those of a block that is not the last come from the block.
+    A block as it is in a slab from ``start`` on, where it was copied to. Not a copy, except for
+    states: it must be released before the slab changes, which would otherwise be copied whole. A
+    slab holds only the last states; those of a block that is not the last come from the block.
     """
     end = start + block.tokens
     last = bool(block.states) and end == slab.end
@@ -104,10 +104,10 @@ def pasted(slab: HeldSlab, block: SealedBlock, start: int) -> SealedBlock:
 
 def _rows(cache: Any, start: int, end: int) -> slice:
     """
-    Where tokens lie in the arrays of a layer.
+    The rows of tokens in the arrays of a layer.
 
     Raises:
-        EngineFault: they were let go.
+        EngineFault: they were dropped.
     """
     if not isinstance(cache, SinkCache):
         return slice(start, end)
@@ -133,8 +133,8 @@ def digest(block: SealedBlock) -> str:
 
 def _runs(octets: npt.NDArray[np.uint8]) -> Iterator[memoryview]:
     """
-    Bytes in their order, in runs that have no gaps. Rows that lie in a slab are read where they
-    are: each head's are such a run.
+    The bytes in order, in contiguous runs. Rows in a slab are read in place: the rows of each head
+    are such a run.
     """
     if octets.flags.c_contiguous:
         yield octets.data.cast("B")
@@ -145,14 +145,15 @@ def _runs(octets: npt.NDArray[np.uint8]) -> Iterator[memoryview]:
 
 def paste(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:
     """
-    Copy blocks into a slab from ``start`` on, where it must end now. Changes the slab, which then
-    keeps the states of the last one.
+    Copy blocks into a slab from ``start`` on, where it must end now. Modifies the slab, which then
+    has the states of the last block.
 
     Returns:
-        One past the last token that the slab holds now.
+        The position after the last token that the slab now holds.
 
     Raises:
-        EngineFault: it ends elsewhere, or the last block carries no states where layers have some.
+        EngineFault: it ends elsewhere, or the last block carries no states although layers have
+            some.
     """
     ends = list(accumulate((block.tokens for block in blocks), initial=start))
     end = ends[-1]
@@ -182,16 +183,14 @@ def paste(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:
 
 
 class BlockStore:
-    """
-    The sealed blocks that are in memory, by key. Which of them leave is decided by the sequencer.
-    """
+    """The sealed blocks in memory, by key. The journal decides which of them leave."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, SealedBlock] = {}
         self._bytes = 0
 
     def put(self, key: str, block: SealedBlock) -> None:
-        """Keep a block. One that is there under this key stays as it is."""
+        """Keep a block. A block that is already there under this key stays as it is."""
         if key not in self._blocks:
             self._blocks[key] = block
             self._bytes += block.nbytes
@@ -201,7 +200,7 @@ class BlockStore:
 
     def get(self, key: str) -> SealedBlock:
         """
-        The block of that key.
+        The block with a key.
 
         Raises:
             EngineFault: it is not in memory.

@@ -1,13 +1,13 @@
 """
-The KV cache of a session: a slab of arrays that are the model's own cache.
+The KV cache of a session: a slab of arrays that the model uses as its own cache.
 
-``SlabCache`` is mlx-lm's ``KVCache`` over arrays of a fixed capacity that are there before the
-first token. It knows the first token that it holds, and it refuses to grow: mlx-lm would enlarge
-the arrays and nobody would have counted them.
+``SlabCache`` is mlx-lm's ``KVCache`` over arrays of a fixed capacity that exist before the first
+token. It knows the first token that it holds, and it refuses to grow: mlx-lm would enlarge the
+arrays without anything counting them.
 
-``WindowCache`` is one for a layer that attends to a window. It too holds all tokens, and shows the
-model the window alone. So what a pass sees follows from its place, whatever was held before, and a
-layer with a window can be cut back, shared and sealed like any other.
+``WindowCache`` is for a layer that attends to a window. It holds all tokens too, and shows the
+model only the window. What a pass sees therefore follows from its position, whatever the cache held
+before, and a layer with a window can be cut back, shared and sealed like any other.
 
 A layer with a recurrent state has a ``StateCache`` (``cairn.engine.mlx.state``).
 """
@@ -37,8 +37,8 @@ class SlabCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
     One layer's keys and values, ``(1, kv_heads, capacity, head_dim)`` each.
 
     Attributes:
-        start: the first token that is held; 0 for full attention.
-        offset: one past the last token that is held.
+        start: the first position that is held; 0 for full attention.
+        offset: the position after the last token that is held.
     """
 
     def __init__(self, keys: mx.array, values: mx.array) -> None:
@@ -49,7 +49,7 @@ class SlabCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """
-        Add rows and give all rows so far. Changes the arrays in place.
+        Add rows and return all rows so far. Modifies the arrays in place.
 
         Raises:
             EngineFault: the rows do not fit.
@@ -65,7 +65,8 @@ class SlabCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
 
 class WindowCache(SlabCache):
     """
-    One layer's keys and values, where a token attends to itself and so many less one before it.
+    One layer's keys and values, where a token attends only to the last ``window`` tokens, itself
+    included.
 
     Attributes:
         window: the tokens that a token attends to.
@@ -77,8 +78,8 @@ class WindowCache(SlabCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """
-        Add rows and give those that any of them attends to, the oldest first. Changes the arrays in
-        place.
+        Add rows and return those that any of them attends to, the oldest first. Modifies the arrays
+        in place.
 
         Raises:
             EngineFault: the rows do not fit.
@@ -94,10 +95,10 @@ class WindowCache(SlabCache):
         Which of these each of the next rows attends to; None for all.
 
         Args:
-            window_size: where the model wants another window than it told before.
+            window_size: the model's window, if it differs from what it reported before.
 
         Raises:
-            EngineFault: it wants a longer one: its layers contradict each other.
+            EngineFault: it is longer: the layers of the model contradict each other.
         """
         before, window = self._before(), window_size or self.window
         if window > self.window:
@@ -108,18 +109,19 @@ class WindowCache(SlabCache):
         return "causal" if rows > 1 else None
 
     def _before(self) -> int:
-        """How many tokens before the next one it may attend to."""
+        """How many earlier tokens the next one may attend to."""
         offset: int = self.offset
         return min(offset, self.window - 1)
 
 
 class SinkCache(SlabCache):
     """
-    One layer's keys and values under ``SinkWindow``: the sinks, and behind them a window of the
-    last tokens with what else there is room for. A pass is shown sinks and window by its place.
+    One layer's keys and values under ``SinkWindow``: the sinks, followed by a window of the last
+    tokens and as many before it as there is room for. What a pass is shown follows from its
+    position.
 
     Attributes:
-        start: the first token past the sinks that is held; 0 while none was let go.
+        start: the first position after the sinks that is held; 0 if nothing was dropped.
     """
 
     def __init__(
@@ -127,8 +129,8 @@ class SinkCache(SlabCache):
     ) -> None:
         """
         Args:
-            keys: (1, kv_heads, rows, head_dim), the rows being those of the policy, or of the
-                capacity where that is less.
+            keys: (1, kv_heads, rows, head_dim), with the rows of the policy, or of the capacity if
+                that is less.
             capacity_tokens: the longest sequence.
         """
         super().__init__(keys, values)
@@ -138,8 +140,8 @@ class SinkCache(SlabCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """
-        Add rows and give those that any of them attends to, the oldest first. Lets go what there is
-        no room for. Changes the arrays in place.
+        Add rows and return those that any of them attends to, the oldest first. Drops what there is
+        no room for. Modifies the arrays in place.
 
         Raises:
             EngineFault: the rows do not fit.
@@ -186,10 +188,10 @@ class SinkCache(SlabCache):
 
     def trim(self, n: int) -> int:
         """
-        Cut the last tokens off.
+        Cut off the last tokens.
 
         Raises:
-            CannotTrim: what the next pass would attend to was let go. Nothing has changed.
+            CannotTrim: what the next pass would attend to was dropped. Nothing has changed.
         """
         end = self.offset - n
         if end and not self._policy.reaches(self.start, end):
@@ -204,7 +206,7 @@ class SinkCache(SlabCache):
 
     def resume(self, place: int) -> None:
         """
-        Go on behind the sinks with the tokens from ``place`` on: all between them is left out.
+        Continue after the sinks with the tokens from ``place`` on; those between are left out.
 
         Raises:
             EngineFault: the sinks are not there.
@@ -214,7 +216,7 @@ class SinkCache(SlabCache):
         self.start = self.offset = place
 
     def let_go(self, start: int) -> None:
-        """Have the window begin later: what it holds then moves up to the sinks."""
+        """Drop all tokens between the sinks and a position, and move the rest up to the sinks."""
         if start == self.start:
             return
         remaining = slice(self.row_of(start), self.row_of(self.offset))
@@ -226,8 +228,8 @@ class SinkCache(SlabCache):
 
     def _shown(self, array: mx.array, place: int) -> mx.array:
         """
-        The rows that a pass at ``place`` attends to, in an array of a form that follows from the
-        place alone.
+        The rows that a pass at ``place`` attends to, in an array whose shape follows from the
+        position alone.
         """
         first, end = self._policy.first(place), self.row_of(self.offset)
         if first == self._policy.sinks:  # nothing lies between
@@ -255,18 +257,18 @@ class LayerShape:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
+        """The keys and values of one token, in bytes."""
         size: int = self.dtype.size
         return self.kv_heads * (self.key_dim + self.value_dim) * size
 
     @property
     def state_bytes(self) -> int:
-        """What it keeps whatever the number of tokens: nothing."""
+        """What it keeps independent of the number of tokens: nothing."""
         return 0
 
     @property
     def dtypes(self) -> tuple[mx.Dtype, ...]:
-        """Those of its arrays."""
+        """The dtypes of its arrays."""
         return (self.dtype,)
 
 
@@ -276,14 +278,13 @@ AnyShape = LayerShape | StateShape
 @attrs.define(kw_only=True)
 class HeldSlab:
     """
-    A slab in use: one cache for each layer, as the model wants them.
+    A slab in use: one cache for each layer, in the form that the model takes.
 
     Attributes:
-        layers: the same, those that a layer keeps together taken apart.
-        fixed: whether its arrays have been there since it was opened. Other caches are mlx-lm's own
-            and grow as they will.
-        set_apart_bytes: what those may come to.
-        ran: rows that passes have put in, for models none of whose layers counts its tokens.
+        layers: the caches, with lists of several for one layer flattened.
+        fixed: whether its arrays exist from the start. Other caches are mlx-lm's own and grow.
+        set_apart_bytes: how much growing caches may take.
+        ran: the rows that passes have added, for models none of whose layers counts its tokens.
     """
 
     id: int
@@ -304,12 +305,12 @@ class HeldSlab:
 
     @property
     def attending(self) -> list[Any]:
-        """The others, which keep keys and values."""
+        """The layers that keep keys and values."""
         return [layer for layer in self.layers if not isinstance(layer, StateCache)]
 
     def passed(self, rows: int) -> None:
         """
-        A pass over so many rows is done, but for its evaluation. Before ``arrays`` is asked for.
+        Count the rows of a pass. To be called before its arrays are evaluated.
 
         Raises:
             EngineFault: it did not leave a state in every layer that has one.
@@ -319,7 +320,7 @@ class HeldSlab:
             layer.passed(rows)
 
     def keep_states(self) -> None:
-        """Keep the states as they are now, to be cut back to."""
+        """Save the states as they are now, to be cut back to."""
         for layer in self.states:
             layer.keep()
 
@@ -328,7 +329,7 @@ class HeldSlab:
         Cut all layers back to ``[0, end)``.
 
         Raises:
-            CannotTrim: what would be needed behind the end was let go. Nothing has changed.
+            CannotTrim: KV or a state that is needed at the end is gone. Nothing has changed.
         """
         if not all(layer.can_be_cut_back(end) for layer in self.states):
             raise CannotTrim(f"no state of {end} tokens was kept")
@@ -339,8 +340,8 @@ class HeldSlab:
 
     def compact(self) -> None:
         """
-        Have arrays that grow let go of what they were cut from. For what a prefill pass left, after
-        its evaluation: a decode pass leaves them a row.
+        Have growing arrays release the larger arrays that they were cut from. To be called after a
+        prefill pass was evaluated; a decode pass leaves only one row more.
         """
         if self.fixed:
             return
@@ -351,10 +352,10 @@ class HeldSlab:
 
     def stay_within(self) -> None:
         """
-        See that arrays that grow are no larger than what was set apart for them.
+        Check that growing arrays are within what was reserved for them.
 
         Raises:
-            EngineFault: they are.
+            EngineFault: they are larger.
         """
         if not self.fixed and (live := self.live_bytes) > self.set_apart_bytes:
             raise EngineFault(
@@ -365,8 +366,8 @@ class HeldSlab:
     @property
     def nbytes(self) -> int:
         """
-        The size of its fixed arrays, as they are. For those that grow, what was set apart for them,
-        or what they take where that is more.
+        The size of its fixed arrays. For growing ones, what was reserved for them, or what they
+        take if that is more.
         """
         if not self.fixed:
             return max(self.set_apart_bytes, self.live_bytes)
@@ -374,26 +375,26 @@ class HeldSlab:
 
     @property
     def live_bytes(self) -> int:
-        """The size of its arrays at this moment, also of those that grow."""
+        """The size of its arrays at this moment, growing ones included."""
         if self.fixed:
             return self.nbytes
         return sum(bytes_of(layer) for layer in self.layers)
 
     @property
     def end(self) -> int:
-        """One past the last token, by the first layer that counts its tokens."""
+        """The position after the last token, by the first layer that counts its tokens."""
         spans = self._spans()
         return spans[0][1] if spans else self.ran
 
     def arrays(self) -> list[Any]:
-        """All that is to be evaluated after a pass."""
+        """All arrays that must be evaluated after a pass."""
         if not self.fixed:
             return [layer.state for layer in self.layers]
         held = [array for layer in self.attending for array in (layer.keys, layer.values)]
         return held + [array for layer in self.states for array in layer.arrays]
 
     def coverage(self) -> Coverage:
-        """What each layer that counts its tokens holds, equal neighbours counted together."""
+        """What each layer that counts its tokens holds, run-length encoded."""
         return runs(self._spans())
 
     def _spans(self) -> list[tuple[int, int]]:
@@ -410,7 +411,7 @@ def _cut_loose(value: Any) -> Any:
 
 
 def bytes_of(cache: Any) -> int:
-    """The size of a cache's arrays at this moment, whatever its class calls them."""
+    """The size of a cache's arrays at this moment, whatever its class names them."""
     return sum(array.nbytes for array in _arrays(cache))
 
 
@@ -420,7 +421,7 @@ def _arrays(cache: Any) -> list[mx.array]:
 
 
 def flat(caches: Sequence[Any]) -> list[Any]:
-    """The caches of all layers, those that a layer keeps together taken apart."""
+    """The caches of all layers, with lists of several for one layer flattened."""
     found: list[Any] = []
     for cache in caches:
         found.extend(flat(cache.caches) if isinstance(cache, CacheList) else [cache])
@@ -429,7 +430,7 @@ def flat(caches: Sequence[Any]) -> list[Any]:
 
 def counts_tokens(cache: Any) -> bool:
     """
-    Whether a layer's cache knows how many tokens it covers; mlx-lm's own for a recurrent state does
+    Whether a layer's cache knows how many tokens it covers. mlx-lm's own for a recurrent state does
     not.
     """
     return isinstance(cache, StateCache) or isinstance(getattr(cache, "offset", None), int)
@@ -466,14 +467,14 @@ class SlabPool:
     ) -> None:
         """
         Args:
-            shapes: of each layer; empty where the model's caches grow as they will.
-            own_classes: False to use mlx-lm's ``KVCache`` over the same arrays; for layers without
-                a window only.
+            shapes: of each layer; empty if the model's caches grow.
+            own_classes: False to use mlx-lm's ``KVCache`` over the same arrays; only for layers
+                without a window.
             growing: makes the model's own caches.
-            growth: what those take; needed where there are no shapes.
-            policy: what a token attends to; None for what the layers say.
-            together: how many of the shapes each layer of the model keeps in one list, 0 for one
-                that keeps one without a list; empty where all do.
+            growth: how much those take; required without shapes.
+            policy: what a token attends to; None for what the layers define.
+            together: how many of the shapes each layer of the model keeps in one list, 0 for a
+                layer that keeps one without a list; empty if all do.
         """
         if not shapes and growth is None:
             raise ValueError("nobody has measured what the model's own caches take")
@@ -487,7 +488,7 @@ class SlabPool:
         self._opened = 0
 
     def slab_bytes(self, capacity_tokens: int) -> int:
-        """The size of a slab of that capacity."""
+        """The size of a slab with a capacity."""
         if self._growth is not None:
             return self._growth.bytes_at(capacity_tokens)
         states = STATES_A_SLAB * sum(shape.state_bytes for shape in self._shapes)
@@ -515,10 +516,10 @@ class SlabPool:
 
     def close(self, slab_id: int) -> HeldSlab:
         """
-        Give a slab back.
+        Release a slab.
 
         Raises:
-            EngineFault: it is not held.
+            EngineFault: it is not open.
         """
         slab = self._held.pop(slab_id, None)
         if slab is None:
@@ -527,10 +528,10 @@ class SlabPool:
 
     def get(self, slab_id: int) -> HeldSlab:
         """
-        The slab of that id.
+        The slab with a number.
 
         Raises:
-            EngineFault: it is not held.
+            EngineFault: it is not open.
         """
         slab = self._held.get(slab_id)
         if slab is None:
@@ -539,20 +540,20 @@ class SlabPool:
 
     def measure(self) -> tuple[int, int]:
         """
-        (slabs held, their bytes), counted anew: of their arrays, and what else is set apart for
-        those that grow.
+        (open slabs, their bytes), counted again at each call: their arrays, and what is reserved
+        for those that grow.
         """
         return len(self._held), sum(slab.nbytes for slab in self._held.values())
 
     def live_bytes(self) -> int:
-        """Bytes of the arrays of all slabs at this moment, counted anew."""
+        """The size of the arrays of all slabs at this moment, counted again at each call."""
         return sum(slab.live_bytes for slab in self._held.values())
 
     def _rows(self, capacity: int) -> int:
         return capacity if self._policy is None else min(capacity, self._policy.rows)
 
     def _lists(self, layers: list[Any]) -> list[Any]:
-        """The caches as the model wants them."""
+        """The caches in the form that the model takes."""
         left = iter(layers)
         if not self._together:
             return layers

@@ -1,5 +1,5 @@
 """
-In which dtype a model computes: as its weights are, or in float32.
+The dtype that a model computes in: that of its weights, or float32.
 
 On a Linux CPU neither half precision nor quantised weights ever reach the BLAS. A matrix product of
 256 rows has some 80 GFLOP/s in float32 there, 5 in half precision and 0.3 in four bits. On a GPU
@@ -23,7 +23,7 @@ _WORD_BITS: Final = 32
 
 
 class CannotWiden(Exception):
-    """The weights cannot be had in float32."""
+    """The weights cannot be converted to float32."""
 
 
 def settle_dtype(
@@ -35,20 +35,21 @@ def settle_dtype(
     fault: Callable[[int], str | None],
 ) -> str:
     """
-    Decide it, and have the weights so. Changes the model, but computes nothing: weights that were
-    not read yet are read when they are used.
+    Decide on a dtype, and convert the weights to it. Modifies the model, but computes nothing:
+    weights that were not read yet are read when they are used.
 
     Args:
         model: mlx-lm's module.
         real_blas: whether matrix products in float32 go to a real BLAS; the reference BLAS is
             slower with them than MLX is with half precision.
-        fault: given the bytes of the weights in float32, why they have no room; None where they do.
+        fault: called with the bytes of the weights in float32; returns why they do not fit, or
+            None.
 
     Returns:
         The dtype and why, for people.
 
     Raises:
-        CannotWiden: float32 was asked for, and cannot be had.
+        CannotWiden: float32 was requested and is not possible.
     """
     own = " and ".join(own_dtypes(model))
     if own == "float32":
@@ -75,7 +76,7 @@ def settle_dtype(
 
 
 def own_dtypes(model: Any) -> list[str]:
-    """The kinds of weights that a model has, in words: ``4-bit``, ``bfloat16``."""
+    """The kinds of weights of a model, in words: ``4-bit``, ``bfloat16``."""
     quantised = dict(_quantised(model))
     found = {f"{module.bits}-bit" for module in quantised.values()}
     for name, array in _parameters(model):
@@ -87,7 +88,7 @@ def own_dtypes(model: Any) -> list[str]:
 
 
 def float32_bytes(model: Any) -> int:
-    """What the weights take in memory when all of them are in float32."""
+    """How much memory the weights take if all of them are in float32."""
     quantised = dict(_quantised(model))
     total = 0
     for name, array in _parameters(model):
@@ -105,7 +106,7 @@ def float32_bytes(model: Any) -> int:
 
 def widened_on_record(dtypes: Mapping[str, int]) -> DtypeSetting:
     """
-    What to ask for so that a model has again the dtypes that a fingerprint tells of.
+    The setting that gives a model the dtypes of a fingerprint again.
 
     Args:
         dtypes: how many parameters have which dtype.
@@ -114,7 +115,7 @@ def widened_on_record(dtypes: Mapping[str, int]) -> DtypeSetting:
 
 
 def _quantised(model: Any) -> Iterator[tuple[str, Any]]:
-    """The layers of packed weights, by their path."""
+    """The layers with packed weights, by path."""
     for name, module in model.named_modules():
         if hasattr(module, "bits") and "scales" in module:
             yield name, module

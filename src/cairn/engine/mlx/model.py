@@ -1,4 +1,4 @@
-"""Loading a model through mlx-lm, and finding out what Cairn must know of it."""
+"""Loads a model through mlx-lm, and measures what Cairn needs to know about it."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class LoadedModel:
         model: mlx-lm's module.
         tokenizer: mlx-lm's wrapper.
         directory: where it was loaded from.
-        adapter: where the adapter over its weights was loaded from, if there is one.
-        files: its files, as they were before the first of them was read.
+        adapter: the directory of the adapter over its weights, if there is one.
+        files: the state of its files before the first of them was read.
         name: the name that clients see.
-        shapes: what each layer keeps; empty where a layer keeps something of which no sealed block
-            can be made.
-        together: how many of the shapes each layer of the model keeps in one list, 0 for one that
-            keeps one without a list; empty where all do.
+        shapes: what each layer keeps; empty if a layer keeps something that no sealed block can
+            hold.
+        together: how many of the shapes each layer of the model keeps in one list, 0 for a layer
+            that keeps one without a list; empty if all do.
         vocabulary_tokens: the length of a row of logits.
-        defaults: the sampling that the model's makers recommend.
-        template: settings of the chat template that they recommend.
-        dtype: in which dtype it computes, and why, for people.
+        defaults: the sampling parameters that the model's makers recommend.
+        template: the settings of the chat template that they recommend.
+        dtype: the dtype that it computes in, and why, for people.
     """
 
     model: Any
@@ -82,12 +82,12 @@ class LoadedModel:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the recurrent states of all layers."""
+        """The recurrent states of all layers, in bytes."""
         return sum(shape.state_bytes for shape in self.shapes)
 
     @property
     def is_simple(self) -> bool:
-        """Whether each layer keeps keys and values, and nothing besides."""
+        """Whether every layer keeps keys and values and nothing else."""
         return not self.together and all(isinstance(one, LayerShape) for one in self.shapes)
 
     def cannot_run(self, error: Exception) -> ModelRefused:
@@ -100,30 +100,30 @@ class LoadedModel:
         )
 
     def served_cold(self) -> LoadedModel:
-        """The same model, to be served on mlx-lm's own caches, without reuse."""
+        """The same model, served on mlx-lm's own caches without reuse."""
         return attrs.evolve(self, shapes=(), together=())
 
     def refuse_changed(self) -> None:
         """
-        To be called when all has been read that there is to read: weights, tokenizer and what is
-        hashed of them belong together only if no file changed in the meantime.
+        Check that no file has changed. To be called after everything was read: weights, tokenizer
+        and what is hashed of them belong together only if no file changed in the meantime.
 
         Raises:
-            ModelRefused: one did.
+            ModelRefused: one has.
         """
         _refuse_changed(self.directory, self.adapter, self.files)
 
 
 def _no_progress(what: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Ignore it."""
 
 
-def _any_size(size: int) -> None:
-    """Nobody asks how large it is."""
+def _accept_any_size(size: int) -> None:
+    """Any size is accepted."""
 
 
-def _as_it_is(model: Any) -> str:
-    """Nobody wants it in another dtype."""
+def _keep_dtype(model: Any) -> str:
+    """The dtype of the weights, unchanged."""
     return " and ".join(own_dtypes(model))
 
 
@@ -133,23 +133,24 @@ def load_model(
     name: str | None = None,
     adapter: str | None = None,
     progress: Progress = _no_progress,
-    fits: Callable[[int], None] = _any_size,
-    settle_dtype: Callable[[Any], str] = _as_it_is,
+    fits: Callable[[int], None] = _accept_any_size,
+    settle_dtype: Callable[[Any], str] = _keep_dtype,
 ) -> LoadedModel:
     """
-    Load a model directory, or a hub's model where the hub can be reached.
+    Load a model directory, or a model of a hub that can be reached.
 
     Args:
-        where: a directory, or a name that a hub knows.
-        name: what clients see; by default the directory's name, or the hub's.
-        adapter: the directory of an adapter of mlx-lm's that goes over the weights.
+        where: a directory, or the name of a model on a hub.
+        name: the name that clients see; by default the directory's, or the hub's.
+        adapter: the directory of an mlx-lm adapter that goes over the weights.
         progress: called with (what, done, total).
-        fits: given the bytes of the weights before they are loaded; raises where there is no room.
-        settle_dtype: given the model before its weights are read; may change their dtype, and says
-            which it is and why.
+        fits: called with the bytes of the weights before they are loaded; raises if there is no
+            room.
+        settle_dtype: called with the model before its weights are read. May change their dtype;
+            returns which it is and why.
 
     Raises:
-        ModelRefused: it is no model that can be served.
+        ModelRefused: it cannot be served.
     """
     over = _adapter_directory(adapter)
     directory = _directory(where, progress)
@@ -270,7 +271,7 @@ def _adapter_directory(adapter: str | None) -> Path | None:
 
 
 def _adapt(model: Any, adapter: Path, where: str) -> None:
-    """Put an adapter over a model. Changes it."""
+    """Put an adapter over a model. Modifies the model."""
     try:
         mlx_lm.utils.load_adapters(model, str(adapter))
         there: dict[str, Any] = dict(tree_flatten(model.parameters()))
@@ -294,9 +295,7 @@ def _parameters(model: Any) -> list[tuple[str, Any]]:
 
 
 def _read_weights(model: Any, progress: Progress) -> None:
-    """
-    Bring the weights from their files into memory, so many bytes at a time, since that can last.
-    """
+    """Read the weights into memory in parts, because it can take long."""
     arrays = [array for _, array in _parameters(model)]
     total, done = sum(array.nbytes for array in arrays), 0
     batch: list[Any] = []
@@ -310,7 +309,7 @@ def _read_weights(model: Any, progress: Progress) -> None:
 
 
 def _fact(error: BaseException) -> str:
-    """What an error says, on one line."""
+    """The text of an error, on one line."""
     if isinstance(error, SystemExit):  # a family of mlx-lm's ends the process for what it misses
         return "mlx-lm's class for it wants a package that is not installed, as it says above"
     said = " ".join(str(error).split()).rstrip(".")
@@ -319,9 +318,9 @@ def _fact(error: BaseException) -> str:
 
 def _measured(model: Any) -> tuple[tuple[AnyShape, ...], tuple[int, ...], int]:
     """
-    What each layer keeps, how many of that each keeps in a list, and how many logits there are,
-    found by running one token. The first two are empty where a layer keeps something of which no
-    block can be made.
+    What each layer keeps, how many caches each keeps in a list, and the length of a row of logits,
+    measured by running one token. The first two are empty if a layer keeps something that no block
+    can hold.
     """
     caches = make_prompt_cache(model)
     logits = model(mx.array([[0]]), cache=caches)
@@ -335,7 +334,7 @@ def _measured(model: Any) -> tuple[tuple[AnyShape, ...], tuple[int, ...], int]:
 
 
 def _shape(cache: Any) -> AnyShape | None:
-    """What a cache keeps, after a token; None where no block can be made of it."""
+    """What a cache keeps, measured after one token; None if no block can hold it."""
     if type(cache) is KVCache or _is_window(cache):
         if cache.keys is None:
             return None
@@ -356,9 +355,7 @@ def _shape(cache: Any) -> AnyShape | None:
 
 
 def _is_window(cache: Any) -> bool:
-    """
-    Whether a layer attends to the last tokens alone: nothing at the front is kept beside them.
-    """
+    """Whether a layer attends to the last tokens only, without keeping any at the front."""
     return type(cache) is RotatingKVCache and cache.keep == 0
 
 

@@ -1,4 +1,4 @@
-"""A model's tokenizer with its chat template, without the model: as mlx-lm gives it with one."""
+"""Loads a model's tokenizer and chat template without the model."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from cairn.engine.contract import ModelTokenizer
 
 def know_family(directory: str) -> None:
     """
-    Have mlx-lm import what it knows of a model's family, of which its tokenizer takes defaults. On
-    the engine's thread, as all that may make something of MLX.
+    Have mlx-lm import its module for a model's family, from which the tokenizer takes defaults.
+    Must run on the engine's thread, because it may use MLX.
 
     Raises:
-        Exception: mlx-lm knows no such family, or cannot read what the directory says.
+        Exception: mlx-lm does not know the family, or cannot read the directory.
     """
     mlx_lm.utils._get_classes(mlx_lm.utils.load_config(Path(directory)))
 
 
 def load_tokenizer(directory: str) -> ModelTokenizer:
     """
-    The tokenizer in a model's directory. Computes nothing: on any thread, behind ``know_family``.
+    The tokenizer in a model's directory. Computes nothing: may run on any thread, after
+    ``know_family``.
 
     Raises:
-        Exception: there is none that can be used.
+        Exception: there is no usable tokenizer.
     """
     place = Path(directory)
     ends = mlx_lm.utils.load_config(place).get("eos_token_id")

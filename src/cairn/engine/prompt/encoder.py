@@ -1,14 +1,15 @@
 """
-Prompts to token ids, where only what is new in them is tokenised.
+Prompts to token ids, tokenising only what is new in them.
 
-The ids are those of the whole text, always. A text is cut into pieces that a tokenizer treats apart
-(`cuts` has the argument), the ids of pieces that were met before are taken from memory, and the
-others are tokenised. It makes no difference where in a text a piece was met: the turns behind an
-edit are found as well as those in front of it.
+The ids are always those of the whole text. A text is cut into pieces that a tokenizer treats
+separately (``cuts`` has the argument). The ids of known pieces come from a cache, and the others
+are tokenised. It makes no difference where in a text a piece was seen: the turns after an edit are
+found as well as those before it.
 
-1. Where it cannot be shown that pieces give the ids of the whole, the whole is tokenised.
-2. What one tenant said is never looked up for another: how long an answer takes would tell of it.
-3. What is remembered is bounded in bytes; what was not used for the longest time goes.
+1. If it cannot be shown that pieces give the ids of the whole, the whole is tokenised.
+2. The pieces of one tenant are never looked up for another, because the time that an answer takes
+would reveal them.
+3. The cache is bounded in bytes; the least recently used pieces are evicted.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _PROBED_TOKENS: Final = 16
 
 class Encoder:
     """
-    Turns rendered conversations into token ids. May be used from several threads.
+    Turns rendered conversations into token ids. Thread-safe.
 
     Attributes:
-        whole_because: why every text is tokenised as a whole, or None where pieces are reused.
-        encoded_characters: how many went through the tokenizer, raw prompts too.
-        cached_characters: for how many the ids were remembered.
+        whole_because: why every text is tokenised as a whole; None if pieces are reused.
+        encoded_characters: how many characters were tokenised, raw prompts included.
+        cached_characters: for how many the ids came from the cache.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_bytes: int = CACHE_BYTES) -> None:
@@ -68,8 +69,8 @@ class Encoder:
 
     def encode(self, text: str, *, tenant: str) -> tuple[int, ...]:
         """
-        The token ids of a text in which the special tokens are written out, as a template does.
-        Remembers its pieces.
+        The token ids of a text in which special tokens are written out, as by a template. Caches
+        its pieces.
         """
         if self._cuts is None or not self._is_plain():
             self._count(len(text), 0)
@@ -89,7 +90,7 @@ class Encoder:
     def encode_raw(self, text: str) -> tuple[int, ...]:
         """
         The token ids of a raw prompt, to which the tokenizer adds its special tokens. It is
-        tokenised as a whole, and not remembered.
+        tokenised as a whole and not cached.
         """
         self._count(len(text), 0)
         with self._encoding_whole:
@@ -97,7 +98,7 @@ class Encoder:
 
     @property
     def cached_bytes(self) -> int:
-        """What the remembered pieces take."""
+        """The size of the cached pieces."""
         return self._pieces.bytes
 
     def _whole(self, text: str) -> tuple[int, ...]:
@@ -176,9 +177,7 @@ class _PieceCache:
         self._lock = threading.Lock()
 
     def look_up(self, tenant: str, pieces: Iterable[str]) -> dict[str, tuple[int, ...]]:
-        """
-        The ids of those pieces that are known. Moves them away from the end at which pieces go.
-        """
+        """The ids of those pieces that are known. Marks them as recently used."""
         found: dict[str, tuple[int, ...]] = {}
         with self._lock:
             for piece in pieces:
@@ -189,7 +188,7 @@ class _PieceCache:
         return found
 
     def keep(self, tenant: str, fresh: Mapping[str, tuple[int, ...]]) -> None:
-        """Remember pieces, and forget what has not been used for the longest time."""
+        """Add pieces, and evict the least recently used ones."""
         with self._lock:
             for piece, ids in fresh.items():
                 if (tenant, piece) not in self._ids:
