@@ -314,3 +314,31 @@ def test_rows_of_an_agent_are_not_cut():
     assert (6, None) == (free.cut, free.agent)
     passing = plan(created(persist=False), *turn("r1"), STOPPED)
     assert (6, None) == (passing.cut, passing.agent)
+
+
+def test_the_context_of_an_agent():
+    """Its own limit, and never more than the model takes."""
+    assert 9 == found(seen(created())[0]).context(9)
+    assert [4, 3] == [found(seen(created(max_context=4))[0]).context(most) for most in (9, 3)]
+
+
+def test_how_the_last_answer_of_an_agent_ended():
+    """The finish reason of its last turn; None before the first."""
+    agents, _ = seen(created(), *turn("r1"))
+    assert finished("r1").finish_reason == agents.finish_reason(found(agents))
+    agents, _ = seen(created())
+    assert agents.finish_reason(found(agents)) is None
+
+
+@pytest.mark.parametrize("end", [STOPPED, LOST], ids=lambda event: event.kind)
+def test_agents_that_share_a_history_end_together(end: ev.Event):
+    """Their common turns are dropped once; those of an agent that persists stay."""
+    agents, turns = seen(
+        created(persist=False),
+        *turn("r1"),
+        *turn("r2", "r1"),
+        created("fork", persist=False, forked_from="notes", head="r1"),
+        created("second fork", persist=False, forked_from="notes", head="r2"),
+        end,
+    )
+    assert (0, 0) == (len(agents), len(turns))

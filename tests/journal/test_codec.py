@@ -358,3 +358,18 @@ def test_a_step_that_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(codec, "UPCASTS", {("session_closed", 1): lambda payload: payload["gone"]})
     with pytest.raises(DamagedRow):
         decode(closed())
+
+
+def test_a_range_that_ends_before_it_begins():
+    """An event that exists is valid: its constructor refuses such a range."""
+    with pytest.raises(ValueError, match=r"\[5, 4\) is not a range of tokens"):
+        ev.BlocksRestored(
+            session="s1",
+            request="r1",
+            start=5,
+            end=4,
+            keys=(),
+            digests=(),
+            coverage=(),
+            duration_us=1,
+        )

@@ -462,3 +462,43 @@ def test_the_slab_that_can_be_spared():
     assert "young" == spared(30, old, young, block=in_doubt)
     assert "young" == spared(30, attrs.evolve(old, state=SessionState.SETTLING), young)
     assert None is spared(30, attrs.evolve(young, state=SessionState.DECODING))
+
+
+def test_without_a_model_there_are_no_slabs():
+    """No slab fits, and none is spared."""
+    assert not eviction.slab_fits(State(), 1)
+    assert eviction.slab_to_spare(State(), 1) is None
+
+
+def test_whether_a_slab_fits():
+    """There is one left, and enough bytes for it."""
+    model = attrs.evolve(MODEL, pool_slabs=2, pool_bytes=100)
+    for slabs, taken, expected in ((0, 0, True), (1, 50, True), (1, 51, False), (2, 0, False)):
+        state = State(model=model, pool=Pool(slabs=slabs, slab_bytes=taken))
+        assert expected is eviction.slab_fits(state, 50)
+
+
+def test_which_slab_is_released():
+    """That of the least recently used session that is idle; None if all of them work."""
+    older, newer = at_rest("older", 1), at_rest("newer", 2)
+    working = attrs.evolve(at_rest("working", 0), state=SessionState.DECODING)
+    state = with_sessions(State(model=MODEL), newer, working, older)
+    assert older == eviction.slab_to_release(state)
+    assert eviction.slab_to_release(with_sessions(State(model=MODEL), working)) is None
+
+
+def test_which_session_is_closed_where_there_are_too_many():
+    """The least recently used one that is idle and has no slab. A quarantined one stays."""
+    slabless = [attrs.evolve(at_rest(name, used), slab=None) for name, used in (("a", 2), ("b", 1))]
+    broken = attrs.evolve(slabless[0], id=SessionId("q"), state=SessionState.QUARANTINED)
+    state = with_sessions(State(model=MODEL), *slabless, attrs.evolve(broken, last_used=0))
+    assert eviction.session_to_forget(state, 3) is None
+    assert slabless[1] == eviction.session_to_forget(state, 2)
+
+
+def test_without_a_window_none_are_released():
+    """Blocks leave a conversation only where a window does not reach back to them."""
+    state = with_sessions(state_of(*chain("a", 2, 1)), held("a0", "a1"))
+    (session,) = state.sessions.values()
+    assert () == eviction.release_idle(state, session)
+    assert not eviction.is_out_of_windows(state, "a0")

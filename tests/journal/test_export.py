@@ -1,6 +1,9 @@
 """An export gives back the rows it was made of, byte for byte, whatever is in them."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -8,8 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.journal.base import Base
 from cairn.journal.errors import StoreError
-from cairn.journal.export import from_line, read_export, to_line
+from cairn.journal.export import (
+    Excerpt,
+    base_to_line,
+    excerpt_to_line,
+    from_line,
+    read_base,
+    read_excerpt,
+    read_export,
+    to_line,
+)
 from tests.support.journals import BREAKABLE, broken, healthy, tampered
 
 
@@ -84,3 +97,57 @@ def test_no_file(tmp_path: Path):
     """A file that is not there is an error of the store."""
     with pytest.raises(StoreError, match="No such file"):
         list(read_export(tmp_path / "none.jsonl"))
+
+
+BASE = Base(position=7, head="h" * 64, state=b'{"version":1}', state_digest="d" * 64)
+
+
+@pytest.mark.parametrize("state", [BASE.state, None])
+def test_a_base_comes_back(tmp_path: Path, state: bytes | None):
+    """The first line of a pruned journal, with its state or without; the rows follow it."""
+    base = attrs.evolve(BASE, state=state)
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(base_to_line(base) + b"".join(map(to_line, healthy())))
+    assert base == read_base(path)
+    assert read_excerpt(path) is None
+    assert healthy() == list(read_export(path))
+
+
+def test_the_beginning_of_an_excerpt_comes_back(tmp_path: Path):
+    """It names the base without its state, and how many rows of the stream were pruned."""
+    excerpt = Excerpt(stream="session/s1", seq=4, base=attrs.evolve(BASE, state=None))
+    path = tmp_path / "session.jsonl"
+    path.write_bytes(excerpt_to_line(excerpt) + b"".join(map(to_line, healthy())))
+    assert excerpt == read_excerpt(path)
+    assert read_base(path) is None
+    assert healthy() == list(read_export(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "read", "words"),
+    [
+        (b'{"base":2}', read_base, "line 1, is no base of a journal: Invalid enum value"),
+        (b'{"excerpt":1}', read_excerpt, "line 1, is no beginning of an excerpt: .* missing"),
+    ],
+    ids=["base", "excerpt"],
+)
+def test_a_first_line_that_cannot_be_read(
+    tmp_path: Path, line: bytes, read: Callable[[Path], object], words: str
+):
+    """The error names the line and what it should be."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(StoreError, match=words):
+        read(path)
+    path.unlink()
+    with pytest.raises(StoreError, match="cannot be read: No such file"):
+        read(path)
+
+
+@pytest.mark.parametrize("payload", [b"null", b"7", b'"no base64"'])
+def test_a_payload_that_was_never_exported(payload: bytes):
+    """Every row has a payload: an object, or base64 of what was stored."""
+    line = json.loads(to_line(healthy()[0]))
+    line["payload"] = json.loads(payload)
+    with pytest.raises(ValueError, match="payload"):
+        from_line(json.dumps(line).encode())

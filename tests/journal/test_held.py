@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 from immutables import Map
 
-from cairn.journal.held import tokens_held
-from cairn.journal.state import Pool, Session, State
+from cairn.journal.held import states_held, tokens_held, tokens_in_slabs
+from cairn.journal.state import Pool, Session, SessionId, State
 from tests.journal.test_eviction import MODEL, chain, held
 
 
@@ -49,3 +49,21 @@ def test_what_a_window_has_let_go_is_not_held():
 def test_nothing_is_held_without_a_model():
     """Between two runs of a server nothing is in memory."""
     assert 0 == tokens_held(State())
+
+
+def test_tokens_in_slabs():
+    """One number for each slab that has tokens in it."""
+    filled = attrs.evolve(held("a0"), cached_tokens=6)
+    empty = attrs.evolve(held(), id=SessionId("empty"))
+    none = attrs.evolve(held(), id=SessionId("none"), slab=None, cached_tokens=3)
+    sessions = Map({one.id: one for one in (filled, empty, none)})
+    assert [6] == list(tokens_in_slabs(State(model=MODEL, sessions=sessions)))
+
+
+def test_a_slab_without_tokens_has_no_states():
+    """States are counted at the end of the tokens of a slab."""
+    model = attrs.evolve(MODEL, state_blocks=1)
+    for cached_tokens, expected in ((0, 0), (3, 1)):
+        session = attrs.evolve(held(), cached_tokens=cached_tokens)
+        state = State(model=model, sessions=Map({session.id: session}))
+        assert expected == states_held(state)

@@ -444,3 +444,18 @@ def test_any_row_out_of_its_place_is_found(data: bytes):
 def test_tapes_are_the_same_everywhere():
     """The histories do not differ from run to run: this one ends where it always did."""
     assert played(tape(1, 300)).ledger.head == played(tape(1, 300)).ledger.head
+
+
+def test_an_event_that_does_not_fit():
+    """What no check knows and the fold cannot take is a finding, and no error of replay."""
+    place = place_of(ev.TokensEmitted)
+    unknown = ev.BlocksQuarantined(session=None, bug_id="b", keys=("never sealed",))
+    rows = list(ROWS[:place])
+    recorded = decode(ROWS[place])
+    seq = 1 + sum(row.stream == "server" for row in rows)
+    forged_row = encode(
+        attrs.evolve(recorded, event=unknown, stream="server", seq=seq), rows[-1].hash
+    )
+    (found,) = replay([*rows, forged_row]).findings
+    assert ("INV-6", recorded.position) == (found.invariant, found.position)
+    assert "an event that does not fit" == found.message

@@ -638,3 +638,12 @@ def test_part_of_a_cut_journal():
     """Who stops before the event is not told that it is missing."""
     base, rows = cut_journal()
     assert [] == told(replay(rows, base=base, until=base.position + 1))
+
+
+def test_a_base_without_its_state():
+    """An export may leave the state out: the base is still the one that the journal names."""
+    whole, _ = cut_journal()
+    without = attrs.evolve(whole, state=None)
+    assert base.base_fault(without, pruning(whole)) is None
+    with pytest.raises(ValueError, match="the state was left out"):
+        state_of(without)

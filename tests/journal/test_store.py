@@ -770,3 +770,34 @@ def test_rows_of_a_broken_journal_are_stored(url: str):
     store.append(unrecorded("INV-1"))
     assert unrecorded("INV-1") == list(store.read())
     store.close()
+
+
+def test_the_last_rows(url: str):
+    """In order, of all streams or of one; and the names of the streams."""
+    migrate(url)
+    store = SqlStore.open(url)
+    store.append(ROWS)
+    assert ROWS[-3:] == store.last(3)
+    of_one = [row for row in ROWS if row.stream == "server"]
+    assert of_one[-2:] == store.last(2, stream="server")
+    assert {row.stream for row in ROWS} == store.streams()
+    store.close()
+
+
+def test_the_file_of_a_url(tmp_path: Path):
+    """Only an SQLite database is a file."""
+    path = tmp_path / "a journal.db"
+    assert path == store_sql.sqlite_path(url_of_file(path))
+    with pytest.raises(StoreError, match=r"postgresql.*host/name is no file"):
+        store_sql.sqlite_path("postgresql://host/name")
+
+
+def test_a_journal_of_a_newer_schema(sqlite_url: str):
+    """It is refused and left as it is."""
+    migrate(sqlite_url)
+    with changing(sqlite_url) as connection:
+        connection.execute(sa.text("UPDATE cairn_schema SET version_num = '9999'"))
+    for refused in (migrate, SqlStore.open):
+        with pytest.raises(StoreError, match="written by a newer Cairn"):
+            refused(sqlite_url)
+    assert "9999" == schema_revision(sqlite_url)

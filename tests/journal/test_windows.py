@@ -7,7 +7,8 @@ import pytest
 from immutables import Map
 
 from cairn.journal import eviction
-from cairn.journal.paths import reusable_prewarm
+from cairn.journal.lifecycle import SessionState
+from cairn.journal.paths import Ask, chain_to_load, reusable_prewarm
 from cairn.journal.state import Session, SessionId, State
 from cairn.journal.windows import SinkWindow
 from tests.journal.test_eviction import MODEL, chain, held
@@ -69,3 +70,51 @@ def test_what_no_window_needs_may_leave():
     found = eviction.release_idle(both, session)
     assert {keys[place] for place in middle} - stays == set(found)
     assert stays & {keys[place] for place in middle}
+
+
+def test_the_blocks_that_a_slab_needs_are_those_that_would_be_copied():
+    """A session whose middle has left memory can still do without its slab."""
+    keys = tuple(f"a{place}" for place in range(20))
+    session = attrs.evolve(held(*keys), state=SessionState.IDLE, cached_tokens=80)
+    middle = POLICY.middle(20, 4)
+    assert eviction.can_spare_slab(windowed(session, 20, *middle), session)
+    assert not eviction.can_spare_slab(windowed(session, 20, 0), session)
+    assert not eviction.can_spare_slab(windowed(session, 20, 19), session)
+
+
+def test_a_slab_whose_window_has_moved_on_is_not_reused():
+    """It could not be cut back to where the next prompt differs."""
+    keys = tuple(f"a{place}" for place in range(20))
+    session = attrs.evolve(held(*keys), cached_tokens=80, window_start=60)
+    state = windowed(session, 20)
+    assert (20, 0) == reusable_prewarm(state, session, keys)
+    assert (0, 10) == reusable_prewarm(state, session, keys[:10])
+
+
+def test_where_a_block_has_left_the_search_ends():
+    """Blocks before it were looked at when the session was last idle."""
+    keys = tuple(f"a{place}" for place in range(20))
+    session = held(*keys)
+    *_, last = POLICY.middle(20, 4)
+    assert () == eviction.release_idle(windowed(session, 20, last), session)
+    assert not eviction.is_out_of_windows(windowed(session, 20, last), keys[last])
+    assert eviction.is_out_of_windows(windowed(session, 20), keys[last])
+
+
+@pytest.mark.parametrize(("gone", "loaded"), [((), False), ((3,), False), ((18,), True)])
+def test_what_is_loaded_is_what_would_be_copied(gone: tuple[int, ...], loaded: bool):
+    """Sinks and window of a chain, if one of these blocks is only in a file."""
+    keys = tuple(f"a{place}" for place in range(20))
+    state = attrs.evolve(windowed(held(), 20, *gone), disk_budget=1, sessions=Map())
+    ask = Ask(
+        tenant="t",
+        fingerprint="f",
+        chain=(("user", "u"),),
+        session_name=None,
+        group=None,
+        cache_prompt=True,
+        cache_mode="full",
+    )
+    copied = tuple(keys[place] for place in POLICY.copied(0, 20, 4))
+    found = chain_to_load(state, None, ask, keys, 81, 90)
+    assert (copied if loaded else ()) == found

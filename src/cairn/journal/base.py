@@ -241,9 +241,8 @@ def _decoded(encoded: bytes) -> _Kept:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Map):
-        return dict(value.items())
-    raise NotImplementedError(f"{type(value).__name__} is no part of a state")
+    assert isinstance(value, Map), f"a state has no {type(value).__name__}"
+    return dict(value.items())
 
 
 def _mapped(kind: Any, value: Any) -> Any:

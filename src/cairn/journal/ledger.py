@@ -234,12 +234,9 @@ class Ledger:
             return (ev.BlocksQuarantined(session=whose, bug_id=bug_id, keys=keys),)
         if held is None:
             return ()
-        session = held.id
-        if scope == "session":
-            return (ev.SessionQuarantined(session=session, bug_id=bug_id),)
         if scope == "admission":
-            return (ev.AdmissionClosed(session=session, bug_id=bug_id),)
-        return ()
+            return (ev.AdmissionClosed(session=held.id, bug_id=bug_id),)
+        return (ev.SessionQuarantined(session=held.id, bug_id=bug_id),)
 
     def _taken_out_by_check(self, broken: ev.ShadowChecked, bug_id: str) -> tuple[ev.Event, ...]:
         """

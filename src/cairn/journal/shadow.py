@@ -82,9 +82,7 @@ def others(state: State, event: ev.ShadowChecked) -> tuple[Other, ...]:
     found = []
     measured = zip(event.keys, event.digests, event.memory_digests, strict=False)
     for place, (key, digest, held) in enumerate(measured):
-        block = state.blocks.get(key)
-        if block is None:
-            continue
+        block = state.blocks[key]  # the check is not legal without it
         for now, computed in ((digest, True), (held or block.digest, False)):
             if now != block.digest:
                 found.append(

@@ -603,7 +603,8 @@ def _with_tip(state: State, session: Session, new: Turn | None) -> State:
     old_chain = session.last.chain if session.last is not None else ()
     new_chain = new.chain if new is not None else ()
     if old_chain:
-        tips = _without(tips, old_chain[-1][1], session.id)
+        assert session.last is not None
+        tips = _without(tips, session.last.tip, session.id)
     if new_chain:
         tips = _with_last(tips, new_chain[-1][1], session.id)
     still_there = {name for _, name in new_chain}
