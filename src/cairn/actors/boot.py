@@ -1,5 +1,5 @@
 """
-From a store and a model to a running server, and back: the one place where everything is wired.
+Starts and stops a server over a store and its models. All parts are wired here.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def read_journal(
     watch: Callable[[ev.Recorded], None] | None = None,
 ) -> Replay:
     """
-    Fold and check a journal as it is.
+    Fold and check a journal, without changing it.
 
     Args:
-        watch: told of each event.
+        watch: called with each event.
 
     Raises:
-        BootRefused: it does not hold, so nothing may be built on it.
+        BootRefused: the journal violates an invariant, so nothing may be built on it.
     """
     fold, total = Replay(store.base()), store.head()[0]
     for row in store.read():
@@ -114,12 +114,12 @@ async def booted(
     that it stopped.
 
     Args:
-        starting: by which the start can be given up.
+        starting: with which the start can be given up.
 
     Raises:
-        BootRefused: the journal does not hold, or the device is not stable.
+        BootRefused: the journal violates an invariant, or the device is not stable.
         ModelRefused: the model cannot be served.
-        StartGivenUp: it was given up before there was a server.
+        StartGivenUp: the start was given up.
     """
     starting = starting or Starting()
     async with _run(settings, store, secret, progress, starting) as run:
@@ -139,10 +139,10 @@ async def booted_models(
     starting: Starting | None = None,
 ) -> AsyncIterator[Server]:
     """
-    A running server over several models, of which the default is loaded. As ``booted``.
+    A running server over several models, of which the default is loaded first. As ``booted``.
 
     Args:
-        choices: with the same settings but for what is a model's own.
+        choices: their settings differ only in those that can be set for each model.
         default: the name of one of them.
     """
     chosen = next(choice for choice in choices if choice.name == default)
@@ -250,7 +250,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
 
 
 def _facts_of(run: Run, settings: Settings, started: StartedEngine) -> ServerFacts:
-    """What a server says of itself."""
+    """The facts that a server reports about itself."""
     model, facts = run.sequencer.state.model, started.facts
     return ServerFacts(
         model=facts.name,
@@ -291,7 +291,7 @@ async def _run(
     settings: Settings, store: Store, secret: bytes, progress: Progress, starting: Starting
 ) -> AsyncIterator[Run]:
     """
-    A run of the server: the journal holds, and says that it began, and in the end that it stopped.
+    A run of the server: checks the journal, and records the start and in the end the stop.
     """
     runs, agents = Runs(), Agents(Turns())
 
@@ -304,7 +304,7 @@ async def _run(
     ledger = Ledger(clock(), state=fold.state, head=fold.report().head)
     async with trio.open_nursery() as nursery:
         writer, engine = JournalWriter(store), EngineThread()
-        # From the first row on that this run writes: one says what became of the run before.
+        # From this run's first row on, which may report that the run before was lost.
         writer.observe(agents.turns.see)
         writer.observe(agents.see)
         await nursery.start(writer.run)
@@ -342,7 +342,7 @@ async def _run(
             writer.observe(run.agents.see)
             yield run
             stopped = ev.ServerStopped(boot=run.boot, reason="asked to")
-            with contextlib.suppress(JournalFull):  # the writer's own end tells of it
+            with contextlib.suppress(JournalFull):  # the writer reports it at its own end
                 await writer.wait_committed(sequencer.append(stopped))
         finally:
             engine.close()
@@ -368,7 +368,7 @@ async def _first(run: Run, settings: Settings, starting: Starting) -> ModelServe
     """The server over the first model of a run."""
     sequencer, writer = run.sequencer, run.writer
     try:
-        # No cache is there yet that the engine's thread could change when nobody waits for it.
+        # There is no cache yet that an abandoned thread could change.
         with starting.lasts(run.engine.abandon):
             started = await load(run, settings)
         await writer.wait_committed(sequencer.state.position)
@@ -384,8 +384,8 @@ async def _first(run: Run, settings: Settings, starting: Starting) -> ModelServe
 
 
 async def _stopped(run: Run, reason: str) -> None:
-    """Put on record that a run that served nothing has stopped."""
-    with contextlib.suppress(JournalFull):  # why it served nothing comes first
+    """Record the stop of a run that served nothing."""
+    with contextlib.suppress(JournalFull):  # the reason why it served nothing matters more
         await run.writer.wait_committed(
             run.sequencer.append(ev.ServerStopped(boot=run.boot, reason=reason))
         )

@@ -1,5 +1,5 @@
 """
-Ids and time, which the pure core is given. Loads nothing that a command would have to wait for.
+Ids and time for the pure core. Imports nothing that would slow a command down.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """
-One line a request in the log: which path, what was reused, what was computed, how long it took; and
-one for each shadow check.
+One line for each request in the log: its path, what was reused and computed, and how long it took;
+and one for each shadow check.
 
 A projection of committed events, like the metrics: the log says what the journal says, under the
 same ids.

@@ -1,9 +1,9 @@
 """
-The sequencer: the one place where decisions are made and events get their order.
+The sequencer: all decisions are made here, and events get their order.
 
-It has no task and never waits. Its methods run to their end between two steps of trio, so that a
-decision and its append are one: nothing can come between them. What it appends is handed to the
-writer at once; the receipt tells when it is committed.
+It has no task and never waits. Its methods run between two steps of trio, so that nothing comes
+between a decision and its append. Events go to the writer at once; the receipt is what a caller
+waits for until they are committed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sequencer:
     def __init__(self, ledger: Ledger, writer: JournalWriter) -> None:
         self._ledger = ledger
         self._writer = writer
-        _ = ledger.order  # made now, while nobody waits
+        _ = ledger.order  # computed now, before there are requests
 
     @property
     def state(self) -> State:
@@ -68,8 +68,8 @@ class Sequencer:
         Have a session take a request, and select its path: one append.
 
         Args:
-            opened: the opening of its session, where it is new.
-            around: gives the prompt's text around a token, for people who look for the difference.
+            opened: the opening of its session, if that is new.
+            around: returns the prompt's text around a token, to show people where prompts differ.
 
         Returns:
             The receipt. The decision is in ``state``.

@@ -1,4 +1,4 @@
-"""What an operator chose of a server, and how it is told why it does not start."""
+"""The settings of a server, and the error if it does not start with them."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from cairn.actors.requests.limits import Limits
 
 
 class BootRefused(Exception):
-    """The server does not start; the message says what, where and what to do. The operator's."""
+    """The server does not start. The message tells the operator what is wrong and what to do."""
 
 
 @attrs.frozen(kw_only=True)
 class Settings:
     """
-    What an operator chose.
+    The settings that an operator chose.
 
     Attributes:
         model: a model directory or a hub's name.
         model_name: what clients see, by default the directory's name.
         adapter: the directory of an adapter over the model.
-        dtype: whether to have the weights in float32; by default what is faster and fits.
-        block_tokens: C, or None for the device's.
-        decode_rows: W, or None for the device's.
+        dtype: of the weights; by default what is faster and fits.
+        block_tokens: the tokens of a block, or None for the device's default.
+        decode_rows: the rows of a decode pass, or None for the device's default.
         kv_cache: Cairn's cache classes or mlx-lm's.
         window: (sinks, tokens of the window) that a token attends to; None for what the model's
             layers say.
         pool_slabs: how many slabs there may be.
-        pool_bytes: the budget of slabs, or None for what goes with the model's size.
+        pool_bytes: the budget of slabs, or None to derive it from the model's size.
         blocks_bytes: the budget of sealed blocks in memory, likewise.
-        blocks_folder: where block files lie, or None to have none.
-        disk_bytes: the budget of block files; with 0 those that are there are removed.
-        anticipate: compute what the next prompt begins with before it comes.
-        shadow_share: the share of answers that are computed once more in idle time, 0 to 1.
-        min_cache_tokens: of a shorter prompt no blocks are sealed.
+        blocks_folder: the folder of block files, or None to write none.
+        disk_bytes: the budget of block files; 0 removes those that exist.
+        prewarm: whether to compute the beginning of the next prompt in advance.
+        shadow_share: the share of answers that are computed again in idle time, 0 to 1.
+        min_cache_tokens: shorter prompts leave no blocks.
         accept_unstable: serve even if the self-test fails.
         accept_tight: load a model even where it may not fit in memory.
-        on_record: what of this goes into the journal.
+        on_record: the settings that go into the journal.
     """
 
     model: str
@@ -70,4 +70,4 @@ Progress = Callable[[str, int, int], None]
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Report nothing."""

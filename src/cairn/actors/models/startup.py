@@ -1,4 +1,4 @@
-"""A start that may be given up: whoever started the server stops it before it serves anything."""
+"""A start that can be given up, before the server serves anything."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import attrs
 
 class StartGivenUp(Exception):
     """
-    The server was stopped before it served anything. The journal has that it stopped, where it has
-    that it began.
+    The server was stopped before it served anything. If the journal records the start, it records
+    the stop too.
     """
 
 
 @attrs.define
 class Starting:
     """
-    Whether a server that starts is still wanted. For trio's thread.
+    Whether a server that starts is still needed. For trio's thread.
 
     Attributes:
-        given_up: that it is not.
+        given_up: whether the start was given up.
     """
 
     given_up: bool = False
     _abandon: Callable[[], None] | None = None
 
     def give_up(self) -> None:
-        """Have the start come to nothing: what lasts is not waited for."""
+        """Give the start up. A step that takes long is not waited for."""
         self.given_up = True
         if self._abandon is not None:
             self._abandon()
@@ -36,10 +36,10 @@ class Starting:
     @contextlib.contextmanager
     def lasts(self, abandon: Callable[[], None]) -> Iterator[None]:
         """
-        Do something that lasts.
+        Run a step that takes long.
 
         Args:
-            abandon: how it is left, where the start is given up meanwhile.
+            abandon: called if the start is given up meanwhile.
         """
         self._abandon = abandon
         try:
@@ -49,10 +49,8 @@ class Starting:
 
     def check(self) -> None:
         """
-        Go on only where the server is wanted.
-
         Raises:
-            StartGivenUp: it is not.
+            StartGivenUp: the start was given up.
         """
         if self.given_up:
             raise StartGivenUp

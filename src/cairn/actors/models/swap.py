@@ -6,20 +6,20 @@ Rules of this module:
 
 1. Each loaded model has its own ``ModelServer``, from when it is loaded until it leaves. No request
    is in flight when it leaves: those that came before have their answers.
-2. Who has to wait waits in one line (``queue.py``), in the order of coming. Once somebody
-   waits for another model, who comes for the loaded one waits too. When a model is loaded, all who
-   wait for it then go in together. So nobody is passed over for ever, and a model is not loaded for
-   each of them anew.
-3. A model that nobody waits for any more is not loaded: as long as answers of the one before are
-   under way, a client that goes away costs nothing.
-4. Nothing is loaded for a count of tokens but a tokenizer (``token_count.py``).
-5. A model that cannot be loaded ends the requests that wait for it, goes on record, and is not
-   tried again for a while. The one before is loaded again.
-6. A model that is being loaded when the server stops is not waited for: MLX cannot be interrupted,
-   and nobody wants it any more.
+2. Requests that have to wait form one queue (``queue.py``), in the order of arrival. Once a request
+   waits for another model, requests for the loaded one wait too. When a model is loaded, all that
+   wait for it are admitted together. So no request waits for ever, and a model is not loaded once
+   for each request.
+3. A model for which no request waits any more is not loaded: until the requests before are
+   finished, a client that goes away costs nothing.
+4. To count tokens, only a tokenizer is loaded (``token_count.py``).
+5. A model that cannot be loaded ends the requests that wait for it. That is recorded, and the model
+   is not tried again for a while. The model before is loaded again.
+6. If the server stops while a model is being loaded, it does not wait for the load: MLX cannot be
+   interrupted, and the model is no longer needed.
 
-Block files stay where they are when a model leaves, and so does all that the journal tells. What
-was in memory goes: before that it is written, as when the server stops.
+Block files stay when a model leaves, and so does all that the journal records. What was in memory
+is written to files first, as when the server stops.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ T = TypeVar("T")
 log = structlog.get_logger("cairn")
 
 PAUSE_S = 30.0
-"""How long a model that could not be loaded is not tried again."""
+"""How long a model that could not be loaded is not tried again, in seconds."""
 
 
 class Models:
@@ -89,7 +89,7 @@ class Models:
     ) -> None:
         """
         Args:
-            first: the one that is loaded; it answers who names none of them.
+            first: the model that is loaded, and the default.
             server: over it.
             model_server: makes the server over a model that was loaded.
         """
@@ -112,7 +112,7 @@ class Models:
         }
         self._loaded: Choice | None = first
         self._server: ModelServer | None = server
-        self._facts[first.name] = self._told_by(server)
+        self._facts[first.name] = self._facts_by(server)
         self._open = False  # whether requests may go in
         self._loading: Choice | None = None
         self._at_load = False  # whether the engine's thread is at nothing but to load a model
@@ -121,24 +121,24 @@ class Models:
         self._pauses: dict[str, float] = {}
         self._stopping = False
         self._ended = trio.Event()
-        self._took_over()
+        self._connect_agents()
         self._gone_characters = (0, 0)  # what encoders counted whose models have left
 
     @property
     def facts(self) -> ServerFacts:
-        """Of the model that is loaded; of the first one, while none is."""
+        """Facts about the model that is loaded; about the default model while none is."""
         return self._facts[(self._loaded or self._default).name]
 
     def facts_of(self, requested_model: str) -> ServerFacts:
         """
-        Of the model that would answer who asks for this one. What only a loaded model tells is told
-        of one that was loaded.
+        Facts about the model that answers a request for this name. Some are known only once that
+        model has been loaded.
         """
         return self._facts[self._choice_of(requested_model).name]
 
     @property
     def listed(self) -> tuple[ListedModel, ...]:
-        """All models that may be asked for."""
+        """All models that a request may name."""
         return tuple(
             ListedModel(
                 aliases=choice.entry.aliases,
@@ -174,13 +174,13 @@ class Models:
 
     async def count(self, command: Generate, tenant: str) -> int:
         """
-        The tokens of a prompt, by the tokenizer of the model that it asks for. As
+        The number of tokens of a prompt, by the tokenizer of the model that it names. As
         ``ModelServer.count``; no model is loaded for it.
         """
         choice = self._choice_of(command.requested_model)
         server = self._server_of(choice)
         if server is None and self._stopping and self._loading is None and choice is self._loaded:
-            server = self._server  # which drains, and counts on until the end
+            server = self._server  # it drains, and counts until the end
         if server is not None:
             return await server.count(command, tenant)
         if self._stopping:
@@ -203,7 +203,7 @@ class Models:
     @contextlib.asynccontextmanager
     async def generate(self, command: Generate, tenant: str) -> AsyncIterator[AsyncIterator[Reply]]:
         """
-        Ask for an answer, of the model that the command asks for. As ``ModelServer.generate``, but
+        Ask for an answer from the model that the command names. As ``ModelServer.generate``, but
         a request that waits for its model yields ``Waiting``, and is refused, in the iteration.
         """
         choice = self._choice_of(command.requested_model)
@@ -216,8 +216,8 @@ class Models:
         waiter = None
         try:
             await self._admission.check_bugs()
-            # An agent that waits for its model is at work: who comes second hears it now, and not
-            # when it has waited too.
+            # An agent that waits for its model is busy: a second request is refused now, and not
+            # after it has waited too.
             self._run.agents.begin(command, context)
             try:
                 waiter = self._enqueue(
@@ -241,18 +241,18 @@ class Models:
     async def _take(
         self, command: Generate, context: RequestContext, server: ModelServer
     ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
-        """Take a request that has waited. Where it is not taken, its agent is free."""
+        """Take a request that has waited. If it is refused, its agent is free."""
         try:
             return await take(command, context, server)
         except BaseException:
             self._run.agents.leave(context.request)
             raise
 
-    def _told_by(self, server: ModelServer) -> ServerFacts:
-        """What the server over a model tells, which is younger than this one."""
+    def _facts_by(self, server: ModelServer) -> ServerFacts:
+        """The facts of a model's server, with the start of the whole server."""
         return attrs.evolve(server.facts, started_s=self._started_s)
 
-    # --- the line ---------------------------------------------------------------------------------
+    # --- the queue --------------------------------------------------------------------------------
 
     def _enqueue(
         self,
@@ -266,7 +266,7 @@ class Models:
         Wait for a model.
 
         Raises:
-            RefusalError: that cannot be now.
+            RefusalError: the request cannot wait now.
         """
         self._admission.check_open(stopping=self._stopping)
         pause_s = self._pauses.get(choice.name, -math.inf) - trio.current_time()
@@ -282,17 +282,15 @@ class Models:
         self._run.agents.leave(context.request)
         self._admission.reject(context.request, context.tenant, why)
 
-    # --- life ---------------------------------------------------------------------------------
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve, one model after the other, until ``drain`` has ended the last request."""
+        """Serve one model after the other, until ``drain`` has ended the last request."""
         try:
             with self._run.stalls.heard_by(self._stalled):
                 async with trio.open_nursery() as nursery:
                     self._queue.begin_in(nursery)
                     opened: Callable[[], None] = task_status.started
                     while await self._serve(opened):
-                        opened = _told_already
+                        opened = _noop
         finally:
             self._ended.set()
 
@@ -316,7 +314,7 @@ class Models:
         Serve the model that is loaded, until another one is, or none. False at the end.
 
         Args:
-            opened: is called when requests may go in.
+            opened: called when requests may come in.
         """
         server, old = self._server, self._loaded
         if server is None:
@@ -346,8 +344,8 @@ class Models:
         return True
 
     async def _next(self) -> Choice | None:
-        """Wait until a model is to be loaded, and nobody is in the way; None at the end."""
-        sound: Choice | None = None  # looked at, and no fault was found
+        """Wait until a model is to be loaded and no request is in flight; None at the end."""
+        sound: Choice | None = None  # checked, and no fault was found
         while not self._stopping:
             if self._open:
                 assert self._server is not None
@@ -371,7 +369,7 @@ class Models:
 
     async def _load(self, choice: Choice) -> bool:
         """
-        Load a model; false where that fails, which is on record then, or where the server stops.
+        Load a model. False if that fails, which is recorded, or if the server stops.
         """
         if self._stopping:
             return False
@@ -387,8 +385,8 @@ class Models:
         except (WriterDied, BugError):
             raise
         except Exception as error:
-            # A model may be broken in any way. Behind this block nothing holds it, as a traceback
-            # does.
+            # A model may be broken in any way. After this block nothing refers to it, as the
+            # traceback does.
             reason = str(error) or type(error).__name__
         self._loading = None
         self._activity.changed()
@@ -398,8 +396,8 @@ class Models:
             self._fail(choice, reason)
             return False
         self._server, self._loaded = server, choice
-        self._took_over()
-        self._facts[choice.name] = self._told_by(server)
+        self._connect_agents()
+        self._facts[choice.name] = self._facts_by(server)
         self._pauses.pop(choice.name, None)
         self._token_counter.forget(choice)
         log.info("model loaded", model=choice.name, fingerprint=server.facts.fingerprint)
@@ -407,8 +405,8 @@ class Models:
 
     async def _server_over(self, choice: Choice) -> ModelServer:
         """
-        Load a model, and give a server over it. A step of its own, in which alone the model is
-        held, so that it leaves memory when it fails.
+        Load a model and make a server over it. Nothing outside this step refers to the model, so
+        that it leaves memory if the step fails.
         """
         self._at_load = True
         try:
@@ -418,7 +416,7 @@ class Models:
         return await self._model_server(self._run, choice.settings, started)
 
     def _fail(self, choice: Choice, reason: str) -> None:
-        """A model could not be loaded: put it on record, and tell who waits for it."""
+        """Record that a model could not be loaded, and refuse the requests that wait for it."""
         log.error("model not loaded", model=choice.name, reason=reason, pause_s=PAUSE_S)
         self._run.sequencer.append(ev.ModelLoadFailed(name=choice.name, reason=reason))
         self._pauses[choice.name] = trio.current_time() + PAUSE_S
@@ -427,7 +425,7 @@ class Models:
 
     def _leave_load(self, choice: Choice) -> None:
         """
-        The server stops while a model is being loaded: put on record that nothing comes of it.
+        Record that the server stopped while a model was being loaded.
         """
         log.warning("load abandoned", model=choice.name)
         self._run.sequencer.append(
@@ -438,28 +436,28 @@ class Models:
     def _stalled(self) -> None:
         self._queue.refuse_all("journal_full", JournalFull)
 
-    def _took_over(self) -> None:
+    def _connect_agents(self) -> None:
         """
-        Agents ask here, and not the server over the model that is loaded, which took them over.
+        Have agents ask here for contexts and for the closing of sessions.
         """
         self._run.agents.context_of = lambda asked: self.facts_of(asked).context_tokens
         self._run.agents.close = self._close_session
 
     async def _close_session(self, session: str, reason: str) -> None:
-        """End a session that nobody is at work in, when no model is about to leave or to come."""
+        """Close a session that has nothing to do, once no model is being swapped."""
         while self._loading is not None and not self._stopping:
             await self._activity.wait_change()
         if self._server is not None:
             await self._server.close_session(session, reason)
             return
         held = self._run.sequencer.state.sessions.get(SessionId(session))
-        # Where the server stops while a model leaves, slabs are there as long as that is not on
-        # record. Such a session stays, as one does that a server cannot close.
+        # If the server stops while a model is unloaded, slabs exist until that is recorded. Such a
+        # session stays, as one does that a server cannot close.
         if held is not None and held.slab is None:
             self._run.sequencer.append(ev.SessionClosed(session=session, reason=reason))
 
     def _count_out(self, server: ModelServer) -> None:
-        """Keep what goes with a server, and forget the server."""
+        """Keep the totals of a server, and drop it."""
         then, (encoded, cached) = server.statistics(), self._gone_characters
         self._gone_characters = (
             encoded + then.encoded_characters,
@@ -468,5 +466,5 @@ class Models:
         self._server, self._loaded = None, None
 
 
-def _told_already() -> None:
-    """Whoever waits until there is a server hears of the first."""
+def _noop() -> None:
+    """The first server was reported already."""
