@@ -8,7 +8,13 @@ import pytest
 
 from cairn.engine.model.builtin import builtin_directory
 from cairn.engine.model.generation_config import read_defaults
-from cairn.engine.model.models_file import ModelsFault, parse_models, read_metadata, read_models
+from cairn.engine.model.models_file import (
+    ModelEntry,
+    ModelsFault,
+    parse_models,
+    read_metadata,
+    read_models,
+)
 
 PATH = Path("/srv/models.toml")
 
@@ -154,3 +160,29 @@ def test_metadata_is_read_from_a_directory():
     assert {"enable_thinking"} == found.switches
     assert found.vocabulary_tokens > 0
     assert found.context_tokens > 0
+
+
+def test_a_home_that_does_not_exist():
+    """The path cannot be resolved."""
+    with pytest.raises(ModelsFault, match="is not a usable path"):
+        parse_models('[models.a]\npath = "~no-such-user/model"', PATH)
+
+
+def test_sizes_of_a_model_with_several_parts(tmp_path: Path):
+    """They are in the config of its text model; unknown sizes are 0."""
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 7}}', "utf-8")
+    found = read_metadata(ModelEntry(name="a", directory=str(tmp_path)))
+    assert (7, 0, frozenset()) == (
+        found.vocabulary_tokens,
+        found.context_tokens,
+        found.switches,
+    )
+
+
+@pytest.mark.parametrize("config", [None, "[]", "{"])
+def test_a_directory_that_can_no_longer_be_read(tmp_path: Path, config: str | None):
+    """Its config.json is gone, or was replaced by something else."""
+    if config is not None:
+        (tmp_path / "config.json").write_text(config, "utf-8")
+    with pytest.raises(ModelsFault, match="cannot be read"):
+        read_metadata(ModelEntry(name="a", directory=str(tmp_path)))

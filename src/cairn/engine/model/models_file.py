@@ -327,17 +327,12 @@ def _entry(name: str, table: Any, text: str, path: Path) -> ModelEntry:
 
 
 def _read_table(table: Mapping[str, Any], where: str) -> _Table:
-    try:
-        read = msgspec.convert(table, _Table)
-    except msgspec.ValidationError:
-        for key, value in table.items():
-            try:
-                msgspec.convert({key: value}, _Table)
-            except msgspec.ValidationError:
-                raise ModelsFault(
-                    f"{where}: {key} is {value!r}; it must be {_MUST_BE[key]}."
-                ) from None
-        raise
+    for key, value in table.items():
+        try:
+            msgspec.convert({key: value}, _Table)
+        except msgspec.ValidationError:
+            raise ModelsFault(f"{where}: {key} is {value!r}; it must be {_MUST_BE[key]}.") from None
+    read = msgspec.convert(table, _Table)
     if bad := [alias for alias in read.aliases if not is_name(alias)]:
         raise ModelsFault(
             f"{where}: the alias {bad[0][:80]!r} is not a valid name. Write one of 1 to {NAME_MAX} "
