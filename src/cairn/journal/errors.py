@@ -5,7 +5,7 @@ The errors of the journal, by whose fault they are::
       |- DamagedRow        the world's: a stored row cannot be decoded, or the hash chain is cut
       |- UnknownEvent      the operator's: the journal was written by a newer Cairn
       |- StoreError        the world's: the database cannot be opened, read or written
-      |    |- HeadMoved    somebody else's: another writer appended, so this one must stop
+      |    |- HeadMoved    another writer's: it appended, so this one must stop
       |    |- StoreFull    the world's: there is no room now; the same append may be tried again
       |- BugError          ours: an invariant is broken; carries the bug id that replay takes
 """
@@ -34,7 +34,7 @@ class UnknownEvent(JournalError):
 
 
 class StoreError(JournalError):
-    """The store could not do what was asked; the rows of the failed append are not in it."""
+    """The store failed; the rows of the failed append are not in it."""
 
 
 class HeadMoved(StoreError):
@@ -43,7 +43,7 @@ class HeadMoved(StoreError):
 
 class StoreFull(StoreError):
     """
-    There is no room for the rows. They are not in the store, and may be appended when there is.
+    There is no space for the rows. They are not in the store, and can be appended later.
     """
 
 

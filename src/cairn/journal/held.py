@@ -1,4 +1,4 @@
-"""What is held in memory by the journal's account: pure figures over the fold."""
+"""How many tokens and states are in memory, by the journal's state."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cairn.journal.state import State
 
 def tokens_held(state: State) -> int:
     """
-    The tokens whose KV is in memory: those of blocks, and those of sessions' slabs that lie in no
-    block there. What a slab has besides, and the slab of a shadow check, are no tokens.
+    The tokens whose KV is in memory: those of blocks, and those in slabs of sessions that are in no
+    block in memory. Unused capacity and the slab of a shadow check do not count.
     """
     if state.model is None:
         return 0
@@ -33,7 +33,7 @@ def tokens_held(state: State) -> int:
 def states_held(state: State) -> int:
     """
     How many times the states of recurrent layers are in memory: in blocks, and at the ends of slabs
-    that no such block has. What else a slab keeps is none.
+    if no such block has them.
     """
     model = state.model
     rule = model.checkpoints if model is not None else None
@@ -51,7 +51,7 @@ def states_held(state: State) -> int:
 
 
 def tokens_in_slabs(state: State) -> Iterator[int]:
-    """The tokens in the slab of each session that has one with tokens in it."""
+    """The number of tokens in each slab of a session that has any."""
     for session in state.sessions.values():
         if session.slab is not None and session.cached_tokens:
             yield session.cached_tokens

@@ -1,9 +1,9 @@
 """
 Names that follow from content: parts of a conversation, sealed blocks, token ids.
 
-Every name that is made of a client's words is a MAC under the tenant's secret, so that who reads
-the journal cannot confirm a guess about a text. Inputs are structured: each field goes in with its
-length, so no two lists of fields give the same bytes.
+Every name that depends on a client's text is a MAC under the tenant's secret, so that a reader of
+the journal cannot confirm a guess about the text. Each field is hashed with its length, so no two
+lists of fields give the same bytes.
 """
 
 from __future__ import annotations
@@ -42,15 +42,14 @@ def block_keys(
     known: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """
-    The keys of all full chunks of a sequence. Each key covers all that came before it.
+    The keys of all full blocks of a sequence. Each key covers all tokens before it.
 
     Args:
         secret: the tenant's secret.
         ids: the token ids from position 0 on.
         block_tokens: C.
-        known: keys that chunks of these tokens had before, from the first one on; they are not
-            computed again. Under another secret they were other ones, which the first one shows:
-            then none is taken.
+        known: keys of the first blocks of these tokens, which are then not computed again. They
+            depend on the secret; if the first one is different now, none is used.
     """
     head = framed((b"cairn block", fingerprint.encode(), tenant.encode()))
 

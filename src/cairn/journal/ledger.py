@@ -1,11 +1,11 @@
 """
-The one way in which events come into the journal: checked, numbered, chained, folded.
+The only way to append events to the journal: they are numbered, checked, chained and applied.
 
-``Ledger.propose`` takes events and gives rows that are ready to be stored. Where an event breaks
-an invariant, it is recorded without effect and followed by the violation and by what the
-violation takes out of service; what was proposed after it is dropped.
+``Ledger.propose`` takes events and returns rows that are ready to be stored. If an event breaks an
+invariant, it is recorded without effect, followed by the violation and by the events that take the
+broken scope out of service. The events proposed after it are dropped.
 
-A ledger is used by one task of the server, and never waits. Ids and time come in from outside.
+A ledger is used by one task of the server, and never waits. Ids and time come from outside.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Clock:
 @attrs.frozen(kw_only=True)
 class Outcome:
     """
-    What became of a proposal.
+    The result of a proposal.
 
     Attributes:
         rows: to be stored, all or none.
         recorded: the events in them.
-        bug: set where an invariant broke.
+        bug: set if an invariant broke.
     """
 
     rows: tuple[Row, ...]
@@ -58,7 +58,7 @@ class Outcome:
 
 
 class Ledger:
-    """The fold of a journal and its head, ready to take more."""
+    """The state of a journal and its head, to which events can be appended."""
 
     def __init__(self, clock: Clock, *, state: State = EMPTY, head: str = GENESIS) -> None:
         self._clock = clock
@@ -68,7 +68,7 @@ class Ledger:
 
     @property
     def state(self) -> State:
-        """The fold of all that was proposed so far."""
+        """The state after all events so far."""
         return self._state
 
     @property
@@ -79,8 +79,8 @@ class Ledger:
     @property
     def order(self) -> Order:
         """
-        The order in which the blocks of that can be done without. It is made when it is first asked
-        for, and follows from then on: who only reads a journal does not pay for it.
+        The order in which blocks are evicted. It is made on first use and updated from then on, so
+        that readers of a journal do not pay for it.
         """
         if self._order is None:
             self._order = Order(self._state)
@@ -88,15 +88,15 @@ class Ledger:
 
     def propose(self, events: Sequence[ev.Event], *, expected_seq: int | None = None) -> Outcome:
         """
-        Number, check, chain and fold events. Changes the ledger.
+        Number, check, chain and apply events. Changes the ledger.
 
         Args:
             expected_seq: the sequence number that the stream's owner gives to the first event; None
                 to take the next. A wrong one is a violation of INV-6.
 
         Raises:
-            ValueError: an event cannot be stored (text that is no Unicode, a number that is none).
-                The ledger is as it was.
+            ValueError: an event cannot be stored (invalid Unicode, or a number that is not finite).
+                The ledger is unchanged.
         """
         before = self._state, self._head
         try:
@@ -113,10 +113,10 @@ class Ledger:
         for event in events:
             held_seq = self._state.streams.get(event.stream, 0)
             if seq is not None and seq <= held_seq:
-                # Its place in the stream is taken, so it cannot even be recorded.
+                # Its number in the stream is taken, so it cannot even be recorded.
                 broken = Violation(
                     invariant="INV-6",
-                    message=f"{event.kind} at a place of {event.stream} that is taken",
+                    message=f"{event.kind} with a number that is taken in {event.stream}",
                     expected=str(held_seq + 1),
                     actual=str(seq),
                 )
@@ -240,8 +240,8 @@ class Ledger:
 
     def _taken_out_by_check(self, broken: ev.ShadowChecked, bug_id: str) -> tuple[ev.Event, ...]:
         """
-        A shadow check is no step of a session's, whatever that does at the moment: the blocks go by
-        the server's stream. A session goes where nothing else can be told to be wrong.
+        A shadow check is not a step of its session, so its blocks are quarantined on the server's
+        stream. The session is quarantined only if no block explains the difference.
         """
         found: list[ev.Event] = []
         if keys := broken_keys(self._state, broken):
@@ -252,7 +252,7 @@ class Ledger:
 
 
 def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
-    """The blocks that a violation of INV-3 throws doubt on, with all that were built on them."""
+    """The blocks to quarantine after a violation of INV-3, with all after them in their chains."""
     if isinstance(event, ev.BlockSealed | ev.BlockSpilled | ev.BlockLoaded):
         roots = {event.key} & set(state.blocks)
     elif isinstance(event, ev.BlocksRestored):
@@ -266,8 +266,8 @@ def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
         roots = {other.key for other in others(state, event) if not other.known}
     else:
         roots = set()
-    doubted = set(roots)
+    quarantined = set(roots)
     for block in sorted(state.blocks.values(), key=lambda block: block.start):
-        if block.parent in doubted:
-            doubted.add(block.key)
-    return tuple(sorted(doubted))
+        if block.parent in quarantined:
+            quarantined.add(block.key)
+    return tuple(sorted(quarantined))

@@ -1,17 +1,17 @@
 """
-Path selection: which session goes on, by which path, on what it can build.
+Path selection: which session serves a request, by which path, and what it reuses.
 
 Rules of this module:
 
-1. Pure: a decision follows from the request, the fold of the journal and ``RULES_VERSION``. No
-   clock, no order of tasks, no secret.
-2. Total: every request gets one of two paths. There is no third case and nothing is recovered
-   here; both paths are right for their requests and give the same bits.
-3. A change of any decision raises ``RULES_VERSION``, and the rules before it stay, since a replay
-   decides again under the rules that were in force.
+1. Pure: a decision depends only on the request, the state and ``RULES_VERSION``. No clock, no order
+   of tasks, no secret.
+2. Total: every request gets one of two paths. There is no third case; both paths are correct for
+   their requests and give the same bits.
+3. A change of any decision raises ``RULES_VERSION``. The rules before it stay, because a replay
+   decides again by the rules of the time.
 
-The conversation is compared by its chain of parts; what can be reused is found by the keys of
-sealed blocks. The two are independent: a new session may be built on stones that lie there.
+The conversation is found by its chain of parts. What can be reused is found by the keys of sealed
+blocks, in the prefix cache. The two are independent: a new session may reuse blocks, too.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Ask:
     What choosing a session reads of a request.
 
     Attributes:
-        cache_prompt: False where nothing is to be reused, whatever the mode.
-        cache_mode: ``prefix`` where no session is to be gone on from.
+        cache_prompt: False if nothing may be reused, in any mode.
+        cache_mode: ``prefix`` if no session may be continued.
     """
 
     tenant: str
@@ -62,7 +62,7 @@ class Ask:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a session may be gone on from."""
+        """Whether a session may be continued."""
         return self.cache_prompt and self.cache_mode == "full"
 
 
@@ -100,10 +100,10 @@ def choose_session(state: State, ask: Ask) -> SessionId | None:
     The session that is to serve a request, or None for a new one. Changes nothing.
 
     A session that the client names is strict, and found only within the client's tenant.
-    Otherwise the session with the longest chain that is the beginning of this one goes on, the
-    most recently used among equals, within its group where the client names one. A session that
-    is at work is passed over: when it is done, its chain will be another. Who goes on from none
-    has a new one, unless it names one.
+    Otherwise the session continues whose chain is the longest beginning of this one; among equals,
+    the most recently used; within its group, if the client names one. A session that is working is
+    skipped, because its chain will be different when it is done. A request that continues none gets
+    a new session.
     """
     if ask.session_name is not None:
         named = SessionId(ask.session_name)
@@ -147,10 +147,10 @@ def select(state: State, session: Session, request: OpenRequest) -> Decision:
 
 def continues(last: Turn, chain: tuple[Part, ...]) -> bool:
     """
-    Whether a chain goes on where a session's last request left off.
+    Whether a chain continues where a session's last request ended.
 
-    After an answer comes what the client made of it: a part of the assistant, in whatever words.
-    A request that was cut off was not answered; the same chain again goes on with it.
+    After an answer comes the client's version of it: a part of the assistant, in any words. A
+    request that was cancelled has no answer; the same chain again continues it.
     """
     held = last.chain
     if chain[: len(held)] != held:
@@ -161,7 +161,7 @@ def continues(last: Turn, chain: tuple[Part, ...]) -> bool:
 
 
 def _comparable(session: Session, ask: Ask) -> bool:
-    """Whether a session may be matched by content: names are strict, tenants apart, groups too."""
+    """Whether a session may be matched by content: only unnamed ones of its tenant and group."""
     grouped = ask.group is None or session.group == ask.group
     return session.tenant == ask.tenant and not session.named and grouped
 
@@ -178,9 +178,8 @@ def _continued(state: State, ask: Ask) -> Iterator[Session]:
 
 def _nearest(state: State, session: Session, ask: Ask) -> Session | None:
     """
-    The conversation that shares the longest beginning with this one: for the reason, not for use.
-
-    A name that the client gives is strict, so no other conversation is asked then.
+    The conversation with the longest common beginning. It gives the reason, and nothing is reused
+    because of it. If the client named a session, no other conversation is considered.
     """
     if session.last is not None:
         return session
@@ -198,7 +197,7 @@ def _nearest(state: State, session: Session, ask: Ask) -> Session | None:
 def _reason(
     state: State, nearest: Session | None, ask: Ask, goes_on: bool, blocks: int
 ) -> Reason | None:
-    """Why a request takes the path of a new session, or None where it continues."""
+    """Why a request takes the path of a new session; None if it continues one."""
     if not ask.cache_prompt:
         return "cache_disabled"
     if not ask.goes_on:
@@ -223,15 +222,15 @@ def _reason(
 
 
 def _all_gone(state: State, last: Turn) -> bool:
-    """Whether blocks of this conversation were sealed once and none of them can be had any more."""
+    """Whether blocks of this conversation were sealed, and none of them is available any more."""
     sealed = [state.blocks[key] for key in last.prompt_keys if key in state.blocks]
     return bool(sealed) and not any(block.usable for block in sealed)
 
 
 def _too_short(state: State, last: Turn) -> bool:
     """
-    Whether this conversation fills a chunk and none of it was sealed since its prompt was shorter
-    than the least one.
+    Whether this conversation fills a block, and none was sealed because its prompt was shorter than
+    the minimum.
     """
     if state.model is None or not last.prompt_keys:
         return False
@@ -243,11 +242,11 @@ def _too_short(state: State, last: Turn) -> bool:
 
 def _reusable(state: State, session: Session, request: OpenRequest, ask: Ask) -> tuple[int, int]:
     """
-    How many sealed blocks from the front can be reused: (in the session's slab, from the store).
+    How many sealed blocks, from the first on, can be reused: (from the slab, from the pool).
 
-    The chunk or tail that holds the last prompt token always runs, since its logits are wanted.
-    A slab that is too small for prompt and answer is exchanged, so nothing in it is kept; nor is
-    anything where the session is not to be gone on from.
+    The pass over the last prompt token always runs, because its logits are needed. A slab that is
+    too small for prompt and answer is replaced, so nothing in it is reused; nor is anything if the
+    session may not be continued.
     """
     if state.model is None or not state.model.reusable or not ask.cache_prompt:
         return 0, 0
@@ -260,8 +259,8 @@ def _reusable(state: State, session: Session, request: OpenRequest, ask: Ask) ->
 
 def reusable_prewarm(state: State, session: Session, keys: tuple[str, ...]) -> tuple[int, int]:
     """
-    How many blocks from the front of what is anticipated are there already: (in the session's slab,
-    from the store). Changes nothing. A decision by rules like that of a path.
+    How many blocks of a prewarm, from the first on, can be reused: (from the slab, from the pool).
+    Changes nothing. A decision by the same rules as a path.
     """
     kept = _in_slab(state, session, keys, 0)
     return kept, _in_store(state, keys, kept)
@@ -269,36 +268,36 @@ def reusable_prewarm(state: State, session: Session, keys: tuple[str, ...]) -> t
 
 def _in_store(state: State, keys: tuple[str, ...], kept: int) -> int:
     """
-    How many of these blocks behind those that are kept can be shared from memory. Where a token
-    attends to sinks and a window, those that hold them are enough; where layers have states, up to
-    the last block that carries them.
+    How many of these blocks, after those from the slab, can be restored from memory. If tokens
+    attend to sinks and a window, the blocks of these are enough. If layers have states, up to the
+    last block that carries them.
     """
     if state.model is not None and state.model.policy is not None:
-        return _behind_window(state, keys, kept, lambda block: block.usable)
+        return _by_window(state, keys, kept, lambda block: block.usable)
     shared, find = 0, state.blocks.get
     for key in keys[kept:]:
-        stone = find(key)
-        # As ``usable`` says; a long prompt asks that of many.
-        if stone is None or not stone.present or stone.bug_id is not None:
+        block = find(key)
+        # ``usable``, written out because a long prompt has many blocks
+        if block is None or not block.present or block.bug_id is not None:
             break
         shared += 1
     return _up_to_a_checkpoint(state, kept, shared)
 
 
 def _up_to_a_checkpoint(state: State, kept: int, blocks: int) -> int:
-    """How many of so many blocks behind those that are kept can be gone on from."""
+    """How many of these blocks, after those from the slab, can be continued from."""
     rule = state.model.checkpoints if state.model is not None else None
     return blocks if rule is None else max(0, rule.last(kept + blocks) - kept)
 
 
-def _behind_window(
+def _by_window(
     state: State, keys: tuple[str, ...], kept: int, there: Callable[[Block], bool]
 ) -> int:
     """
-    How many of these blocks behind those that are kept can be gone on from: up to the last one at
-    which those with the sinks and those of the window are there. The others are on record and not
-    in doubt, since what is built on them is. Looks at no more blocks than a window has where the
-    last ones are there.
+    How many of these blocks, after those from the slab, can be continued from: up to the last one
+    for which the blocks of the sinks and of the window are available. The blocks between are on
+    record and not quarantined, because the blocks after them are. Looks at no more blocks than a
+    window has if the last ones are available.
     """
     assert state.model is not None and state.model.policy is not None
     policy, chunk = state.model.policy, state.model.block_tokens
@@ -321,16 +320,16 @@ def _behind_window(
 
 
 def _first_used(state: State, keys: tuple[str, ...]) -> int:
-    """How many of these blocks were computed ahead and have not been reused yet."""
+    """How many of these blocks were prewarmed and have not been reused yet."""
     blocks = state.blocks
     return sum([blocks[key].prewarmed for key in keys])
 
 
 def _in_slab(state: State, session: Session | None, keys: tuple[str, ...], fits: int) -> int:
     """
-    How many of these blocks lie at the front of a session's slab, if prompt and answer fit it. None
-    where their window has moved on, or layers have states and more was sealed since, so that it
-    could not be cut back to them.
+    How many of these blocks are at the beginning of a session's slab, if prompt and answer fit in
+    it; 0 if the slab cannot be cut back to them, because its window has moved on, or because layers
+    have states and more was sealed since.
     """
     kept = 0
     if session is None or session.slab is None or session.slab.capacity_tokens < fits:
@@ -357,9 +356,9 @@ def _chunk(state: State) -> int:
 
 def keys_on_record(state: State, ask: Ask, ids: tuple[int, ...]) -> tuple[str, ...]:
     """
-    The keys of the first chunks of a prompt, as far as the conversation has them that shares the
-    longest beginning with it, so that only what is new has to be hashed. A matter of speed alone:
-    they are the keys that these tokens have. Changes nothing.
+    The keys of the first blocks of a prompt that the conversation with the longest common beginning
+    has, so that only new tokens have to be hashed. This is only for speed: the tokens have these
+    keys anyway. Changes nothing.
     """
     last = _same_beginning(state, ask)
     if last is None or state.model is None:
@@ -391,15 +390,14 @@ def chain_to_load(
     fits: int,
 ) -> tuple[str, ...]:
     """
-    The blocks that a decision could share if those of them that are only in files were in memory,
-    from the first one that the session's slab does not hold. Empty where none is to be loaded.
+    The blocks that a decision could reuse if those that are only in files were in memory, from the
+    first one that the session's slab does not have. Empty if none needs to be loaded.
 
-    What is loaded before a decision is an event before it, so that the decision itself follows from
-    the fold as ever.
+    Loading is an event before the decision, so that the decision depends only on the state.
 
     Args:
         session: the one that serves; None for a new one.
-        keys: of the prompt's full chunks.
+        keys: of the prompt's full blocks.
         fits: tokens of prompt and answer.
     """
     if state.model is None or not state.model.reusable or not state.disk_budget:
@@ -409,7 +407,7 @@ def chain_to_load(
     keys = keys[: (prompt_tokens - 1) // state.model.block_tokens]
     kept = _in_slab(state, session, keys, fits) if ask.goes_on else 0
     if (policy := state.model.policy) is not None:
-        found = _behind_window(state, keys, kept, lambda block: block.usable or block.loadable)
+        found = _by_window(state, keys, kept, lambda block: block.usable or block.loadable)
         places = policy.copied(kept, kept + found, state.model.block_tokens)
         copied = tuple(keys[place] for place in places)
         return () if all(state.blocks[key].present for key in copied) else copied
@@ -427,8 +425,8 @@ def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:
     """
     The first part that differs, by the names that Anthropic's API has for it.
 
-    Where one of the two has a part that the other has not, the one that comes first is named:
-    tools stand before the system prompt.
+    If one of them has a part that the other does not have, the first one is named: tools come
+    before the system prompt.
     """
     for mine, theirs in zip(held, chain, strict=False):
         if mine != theirs:
@@ -443,7 +441,7 @@ def common_length(one: tuple[object, ...], other: tuple[object, ...]) -> int:
     if one[:length] == other[:length]:
         return length
     low, high = 0, length
-    while low < high:  # one slice compare is C; so is each of these, and none looks twice
+    while low < high:  # slices are compared in C, and no element twice
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
             low = middle
