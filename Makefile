@@ -95,7 +95,7 @@ quick: env ## test journal, http and the actors on the fake engine in 30 seconds
 # src/cairn has to reach the second bound. pyproject.toml says what is excluded, and why.
 PURE := src/cairn/journal/*,src/cairn/http/chat_completions/*,src/cairn/http/completions.py,$\
 src/cairn/http/messages/*,src/cairn/http/responses/*,src/cairn/http/agents/*
-PURE_PERCENT := 100
+PURE_PERCENT := 98.5
 ALL_PERCENT := 95
 
 coverage: env ## run the tests as `make test` does, and measure which lines and branches they run

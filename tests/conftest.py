@@ -33,7 +33,10 @@ for _number, _usual in (
         signal.signal(_number, _usual)
 
 # For `make quick`. Tests that say how many examples they need ask for its name.
-settings.register_profile("quick", max_examples=10)
+settings.register_profile("quick", max_examples=10, deadline=None)
+# How long an example takes says how busy the machine is.
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
 
 _NO_GATE = "gate not run: "
 

@@ -330,7 +330,7 @@ def test_sessions(run, stored):
     rows, bug_id = broken("INV-7")
     stored(rows)
     head, line = run("sessions").stdout.splitlines()
-    assert head.startswith("id\tlife\t")
+    assert head.startswith("id\tstate\t")
     assert ["s1", "quarantined", bug_id] == [line.split("\t")[index] for index in (0, 1, -1)]
 
 
@@ -346,17 +346,17 @@ def test_sessions_of_a_server_that_died(run, stored, tmp_path: Path):
     decoding = next(row.position for row in rows if row.kind == "cache_extended")
     folder = stored(rows[:decoding])
     line = lines_of_sessions(run)["s1"]
-    assert ("lost", "0", "0") == (line["life"], line["in slab"], line["blocks"])
-    assert "lost" == lines_of_sessions(run, "--journal", folder / "journal.db")["s1"]["life"]
+    assert ("lost", "0", "0") == (line["state"], line["in slab"], line["blocks"])
+    assert "lost" == lines_of_sessions(run, "--journal", folder / "journal.db")["s1"]["state"]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for arguments in ((), ("--journal", folder / "journal.db")):
             line = lines_of_sessions(run, *arguments)["s1"]
-            assert line["life"] in ("prefilling", "decoding")
+            assert line["state"] in ("prefilling", "decoding")
             assert int(line["in slab"]) > 0
     export = tmp_path / "x.jsonl"
     run("export", "-o", export)
-    assert lines_of_sessions(run, export)["s1"]["life"] in ("prefilling", "decoding")
+    assert lines_of_sessions(run, export)["s1"]["state"] in ("prefilling", "decoding")
 
 
 def on_a_terminal(width: int, *arguments: object) -> list[str]:
@@ -396,7 +396,7 @@ TALK = "f221b9a8-dec4-4006-b7c0-1964353c27be"
 def test_sessions_on_a_terminal(talk: Path):
     """A line each, with short ids."""
     head, line = on_a_terminal(80, "sessions", "--data-dir", talk)
-    assert ["id", "life", "requests", "in", "slab", "blocks"] == head.split()[:6]
+    assert ["id", "state", "requests", "in", "slab", "blocks"] == head.split()[:6]
     assert line.startswith("f221b9a8  ")
     assert max(map(len, (head, line))) <= 80
 

@@ -91,7 +91,7 @@ def test_preloaded_blas_is_named(built: Path):
     """What is preloaded is what is named, by the hash of its file and its kernels."""
     code = """
 import numpy, mlx.core
-from cairn.engine import blas
+from cairn.engine.machine import blas
 found = blas.loaded_blas()
 print(found.name, found.sha256, bool(found.core))
 """
@@ -102,7 +102,7 @@ print(found.name, found.sha256, bool(found.core))
 def test_bundled_blas_is_named():
     """Without a preload it is MLX's own library that is named, not numpy's OpenBLAS."""
     code = """
-from cairn.engine import blas
+from cairn.engine.machine import blas
 before = blas.loaded_blas()
 import numpy, mlx.core
 found = blas.loaded_blas()
@@ -115,7 +115,7 @@ def test_asking_loads_no_mlx():
     """The module can be asked before MLX is loaded."""
     code = """
 import sys
-from cairn.engine import blas
+from cairn.engine.machine import blas
 blas.find_blas(), blas.loaded_blas(), blas.describe()
 print("mlx" in sys.modules)
 """
@@ -138,7 +138,7 @@ print(subprocess.check_output(["sh", "-c", "echo child | cat"], text=True))
 @pytest.mark.parametrize("preloaded", [True, False])
 def test_check_sees_a_preload_that_is_no_blas(preloaded: bool, built: Path):
     """`--check` fails where LD_PRELOAD names something that MLX has no use for."""
-    code = "from cairn.engine import blas; print(blas.main(['--check']))"
+    code = "from cairn.engine.machine import blas; print(blas.main(['--check']))"
     other = "libm.so.6"
     words, code_line = python(code, preload=built if preloaded else Path(other)).splitlines()
     assert preloaded == words.startswith("preloaded: ")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 _HELPERS = """
 import ctypes, threading
 
-from cairn.engine.heap import give_back_free_memory, use_one_heap
+from cairn.engine.machine.heap import give_back_free_memory, use_one_heap
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

@@ -87,7 +87,7 @@ def list_agents(data_dir: Path, journal: str | None, file: Path | None) -> None:
     List the agents of a journal, the last used one first.
 
     `status` says where the KV of an agent's history is: hot in memory, warm in files, cold nowhere,
-    so that it is computed anew. While no server runs all are cold: the next one looks what files
+    so that it is computed again. While no server runs all are cold: the next one looks what files
     there are. `context` are the tokens of its last prompt and answer.
     """
     found = _Found.of(data_dir, journal, file)

@@ -216,7 +216,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     type=click.FloatRange(0.05, 15),
     callback=_is_number,
     metavar="SECONDS",
-    help="How often a client that waits is told that it still does.",
+    help="How often a waiting client is sent a sign that its request is still queued or running.",
 )
 @click.option(
     "--drain",

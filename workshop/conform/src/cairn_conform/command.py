@@ -98,7 +98,7 @@ def conform(
 
     URL is that of any server with OpenAI's chat completions. Each row is kept, broken or not tried,
     and says what was seen. What a server does not tell is not held against it. It is sent some 200
-    requests, among them broken ones and ones whose client goes away: ask a server that nobody else
+    requests, among them broken ones and ones whose client goes away: ask a server that no one else
     needs at the moment.
 
     \b

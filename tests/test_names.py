@@ -1,0 +1,254 @@
+"""
+The names that were replaced do not come back: docs/glossary.md has the terms that are used instead.
+
+Checked are modules, classes, functions, fields, attributes, the values of enumerations, options and
+metrics of src/cairn, and the texts of help and metrics.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cairn.ops.cli import ops
+
+ROOT = Path(__file__).parent.parent / "src" / "cairn"
+MODULES = sorted(ROOT.rglob("*.py"))
+
+REPLACED = {
+    "prewarm": r"anticipat[a-z]*|foresight|foresee[a-z]*|ahead",
+    "idle": r"own_time|quiet|calm|at_rest|rested|undisturbed|disturbed|stir",
+    "ttl, expires_at, expired": r"life|lives|life_over|due",
+    "quarantined": r"doubt",
+    "SessionContext": r"house",
+    "reported, formatted, metadata, logged": r"told",
+    "still_needed, DrawSpec": r"wanted",
+    "GrammarMatcher, constrained": r"guide|held_to",
+    "sibling": r"sisters?",
+    "eviction_lock": r"steady",
+    "statistics": r"figures",
+    "text cache": r"remembered",
+    "stored": r"kept",
+    "clock": r"outside",
+    "prepare": r"reading",
+    "request context": r"arrivals?",
+    "claim": r"taking",
+    "queue, running, admit": r"seated|going_in",
+    "placeholders": r"stand_ins?",
+    "suggestions": r"spellings?",
+    "not_found": r"addresses",
+    "restore_prefix": r"lay_stones",
+    "reused_from_slab, reused_from_pool": r"kept_blocks|shared_blocks",
+    "_noop, _identity": r"nobody|undone|as_it_is",
+    "block_tokens": r"chunk_tokens",
+}
+"""The term of today, and the words of names that it replaced, in snake and in camel case."""
+
+LEFT = frozenset(
+    {
+        "AHEAD_BYTES_MAX",
+        "KEPT_BYTES",
+        "KeyWanted",
+        "Told",
+        "Wanted",
+        "_Disturbed",
+        "_Figures",
+        "_KEPT_FILES",
+        "_Kept",
+        "_REMEMBERED_BYTES",
+        "_ahead",
+        "_anticipated",
+        "_anticipated_used",
+        "_anticipating",
+        "_arrival",
+        "_as_it_is",
+        "_kept",
+        "_kept_head",
+        "_kept_tokens",
+        "_kept_words",
+        "_least_life",
+        "_life",
+        "_nobody",
+        "_nobody_asks",
+        "_nobody_minds",
+        "_quiet_libraries",
+        "_reading",
+        "_spare_kept",
+        "_stand_in",
+        "_stir",
+        "_told",
+        "_told_already",
+        "_told_by",
+        "_told_late",
+        "_told_of",
+        "_undone",
+        "_wanted",
+        "anticipated",
+        "arrivals",
+        "at_rest",
+        "due",
+        "kept",
+        "kept_at",
+        "kept_bytes",
+        "kept_cold",
+        "lives",
+        "play_at_rest",
+        "reading",
+        "remembered",
+        "told",
+        "told_of",
+        "wanted",
+    }
+)
+"""Names of before that are still to be replaced; none is added."""
+
+PROSE = re.compile(
+    r"\b(anticipat\w*|foresight|foreseen|own time|in doubt|sisters?|undisturbed|house|told|anew"
+    r"|nobody|somebody|whoever|who asks|lay stones|stand-ins?)\b",
+    re.IGNORECASE,
+)
+
+
+def words_of(name: str) -> str:
+    """The words of a name in snake case, between underscores."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.replace("-", "_")).lower()
+    return f"_{snake.strip('_')}_"
+
+
+def term_for(name: str) -> str | None:
+    """The term that is used instead of a word of this name, None if the name is right."""
+    words = words_of(name)
+    found = (term for term, old in REPLACED.items() if re.search(f"_({old})_", words))
+    return next(found, None)
+
+
+def names_of(tree: ast.Module) -> Iterator[str]:
+    """The names that a module defines, but for arguments and local variables."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name, body=body):
+                yield name
+                yield from fields_of(body)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+    yield from fields_of(tree.body)
+
+
+def fields_of(body: list[ast.stmt]) -> Iterator[str]:
+    """The names that are assigned in a class or a module, and their values that are names too."""
+    for statement in body:
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=name), value=value):
+                yield name
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield name
+            case _:
+                continue
+        match value:
+            case ast.Constant(value=str() as text) if re.fullmatch(r"[a-z_-]+", text):
+                yield text
+
+
+def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
+    """All commands, with what their help needs."""
+
+    def below(command: click.Command, above: click.Context | None) -> Iterator[click.Context]:
+        context = click.Context(command, info_name=command.name, parent=above)
+        yield context
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                found = command.get_command(context, name)
+                if found is not None:
+                    yield from below(found, context)
+
+    for context in below(ops, None):
+        yield context.command_path, context.command, context
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "anticipated",
+        "_own_time",
+        "SisterFailed",
+        "is_at_rest",
+        "--chunk-tokens",
+        "Told",
+        "keptBlocks",
+    ],
+)
+def test_a_name_that_was_replaced_is_found(name: str):
+    """Whatever case a name has."""
+    assert term_for(name) is not None
+
+
+@pytest.mark.parametrize("name", ["prewarm", "lifetime", "lifecycle", "residue", "overhead"])
+def test_a_word_that_has_one_in_it_is_right(name: str):
+    """Only whole words count."""
+    assert term_for(name) is None
+
+
+def test_no_name_that_was_replaced():
+    """No module, class, function, field or value of src/cairn has one."""
+    found = {}
+    for path in MODULES:
+        place = str(path.relative_to(ROOT))
+        defined = [*names_of(ast.parse(path.read_text(encoding="utf-8"))), *path.parent.parts[-1:]]
+        for name in {*defined, path.stem}:
+            if (term := term_for(name)) is not None and name not in LEFT:
+                found[f"{place}: {name}"] = term
+    assert {} == found
+
+
+def test_no_option_that_was_replaced():
+    """Nor a command, nor an argument."""
+    names = {
+        name
+        for path, command, _ in commands()
+        for name in [*path.split(), *(o for p in command.params for o in p.opts)]
+    }
+    assert len(names) > 50
+    assert {} == {name: term for name in names if (term := term_for(name))}
+
+
+def test_the_help_of_every_command_is_in_plain_english():
+    """It has none of the words of before."""
+    found = {
+        path: PROSE.findall(command.get_help(context)) for path, command, context in commands()
+    }
+    assert len(found) > 10
+    assert {} == {path: words for path, words in found.items() if words}
+
+
+def test_metrics():
+    """Their names and their HELP."""
+    names: set[str] = set()
+    texts: set[str] = set()
+    for path in sorted((ROOT / "http" / "metrics").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                for given in [*node.args, *(keyword.value for keyword in node.keywords)]:
+                    if isinstance(given, ast.Constant) and isinstance(given.value, str):
+                        is_name = re.fullmatch(r"[a-z_]+", given.value)
+                        (names if is_name else texts).add(given.value)
+    assert len(names) > 20
+    assert len(texts) > 20
+    assert {} == {name: term for name in names if (term := term_for(name))}
+    assert {} == {text: words for text in texts if (words := PROSE.findall(text))}
+
+
+def test_a_folder_can_be_taken_in_at_a_glance():
+    """At most fifteen modules to a folder; the journal reads well as it is."""
+    counts: dict[str, int] = {}
+    for path in MODULES:
+        folder = str(path.parent.relative_to(ROOT))
+        counts[folder] = counts.get(folder, 0) + (path.name != "__init__.py")
+    assert counts.pop("journal") > 15
+    assert {} == {folder: count for folder, count in counts.items() if count > 15}
