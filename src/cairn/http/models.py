@@ -1,4 +1,4 @@
-"""The models that may be asked for: as a list has them, and which one a request means."""
+"""The served models, as lists show them and as requests name them."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def model_object(model: ListedModel) -> ModelObject:
 
 def listed(name: str, models: Sequence[ListedModel]) -> ListedModel:
     """
-    The model of a name or an alias.
+    The served model with a name or an alias.
 
     Raises:
-        ClientError: there is none.
+        ClientError: there is no such model.
     """
     for model in models:
         if name in (model.facts.model, *model.aliases):
@@ -97,14 +97,14 @@ def listed(name: str, models: Sequence[ListedModel]) -> ListedModel:
 
 
 class _Named(msgspec.Struct):
-    """Of a body, what says which model's defaults hold for the rest."""
+    """The field of a body that says which model's defaults apply to the others."""
 
     model: str | None = None
 
 
 def named_model(body: bytes, models: Sequence[ListedModel]) -> str:
     """
-    The model that a body asks for; none where it cannot be read, which the adapter says better.
+    The model that a body names; empty if it cannot be read, which the adapter then reports.
     """
     if len(models) == 1:
         return ""

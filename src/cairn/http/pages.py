@@ -1,4 +1,4 @@
-"""The one page for people: what runs here, and how to call it."""
+"""The front page: what runs here, and how to call it."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ completions and responses and Anthropic's messages, and keeps conversations as a
 <pre>curl -N {base}/v1/chat/completions \\
   -H 'content-type: application/json' \\{header}
   -d '{{"messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'</pre>
-<p>With a client of OpenAI's: base URL <code>{base}/v1</code>, {key}.</p>
-<p>With a client of Anthropic's: base URL <code>{base}</code>, likewise.</p>
+<p>With the OpenAI client: base URL <code>{base}/v1</code>, {key}.</p>
+<p>With the Anthropic client: base URL <code>{base}</code>, same key.</p>
 <p>POST to <code>/v1/chat/completions</code>, <code>/v1/completions</code>,
    <code>/v1/responses</code>, <code>/v1/messages</code>,
    <code>/v1/messages/count_tokens</code> or <code>/v1/agents</code>.</p>
 <p><a href="/v1/models">/v1/models</a> · <a href="/v1/agents">/v1/agents</a> ·
    <a href="/health">/health</a> · <a href="/metrics">/metrics</a></p>
-<p>All addresses stand in <a href="/openapi.json">/openapi.json</a>, the description for programs.
-   Every field, header and error code is in <code>docs/reference/http.md</code> of Cairn's
+<p>All addresses are described in <a href="/openapi.json">/openapi.json</a>.
+   Every field, header and error code is in <code>docs/reference</code> of Cairn's
    repository.</p>
 </html>
 """
@@ -61,14 +61,14 @@ def front_page(facts: ServerFacts, statistics: Statistics, base: str, *, with_ke
     The page as HTML.
 
     Args:
-        base: the address that the reader came by, without a slash at its end.
-        with_keys: whether the server wants API keys.
+        base: the URL that the reader used, without a slash at its end.
+        with_keys: whether the server requires API keys.
     """
     state = "serving"
     if statistics.admission_bug is not None:
         state = f"admission is closed; bug id {escape(statistics.admission_bug)}"
     elif statistics.journal_full:
-        state = "waiting for room on the journal's disk; nothing is answered"
+        state = "the journal's disk is full; no requests are answered"
     return _PAGE.format(
         model=escape(facts.model),
         context=facts.context_tokens,

@@ -403,7 +403,7 @@ async def test_a_response_that_is_not_there_is_named_as_it_was_sent(serve: Serve
     url = await serve(FakeService())
     with pytest.raises(openai.BadRequestError) as refused:
         await ask(url, lambda api: api.responses.create(**ASK, previous_response_id=sent))
-    assert f"previous_response_id is {sent!r}, which is not kept here" in refused.value.message
+    assert f"the response {sent!r}, or one before it, is not stored" in refused.value.message
 
 
 async def test_going_on(serve: Serve):

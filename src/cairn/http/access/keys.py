@@ -1,12 +1,12 @@
 """
-Who asks: API keys, and the tenant that each of them is.
+API keys, and the tenants that they belong to.
 
 Rules of this module:
 
-1. The tenant of a request is settled here, before any adapter runs, for all addresses alike.
-   Adapters are given the server as this tenant sees it, and have no way to name another.
-2. A key is kept as its digest, compared with all keys that there are in the same time whether and
-   where one fits, and told to nobody: not to the log, the journal, or who sent it.
+1. The tenant of a request is determined here, before any adapter and in the same way for every
+   address.
+2. Only a key's digest is kept. It is compared with all known keys in the same time, whether or not
+   one matches, and a key is never written to the log or the journal, or sent back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCHEME = "bearer"
 
 class Keys:
     """
-    API keys and whose they are.
+    API keys and their tenants.
 
     Attributes:
         tenants: their names, sorted.
@@ -43,22 +43,22 @@ class Keys:
         self.tenants = tuple(sorted({tenant for tenant, _ in self._digests}))
 
     def owners(self, given: Iterable[str]) -> frozenset[str]:
-        """The tenants whose keys are among those that were given."""
+        """The tenants whose keys are among these."""
         return frozenset(
             tenant
             for digest in map(_digest, given)
-            # No end at the first that fits: how long this takes says nothing.
+            # All keys are compared, so that the time reveals nothing.
             for tenant in [name for name, known in self._digests if _same(digest, known)]
         )
 
 
 def tenant_of(headers: Headers, keys: Keys | None) -> str:
     """
-    Whose a request is. Without keys it is ``LOCAL``'s, whatever it carries: official clients always
-    send some key.
+    The tenant of a request. On a server without keys it is ``LOCAL``, whatever key the request has:
+    official clients always send one.
 
     Raises:
-        ClientError: there are keys, and the request does not carry exactly one tenant's.
+        ClientError: the server has keys, and the request does not have exactly one tenant's.
     """
     if keys is None:
         return LOCAL
@@ -75,7 +75,7 @@ def tenant_of(headers: Headers, keys: Keys | None) -> str:
 
 
 def _given(headers: Headers) -> Iterator[str]:
-    """The keys that a request carries. A client may have one set for each of the two headers."""
+    """The keys of a request. A client may send one in each of the two headers."""
     for value in headers.getlist("authorization"):
         scheme, _, key = value.strip().partition(" ")
         if scheme.lower() == _SCHEME and key.strip():

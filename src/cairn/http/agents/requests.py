@@ -1,9 +1,9 @@
 """
-Agents: from the wire to commands, and from what is known of them back. The protocol is Cairn's own;
-what is asked of an agent, and what it answers, has the form of OpenAI's chat completions.
+Cairn's own protocol for agents, from the wire to commands and back. A request to an agent, and its
+answer, have the form of OpenAI's chat completions.
 
-Only what is new is sent: the history is the server's. So what would be another conversation if it
-came with a request (tools, a session) belongs to the agent, and is refused.
+Clients send only new messages; the server keeps the history. Fields that would change the
+conversation (tools, a session) belong to the agent, and are refused in a request.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _NOT_HERE = {
     "tools": "set them when you create the agent; for other tools, create another agent",
     "system_prompt": "set it when you create the agent",
 }
-"""What is the agent's, and how else to have it."""
+"""The fields that only the agent itself has, and what to do instead."""
 
 
 _ALIASES = {"id": "agent_id", "name": "agent_id", "system": "system_prompt"}
-"""What others call a field of a new agent."""
+"""Other names for the fields of a new agent."""
 
 
 class _NewAgent(msgspec.Struct):
@@ -81,16 +81,14 @@ GenerateRequest = msgspec.defstruct(
     module=__name__,
 )
 """
-What may be asked of an agent, for the description of this server: a chat, without what is the
-agent's own.
+A request to an agent, for the OpenAPI document: a chat completion without the agent's own fields.
 """
 
 
 @attrs.frozen(kw_only=True)
 class Fork:
     """
-    How an agent is to be forked: under which name, and behind which turn, the last one where that
-    is None.
+    How to fork an agent: the new name, and the turn after which to fork; None for the last one.
     """
 
     name: str
@@ -102,17 +100,17 @@ class Fork:
 
 def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, ...]]:
     """
-    The agent that a body asks for, and the fields of it that are not acted on.
+    The agent that a body describes, and the fields that are ignored.
 
     Raises:
-        ClientError: it cannot be used.
+        ClientError: the body cannot be used.
     """
     fields = decode_object(body)
     wire = to_struct(fields, _NewAgent)
     new = NewAgent(
         name=_name(wire.agent_id),
         model=parameters.model_name(wire.model),
-        # An empty one is no message: a template would render it all the same.
+        # A template would render an empty one too.
         system=wire.system_prompt or None,
         tools=read_tools(wire.tools or ()),
         max_context=integer("max_context", wire.max_context, 2, INT64_MAX),
@@ -120,21 +118,21 @@ def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, 
     )
     aliases = {name: one for name, one in _ALIASES.items() if fields.get(one) is None}
     known = _NewAgent.__struct_fields__
-    return new, ignored.told(parameters.unknown(fields, known), known, aliases)
+    return new, ignored.report(parameters.unknown(fields, known), known, aliases)
 
 
 def read_fork(body: bytes) -> Fork:
     """
-    How a body wants an agent to be forked. It may be empty.
+    The fork that a body describes. It may be empty.
 
     Raises:
-        ClientError: it cannot be used.
+        ClientError: the body cannot be used.
     """
     fields = decode_object(body or b"{}")
     wire = to_struct(fields, _Fork)
     known = _Fork.__struct_fields__
     if others := parameters.unknown(fields, known):
-        # Whatever it means, behind the last turn it could be another agent than is meant.
+        # Whatever it means, forking after the last turn may not be what the client wants.
         other = min(others)[:100]
         raise ClientError(
             f"unknown field {other}: a fork accepts only {' and '.join(known)}. Nothing was forked",
@@ -151,7 +149,7 @@ def read_generate_request(
     held: AgentHistory,
 ) -> ChatRequest:
     """
-    What a request asks of an agent: a chat that begins with the agent's history.
+    A request to an agent, as a chat completion that begins with the agent's history.
 
     Args:
         headers: looked up by names in lower case.
@@ -192,10 +190,10 @@ def read_generate_request(
         keep=Keep(previous=held.head, asked=new, note="", agent=agent.name, created=held.created),
         context_max=agent.max_context,
     )
-    # The session is the agent's; there is no group in which it would have to be found.
+    # The session is the agent's, so it does not have to be found within a group.
     names = ("prompt_cache_key",) if fields.get("prompt_cache_key") is not None else ()
-    told = sorted({*asked.ignored, *ignored.told(names, names)})
-    return attrs.evolve(asked, command=command, ignored=tuple(told))
+    reported = sorted({*asked.ignored, *ignored.report(names, names)})
+    return attrs.evolve(asked, command=command, ignored=tuple(reported))
 
 
 def _name(wire: str | None) -> str:
@@ -210,15 +208,15 @@ def _name(wire: str | None) -> str:
     return wire
 
 
-# --- what is known of them -----------------------------------------------------------------------
+# --- answers -------------------------------------------------------------------------------------
 
 
 async def look_up_history(name: str, service: Service) -> AgentHistory:
     """
-    An agent with all that was said.
+    An agent with its history.
 
     Raises:
-        ClientError: there is none.
+        ClientError: there is no such agent.
         RefusalError: the journal cannot be read now.
     """
     held = await service.agents.history(name)
@@ -228,7 +226,7 @@ async def look_up_history(name: str, service: Service) -> AgentHistory:
 
 
 async def look_up(name: str, service: Service) -> AgentObject:
-    """An agent, with what it was created with. Raises as ``look_up_history``."""
+    """An agent with its system prompt and tools. Raises as ``look_up_history``."""
     new = await service.agents.created(name)
     facts = service.agents.one(name)
     if new is None or facts is None:
@@ -240,7 +238,7 @@ async def look_up(name: str, service: Service) -> AgentObject:
 
 
 async def look_up_turns(name: str, service: Service) -> AgentTurns:
-    """What was said, turn by turn. Raises as ``look_up_history``."""
+    """The history, turn by turn. Raises as ``look_up_history``."""
     held = await look_up_history(name, service)
     data = [_turn_object(number, turn) for number, turn in enumerate(held.turns, 1)]
     return AgentTurns(agent_id=name, data=data)
@@ -248,10 +246,10 @@ async def look_up_turns(name: str, service: Service) -> AgentTurns:
 
 async def delete(name: str, service: Service) -> DeletedAgent:
     """
-    Have an agent no longer.
+    Delete an agent.
 
     Raises:
-        ClientError: there is none.
+        ClientError: there is no such agent.
         RefusalError: it cannot be deleted now.
     """
     if not await service.agents.delete(name):
@@ -259,21 +257,21 @@ async def delete(name: str, service: Service) -> DeletedAgent:
     return DeletedAgent(agent_id=name)
 
 
-async def fork(name: str, wanted: Fork, service: Service) -> AgentFacts:
+async def fork(name: str, new: Fork, service: Service) -> AgentFacts:
     """
     Fork an agent.
 
     Raises:
-        ClientError: there is none, or it has no such turn.
-        RefusalError: that cannot be done now.
+        ClientError: there is no such agent, or it has no such turn.
+        RefusalError: it cannot be forked now.
     """
     try:
-        found = await service.agents.fork(name, wanted.name, wanted.turn)
+        found = await service.agents.fork(name, new.name, new.turn)
     except IndexError as error:
         held = service.agents.one(name)
         turns = held.turns if held is not None else 0
         raise ClientError(
-            f"turn is {wanted.turn}, but the agent has {turns} turns; send 0 to {turns}, or leave "
+            f"turn is {new.turn}, but the agent has {turns} turns; send 0 to {turns}, or leave "
             "it out to fork after the last turn",
             param="turn",
         ) from error
@@ -283,7 +281,7 @@ async def fork(name: str, wanted: Fork, service: Service) -> AgentFacts:
 
 
 def not_found(name: str) -> ClientError:
-    """What to raise where there is no agent of a name."""
+    """The error for an agent that does not exist."""
     return ClientError(
         f"agent {name[:NAME_MAX]!r} not found: it was never created, was deleted, or ended with "
         "its server (persist: false); GET /v1/agents lists the agents",

@@ -1,4 +1,4 @@
-"""The addresses of agents."""
+"""The routes of agents."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def add_agent_routes(
     answered: Callable[[ReadRequest], Awaitable[Response]],
 ) -> None:
     """
-    Put the agents of a service at their addresses.
+    Add the routes of agents.
 
     Args:
         service: the server as the caller sees it.
-        body_of: reads the body of the request in hand, with its headers.
-        check_model: refuses a model's name that is not to be asked for.
-        answered: asks, and gives the answer.
+        body_of: reads the body of the current request, with its headers.
+        check_model: refuses names of models that are not served.
+        answered: serves a request and returns its answer.
     """
 
     @app.post(agents.ADDRESS)

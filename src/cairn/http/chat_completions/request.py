@@ -80,10 +80,10 @@ class _Request(CompletionFields):
 @attrs.frozen(kw_only=True)
 class ChatRequest:
     """
-    A command, and how its answer is to be sent.
+    A command, and how to send its answer.
 
     Attributes:
-        ignored: parameters that were sent and not acted on, sorted.
+        ignored: the parameters that were sent and are ignored, sorted.
     """
 
     command: Generate
@@ -117,11 +117,11 @@ def read_chat_request(
     body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
 ) -> ChatRequest:
     """
-    The command that a request's body and headers ask for.
+    The command of a request's body and headers.
 
     Args:
         headers: looked up by names in lower case.
-        facts: of the server, which has defaults for what a client does not say.
+        facts: of the server, with defaults for what the client leaves out.
 
     Raises:
         ClientError: they cannot be used.
@@ -132,7 +132,7 @@ def read_chat_request(
 def chat_request(
     fields: dict[str, Any], headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
 ) -> ChatRequest:
-    """The command that the fields of a body ask for. As ``read_chat_request``."""
+    """As ``read_chat_request``, for the fields of a body."""
     wire = to_struct(fields, _Request)
     options = wire.stream_options
     tools = read_tools(wire.tools or ())
@@ -176,16 +176,16 @@ def chat_request(
         command=command,
         stream=wire.stream is True,
         include_usage=options is not None and options.include_usage is True,
-        ignored=ignored.told(names, _Request.__struct_fields__),
+        ignored=ignored.report(names, _Request.__struct_fields__),
     )
 
 
 def choices(count: int | None) -> int:
     """
-    How many answers are asked for.
+    The number of answers.
 
     Raises:
-        ClientError: there are none, or too many.
+        ClientError: it is out of range.
     """
     return integer("n", count, 1, CHOICES_MAX) or 1
 

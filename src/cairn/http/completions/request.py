@@ -37,10 +37,10 @@ class _Request(CompletionFields):
 @attrs.frozen(kw_only=True)
 class TextRequest:
     """
-    A command, and how its answer is to be sent.
+    A command, and how to send its answer.
 
     Attributes:
-        ignored: parameters that were sent and not acted on, sorted.
+        ignored: the parameters that were sent and are ignored, sorted.
     """
 
     command: Generate
@@ -72,11 +72,11 @@ def read_text_request(
     body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
 ) -> TextRequest:
     """
-    The command that a request's body and headers ask for.
+    The command of a request's body and headers.
 
     Args:
         headers: looked up by names in lower case.
-        facts: of the server, which has defaults for what a client does not say.
+        facts: of the server, with defaults for what the client leaves out.
 
     Raises:
         ClientError: they cannot be used.
@@ -106,7 +106,7 @@ def read_text_request(
         command=command,
         stream=wire.stream is True,
         include_usage=options is not None and options.include_usage is True,
-        ignored=ignored.told(parameters.unknown(fields, known), known),
+        ignored=ignored.report(parameters.unknown(fields, known), known),
     )
 
 
@@ -149,7 +149,7 @@ def _token_ids(ids: Sequence[Any], vocabulary_tokens: int) -> tuple[int, ...]:
     if not ids:
         raise ClientError("prompt is empty; send a text or token ids", param="prompt")
     for one in ids:
-        # A row of embeddings has no place for another one, and the device would not ask.
+        # The embeddings have no row for another id, and the device does not check.
         if not 0 <= one < vocabulary_tokens:
             raise ClientError(
                 f"prompt has the token id {one}; this model's are 0 to {vocabulary_tokens - 1}",

@@ -1,11 +1,11 @@
 """
 Anthropic's system prompt, messages and tools in canonical form.
 
-What clients move about without meaning anything by it is the same conversation afterwards, since
-conversations are compared by hashes of it: content as a string or as a list of blocks, cache hints,
-the line of the billing header, tools that are only declared so far. Each message is read from
-itself, the tools and what stands before it, never from what follows it: what stays at its place
-stays the same. (What follows may only be the reason why it is not refused any more.)
+Conversations are compared by hashes of this form, so differences without meaning are removed:
+content as a string or a list of blocks, cache hints, the line of the billing header, tools that are
+only declared so far. Each message is read from itself, the tools and the messages before it, never
+from later ones, so that its form never changes. (Later messages can only be the reason why it is no
+longer refused.)
 
 What a tool gave that is no text, and what Anthropic's server did for the client, has a constant
 text in its place (``placeholders``): conversations that were begun elsewhere go on here. Some
@@ -96,7 +96,7 @@ class WireTool(msgspec.Struct):
 @attrs.frozen(kw_only=True)
 class Tools:
     """
-    The tools of a request, as a template takes them.
+    The tools of a request, in canonical form.
 
     Attributes:
         offered: from the beginning.
@@ -156,11 +156,11 @@ def read_talk(
     if not wire:
         raise ClientError("messages is empty; send at least one message", param="messages")
     check_count(wire, "messages", MESSAGES_MAX)
-    reader = _Reader(tools)
+    reader = _MessageReader(tools)
     messages = list(reader.system(system))
     for index, (message, is_past) in enumerate(_with_past(wire)):
         messages += reader.message(message, f"messages[{index}]", is_past=is_past)
-        # One on the wire may be several, and these are what a template goes through.
+        # One on the wire may become several, and a template iterates over these.
         check_count(messages, "messages", MESSAGES_MAX)
     return Talk(
         messages=tuple(messages),
@@ -197,11 +197,11 @@ def ignored_tools(wire: Sequence[WireTool]) -> set[str]:
 
 
 def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
-    """The types of blocks in whose place something else stands, or nothing."""
+    """The types of blocks that are replaced by a placeholder or left out."""
     found = set()
     for message, is_past in _with_past(wire):
         for block in message.content if isinstance(message.content, list) else ():
-            placeholder = _stand_in(block) if is_past else None
+            placeholder = _placeholder(block) if is_past else None
             if placeholder is not None or of_server_tools(block.type) is not None:
                 found.add(f"messages.{block.type}")
             elif block.type == "tool_result" and isinstance(block.content, list):
@@ -247,7 +247,7 @@ def ttls(
 def _hints(
     content: str | Iterable[WireBlock] | Mapping[str, Any] | None,
 ) -> Iterator[Mapping[str, Any] | None]:
-    # By hand, as a client may nest blocks as deep as a body may be.
+    # Not recursive, because a client may nest blocks very deeply.
     waiting = [content]
     while waiting:
         blocks = waiting.pop()
@@ -274,7 +274,7 @@ def _tool(wire: WireTool, where: str) -> Mapping[str, Any]:
     return {"type": "function", "function": function}
 
 
-class _Reader:
+class _MessageReader:
     """
     Reads messages in order.
 
@@ -304,7 +304,7 @@ class _Reader:
         The messages that one on the wire is.
 
         Args:
-            is_past: whether something else stands in the place of images and documents.
+            is_past: whether placeholders replace images and documents.
         """
         blocks = _blocks(wire.content)
         match wire.role:
@@ -340,10 +340,10 @@ class _Reader:
                 yield self._inserted(_content(block, place), f"{place}.content")
                 is_whole = False
             else:
-                placeholder = _stand_in(block) if is_past else None
+                placeholder = _placeholder(block) if is_past else None
                 words.append(placeholder or self._text(block, place))
         if is_whole:
-            # Also where it says nothing at all.
+            # Even if it is empty.
             yield Message(role="user", content="".join(words))
         else:
             yield from said()
@@ -359,7 +359,7 @@ class _Reader:
                 case "thinking":
                     thought += given(block.thinking, f"{place}.thinking")
                 case "redacted_thinking":
-                    pass  # of another model's; nobody here can read it
+                    pass  # another model's; it cannot be read
                 case "tool_use":
                     calls.append(_call(block, place))
                 case _:
@@ -369,7 +369,7 @@ class _Reader:
         )
 
     def _inserted(self, blocks: Sequence[WireBlock], where: str) -> Message:
-        """What the system says in the midst of a conversation."""
+        """A system message within a conversation."""
         text = "".join(
             self._system_text(block, f"{where}[{index}]") for index, block in enumerate(blocks)
         )
@@ -400,7 +400,7 @@ class _Reader:
         )
 
     def _text(self, block: WireBlock, where: str) -> str:
-        """What a user or a tool says in a block."""
+        """The text of a user's or a tool's block."""
         match block.type:
             case "text":
                 return given(block.text, f"{where}.text")
@@ -440,7 +440,7 @@ class _Reader:
         text = _OFFERED.format(definition=json.dumps(tool, ensure_ascii=False))
         self._loaded_characters += len(text)
         if self._loaded_characters > BODY_BYTES_MAX:
-            # A few bytes name a tool whose definition is long, as often as they like.
+            # A few bytes can name a tool with a long definition any number of times.
             raise ClientError(
                 f"{where}: the definitions of the tools that messages name are longer than "
                 f"{BODY_BYTES_MAX} characters together; name fewer",
@@ -465,16 +465,16 @@ def _content(block: WireBlock, where: str) -> Sequence[WireBlock]:
 
 
 def _of_result(part: WireBlock) -> str | None:
-    """What stands in the place of a part of a result; None for one that can be read."""
-    if (found := _stand_in(part)) is not None:
+    """The placeholder for a part of a result; None for a part that can be read."""
+    if (found := _placeholder(part)) is not None:
         return found
     return None if part.type in _READ_IN_RESULTS else of_server_tools(part.type) or UNKNOWN
 
 
-def _stand_in(block: WireBlock) -> str | None:
+def _placeholder(block: WireBlock) -> str | None:
     """
-    What stands in the place of an image or a document that a tool gave; None for other blocks, and
-    for a document of text.
+    The placeholder for an image or a document that a tool returned; None for other blocks, and for
+    a text document.
     """
     if block.type == "document" and block.source is not None and _text_of(block.source) is None:
         return DOCUMENT
@@ -483,7 +483,7 @@ def _stand_in(block: WireBlock) -> str | None:
 
 def _of_server(block: WireBlock, where: str) -> str:
     """
-    What stands in the place of a block that is no client's.
+    The placeholder for a block of Anthropic's server.
 
     Raises:
         ClientError: it is of another kind, and not taken.
@@ -503,7 +503,7 @@ def _unbilled(text: str) -> str:
 def _call(block: WireBlock, where: str) -> Mapping[str, Any]:
     arguments: str | dict[str, Any] = given(block.input, f"{where}.input")
     if fault_of(arguments) is not None:
-        # The model's own words: they shall not end the conversation.
+        # The model wrote them, so they must not end the conversation.
         try:
             arguments = json.dumps(arguments, ensure_ascii=False)
         except RecursionError as error:
@@ -551,7 +551,7 @@ def _search_result(block: WireBlock, where: str) -> str:
 
 
 def _titled(*lines: str | None) -> str:
-    """Text that stands apart from what is around it."""
+    """Text on lines of its own, with a title."""
     return "\n".join(line for line in lines if line) + "\n"
 
 

@@ -1,10 +1,11 @@
 """
-Errors as Anthropic's clients read them: ``errors.py`` says what is wrong, and here it gets the
-status, the type and the envelope that they know, ``{"type": "error", "error": {"type", "message"},
-"request_id"}``.
+Errors in the form that Anthropic's clients read. ``wire/errors.py`` describes the error; this
+module gives it Anthropic's status, type and envelope, ``{"type": "error", "error": {"type",
+"message"}, "request_id"}``.
 
-They try again what is 429 or 529, so whatever is full, stops or has no room is one of the two.
-Every answer has an id: that of the request, or one that stands in the line of the log.
+These clients retry 429 and 529, so a server that is full, stopping or out of memory answers with
+one of the two. Every answer has an id: that of the request, or a new one that the log entry has
+too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ADDRESS = "/v1/messages"
 
 _OVERLOADED = 529
 
-#: Which place a tool has among those on offer says nothing to who sent others besides.
+#: By name, since the index among the functions means nothing to a client that sent other tools too.
 _PLACES = FormatPlaces(
     answer="output_config.format",
     schema="output_config.format.schema",
@@ -58,16 +59,16 @@ class MessagesError(ErrorAnswer):
 
 
 def is_ours(path: str) -> bool:
-    """Whether who asks at an address is a client of Anthropic's."""
+    """Whether an address belongs to Anthropic's messages."""
     return path == ADDRESS or path.startswith(f"{ADDRESS}/")
 
 
 def messages_error(error: BaseException, request: str | None = None) -> MessagesError:
     """
-    What to tell the client. Writes to the log where the error is not foreseen.
+    The answer to an error. Logs unexpected errors.
 
     Args:
-        request: the request's id, where it is known already.
+        request: the request's id, if it is already known.
     """
     answer = describe(error, _PLACES)
     status = _OVERLOADED if answer.type == "overloaded_error" else answer.status
@@ -85,5 +86,5 @@ def messages_error(error: BaseException, request: str | None = None) -> Messages
 
 
 def named_header(request: str) -> dict[str, str]:
-    """The headers by which a client can name its request, under the name that it knows too."""
+    """The headers with the request's id, under Cairn's name and under Anthropic's."""
     return {**request_header(request), "request-id": request}

@@ -1,6 +1,6 @@
 """
-What Anthropic's clients want an answer held to: ``tool_choice`` and ``output_config.format``, which
-was called ``output_format`` once.
+The constraints of Anthropic's messages: ``tool_choice``, and ``output_config.format``, which was
+formerly called ``output_format``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHOICES = ("auto", "any", "tool", "none")
 
 
 class WireToolChoice(msgspec.Struct):
-    """What is said of calls, as it is sent."""
+    """``tool_choice`` as it is sent."""
 
     type: str
     name: str | None = None
@@ -27,7 +27,7 @@ class WireToolChoice(msgspec.Struct):
 
 def offers_tools(wire: WireToolChoice | None) -> bool:
     """
-    Whether tools may be called at all.
+    Whether any tool may be called.
 
     Raises:
         ClientError: the choice is unknown.
@@ -49,21 +49,21 @@ def read_constraint(
     tools: Sequence[Mapping[str, Any]],
 ) -> Constraint | None:
     """
-    What the answer is held to; None for nothing.
+    The constraint on an answer; None for none.
 
     Args:
         output_config: its ``format``.
-        tools: those on offer, in canonical form.
+        tools: those that may be called, in canonical form.
 
     Raises:
-        ClientError: a format is unknown, or there is no tool for a call that has to be.
+        ClientError: a format is unknown, or there is no tool for a required call.
     """
     if output_config is not None and output_format is not None:
         raise ClientError(
             "output_format is the older name of output_config.format; send only one of them",
             param="output_format",
         )
-    # A client goes on as if the schema were kept to the letter, so what cannot be held is refused.
+    # Clients rely on the schema being followed exactly, so one that cannot be enforced is refused.
     return constraint_of(
         _schema(output_config, "output_config.format")
         if output_format is None

@@ -77,10 +77,10 @@ class _Request(CommonFields):
 @attrs.frozen(kw_only=True)
 class MessagesRequest:
     """
-    A command, and how its answer is to be sent.
+    A command, and how to send its answer.
 
     Attributes:
-        ignored: parameters that were sent and not acted on, sorted.
+        ignored: the parameters that were sent and are ignored, sorted.
     """
 
     command: Generate
@@ -100,11 +100,11 @@ def read_messages_request(
     body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
 ) -> MessagesRequest:
     """
-    The command that a request's body and headers ask for.
+    The command of a request's body and headers.
 
     Args:
         headers: looked up by names in lower case.
-        facts: of the server, which has defaults for what a client does not say.
+        facts: of the server, with defaults for what the client leaves out.
 
     Raises:
         ClientError: they cannot be used.
@@ -175,8 +175,8 @@ def _read(
     return MessagesRequest(
         command=command,
         stream=wire.stream is True,
-        ignored=ignored.told(
-            _ignored(wire, fields, facts, is_held=constraint is not None)
+        ignored=ignored.report(
+            _ignored(wire, fields, facts, is_constrained=constraint is not None)
             | ignored_strict(offered, constraint)
             | _ignored_format(wire, constraint),
             _Request.__struct_fields__,
@@ -188,12 +188,12 @@ def _read(
 
 
 def _ignored(
-    wire: _Request, fields: Mapping[str, Any], facts: ServerFacts, *, is_held: bool
+    wire: _Request, fields: Mapping[str, Any], facts: ServerFacts, *, is_constrained: bool
 ) -> set[str]:
     """
     Args:
         facts: of the model, whose template may have no switch for thinking.
-        is_held: whether the answer is held to anything; then its calls can be.
+        is_constrained: whether the answer is constrained; then its calls can be.
     """
     names = parameters.unknown(fields, _Request.__struct_fields__)
     tools = wire.tools or ()
@@ -207,7 +207,7 @@ def _ignored(
     if wire.thinking is not None and wire.thinking.display == "omitted":
         names.add("thinking.display")
     choice = wire.tool_choice
-    if choice is not None and choice.disable_parallel_tool_use and not is_held:
+    if choice is not None and choice.disable_parallel_tool_use and not is_constrained:
         names.add("tool_choice.disable_parallel_tool_use")
     if isinstance(fields.get("output_config"), dict):
         inner = parameters.unknown(fields["output_config"], ("format",))

@@ -1,10 +1,11 @@
 """
-How much of the prompts was reused, and from where: metrics of the prefix cache.
+Metrics of the prefix cache: how much of the prompts was reused, and from where.
 
-A projection of the committed events. A *query* is a prompt that may be reused, in tokens; a *hit*
-is what of it was in the session's slab already, or was copied from a sealed block, in memory or
-just read from its file. Both are counted with the first pass over the prompt, so that the hits of
-all tiers come to what the ratio says: who goes away before it, or finds no memory, reused nothing.
+They follow from the committed events. A *query* is the tokens of a prompt that may be reused. A
+*hit* is those tokens that were already in the session's slab, or were copied from a sealed block,
+which was in memory or just read from its file. Both are counted with the first pass over the
+prompt, so that the hits of all tiers add up to the ratio. A request that ends earlier reuses
+nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _NEVER: Final = "cache_disabled"
 @attrs.define
 class _Query:
     """
-    A prompt whose first pass has not run yet.
+    A prompt before its first pass.
 
     Attributes:
-        path: once it is decided.
+        path: once it is selected.
         from_files: the blocks that were read from their files for it.
-        tiers: tokens that it reuses, by where their KV lay.
+        tiers: the reused tokens, by where their KV was.
     """
 
     prompt_tokens: int
@@ -48,12 +49,12 @@ class _Query:
 
 
 class ReuseMetrics:
-    """The metrics of the prefix cache, in a given registry."""
+    """The metrics of the prefix cache, in a registry."""
 
     def __init__(self, registry: CollectorRegistry, min_cache_tokens: int = 0) -> None:
         """
         Args:
-            min_cache_tokens: of a shorter prompt nothing is kept.
+            min_cache_tokens: shorter prompts are not cached.
         """
         self._min_cache_tokens = min_cache_tokens
         self._begun: dict[str, _Query] = {}
@@ -113,7 +114,7 @@ class ReuseMetrics:
                 pass
 
     def forget(self, request: str) -> None:
-        """A request came to its end, perhaps before its first pass."""
+        """Forget a request that ended, perhaps before its first pass."""
         self._begun.pop(request, None)
 
     def _select(self, event: PathSelected) -> None:
@@ -121,8 +122,8 @@ class ReuseMetrics:
         query = self._begun.get(event.request)
         if query is not None:
             query.path = event
-            # Blocks are read right before the decision that they are read for; the next one finds
-            # them in memory.
+            # Blocks are read right before the selection that needs them; for the next one they are
+            # in memory.
             query.from_files = frozenset(self._just_loaded)
             if event.blocks_from_slab:
                 blocks = event.blocks_from_slab + event.blocks_from_pool
@@ -130,12 +131,12 @@ class ReuseMetrics:
         self._just_loaded.clear()
 
     def _share(self, event: BlocksRestored) -> None:
-        # What is copied for the next turn is counted when that comes, and finds it in its slab.
+        # Blocks copied for the next turn are counted with that turn, as part of its slab.
         query = self._begun.get(event.request or "")
         if query is None:
             return
         tokens = event.end - event.start
-        # What lies before a window is of no use to a pass, and was not copied.
+        # Blocks before a window are not needed for a pass, and were not copied.
         from_files = sum(key in query.from_files for key in event.keys)
         from_disk = tokens * from_files // len(event.keys)
         query.tiers["disk"] += from_disk

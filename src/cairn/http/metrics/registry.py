@@ -1,11 +1,9 @@
 """
-Prometheus metrics: a projection of the committed events, and the server's figures at the moment of
-a scrape.
+Prometheus metrics: counters of the committed events, and the server's statistics at a scrape.
 
-Counters follow from events, so what they say is what the journal says of this run of the server.
-Two do not: most requests that are refused come to no event, and are counted as they are answered;
-and what tokenising a prompt took is no event either. That, and gauges, are asked for when somebody
-looks.
+Counters follow from events, so they agree with the journal for this run of the server. Two do not:
+most refused requests have no event, and are counted as they are answered; and the work of
+tokenising prompts is not an event. That, and the gauges, are read at each scrape.
 """
 
 from __future__ import annotations
@@ -59,11 +57,11 @@ from cairn.journal.events import (
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.paths import Reason
 
-# A second sample for each series, of when it was made: the time of the first event is in the
-# journal. The switch is the library's and holds for the process.
+# No second sample with the creation time of each series: the journal has the time of the first
+# event. The setting is the library's and applies to the whole process.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-#: Every kind of violation; a rate can only be alerted on if its series is there before the first.
+#: Every kind of violation: an alert on a rate needs the series to exist before the first one.
 VIOLATIONS = (*(f"inv{number}" for number in range(1, 9)), "crash")
 OUTCOMES = (*get_args(FinishReason), "cancelled", "rejected", "broken", "refused")
 
@@ -91,7 +89,7 @@ class Metrics:
         server.observe(self.observe)
 
     def text(self) -> bytes:
-        """What a scrape gets."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def observe(self, recorded: Recorded) -> None:
@@ -100,7 +98,7 @@ class Metrics:
         self._reuse.observe(event)
         match event:
             case RequestReceived():
-                # Known as running before its path is: a violation may come in between.
+                # Running before its path is selected, because a violation may come in between.
                 self._running[event.request] = _Prefill(path="")
             case PathSelected():
                 self._select(event)
@@ -109,7 +107,7 @@ class Metrics:
             case CacheExtended() if event.step == "prefill":
                 self._add_prefill(event.request, event.duration_us)
             case CacheExtended() if event.session in self._prewarming:
-                # With each pass, and not at the end: that may be long in coming, or never come.
+                # With each pass, because the end may come late or never.
                 self._prewarmed.inc(event.end - event.start)
             case TokensEmitted():
                 self._tokens_emitted.inc(len(event.ids))
@@ -120,12 +118,12 @@ class Metrics:
             case RequestCancelled():
                 self._end(event.request, "cancelled")
             case RequestRejected():
-                # 499: no session had taken it when its client went away.
+                # 499: the client disconnected before a session was found.
                 outcome = "cancelled" if event.status == 499 else "rejected"
                 self._requests.labels(outcome).inc()
             case InvariantViolated():
                 self._violations.labels(event.invariant.lower().replace("-", "")).inc()
-                # One broken request may break several invariants, and be cancelled after it.
+                # One request may break several invariants, and be cancelled afterwards.
                 if event.request in self._running:
                     self._end(event.request, "broken")
             case PrewarmStarted():
@@ -159,9 +157,7 @@ class Metrics:
                 pass
 
     def count_refusal(self) -> None:
-        """
-        Count an answer that was an error. Where the journal has an outcome too, both are counted.
-        """
+        """Count an error answer, in addition to the outcome in the journal, if there is one."""
         self._requests.labels("refused").inc()
 
     def _define(self, server: Server) -> None:

@@ -1,11 +1,11 @@
 """
 The items and tools of OpenAI's responses in canonical form.
 
-What an assistant did is several items on the wire (thoughts, words, each call); those that follow
-each other are one message here, as an answer is one. So an answer that a client sends back, item by
-item, is what it was, and so is one that the journal kept.
+On the wire, an assistant's turn is several items (reasoning, text, each call). Consecutive ones are
+one message here, as an answer is. So an answer that a client sends back item by item is the same
+message as before, and so is one from the journal.
 
-Items and tools of kinds that nobody here runs or reads are left out, and told as ignored.
+Items and tools of unsupported types are left out, and reported as ignored.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WirePart(msgspec.Struct):
 
 
 class WireMessage(msgspec.Struct):
-    """An item that somebody said."""
+    """An item that is a message."""
 
     role: str
     content: str | list[WirePart]
@@ -109,7 +109,7 @@ def read_input(
     if wire is None or isinstance(wire, str):
         return () if wire is None else (Message(role="user", content=wire),)
     check_count(wire, "input", MESSAGES_MAX)
-    reader = _Reader(turns)
+    reader = _ItemReader(turns)
     for index, (item, placeholders) in enumerate(_with_placeholders(wire)):
         reader.read(item, f"input[{index}]", placeholders)
     return reader.messages()
@@ -124,7 +124,7 @@ def referred_to(wire: str | Sequence[Item] | None) -> frozenset[str]:
 
 
 def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
-    """The types of items that are left out, and of parts in whose place something else stands."""
+    """The types of items that are left out, and of parts that placeholders replace."""
     if wire is None or isinstance(wire, str):
         return set()
     kinds = {kind for item in wire if (kind := _type_of(item)) not in (*ITEMS, None)}
@@ -137,7 +137,7 @@ def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
 
 
 def _with_placeholders(wire: Sequence[Item]) -> Iterator[tuple[Item, Mapping[str, str]]]:
-    """Each item, and what stands in the place of its parts, by their types."""
+    """Each item, and the placeholders for its parts, by their types."""
     roles = [
         "assistant" if _type_of(item) in ("function_call", "reasoning") else str(item.get("role"))
         for item in wire
@@ -184,9 +184,9 @@ def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return {"type": "function", "function": function}
 
 
-class _Reader:
+class _ItemReader:
     """
-    Reads items in order. What an assistant did is put together until somebody else has a turn.
+    Reads items in order. Consecutive items of an assistant become one message.
     """
 
     def __init__(self, turns: Mapping[str, StoredTurn]) -> None:
@@ -208,7 +208,7 @@ class _Reader:
         Take in an item.
 
         Args:
-            placeholders: what stands in the place of its parts, by their types.
+            placeholders: for its parts, by their types.
         """
         kind = _type_of(item)
         match kind:
@@ -236,7 +236,7 @@ class _Reader:
                     code="missing_required_parameter",
                 )
             case _:
-                pass  # told as ignored
+                pass  # reported as ignored
 
     def _message(self, wire: WireMessage, where: str, placeholders: Mapping[str, str]) -> None:
         if wire.role not in _ROLES:
@@ -308,7 +308,7 @@ class _Reader:
         return self._asked[request].get(name)
 
     def _pass_turn(self) -> None:
-        """What the assistant did up to here is a message."""
+        """Complete the assistant's message, if there is one."""
         if self._acts:
             self._messages.append(
                 Message(
@@ -336,7 +336,7 @@ def _is_reference(item: Item) -> bool:
 def _thought(wire: WireReasoning, where: str) -> str:
     if wire.encrypted_content is not None and wire.encrypted_content.startswith(SEALED):
         return wire.encrypted_content.removeprefix(SEALED)
-    # What another server sealed nobody here can read, but there may be words beside it.
+    # Content encrypted by another server cannot be read, but there may be text beside it.
     field = "content" if wire.content else "summary"
     parts = wire.content or wire.summary or ()
     return "".join(given(part.text, f"{where}.{field}[{n}].text") for n, part in enumerate(parts))
@@ -365,7 +365,7 @@ def _part(part: WirePart, where: str) -> str:
 
 def _at(fields: Mapping[str, Any], kind: type[T], where: str) -> T:
     """
-    The fields that stand at a place of the body, as a struct.
+    The fields at a path of the body, as a struct.
 
     Raises:
         ClientError: one is missing or of another type.
@@ -383,7 +383,7 @@ def items_of(messages: Sequence[Message], name: str) -> Iterator[dict[str, Any]]
     Messages as a client sends them: what was asked, for who looks it up.
 
     Args:
-        name: the ids of the items begin with it, behind their kind.
+        name: the part of the items' ids after their kind.
     """
     index = 0
     for message in messages:

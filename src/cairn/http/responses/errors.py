@@ -1,6 +1,6 @@
 """
-Errors at the addresses of OpenAI's responses: those of ``errors.py`` with the places of this
-protocol's bodies. The envelope is the same.
+Errors at the addresses of OpenAI's responses: those of ``wire/errors.py`` with the paths of this
+protocol's bodies.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from cairn.http.wire.errors import ErrorAnswer, FormatPlaces, describe
 
 ADDRESS = "/v1/responses"
 
-#: Which place a tool has among those on offer says nothing to who sent others besides.
+#: By name, since the index among the functions means nothing to a client that sent other tools too.
 _PLACES = FormatPlaces(
     prompt="input",
     answer="text.format",
@@ -24,5 +24,5 @@ def is_ours(path: str) -> bool:
 
 
 def responses_error(error: BaseException) -> ErrorAnswer:
-    """What to tell the client. Writes to the log where the error is not foreseen."""
+    """The answer to an error. Logs unexpected errors."""
     return describe(error, _PLACES)

@@ -83,10 +83,10 @@ class _Request(CommonFields):
 @attrs.frozen(kw_only=True)
 class ResponsesRequest:
     """
-    A command, and how its answer is to be sent.
+    A command, and how to send its answer.
 
     Attributes:
-        ignored: parameters that were sent and not acted on, sorted.
+        ignored: the parameters that were sent and are ignored, sorted.
     """
 
     command: Generate
@@ -106,11 +106,11 @@ class ResponsesRequest:
 @attrs.frozen(kw_only=True)
 class Draft:
     """
-    A request that was read, before what it refers to was looked up.
+    A request before the responses that it refers to are looked up.
 
     Attributes:
         command: without the messages of its conversation.
-        previous: the request from whose answer it goes on.
+        previous: the request whose answer it continues.
         referred: the requests to whose answers its items refer.
     """
 
@@ -123,18 +123,18 @@ class Draft:
 
     @property
     def named(self) -> str:
-        """The response that it goes on from, as it was sent."""
+        """The response that it continues, as the client named it."""
         return self._wire.previous_response_id or ""
 
     def complete(
         self, history: tuple[StoredTurn, ...], turns: Mapping[str, StoredTurn]
     ) -> ResponsesRequest:
         """
-        The request with what it refers to.
+        The request with everything that it refers to.
 
         Args:
-            history: the turns up to ``previous`` and with it.
-            turns: those of ``referred`` that are kept.
+            history: the turns up to and including ``previous``.
+            turns: the stored ones of ``referred``.
 
         Raises:
             ClientError: its input cannot be used.
@@ -169,11 +169,11 @@ def read_responses_request(
     body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
 ) -> Draft:
     """
-    What a request's body and headers ask for, as far as they say it themselves.
+    A request's body and headers, before what they refer to is looked up.
 
     Args:
         headers: looked up by names in lower case.
-        facts: of the server, which has defaults for what a client does not say.
+        facts: of the server, with defaults for what the client leaves out.
 
     Raises:
         ClientError: they cannot be used.
@@ -222,7 +222,7 @@ def read_responses_request(
         previous=_request_of(wire.previous_response_id),
         referred=referred_to(wire.input),
         form=form,
-        ignored=ignored.told(
+        ignored=ignored.report(
             _ignored(wire, fields) | ignored_tools | ignored_constraints | ignored_effort,
             _Request.__struct_fields__,
         ),
@@ -232,10 +232,10 @@ def read_responses_request(
 
 async def completed(draft: Draft, service: Service) -> ResponsesRequest:
     """
-    A request with what it refers to, which the journal has.
+    A request with everything that it refers to, from the journal.
 
     Raises:
-        ClientError: that is not there, or the input cannot be used.
+        ClientError: a response is not stored, or the input cannot be used.
         RefusalError: the journal cannot be read now.
     """
     history: tuple[StoredTurn, ...] = ()
@@ -258,18 +258,18 @@ async def completed(draft: Draft, service: Service) -> ResponsesRequest:
     return draft.complete(history, turns)
 
 
-# --- what is kept ------------------------------------------------------------------------------
+# --- stored responses---------------------------------------------------------------------------
 
 
 async def look_up(name: str, service: Service, query: Mapping[str, str]) -> Response:
     """
-    The response of a name.
+    A stored response.
 
     Args:
         query: of the address.
 
     Raises:
-        ClientError: none is kept, or it is to come as a stream.
+        ClientError: it is not stored, or a stream is requested.
     """
     if query.get("stream", "false").lower() not in ("false", "0", ""):
         raise ClientError(
@@ -282,13 +282,13 @@ async def look_up(name: str, service: Service, query: Mapping[str, str]) -> Resp
 
 async def look_up_input(name: str, service: Service, query: Mapping[str, str]) -> ItemPage:
     """
-    The items that a response's request brought, a page of them.
+    A page of the input items of a stored response.
 
     Args:
         query: ``limit``, ``order`` and ``after`` of the address.
 
     Raises:
-        ClientError: none is kept, or the page cannot be given.
+        ClientError: it is not stored, or the query is invalid.
     """
     limit, order = _page(query.get("limit", str(_PAGE))), query.get("order", "desc")
     if order not in ("asc", "desc"):
@@ -316,7 +316,7 @@ async def look_up_input(name: str, service: Service, query: Mapping[str, str]) -
 
 def _page(limit: str) -> int:
     digits = limit.lstrip("0")
-    # Python reads no number of thousands of digits.
+    # Python refuses to parse numbers with thousands of digits.
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(_PAGE_MAX))
     found = int(digits) if is_number else 0
     if not 1 <= found <= _PAGE_MAX:
@@ -326,10 +326,10 @@ def _page(limit: str) -> int:
 
 async def delete(name: str, service: Service) -> DeletedResponse:
     """
-    Keep the response of a name no longer.
+    Delete a stored response.
 
     Raises:
-        ClientError: none is kept.
+        ClientError: it is not stored.
     """
     if not await service.forget(_request_of(name) or ""):
         raise _not_found(name)
@@ -360,7 +360,7 @@ def _request_of(name: str | None) -> str | None:
 
 
 def _refuse_elsewhere(wire: _Request) -> None:
-    """Refuse what lies, or would have to run, on OpenAI's servers."""
+    """Refuse what is stored, or would have to run, on OpenAI's servers."""
     for name, hint in (
         ("conversation", "send the conversation as input, or use previous_response_id"),
         ("prompt", "send its text as instructions or input"),
@@ -381,8 +381,8 @@ def _refuse_elsewhere(wire: _Request) -> None:
 
 def _refuse_slip(fields: Mapping[str, Any]) -> None:
     """
-    Refuse a request without input where one may be meant by another field: behind an earlier
-    response, it would be answered without what is new.
+    Refuse a request without input if another field may be a misspelt ``input``: after an earlier
+    response, it would be answered without the new messages.
     """
     slip = slip_for("input", fields, _Request.__struct_fields__)
     if slip is not None:

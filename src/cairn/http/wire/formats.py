@@ -102,9 +102,9 @@ def ignored_format(
         given: the format, with its ``type``.
         where: its path in the body.
     """
-    wanted = given is not None and given.get("type", "text") != "text"
+    is_format = given is not None and given.get("type", "text") != "text"
     calls = constraint is not None and constraint.schema is None
-    return frozenset({where} if wanted and calls else ())
+    return frozenset({where} if is_format and calls else ())
 
 
 @attrs.frozen(kw_only=True)
@@ -153,15 +153,15 @@ def read_constraint(
         ClientError: a format or a choice is unknown, or there is no tool for it.
     """
     schema, strict = read_format(answer_format or {}, format_at, within=schema_within)
-    wanted, allowed = _read_tool_choice(choice, tools, form)
+    read, allowed = _read_tool_choice(choice, tools, form)
     ignored: set[str] = set()
-    if allowed is not None and not wanted.required:
+    if allowed is not None and not read.required:
         # Calls that the model is free to make are not constrained.
         ignored.add(f"{form.at('tool_choice', 'allowed_tools')}.tools")
         allowed = None
     constraint = constraint_of(
         schema,
-        attrs.evolve(wanted, one_call=parallel is False),
+        attrs.evolve(read, one_call=parallel is False),
         tools if allowed is None else allowed,
         strict=strict,
     )

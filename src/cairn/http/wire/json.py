@@ -1,7 +1,5 @@
 """
-JSON off the wire: decoded, shaped, and refused in words that a client can act on.
-
-No protocol's names stand here; every adapter uses it.
+JSON to and from the wire. A body that cannot be decoded is refused with a helpful message.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ def encode(value: Any) -> bytes:
 
 def decode_object(body: bytes) -> dict[str, Any]:
     """
-    The object that a body is.
+    A body as an object.
 
     Raises:
-        ClientError: it is no JSON, or no object.
+        ClientError: it is not JSON, or not an object.
     """
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
@@ -63,7 +61,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 def to_struct(fields: dict[str, Any], kind: type[T]) -> T:
     """
-    The fields as a struct; those that it does not have are left out.
+    The fields as a struct; unknown ones are ignored.
 
     Raises:
         ClientError: a field is missing or of another type.
@@ -86,16 +84,16 @@ def _invalid(
     text = str(error)
     place = _PLACE.search(text)
     param = place[1] if place else ""
-    if "..." in param:  # somewhere below: the decoder does not say where
+    if "..." in param:  # somewhere within: the decoder does not say where
         param = param.split("...")[0].rstrip("[.")
     if absent := _MISSING.search(text):
         instead = None if param else slip_for(absent[1], fields, known)
         return missing(f"{param}.{absent[1]}".lstrip("."), instead)
     if expected := _EXPECTED.search(text):
-        wanted = [_WORDS.get(kind, kind) for kind in expected[1].split(" | ") if kind != "null"]
+        kinds = [_WORDS.get(kind, kind) for kind in expected[1].split(" | ") if kind != "null"]
         got = _WORDS.get(expected[2], expected[2])
         return ClientError(
-            f"{param or 'the body'} must be {' or '.join(wanted)}, not {got}",
+            f"{param or 'the body'} must be {' or '.join(kinds)}, not {got}",
             param=param or None,
             code="invalid_type",
         )

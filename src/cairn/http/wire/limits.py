@@ -1,6 +1,6 @@
 """
-How much a request may bring, whatever the protocol. What is over a limit is refused before it costs
-anything: one request must not keep the others waiting for its prompt to be put together.
+Limits on the size of a request, in every protocol. They are checked before any work is done, so
+that one request cannot delay the others while its prompt is rendered.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ CALLS_MAX: Final = 1024
 
 def check_count(items: Sized, where: str, most: int) -> None:
     """
-    Refuse what is too many.
+    Refuse a list that is too long.
 
     Args:
-        where: the parameter, as a path into the body.
+        where: the path of the parameter in the body.
 
     Raises:
         ClientError: there are more than ``most``.

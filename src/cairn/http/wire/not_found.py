@@ -1,6 +1,6 @@
 """
-What to say where nothing is at an address. Mostly that is the base URL of a client: some protocols
-have the /v1 in it, others put it there themselves.
+The error for an unknown address. The usual cause is the client's base URL: some clients expect /v1
+in it, others add it themselves.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _SHOWN = 200
 
 def meant_by(path: str, routes: Map) -> str | None:
     """
-    The address that a client will have meant by one at which nothing is: with one /v1, where it
-    has several or none. None where nothing would be there either.
+    The address that a client probably meant: the unknown one with exactly one /v1. None if that is
+    unknown as well.
     """
     meant = path
     while meant.startswith(f"{_VERSION}{_VERSION}/"):
@@ -31,12 +31,12 @@ def meant_by(path: str, routes: Map) -> str | None:
 
 def nothing_at(path: str, meant: str | None) -> ClientError:
     """
-    What to raise where nothing is at an address.
+    The error for an unknown address.
 
     Args:
-        meant: as ``meant_by`` gives it.
+        meant: as ``meant_by`` returns it.
     """
-    # Written out, since it may have anything in it.
+    # As a literal, because it may have control characters in it.
     words = f"nothing found at {path[:_SHOWN]!r}"
     if meant is None:
         words += "; GET / lists the addresses"
@@ -47,7 +47,7 @@ def nothing_at(path: str, meant: str | None) -> ClientError:
 
 
 def _is_there(path: str, routes: Map) -> bool:
-    """Whether something is at an address, whatever method it takes."""
+    """Whether an address is known, for any method."""
     try:
         routes.bind("localhost").match(path)
     except MethodNotAllowed:

@@ -1,7 +1,5 @@
 """
-Parameters that mean the same in every protocol, and what is told of those that are not acted on.
-
-No protocol's types stand here; every adapter uses it.
+The parameters that mean the same in every protocol, and the report of those that are ignored.
 """
 
 from __future__ import annotations
@@ -31,14 +29,14 @@ log = structlog.get_logger(__name__)
 #: Clients that send one of these name a group of conversations, not one conversation.
 GROUP_HEADERS = ("x-claude-code-session-id", "x-session-id", "session-id")
 
-#: How much thinking a client may ask for.
+#: The efforts of thinking that a client may choose.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 INT64_MAX = 2**63 - 1
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
-#: A client may make up any number of names; the answer has so many, cut to so many characters.
+#: A client may invent any number of names; the answer reports this many, cut to this length.
 _IGNORED_MAX = 64
 _IGNORED_NAME_MAX = 100
 
@@ -70,48 +68,47 @@ class Reuse(TypedDict):
 
 
 class Ignored:
-    """What was asked for and ignored, each name told to the log once."""
+    """Reports ignored parameters to clients, and logs each name once."""
 
     def __init__(self, names_max: int = 256) -> None:
         self._names: set[str] = set()
         self._names_max = names_max
 
     def add(self, name: str, meant: str | None = None) -> None:
-        """Log the name, if it is new, and which one may be meant."""
-        # A client that makes up names must not fill the memory or the log.
+        """Log the name, if it is new, with the known name that may be meant."""
+        # A client that invents names must not fill the memory or the log.
         if name in self._names or len(self._names) >= self._names_max:
             return
         self._names.add(name)
         hint = {} if meant is None else {"did_you_mean": meant}
         log.warning("parameter ignored", parameter=name, **hint)
 
-    def told(
+    def report(
         self,
         names: Iterable[str],
         known: Iterable[str],
         aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[str, ...]:
         """
-        The names as an answer has them, sorted; behind one that is misspelt stands the known one.
-        Logs those that are new.
+        The names for an answer, sorted, with the known name after a misspelt one. Logs new ones.
 
         Args:
-            aliases: the known names by what others call them.
+            aliases: known names, by the names that other servers use.
         """
         found = sorted({name[:_IGNORED_NAME_MAX] for name in names})[:_IGNORED_MAX]
         known = frozenset(known)
-        told = []
+        reported = []
         for name in found:
-            # A known one is not acted on here; what stands in one is told by its path.
+            # A known name is ignored in this request only; a path names a field within one.
             is_known = name in known or "." in name
             near = None if is_known else aliases.get(name) or meant(name, sorted(known))
             self.add(name, near)
-            told.append(name if near is None else f"{name} (did you mean {near}?)")
-        return tuple(told)
+            reported.append(name if near is None else f"{name} (did you mean {near}?)")
+        return tuple(reported)
 
 
 def unknown(fields: Mapping[str, Any], known: Iterable[str]) -> set[str]:
-    """The fields that an adapter does not know and that have a value."""
+    """The fields with a value that an adapter does not know."""
     return {name for name in fields.keys() - set(known) if fields[name] is not None}
 
 
@@ -147,10 +144,10 @@ def _biases(wire: Mapping[str, float], vocabulary_tokens: int) -> dict[int, floa
 
 def seed(value: int | None) -> int | None:
     """
-    A seed of 64 bits, with or without a sign.
+    A seed of 64 bits, signed or unsigned.
 
     Raises:
-        ClientError: it has more.
+        ClientError: it is out of range.
     """
     return integer("seed", value, -(2**63), 2**64 - 1)
 
@@ -159,15 +156,15 @@ def thinking(
     effort: str | None, where: str, facts: ServerFacts
 ) -> tuple[Mapping[str, Any], frozenset[str]]:
     """
-    What an effort of thinking sets of the template, and what is ignored of it: where the model's
-    template has no switch, nothing comes of it.
+    The template settings of an effort of thinking, and what of it is ignored: an effort has no
+    effect if the model's template has no switch for it.
 
     Args:
-        effort: None where nothing is said.
-        where: it stands, as a path into the body.
+        effort: None if the request has none.
+        where: its path in the body.
 
     Raises:
-        ClientError: it is none.
+        ClientError: it is unknown.
     """
     if effort is None:
         return {}, frozenset()
@@ -185,22 +182,22 @@ def thinking(
 
 def integer(name: str, value: int | None, low: int, high: int) -> int | None:
     """
-    A value between two limits, which it may reach.
+    A value between two limits, inclusive.
 
     Raises:
-        ClientError: it is beyond them.
+        ClientError: it is out of range.
     """
     if value is None or low <= value <= high:
         return value
     limits = f"between {low} and {high}"
-    if high == INT64_MAX:  # nobody comes near it, and it would hide the limit that counts
+    if high == INT64_MAX:  # no client comes near it, and it would distract from the other limit
         limits = f"at least {low}" if value < low else f"at most {high}"
     raise ClientError(f"{name} must be {limits}", param=name)
 
 
 def stop_texts(name: str, texts: tuple[str, ...], texts_max: int) -> tuple[str, ...]:
     """
-    Texts that end an answer.
+    The texts that end an answer.
 
     Raises:
         ClientError: there are too many, or one is empty.
@@ -215,10 +212,10 @@ def stop_texts(name: str, texts: tuple[str, ...], texts_max: int) -> tuple[str, 
 
 def model_name(value: str | None) -> str:
     """
-    The model that a client asks for; empty where it names none.
+    The model that a request names; empty if it names none.
 
     Raises:
-        ClientError: the name is too long to go on record.
+        ClientError: the name is too long for the journal.
     """
     if value is not None and len(value) > NAME_MAX:
         raise ClientError(f"model is longer than {NAME_MAX} characters", param="model")
@@ -236,16 +233,16 @@ def reuse(wire: CommonFields) -> Reuse:
         session_name=_session_name(wire.session_id),
         cache_prompt=wire.cache_prompt is not False,
         cache_mode=_cache_mode(wire.cache_mode),
-        ttl_s=_lifetime(wire.ttl),
+        ttl_s=_ttl(wire.ttl),
     )
 
 
 def _session_name(value: str | None) -> str | None:
     """
-    The session that a client names, if any.
+    The session that a request names, if any.
 
     Raises:
-        ClientError: it is no name.
+        ClientError: the name is invalid.
     """
     if value is not None and not is_name(value):
         raise ClientError(
@@ -260,12 +257,12 @@ def _session_name(value: str | None) -> str | None:
     return value
 
 
-def _lifetime(value: int | str | None) -> int | None:
+def _ttl(value: int | str | None) -> int | None:
     """
-    The life of what a request uses and leaves, in seconds, if the client says it.
+    The TTL of the session and blocks that a request uses, in seconds, if it sets one.
 
     Raises:
-        ClientError: it is no time.
+        ClientError: it is not a duration.
     """
     if value is None:
         return None
@@ -277,10 +274,10 @@ def _lifetime(value: int | str | None) -> int | None:
 
 def _cache_mode(value: str | None) -> CacheMode:
     """
-    From what a request may go on; from all that there is, where the client does not say.
+    What a request may reuse; everything by default.
 
     Raises:
-        ClientError: it is none.
+        ClientError: the mode is unknown.
     """
     match value:
         case None:
@@ -295,13 +292,13 @@ def _cache_mode(value: str | None) -> CacheMode:
 
 def check_name(name: str, where: str) -> None:
     """
-    Refuse a tool without a name: no call of it could be told from a text that is none.
+    Refuse a tool without a name, because its calls could not be distinguished from text.
 
     Args:
-        where: the name, as a path into the body.
+        where: the path of the name in the body.
 
     Raises:
-        ClientError: it is empty.
+        ClientError: the name is empty.
     """
     if not name:
         raise ClientError(f"{where} must not be empty", param=where)
@@ -322,8 +319,8 @@ def group(headers: Mapping[str, str]) -> str | None:
 
 def group_name(value: str | None) -> str | None:
     """
-    The group that a text names, if it is a name. It is a hint about where to look first: one that
-    cannot be a name is no reason to refuse.
+    The group that a text names, if it is a valid name. An invalid one is ignored, because the group
+    is only a hint about where to look first.
     """
     name = (value or "").strip()
     return name if is_name(name) else None

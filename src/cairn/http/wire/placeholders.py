@@ -1,13 +1,13 @@
 """
-What stands in the place of a part that this server's models cannot read.
+The placeholders for parts that this server's models cannot read.
 
-A client does not choose what a tool gives it, an image for one, and sends it with every request
-from then on: a refusal would end the conversation. So would one of what a user sent himself in a
-turn that was answered, by another model for one. What he asks about now is refused, as he can send
-something else. The texts are constant, so that what a prompt began with it begins with in the next
-turn too.
+A client does not choose what a tool returns, such as an image, and sends it with every later
+request: a refusal would end the conversation. The same holds for what a user sent in a turn that
+was already answered, perhaps by another model. In the current turn such a part is refused, because
+the user can send something else. The texts are constant, so that a later prompt begins with the
+same text.
 
-What Anthropic takes back and shows its models nothing of has the empty text.
+Blocks that Anthropic does not show its own models have the empty text.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ OF_PARTS: Final[Mapping[str, str]] = MappingProxyType(
         "input_audio": _SOUND,
     }
 )
-"""By their types, the parts of a message that are no text."""
+"""The placeholders for parts of a message that are not text, by their types."""
 
 _CALL: Final = "[a call of a tool, which another server ran]"
 _RESULT: Final = "[what that tool gave, which was for that server]"
 _SUMMARY: Final = "[a summary of what was said before, which was for that server]"
-#: That another model answered from there on, and which tools a server had to offer.
+#: They say that another model took over, and which tools a server offered.
 _UNSHOWN: Final = frozenset({"fallback", "mcp_tool_listing"})
 
 
 def answered(roles: Sequence[str]) -> int:
-    """How many messages stand before the assistant's last one."""
+    """How many messages are before the assistant's last one."""
     return max((index for index, role in enumerate(roles) if role == "assistant"), default=0)
 
 
 def of_server_tools(kind: str) -> str | None:
     """
-    What stands in the place of a block that Anthropic's server made, or that its server's tools
-    did; None for a block of another kind.
+    The placeholder for a block that Anthropic's server or its tools made; None for other blocks.
     """
     if kind in _UNSHOWN:
         return ""
@@ -56,5 +55,5 @@ def of_server_tools(kind: str) -> str | None:
         return _CALL
     if kind == "compaction":
         return _SUMMARY
-    # web_search_tool_result, mcp_tool_result and others; the client's own is none of them.
+    # web_search_tool_result, mcp_tool_result and others, but not the client's own tool_result.
     return _RESULT if kind.endswith("_tool_result") else None

@@ -34,7 +34,7 @@ def meant(name: str, known: Iterable[str]) -> str | None:
     return spelt[near[0]] if near else None
 
 
-def slip_for(wanted: str, fields: Mapping[str, Any], known: Iterable[str]) -> str | None:
+def slip_for(missing_name: str, fields: Mapping[str, Any], known: Iterable[str]) -> str | None:
     """
     The field that may be sent for one that is missing; None where none is like it. Of very many
     fields the first ones are looked at.
@@ -49,7 +49,7 @@ def slip_for(wanted: str, fields: Mapping[str, Any], known: Iterable[str]) -> st
         if value is not None and name not in known and len(name) <= _CANDIDATE_LETTERS_MAX
     )
     candidates = islice(others, _CANDIDATES_MAX)
-    return next((name for name in candidates if meant(name, (wanted,)) is not None), None)
+    return next((name for name in candidates if meant(name, (missing_name,)) is not None), None)
 
 
 def _bare(name: str) -> str:
