@@ -17,7 +17,16 @@ from cairn.http.wire.errors import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.chat_completions.test_client import ask
 from tests.http.conftest import Serve
-from tests.http.fake_service import ACCEPTED, DELTAS, FACTS, FINISHED, FakeService, token
+from tests.http.fake_service import (
+    ACCEPTED,
+    DELTAS,
+    FACTS,
+    FINISHED,
+    PREFILLING,
+    QUEUED,
+    FakeService,
+    token,
+)
 
 
 def read(**fields: Any) -> TextRequest:
@@ -194,3 +203,16 @@ async def test_an_error_names_the_prompt():
     response = await create_app(service).test_client().post("/v1/completions", data=json.dumps(ASK))
     error = json.loads(await response.get_data(as_text=True))["error"]
     assert (400, "prompt") == (response.status_code, error["param"])
+
+
+@pytest.mark.trio
+async def test_a_stream_that_waits_is_kept_alive():
+    """While the prompt waits or is prefilled, comments say how far it is."""
+    script = (QUEUED, ACCEPTED, PREFILLING, FINISHED)
+    client = create_app(FakeService(script)).test_client()
+    response = await client.post(
+        "/v1/completions", data=json.dumps({"prompt": "a", "stream": True})
+    )
+    text = await response.get_data(as_text=True)
+    assert text.startswith(": waiting\n\n")
+    assert ": prefill 512/2048\n\n" in text

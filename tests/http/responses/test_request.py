@@ -8,14 +8,15 @@ from typing import Any
 import attrs
 import pytest
 
-from cairn.actors.requests.messages import Generate
+from cairn.actors.requests.messages import Generate, StoredTurn
 from cairn.engine.answer.grammar import ANY_OBJECT, Constraint
+from cairn.engine.answer.parts import Called
 from cairn.engine.prompt.template import Message
 from cairn.http.responses.request import ResponsesRequest, read_responses_request
 from cairn.http.wire import placeholders as placeholders
 from cairn.http.wire.errors import ClientError
 from cairn.http.wire.parameters import Ignored
-from tests.http.fake_service import FACTS
+from tests.http.fake_service import FACTS, FINISHED
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": SCHEMA}
@@ -473,3 +474,30 @@ def test_an_input_that_is_misspelt():
         assert ("input", "missing_required_parameter") == (error.param, error.code)
     assert "meant" not in refused(input=None, inbox="x").message
     assert "meant" not in refused(input=[], inptu="x").message
+
+
+def test_parameters_of_a_tool_that_are_nested_too_deeply():
+    """They are refused, with their path."""
+    schema: dict[str, Any] = {}
+    for _ in range(300):
+        schema = {"items": schema}
+    error = refused(tools=[{**LOOK, "parameters": schema}])
+    assert "tools[0].parameters" == error.param
+
+
+def test_a_reference_to_a_call_that_was_cut_off_is_its_text():
+    """What the model wrote of the call is text, as it is in an answer that is sent back."""
+    turn = StoredTurn(
+        request="r1",
+        previous=None,
+        created_s=1,
+        asked=(),
+        parts=(Called(index=0, id="c", name="look", arguments="{", cut="<call>{"),),
+        note="",
+        finished=FINISHED,
+    )
+    body = json.dumps({"input": [{"type": "item_reference", "id": "fc_r1_0"}, HELLO]}).encode()
+    draft = read_responses_request(body, {}, Ignored(), FACTS)
+    conversation = draft.complete((), {"r1": turn}).command.conversation
+    assert conversation is not None
+    assert Message(role="assistant", content="<call>{") == conversation.messages[0]

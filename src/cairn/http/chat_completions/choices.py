@@ -210,7 +210,7 @@ class StreamedChoices(Generic[C]):
         self, choices: list[C], usage: Usage | UnsetType | None, cairn: CairnObject | UnsetType
     ) -> Sent:
         """The object of an event."""
-        raise NotImplementedError
+        raise NotImplementedError  # pragma: no cover (each protocol has its own)
 
     def _cairn(self, accepted: Accepted) -> CairnObject:
         """The ``cairn`` object of an answer. Only the first one lists what was ignored."""

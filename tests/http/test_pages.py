@@ -1,0 +1,25 @@
+"""The front page shows the state of the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from cairn.http.pages import front_page
+from tests.http.fake_service import FACTS, STATISTICS
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "<td>serving</td>"),
+        ({"admission_bug": "<bug>"}, "admission is closed; bug id &lt;bug&gt;"),
+        ({"journal_full": True}, "the journal's disk is full; no requests are answered"),
+    ],
+)
+def test_the_state_of_the_server(changes: dict[str, Any], expected: str):
+    """A server that admits nothing says why."""
+    statistics = attrs.evolve(STATISTICS, **changes)
+    assert expected in front_page(FACTS, statistics, "http://here", with_keys=False)
