@@ -216,8 +216,8 @@ async def compute_block(
         prewarmed: whether no request asks for it, see ``Memory.seal``.
 
     Returns:
-        None if the idle time ended before; ``doubt`` if the block, or one that it is built on, is
-        quarantined: nothing of it stays in the slab.
+        None if the idle time ended before; ``quarantined`` if the block or one that it is built on
+        is: nothing of it stays in the slab.
     """
     start, end = place * cache.block_tokens, (place + 1) * cache.block_tokens
 
