@@ -1,8 +1,8 @@
 """
-The commands, and the border at which errors become sentences and exit codes.
+The commands. Errors become sentences and exit codes here.
 
-A command's module is loaded when the command runs: `ops verify` works where MLX does not, and
-`ops --help` is there at once. So the sentence on each command stands here as well.
+A command's module is loaded when the command runs, so that `ops verify` works without MLX and
+`ops --help` is fast. The table below therefore repeats the first sentence of each command's help.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from cairn.journal.errors import JournalError
 
 COMMANDS = {
     "serve": ("cairn.ops.serve.command:serve", "Run the server."),
-    "chat": ("cairn.ops.chat.command:chat", "Talk with the model on the terminal."),
+    "chat": ("cairn.ops.chat.command:chat", "Chat with a model in the terminal."),
     "verify": (
         "cairn.ops.journal.verify:verify",
         "Check a journal: its hash chain and all invariants.",
     ),
     "replay": (
         "cairn.ops.journal.replay:replay",
-        "Tell the story of a bug id or a session, and redo it.",
+        "Show what happened in a bug or a session, and check it again.",
     ),
     "sessions": ("cairn.ops.journal.sessions:sessions", "List the sessions of a journal."),
     "agents": (
         "cairn.ops.journal.agents:agents",
-        "List the agents of a journal, or show what was said with one.",
+        "List the agents of a journal, or show the conversation of one.",
     ),
     "tail": (
         "cairn.ops.journal.tail:tail",
@@ -43,41 +43,41 @@ COMMANDS = {
     "export": ("cairn.ops.journal.export:export", "Write a journal as lines of JSON."),
     "drill": (
         "cairn.ops.drills.command:drill",
-        "Damage a private server on purpose, and see it caught.",
+        "Damage a private server on purpose, and check that the damage is caught.",
     ),
     "conform": (
         "cairn_conform.command:conform",
-        "Ask a server from outside whether a cache hit gives what a miss gives.",
+        "Check over HTTP that a server's cache does not change its answers.",
     ),
     "bench": (
         "cairn_bench.command:bench",
-        "Measure Cairn beside mlx-lm's server, on the same model, in one run.",
+        "Measure Cairn and mlx-lm's server on the same model, in one run.",
     ),
     "migrate": (
         "cairn.ops.journal.migrate:migrate",
-        "Bring a journal's schema up to date, or make one.",
+        "Create a journal, or bring its schema up to date.",
     ),
     "journal": (
         "cairn.ops.journal.command:journal",
         "Show the journal's size and growth, and prune it.",
     ),
-    "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to do."),
+    "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to fix."),
 }
-"""Name of a command: where it is, and what it does."""
+"""Name of a command: its module and function, and the first sentence of its help."""
 
 
 class Unreadable(click.ClickException):
-    """What was asked for cannot be read or written, or is not there."""
+    """Something that a command needs cannot be read or written, or does not exist."""
 
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        """Print the sentence, and nothing but it."""
+        """Print the sentence without click's prefix."""
         click.echo(self.format_message(), file=file, err=True)
 
 
 class Interrupted(Unreadable):
-    """Ctrl-C ended a command. What 1 means to it, nobody has found out."""
+    """Ctrl-C ended a command. Exit code 1 would have the meaning that the command gives it."""
 
     exit_code = 130
 
@@ -89,7 +89,7 @@ def installed(name: str) -> bool:
 
 
 class Commands(click.Group):
-    """A group that loads the module of a command when it is called for."""
+    """A group that loads the module of a command when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the installed commands, in the order of the table."""
@@ -112,13 +112,13 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """
-        The command that is asked for, and what is left of the line.
+        The command that the first argument names, and the other arguments.
 
         Raises:
-            click.UsageError: there is none of that name; it names those that are nearly so called.
+            click.UsageError: there is no such command; the message suggests similar names.
         """
         name = args[0]
-        # click looks among the commands that are loaded, and none is.
+        # click suggests only loaded commands, and none is loaded.
         near = [] if name in COMMANDS else get_close_matches(name, COMMANDS)
         if near and not ctx.resilient_parsing:
             words = " or ".join(f"`ops {one}`" for one in near)
@@ -126,14 +126,14 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, from the table: nothing is loaded for it."""
+        """Write the list of commands from the table, without loading any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
         """
-        Run a command; an error of the journal ends it with a sentence and exit code 2, Ctrl-C with
-        130 where the command does not say otherwise.
+        Run a command. A journal error ends it with a sentence and exit code 2, Ctrl-C with 130
+        unless the command handles it.
         """
         try:
             return super().invoke(ctx)
@@ -153,8 +153,8 @@ class Commands(click.Group):
 @click.version_option(__version__, prog_name="cairn")
 def ops() -> None:
     """
-    Operate Cairn. Data goes to stdout, logs and progress to stderr. A command that Ctrl-C stopped
-    ends with 130.
+    Operate Cairn. Data goes to stdout, logs and progress to stderr. A command stopped by Ctrl-C
+    exits with 130.
     """
 
 
@@ -173,14 +173,14 @@ def main() -> None:
 
 def _clear(error: BaseException) -> None:
     """
-    End what was under way when an error came: a progress bar that its reader left hides the cursor,
-    and nothing else ends it before the process.
+    Close the generators in an error's traceback: a progress bar that is not closed leaves the
+    cursor hidden.
     """
     traceback.clear_frames(error.__traceback__)
 
 
 def _code(ended: SystemExit) -> int:
-    """The exit code that Python would give the process; what is none is told on stderr."""
+    """The exit code that Python would use; a message in its place is printed on stderr."""
     if ended.code is None or isinstance(ended.code, int):
         return ended.code or 0
     click.echo(ended.code, err=True)
@@ -189,17 +189,16 @@ def _code(ended: SystemExit) -> int:
 
 def _leave(code: int) -> NoReturn:
     """
-    End the process here and now, with what was printed.
+    Flush the output and end the process without shutting the interpreter down.
 
-    A thread that has ended for Python may still clean up natively what MLX kept for it, and asks
-    for the interpreter to do so. One that is being taken down kills such a thread, in the midst of
-    C++ that permits no such thing, and the whole process aborts. So it is not taken down: what must
-    be closed, the command has closed.
+    A thread that has ended for Python may still be freeing what MLX holds for it, for which it
+    needs the interpreter. An interpreter that shuts down kills such a thread inside C++ code that
+    does not allow it, and the whole process aborts. Commands close what must be closed.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError as error:
-            if error.errno != errno.EPIPE:  # somebody who reads no further misses nothing
+            if error.errno != errno.EPIPE:  # the reader closed the pipe, and needs no more
                 code = code or 1
     os._exit(code)

@@ -79,14 +79,14 @@ class Found:
 @click.option("--port", type=click.IntRange(1, 65535), default=_PORT, show_default=True)
 def doctor(data_dir: Path, journal: str | None, port: int, models: Path | None) -> None:
     """
-    Check this machine, and say what to do.
+    Check this machine, and say what to fix.
 
-    A line for each check: ok, warn or fail.
+    Prints a line for each check: ok, warn or fail.
 
     \b
     Exit code
-      0  nothing fails
-      1  something does
+      0  no check fails
+      1  a check fails
     """
     failed = False
     url = url_of(data_dir, journal)

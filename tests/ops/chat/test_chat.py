@@ -169,7 +169,7 @@ def test_an_address_as_it_is_typed(typed: str, url: str):
 )
 def test_what_is_no_address(typed: str):
     """What no connection could be made to is refused in a sentence."""
-    with pytest.raises(click.BadParameter, match="is no address"):
+    with pytest.raises(click.BadParameter, match="is not a URL"):
         read_url(typed)
 
 

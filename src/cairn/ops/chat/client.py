@@ -52,9 +52,9 @@ def read_url(url: str) -> str:
         (parts.hostname or "").encode("idna")  # and what no connection could be made to
         parts.path.encode("ascii")
     except ValueError as error:
-        raise click.BadParameter(f"{url!r} is no address: {error}.") from error
+        raise click.BadParameter(f"{url!r} is not a URL: {error}.") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise click.BadParameter(f"{url!r} is no address; one is http://127.0.0.1:8000.")
+        raise click.BadParameter(f"{url!r} is not a URL; expected one like http://127.0.0.1:8000.")
     path = parts.path.rstrip("/").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"
 

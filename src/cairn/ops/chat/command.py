@@ -70,15 +70,17 @@ def _url(_: click.Context, __: click.Parameter, value: str | None) -> str | None
 @api_key_option
 @data_dir_option
 @click.option("--model", metavar="DIR", help="Start a server with this model, as `ops serve` does.")
-@click.option("--system", metavar="TEXT", help="A system message at the beginning.")
-@click.option("--temperature", type=click.FloatRange(0, 100), help="Of sampling; 0 is greedy.")
+@click.option("--system", metavar="TEXT", help="The system message.")
+@click.option(
+    "--temperature", type=click.FloatRange(0, 100), help="The sampling temperature; 0 is greedy."
+)
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
     help="Sample among the likeliest tokens that together have this probability.",
 )
 @click.option("--seed", type=int, help="Of sampling: with it the same words give the same answer.")
-@click.option("--max-tokens", type=click.IntRange(1), help="The longest answer.")
+@click.option("--max-tokens", type=click.IntRange(1), help="The longest answer, in tokens.")
 @click.option("--think", is_flag=True, help="Let a model that can do so think before it answers.")
 @click.pass_context
 def chat(
@@ -93,15 +95,15 @@ def chat(
     **sampling: Any,
 ) -> None:
     """
-    Talk with the model on the terminal.
+    Chat with a model in the terminal.
 
-    The server at the default address is talked to, or with --data-dir the one that uses this
-    directory. Where none runs, one is started for the chat, and ends with it. A line below each
-    answer tells the path that the server chose, how many tokens of the prompt it had not to compute
-    again, and how long the first token took. /help lists what can be typed besides messages.
+    Connects to the server at the default address or, with --data-dir, to the one that uses this
+    directory. If none is running, a server is started for the chat and stopped with it. A line
+    after each answer shows the path that the server chose, how many prompt tokens were reused, and
+    the time to the first token. /help lists the commands of the chat.
 
-    Answers go to stdout, all else to stderr. Where stdin or stdout is no terminal, each line is a
-    message, and one that is not answered ends the chat with exit code 1.
+    Answers go to stdout, everything else to stderr. If stdin or stdout is not a terminal, each line
+    is a message, and the first one that fails ends the chat with exit code 1.
     """
     over = context.get_parameter_source("data_dir") is ParameterSource.COMMANDLINE
     if url is not None and (over or model is not None):

@@ -72,7 +72,7 @@ def journal_options(command: Decorated) -> Decorated:
     option = click.option(
         "--journal",
         metavar="URL",
-        help="The journal, where it is not journal.db in the data directory: a database URL, or "
+        help="The journal, if it is not journal.db in the data directory: a database URL, or "
         "the path of an SQLite file.",
     )
     return data_dir_option(option(command))

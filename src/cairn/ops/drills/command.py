@@ -46,19 +46,20 @@ class Played:
 @data_dir_option
 def drill(name: str | None, listed: bool, data_dir: Path) -> None:
     """
-    Damage a private server on purpose, and see it caught.
+    Damage a private server on purpose, and check that the damage is caught.
 
-    A drill starts a server of its own on the loopback, with Pebble and a journal of its own. It
-    damages the real thing in it (an array, a slab, an order, a row), and looks whether it was
-    caught, journaled, counted, logged, answered as promised, confined to its scope, and replayed.
-    A server that runs is not touched. What a drill journaled stays in DATA_DIR/drills/TIME-NAME, so
-    that its bug id can be replayed; delete that directory when you are done.
+    A drill starts a server of its own on the loopback, with Pebble and a new journal. It damages
+    the real thing in it (an array, a slab, an order, a row), and checks that the damage is
+    detected, journaled, counted, logged, answered as documented, confined to its scope, and
+    replayed. Servers that are running are not touched. The drill's journal stays in
+    DATA_DIR/drills/TIME-NAME, so that its bug id can be replayed; delete that directory when you
+    are done.
 
     \b
     Exit code
-      0  all of that is so
-      1  something is not; it is marked NO
-      2  no such drill, or it could not be held
+      0  all checks pass
+      1  a check failed; it is marked NO
+      2  no such drill, or it could not be run
     """
     if listed:
         table(

@@ -37,7 +37,7 @@ class _ListFirst(click.Group):
 @click.group(cls=_ListFirst, epilog=example("ops agents", "ops agents show review"))
 def agents() -> None:
     """
-    List the agents of a journal, or show what was said with one.
+    List the agents of a journal, or show the conversation of one.
 
     Without a command: `ops agents list`. Both read the journal, beside a running server as well.
     """

@@ -53,14 +53,14 @@ def export(
     no_private: bool,
 ) -> None:
     """
-    Write a journal as lines of JSON, one event a line.
+    Write a journal as lines of JSON, one event on each line.
 
-    `ops verify` and `ops replay` take the file, packed with gzip or not. Without texts and token
-    ids, or of one session alone, `ops verify` can check the hashes only, and says so.
+    `ops verify` and `ops replay` read the file, also when it is compressed with gzip. Without texts
+    and token ids, or with one session only, `ops verify` can check only the hashes, and says so.
 
-    Of a journal that was pruned, the first line is the base that stands in the place of the rows
-    that are gone. Before the rows of one session it says only which base that is, and how many of
-    the session's rows went.
+    If the journal was pruned, the first line is the base that replaces the pruned rows. In the
+    export of one session, the first line says which base that is and how many of the session's rows
+    were pruned.
     """
     source = Source.of(data_dir, journal)
     base = source.base()

@@ -13,7 +13,7 @@ from cairn.ops.common.locations import example, journal_options, url_of
 @journal_options
 def migrate(data_dir: Path, journal: str | None) -> None:
     """
-    Bring a journal's schema up to date, or make one.
+    Create a journal, or bring its schema up to date.
 
     Rows are never rewritten. Stop the server first.
     """

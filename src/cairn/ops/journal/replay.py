@@ -72,10 +72,12 @@ class Asked:
 @click.argument("target", metavar="[BUG_ID|SESSION]", required=False)
 @file_argument
 @journal_options
-@click.option("--at", type=click.IntRange(min=0), metavar="POSITION", help="Show the state there.")
+@click.option(
+    "--at", type=click.IntRange(min=0), metavar="POSITION", help="Show the state after this row."
+)
 @click.option("--engine", is_flag=True, help="Run the model again and compare its tokens.")
-@click.option("--model", metavar="DIR", help="For --engine: the model, if it lies elsewhere now.")
-@click.option("--adapter", metavar="DIR", help="For --engine: the adapter, likewise.")
+@click.option("--model", metavar="DIR", help="For --engine: the model, if it has moved.")
+@click.option("--adapter", metavar="DIR", help="For --engine: the adapter, if it has moved.")
 def replay(
     data_dir: Path,
     journal: str | None,
@@ -87,21 +89,21 @@ def replay(
     adapter: str | None,
 ) -> None:
     """
-    Tell the story of a bug id or a session, and redo it.
+    Show what happened in a bug or a session, and check it again.
 
-    Of a bug id: the session, the events that led to it, the row that broke, and whether the check
-    breaks again. Of a session: its requests, with every path decision made again. At least six
-    characters of an id will do. FILE is an export; without it, the server's journal is read.
+    For a bug id: the session, the events that led to it, the row that broke, and whether the check
+    fails again. For a session: its requests, with every path decision made again. The first six
+    characters of an id are enough. FILE is an export; without it, the server's journal is read.
 
-    With --engine, every pass of the session is run on its model again. Nothing is run where rows
-    were changed, or where a check breaks that is not on record.
+    With --engine, every pass of the session is run on its model again. Nothing is run if rows were
+    changed, or if a check fails that is not on record.
 
     \b
     Exit code
-      0  reproduced; for a session: all of it came out the same
+      0  reproduced; for a session: everything is the same again
       1  not reproduced; for a session: something is broken, or nothing could be run again
       2  no such id, or the journal cannot be read
-      3  with --engine: an event came out otherwise; it is named
+      3  with --engine: an event came out differently; it is named
       4  with --engine: the journal was written under another fingerprint
     """
     if at is not None and target is not None and file is None and _is_file(target):

@@ -21,14 +21,13 @@ from cairn.ops.common.output import Shown, table
 @journal_options
 def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
     """
-    List the sessions of a journal, the last used one first.
+    List the sessions of a journal, the most recently used first.
 
-    `in slab` are the tokens whose KV the session holds in memory, `blocks` those of them in sealed
-    blocks. A session is `lost` where its server died at a request of it; it goes on at the next
-    start. Closed sessions are forgotten by the server and not listed; the journal still has their
-    events.
+    `in slab` counts the tokens whose KV cache the session has in memory, `blocks` those of them in
+    sealed blocks. A session is `lost` if its server died during one of its requests; it continues
+    at the next start. Closed sessions are not listed; the journal still has their events.
 
-    On a terminal ids have eight characters, and times (UTC) no date if it is today's.
+    On a terminal, ids are cut to eight characters, and times (UTC) of today have no date.
     """
     requests: dict[str, int] = {}
     used_us: dict[str, int] = {}

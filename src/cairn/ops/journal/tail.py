@@ -146,11 +146,13 @@ class Seen:
 @data_dir_option
 @click.argument("values", metavar="[FIELD=VALUE]...", nargs=-1)
 @click.option("--journal", is_flag=True, help="The events of the journal in place of the log.")
-@click.option("--url", metavar="URL", help="Another journal than the data directory's.")
-@click.option("-f", "--follow", is_flag=True, help="Go on as more comes, until Ctrl-C.")
+@click.option("--url", metavar="URL", help="The journal, if it is not in the data directory.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="The last N only. [default: 10]")
 @click.option("--since", metavar="T", help="A time (ISO 8601), or how long ago: 90s, 10m, 2h, 1d.")
-@click.option("--session", metavar="ID", help="Of one session; the beginning of its id will do.")
+@click.option(
+    "--session", metavar="ID", help="Only this session; the beginning of its id is enough."
+)
 @click.option("--grep", metavar="RE", help="What matches a regular expression.")
 @click.option("--after", type=click.IntRange(min=0), metavar="CURSOR", help="Go on behind there.")
 @click.option("--private", is_flag=True, help="Texts and token ids of events too.")

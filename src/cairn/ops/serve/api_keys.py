@@ -83,8 +83,8 @@ api_key_option = click.option(
     metavar="KEY",
     envvar=KEY_VARIABLE,
     callback=_key,
-    help=f"For a server that wants one. Better in ${KEY_VARIABLE}: here it stands in the list of "
-    "processes.",
+    help=f"Your API key, if the server requires one. Prefer ${KEY_VARIABLE}: other users can see "
+    "options in the list of processes.",
 )
 """The client's own key, for a command that asks a server."""
 

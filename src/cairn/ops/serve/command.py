@@ -66,56 +66,67 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
 @click.option(
     "--model",
     metavar="DIR",
-    help="A model directory of mlx-lm, or a hub's name; without it Pebble, which is built in.",
+    help="An mlx-lm model directory, or a name on the hub. Default: Pebble, the built-in model.",
 )
 @models_option
-@click.option("--adapter", metavar="DIR", help="An adapter (LoRA) of mlx-lm's over the model.")
+@click.option("--adapter", metavar="DIR", help="An mlx-lm adapter (LoRA) for the model.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "model"]),
     default="auto",
     show_default=True,
-    help="The weights in float32, or as the model has them. auto: float32 on a CPU, if it fits.",
+    help="Load the weights in float32, or in the model's own type. auto: float32 on a CPU, "
+    "if it fits.",
 )
-@click.option("--model-name", metavar="NAME", help="What clients see, if not the directory's name.")
+@click.option(
+    "--model-name", metavar="NAME", help="The name that clients see. Default: the directory's name."
+)
 @click.option(
     "--strict-model-names",
     is_flag=True,
-    help="Refuse (404) requests for another model than those that are served.",
+    help="Refuse requests for models that are not served (404).",
 )
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="The address to listen on. One that others reach needs API keys.",
+    help="The address to listen on. One that other machines can reach requires API keys.",
 )
 @click.option(
-    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free one."
+    "--port",
+    default=8000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="The port to listen on; 0 picks a free one.",
 )
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=default_data_dir,
     show_default="$CAIRN_DATA_DIR, else ~/.local/share/cairn",
-    help="Where the journal, the log and block files lie.",
+    help="The directory of the journal, the log and the block files.",
 )
-@click.option("--journal", metavar="URL", help="A database for the journal, if not SQLite there.")
+@click.option(
+    "--journal",
+    metavar="URL",
+    help="A database URL for the journal. Default: SQLite in the data directory.",
+)
 @click.option(
     "--block-tokens",
     type=click.IntRange(8, 4096),
-    help="C, the tokens of a canonical pass (64 on a CPU, 256 on a GPU).",
+    help="C, the tokens of a block and of a prefill pass (64 on a CPU, 256 on a GPU).",
 )
 @click.option(
     "--decode-rows",
     type=click.IntRange(1, 64),
-    help="W, the rows of a decode pass: so many requests are served at once (4).",
+    help="W, the rows of a decode pass: the number of requests that decode at the same time (4).",
 )
 @click.option(
     "--kv-cache",
     type=click.Choice(["slab", "mlx-lm"]),
     default="slab",
     show_default=True,
-    help="Cairn's cache classes, or mlx-lm's own.",
+    help="Use Cairn's cache classes, or those of mlx-lm.",
 )
 @click.option(
     "--kv-policy",
@@ -123,8 +134,9 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     default="full",
     show_default=True,
     is_eager=True,  # read before what is said of it, wherever it stands
-    help="What a token attends to: all before it, or the first tokens and a window of the last. "
-    "That bounds the memory of a session at rest, and changes answers past the window.",
+    help="What a token attends to: all tokens before it, or the first ones and a window of "
+    "the last "
+    "ones, which limits the memory of an idle session and changes answers beyond the window.",
 )
 @click.option(
     "--sink-tokens",
@@ -132,7 +144,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     default=4,
     show_default=True,
     callback=_of_window,
-    help="The first tokens, under --kv-policy sink_window.",
+    help="The number of first tokens for --kv-policy sink_window.",
 )
 @click.option(
     "--window-tokens",
@@ -140,14 +152,14 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     default=4096,
     show_default=True,
     callback=_of_window,
-    help="The window, likewise; at least four chunks.",
+    help="The window for --kv-policy sink_window; at least four blocks.",
 )
 @click.option(
     "--pool-slabs",
     type=click.IntRange(1),
     default=16,
     show_default=True,
-    help="Sessions whose KV is held ready at the same time.",
+    help="The number of sessions whose KV cache is in a slab at the same time.",
 )
 @click.option(
     "--slab-idle",
@@ -155,21 +167,22 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     show_default=True,
     type=click.IntRange(0, 86_400),
     metavar="SECONDS",
-    help="How long a session at rest keeps its slab, where all of it lies in blocks in memory "
-    "too. 0 keeps none.",
+    help="How long an idle session keeps its slab when sealed blocks in memory hold the "
+    "same. 0: not "
+    "at all.",
 )
 @click.option(
     "--pool-mb",
     type=click.IntRange(1),
-    help="MiB for them (a quarter of the memory; less beside a large model).",
+    help="MiB for slabs (a quarter of the memory, or less with a large model).",
 )
-@click.option("--blocks-mb", type=click.IntRange(1), help="MiB for sealed blocks (as much).")
+@click.option("--blocks-mb", type=click.IntRange(1), help="MiB for sealed blocks (as for slabs).")
 @click.option(
     "--disk-mb",
     default=4096,
     show_default=True,
     type=click.IntRange(0),
-    help="MiB for sealed blocks in files, so that a restart is not cold; 0 keeps none.",
+    help="MiB for sealed blocks in files, which stay warm across a restart; 0 writes none.",
 )
 @click.option(
     "--ttl",
@@ -178,7 +191,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     callback=_lifetime,
     metavar="TIME",
     help="How long a conversation and its blocks are kept after their last use, in memory and in "
-    "files, where a client does not say; within the budgets. Seconds, or 5m, 1h, 7d.",
+    "files, unless the client sets it. The memory limits come first. Seconds, or 5m, 1h, 7d.",
 )
 @click.option(
     "--min-cache-tokens",
@@ -186,37 +199,36 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     show_default=True,
     type=click.IntRange(0),
     metavar="TOKENS",
-    help="Keep nothing of a shorter prompt for other requests. What does not fill a chunk is never "
-    "kept.",
+    help="Do not cache shorter prompts for other requests. Less than a full block is never cached.",
 )
 @click.option(
     "--no-prewarm",
     is_flag=True,
-    help="Settle what was generated, not what the next prompt will begin with.",
+    help="While idle, do not compute the beginning of a session's next prompt.",
 )
 @click.option(
     "--max-tokens",
     default=1024,
     show_default=True,
     type=click.IntRange(1),
-    help="The longest answer where a client names no limit.",
+    help="The longest answer, unless the client sets a limit.",
 )
 @click.option(
     "--queue",
     default=64,
     show_default=True,
     type=click.IntRange(0),
-    help="Requests that may wait; the next one gets 429.",
+    help="How many requests may wait; further ones get 429.",
 )
 @click.option(
     "--heartbeat",
     default=10.0,
     show_default=True,
-    # Clients and what stands between give up on a line that is silent for longer.
+    # Clients and proxies give up on a connection that is silent for longer.
     type=click.FloatRange(0.05, 15),
     callback=_is_number,
     metavar="SECONDS",
-    help="How often a waiting client is sent a sign that its request is still queued or running.",
+    help="How often a waiting client gets a keep-alive.",
 )
 @click.option(
     "--drain",
@@ -225,7 +237,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     type=click.FloatRange(0.0),
     callback=_is_number,
     metavar="SECONDS",
-    help="How long running answers may go on after SIGTERM.",
+    help="How long running requests may continue after SIGTERM.",
 )
 @click.option(
     "--shadow-check",
@@ -234,18 +246,22 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     type=click.FloatRange(0.0, 1.0),
     callback=_is_number,
     metavar="SHARE",
-    help="The share of answers (0.01: one of a hundred) that are computed once more when nothing "
-    "else is to be done, and compared.",
+    help="The share of answers (0.01: one in a hundred) that are computed again while the "
+    "server is "
+    "idle, and compared.",
 )
 @click.option(
     "--blas",
     type=click.Choice(["auto", "bundled"]),
     default="auto",
     show_default=True,
-    help="On a Linux CPU: preload OpenBLAS, or take what MLX brings. An LD_PRELOAD stays in force.",
+    help="On a Linux CPU: preload OpenBLAS, or use the BLAS of MLX. LD_PRELOAD is not overridden.",
 )
 @click.option(
-    "--allow-host", multiple=True, metavar="NAME", help="A further name clients call the server by."
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    help="Another host name that clients use for this server.",
 )
 @click.option(
     "--api-key-file",

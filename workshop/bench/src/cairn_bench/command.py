@@ -125,12 +125,12 @@ def bench(
     out: Path | None,
 ) -> None:
     """
-    Measure Cairn beside mlx-lm's server, on the same model, in one run.
+    Measure Cairn and mlx-lm's server on the same model, in one run.
 
-    Also beside the model alone, and warm beside cold. A figure counts only where the cache was hit
-    and the warm answers that are looked at again are the cold ones, to the last bit. Servers are
-    started on the loopback, with directories of their own, and end with the command. Let the
-    machine do nothing else meanwhile.
+    Also measures the model without a server, and warm against cold requests. A figure counts only
+    if the cache was hit and the sampled warm answers equal the cold ones to the last bit. Servers
+    are started on the loopback with their own directories, and stop with the command. Run nothing
+    else on the machine meanwhile.
 
     \b
     Exit code

@@ -94,12 +94,12 @@ def conform(
     as_json: bool,
 ) -> None:
     """
-    Ask a server from outside whether a cache hit gives what a miss gives.
+    Check over HTTP that a server's cache does not change its answers.
 
-    URL is that of any server with OpenAI's chat completions. Each row is kept, broken or not tried,
-    and says what was seen. What a server does not tell is not held against it. It is sent some 200
-    requests, among them broken ones and ones whose client goes away: ask a server that no one else
-    needs at the moment.
+    URL is any server with OpenAI's chat completions. Each row is kept, broken or not tried, and
+    says what was observed. What a server does not report is not counted against it. The server gets
+    about 200 requests, some of them malformed and some whose client disconnects, so use a server
+    that has no other clients at the moment.
 
     \b
     Exit code
