@@ -103,7 +103,7 @@ def test_a_state_of_the_past(run, stored, tmp_path):
     result = run("replay", "s1", "--at", 24)
     assert 0 == result.exit_code
     assert "as of row:  24\n" in result.stdout
-    assert "life:            prefilling\n" in result.stdout
+    assert "state:           prefilling\n" in result.stdout
     assert "cached tokens:   18\n" in result.stdout
     result = run("replay", "--at", 17)
     assert "as of row:       17\n" in result.stdout

@@ -41,15 +41,15 @@ def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
     source = Source.of(data_dir, journal, file)
     base = source.base()
     state = replay(source.rows("fold", base=base), base=base, watch=watch).state
-    # A server that died could not write so. The next one will; until then the journal says that it
-    # runs. Who reads an export cannot know.
+    # A server that died could not record it. The next one will; until then the journal says that
+    # it is running. With an export this cannot be known.
     dead = state.boot is not None and source.is_held is False
     found = sorted(state.sessions.values(), key=lambda session: session.last_used, reverse=True)
     columns = ("id", "state", "tenant", "requests", "in slab", "blocks", "last request", "bug id")
     rows = [
         (
             session.id,
-            _life(session) if dead else session.state,
+            _state_of_lost(session) if dead else session.state,
             session.tenant,
             requests.get(session.id, 0),
             0 if dead else session.cached_tokens,
@@ -59,13 +59,12 @@ def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
         )
         for session in found
     ]
-    # Of no news while there is no other.
     one_tenant = all(session.tenant == LOCAL for session in found)
     table(columns, rows, hidden=("tenant",) if one_tenant else (), spare=("tenant", "blocks"))
 
 
-def _life(session: Session) -> str:
-    """Where a session stands whose server died."""
+def _state_of_lost(session: Session) -> str:
+    """The state of a session whose server died."""
     if session.state in (SessionState.COLD, SessionState.QUARANTINED, SessionState.CLOSED):
         return session.state
     return "lost" if session.request is not None else SessionState.IDLE
