@@ -7,7 +7,7 @@ STAMP := $(VENV)/.stamp
 OLDEST := .cache/mlx-lm-oldest
 UV := .cache/uv
 # Packages beside the product: they are installed here, and its wheel does not hold them.
-WORKSHOP := $(wildcard workshop/*)
+WORKSHOP := $(patsubst %/pyproject.toml,%,$(wildcard workshop/*/pyproject.toml))
 SCHEMATHESIS := .cache/schemathesis
 
 # The folder of a module is never on the path: `import http` is the standard library's.
