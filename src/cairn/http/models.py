@@ -47,7 +47,7 @@ class ModelList(Sent, kw_only=True):
 
 
 def model_list(models: Sequence[ListedModel]) -> ModelList:
-    """All served models."""
+    """The list of all served models."""
     data = [model_object(model) for model in models]
     return ModelList(
         data=data,

@@ -25,7 +25,9 @@ from cairn.journal.events import Recorded
 
 
 class Server(Protocol):
-    """The server behind the protocols. All that belongs to a tenant is in ``for_tenant``."""
+    """
+    The server that the protocols call. ``for_tenant`` has everything that belongs to a tenant.
+    """
 
     @property
     def facts(self) -> ServerFacts:
@@ -65,8 +67,8 @@ class Service(Protocol):
 
     def contexts(self, most: int) -> tuple[ContextUse, ...]:
         """
-        How much of the context the tenant's conversations have filled, at most ``most`` of them,
-        the last used one first.
+        How much of the context the tenant's conversations have filled, the most recently used
+        first, at most ``most`` of them.
         """
 
     def generate(self, command: Generate) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:

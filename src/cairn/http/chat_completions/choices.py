@@ -34,7 +34,7 @@ LOGPROB_MIN = -9999.0
 
 
 class AnswerFields(TypedDict):
-    """The fields of every answer and of every event that tell which answer it is."""
+    """The fields that identify an answer, in every answer and event."""
 
     id: str
     created: int
@@ -57,7 +57,7 @@ def answer_fields(prefix: str, accepted: Accepted) -> AnswerFields:
 
 @attrs.define
 class Choice:
-    """The replies to one of the answers, as far as they came."""
+    """The replies to one of the answers so far."""
 
     accepted: Accepted | None = None
     finished: Finished | None = None

@@ -1,9 +1,9 @@
 """
-OpenAI's messages, tools and template settings in canonical form.
+Reads OpenAI's messages, tools and template settings into canonical form.
 
-What clients move about without meaning anything by it is the same conversation afterwards, since
-conversations are compared by hashes of it: content as a string or as a list of parts, cache hints,
-arguments as text or as an object, empty fields or none.
+Conversations are compared by hashes of this form, so differences without meaning are removed:
+content as a string or as a list of parts, cache hints, arguments as text or as an object, empty or
+absent fields.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class WirePart(msgspec.Struct):
-    """A part of a content list. Of an image's part only its type is looked at."""
+    """A part of a content list. Only the type of an image part is read."""
 
     type: str
     text: str | None = None
@@ -33,14 +33,14 @@ class WirePart(msgspec.Struct):
 
 
 class WireFunction(msgspec.Struct):
-    """The function that a call calls."""
+    """The function of a tool call."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
 class WireToolCall(msgspec.Struct):
-    """A call that an assistant made."""
+    """A tool call in an assistant message."""
 
     function: WireFunction
     id: str | None = None
@@ -61,7 +61,7 @@ class WireMessage(msgspec.Struct):
 
 def read_messages(wire: Sequence[WireMessage]) -> tuple[tuple[Message, ...], set[str]]:
     """
-    The messages in canonical form, and the types of their parts that placeholders replace.
+    The messages in canonical form, and the types of the parts that were replaced by placeholders.
 
     Raises:
         ClientError: one of them cannot be used.
@@ -80,8 +80,8 @@ def read_messages(wire: Sequence[WireMessage]) -> tuple[tuple[Message, ...], set
 
 def read_tools(wire: Sequence[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """
-    The tools as the template takes them, whatever may be called of them, so that the prompt begins
-    as it did before.
+    The tools as the template takes them. ``tool_choice`` does not change them, so that the prompt
+    keeps its beginning.
 
     Raises:
         ClientError: one of them is no function.
@@ -97,8 +97,8 @@ def read_template(
     defaults: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """
-    The settings of the template. What stands in ``given`` goes before the shorthand, that before
-    what an ``effort`` of thinking sets, and that before the model's ``defaults``.
+    The template settings. Those in ``given`` take precedence over ``enable_thinking``, then those
+    that an ``effort`` of thinking sets, then the model's ``defaults``.
 
     Raises:
         ClientError: a setting is not the client's to make.
@@ -118,7 +118,7 @@ def read_template(
 def _with_placeholders(
     wire: Sequence[WireMessage],
 ) -> Iterator[tuple[WireMessage, Mapping[str, str]]]:
-    """Each message, and the placeholders for its parts, by their types."""
+    """Each message with the placeholders for its parts, by part type."""
     first = answered([message.role for message in wire])
     for index, message in enumerate(wire):
         is_past = message.role == "user" and index < first
@@ -133,7 +133,7 @@ def _message(wire: WireMessage, where: str, placeholders: Mapping[str, str]) -> 
         )
     is_assistant = wire.role == "assistant"
     if is_assistant and wire.function_call is not None:
-        # Its result would be of the role `function`, which has no call that it answers.
+        # Its result would have the role `function`, which does not say which call it answers.
         raise ClientError(
             f"{where}.function_call is not supported; send the call in tool_calls, and its result "
             "as a message with the role tool",

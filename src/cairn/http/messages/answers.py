@@ -232,7 +232,7 @@ def _stop_reason(finished: Finished, has_calls: bool, max_tokens: int | None) ->
     if finished.finish_reason == "length":
         is_full = max_tokens is not None and finished.completion_tokens < max_tokens
         return "model_context_window_exceeded" if is_full else "max_tokens"
-    # An answer that ends inside a call says only half of what to do.
+    # An answer that ends inside a call contains only half of what to do.
     if has_calls and not finished.ended_in_call:
         return "tool_use"
     return "end_turn" if finished.stop_text is None else "stop_sequence"

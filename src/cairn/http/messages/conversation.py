@@ -1,20 +1,21 @@
 """
-Anthropic's system prompt, messages and tools in canonical form.
+Reads Anthropic's system prompt, messages and tools into canonical form.
 
 Conversations are compared by hashes of this form, so differences without meaning are removed:
-content as a string or a list of blocks, cache hints, the line of the billing header, tools that are
-only declared so far. Each message is read from itself, the tools and the messages before it, never
-from later ones, so that its form never changes. (Later messages can only be the reason why it is no
-longer refused.)
+content as a string or a list of blocks, cache hints, the billing header line, deferred tools that
+no message has loaded yet. The form of a message depends only on the message itself, the tools and
+the messages before it, so it never changes later. (Later messages only decide whether it is still
+refused.)
 
-What a tool gave that is no text, and what Anthropic's server did for the client, has a constant
-text in its place (``placeholders``): conversations that were begun elsewhere go on here. Some
-clients put what a tool gave after its result, in the content of the user (Claude Code: the pages
-of a PDF), so images and documents belong to the tool from a result to the next assistant message;
-and so do those in a turn that was answered, perhaps by a model that sees.
+Tool results that are not text, and blocks from Anthropic's own server tools, are replaced by
+constant texts (``placeholders``), so that a conversation that began elsewhere can continue here.
+Some clients put a tool's output after its result, in the content of the user message (Claude Code
+does this with the pages of a PDF). So images and documents count as tool output from a result to
+the next assistant message, and so do those in a turn that was already answered, perhaps by a model
+that reads images.
 
-A message of a user's may hold results of tools and words of the system among its own. It becomes
-several messages then, in the order of its blocks.
+A user message may contain tool results and system text among its own blocks. It is then split into
+several messages, in the order of its blocks.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ from cairn.http.wire.placeholders import DOCUMENT, OF_PARTS, UNKNOWN, answered, 
 
 _ROLES = ("user", "assistant", "system")
 
-#: A line of Claude Code's, first in the system prompt, that is other in each of its versions and
-#: conversations. It is for whom the client pays.
+#: The first line of Claude Code's system prompt. It says which account is billed, and differs in
+#: each version and conversation.
 _BILLING = "x-anthropic-billing-header:"
 
 _OFFERED = "This function can be called from here on:\n{definition}\n"
 _WITHDRAWN = "This function cannot be called any more: {name}\n"
 
-#: Templates have no place for it.
+#: Prefixes a failed tool result: templates have no field for it.
 _FAILED = "Error: "
 
-#: The parts of a tool's result that are text, or become text.
+#: The parts of a tool result that are text, or are converted to text.
 _READ_IN_RESULTS = ("text", "document", "search_result", "tool_reference")
 
 
 class WireBlock(msgspec.Struct):
     """
-    A block of any type. Of an image's only its type is looked at. The content is an object in some
-    that a server's tools made.
+    A block of any type. Only the type of an image block is read. ``content`` is an object in some
+    blocks that server tools make.
     """
 
     type: str
@@ -100,7 +101,7 @@ class Tools:
 
     Attributes:
         offered: from the beginning.
-        deferred: by their names, those that are offered where a message names them.
+        deferred: by name, those that are offered once a message refers to them.
     """
 
     offered: tuple[Mapping[str, Any], ...] = ()
@@ -113,8 +114,8 @@ class Talk:
     The messages of a request in canonical form.
 
     Attributes:
-        loaded: deferred tools that they offer, in order.
-        withdrawn: names of tools that can, by their last word on them, not be called any more.
+        loaded: the deferred tools that the messages offer, in order.
+        withdrawn: names of the tools that, by the last mention, can no longer be called.
     """
 
     messages: tuple[Message, ...]
@@ -124,8 +125,8 @@ class Talk:
 
 def read_tools(wire: Sequence[WireTool]) -> Tools:
     """
-    The tools in canonical form. What runs on Anthropic's servers, or what only its models know, is
-    left out.
+    The tools in canonical form. Tools that run on Anthropic's servers, and tools that only its
+    models know, are left out.
 
     Raises:
         ClientError: one of them cannot be used.
@@ -160,7 +161,7 @@ def read_talk(
     messages = list(reader.system(system))
     for index, (message, is_past) in enumerate(_with_past(wire)):
         messages += reader.message(message, f"messages[{index}]", is_past=is_past)
-        # One on the wire may become several, and a template iterates over these.
+        # One message on the wire may become several, and a template iterates over all of them.
         check_count(messages, "messages", MESSAGES_MAX)
     return Talk(
         messages=tuple(messages),
@@ -188,7 +189,8 @@ def check_last(wire: Sequence[WireMessage]) -> None:
 
 def ignored_tools(wire: Sequence[WireTool]) -> set[str]:
     """
-    What of the tools is not acted on: kinds of tools, and wishes that ask for more than a prompt.
+    The parts of the tools that have no effect: unsupported kinds of tools, and fields that the
+    prompt cannot express.
     """
     names = {f"tools.{tool.type}" for tool in wire if not _is_custom(tool)}
     if any(tool.input_examples for tool in wire):
@@ -212,9 +214,9 @@ def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
 
 def _with_past(wire: Sequence[WireMessage]) -> Iterator[tuple[WireMessage, bool]]:
     """
-    Each message, and whether images and documents in it have something in their place: a user's
-    that was answered, that holds a tool's result, or that follows one that does, with no
-    assistant's between.
+    Each message, and whether placeholders replace its images and documents. They do in a user
+    message that was already answered, that has a tool result, or that follows one that has, with no
+    assistant message in between.
     """
     first = answered([message.role for message in wire])
     has_results = False
@@ -279,8 +281,8 @@ class _MessageReader:
     Reads messages in order.
 
     Attributes:
-        loaded: by their names, the deferred tools that were offered up to here.
-        withdrawn: the names of those that were withdrawn since.
+        loaded: the deferred tools that were offered so far, by name.
+        withdrawn: the names of the tools that were withdrawn since.
     """
 
     def __init__(self, tools: Tools) -> None:
@@ -301,7 +303,7 @@ class _MessageReader:
 
     def message(self, wire: WireMessage, where: str, *, is_past: bool = False) -> Iterator[Message]:
         """
-        The messages that one on the wire is.
+        The canonical messages of one message on the wire.
 
         Args:
             is_past: whether placeholders replace images and documents.
@@ -369,7 +371,7 @@ class _MessageReader:
         )
 
     def _inserted(self, blocks: Sequence[WireBlock], where: str) -> Message:
-        """A system message within a conversation."""
+        """A system message in the middle of a conversation."""
         text = "".join(
             self._system_text(block, f"{where}[{index}]") for index, block in enumerate(blocks)
         )
@@ -400,7 +402,7 @@ class _MessageReader:
         )
 
     def _text(self, block: WireBlock, where: str) -> str:
-        """The text of a user's or a tool's block."""
+        """The text of a block of a user or a tool."""
         match block.type:
             case "text":
                 return given(block.text, f"{where}.text")
@@ -422,7 +424,7 @@ class _MessageReader:
         return self._load(self._named(name, f"{where}.name"), where)
 
     def _named(self, name: str, where: str) -> Mapping[str, Any]:
-        """The tool that a message names."""
+        """The tool that a message refers to."""
         for known in (self.loaded, self._deferred, self._offered):
             if name in known:
                 return known[name]
@@ -432,7 +434,7 @@ class _MessageReader:
         )
 
     def _load(self, tool: Mapping[str, Any], where: str) -> str:
-        """The text by which a tool is offered. Changes what was loaded."""
+        """The text that offers a tool to the model. Records the tool as loaded."""
         name = tool["function"]["name"]
         self.withdrawn.discard(name)
         if self._offered.get(name) is not tool:
@@ -454,7 +456,7 @@ def _blocks(content: str | Sequence[WireBlock]) -> Sequence[WireBlock]:
 
 
 def _content(block: WireBlock, where: str) -> Sequence[WireBlock]:
-    """The blocks in a block."""
+    """The blocks within a block."""
     if isinstance(block.content, dict):
         raise ClientError(
             f"{where}.content must be a string or a list of blocks",
@@ -483,7 +485,7 @@ def _placeholder(block: WireBlock) -> str | None:
 
 def _of_server(block: WireBlock, where: str) -> str:
     """
-    The placeholder for a block of Anthropic's server.
+    The placeholder for a block of Anthropic's server tools.
 
     Raises:
         ClientError: it is of another kind, and not taken.
@@ -503,7 +505,7 @@ def _unbilled(text: str) -> str:
 def _call(block: WireBlock, where: str) -> Mapping[str, Any]:
     arguments: str | dict[str, Any] = given(block.input, f"{where}.input")
     if fault_of(arguments) is not None:
-        # The model wrote them, so they must not end the conversation.
+        # The model wrote these arguments, so they must not end the conversation.
         try:
             arguments = json.dumps(arguments, ensure_ascii=False)
         except RecursionError as error:
@@ -529,7 +531,7 @@ def _document(block: WireBlock, where: str) -> str:
 
 
 def _text_of(source: Mapping[str, Any] | str) -> str | None:
-    """The text that a document's source is; None where it is none."""
+    """The text of a document's source; None if the source is not text."""
     match source:
         case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
             return text
@@ -551,7 +553,7 @@ def _search_result(block: WireBlock, where: str) -> str:
 
 
 def _titled(*lines: str | None) -> str:
-    """Text on lines of its own, with a title."""
+    """The given lines, one below the other, without the empty ones."""
     return "\n".join(line for line in lines if line) + "\n"
 
 

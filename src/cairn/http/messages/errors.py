@@ -22,7 +22,8 @@ ADDRESS = "/v1/messages"
 
 _OVERLOADED = 529
 
-#: By name, since the index among the functions means nothing to a client that sent other tools too.
+#: By name, because the index among the functions means nothing to a client that also sent tools of
+#: another kind.
 _PLACES = FormatPlaces(
     answer="output_config.format",
     schema="output_config.format.schema",

@@ -227,12 +227,12 @@ def _ttls(wire: _Request) -> tuple[Any, ...]:
 
 
 def _hinted(ttl: Any) -> int | None:
-    """The seconds of a hint's ``ttl``; None if it is not one of Anthropic's two."""
+    """The seconds of a hint's ``ttl``; None if it is not one of Anthropic's two values."""
     return _HINTED.get(ttl) if isinstance(ttl, str) else None
 
 
 def _least_ttl(wire: _Request) -> int:
-    """How long to keep at least what the client marked; five minutes if it does not say."""
+    """The longest TTL of the client's cache hints; five minutes if a hint has none."""
     return max((_hinted(ttl) or _HINTED["5m"] for ttl in _ttls(wire)), default=0)
 
 

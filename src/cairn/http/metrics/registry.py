@@ -57,7 +57,8 @@ from cairn.journal.events import (
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.paths import Reason
 
-# No second sample with the creation time of each series: the journal has the time of the first
+# Without a second sample for the creation time of each series: the journal has the time of the
+# first event. The setting belongs to the library and applies to the whole process.
 # event. The setting is the library's and applies to the whole process.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 

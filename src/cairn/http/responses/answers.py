@@ -47,7 +47,7 @@ from cairn.http.wire.json import encode
 
 PREFIX = "resp_"
 
-#: In characters. To refer to a text takes about as much as to repeat one of this length.
+#: In characters. A reference takes about as much room as repeating a text of this length.
 _SHORT = 100
 
 _KINDS = {Thought: "rs", Said: "msg", Called: "fc"}

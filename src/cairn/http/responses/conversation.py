@@ -29,12 +29,12 @@ from cairn.http.wire.placeholders import OF_PARTS, answered
 T = TypeVar("T")
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
-"""The types of items that are read."""
+"""The item types that are read."""
 
 SEALED = "cairn:"
 """
-With this begins the ``encrypted_content`` of thoughts that were made here. It is no secret: clients
-keep it as it is and send it back, also those that drop the thoughts themselves.
+The prefix of ``encrypted_content`` in reasoning from this server. The text is not encrypted:
+clients keep it unchanged and send it back, even those that drop the reasoning itself.
 """
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -42,13 +42,13 @@ _TEXTS = ("input_text", "output_text", "text", "refusal")
 _REFERENCE = re.compile(
     r"(?:msg|rs|fc|fco)_(?P<request>.+)_(?P<asked>in)?(?P<index>[0-9]{1,9})", re.ASCII
 )
-"""The id of an item, of an answer or, with ``asked``, of what its request brought."""
+"""The id of an output item, or, with ``asked``, of an input item of the request."""
 
 Item = Mapping[str, Any]
 
 
 class WirePart(msgspec.Struct):
-    """A part of a content list. Of an image's only its type is looked at."""
+    """A part of a content list. Only the type of an image part is read."""
 
     type: str
     text: str | None = None
@@ -63,7 +63,7 @@ class WireMessage(msgspec.Struct):
 
 
 class WireCall(msgspec.Struct):
-    """An item that is a call."""
+    """An item that is a function call."""
 
     call_id: str
     name: str
@@ -71,14 +71,14 @@ class WireCall(msgspec.Struct):
 
 
 class WireResult(msgspec.Struct):
-    """An item that is the result of a call."""
+    """An item that is the result of a function call."""
 
     output: str | list[WirePart]
     call_id: str | None = None
 
 
 class WireReasoning(msgspec.Struct):
-    """An item that was thought."""
+    """A reasoning item."""
 
     summary: list[WirePart] | None = None
     content: list[WirePart] | None = None
@@ -86,7 +86,7 @@ class WireReasoning(msgspec.Struct):
 
 
 class WireTool(msgspec.Struct):
-    """A function on offer."""
+    """A function tool."""
 
     name: str
     description: str | None = None
@@ -116,7 +116,7 @@ def read_input(
 
 
 def referred_to(wire: str | Sequence[Item] | None) -> frozenset[str]:
-    """The requests to whose answers the items of an input refer."""
+    """The requests whose answers the input refers to."""
     if wire is None or isinstance(wire, str):
         return frozenset()
     names = (_REFERENCE.fullmatch(str(item.get("id"))) for item in wire if _is_reference(item))
@@ -124,7 +124,7 @@ def referred_to(wire: str | Sequence[Item] | None) -> frozenset[str]:
 
 
 def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
-    """The types of items that are left out, and of parts that placeholders replace."""
+    """The types of items that are left out, and of parts that are replaced by placeholders."""
     if wire is None or isinstance(wire, str):
         return set()
     kinds = {kind for item in wire if (kind := _type_of(item)) not in (*ITEMS, None)}
@@ -137,7 +137,7 @@ def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
 
 
 def _with_placeholders(wire: Sequence[Item]) -> Iterator[tuple[Item, Mapping[str, str]]]:
-    """Each item, and the placeholders for its parts, by their types."""
+    """Each item with the placeholders for its parts, by part type."""
     roles = [
         "assistant" if _type_of(item) in ("function_call", "reasoning") else str(item.get("role"))
         for item in wire
@@ -199,13 +199,13 @@ class _ItemReader:
         self._acts = False
 
     def messages(self) -> tuple[Message, ...]:
-        """What was read."""
+        """The messages that were read."""
         self._pass_turn()
         return tuple(self._messages)
 
     def read(self, item: Item, where: str, placeholders: Mapping[str, str]) -> None:
         """
-        Take in an item.
+        Read an item.
 
         Args:
             placeholders: for its parts, by their types.
@@ -266,7 +266,7 @@ class _ItemReader:
     def _refer(self, item: Item, where: str) -> None:
         name = str(item.get("id"))
         if (asked := self._asked_item(name)) is not None:
-            self.read(asked, where, {})  # what is kept is text
+            self.read(asked, where, {})  # stored turns contain only text
             return
         match self._referred(name):
             case Said(text):
@@ -297,7 +297,7 @@ class _ItemReader:
         return turn.parts[int(found["index"])]
 
     def _asked_item(self, name: str) -> Item | None:
-        """The item of what a request brought."""
+        """An input item of a stored request."""
         found = _REFERENCE.fullmatch(name)
         if found is None or found["asked"] is None or found["request"] not in self._turns:
             return None
@@ -308,7 +308,7 @@ class _ItemReader:
         return self._asked[request].get(name)
 
     def _pass_turn(self) -> None:
-        """Complete the assistant's message, if there is one."""
+        """Complete the current assistant message, if there is one."""
         if self._acts:
             self._messages.append(
                 Message(
@@ -336,7 +336,7 @@ def _is_reference(item: Item) -> bool:
 def _thought(wire: WireReasoning, where: str) -> str:
     if wire.encrypted_content is not None and wire.encrypted_content.startswith(SEALED):
         return wire.encrypted_content.removeprefix(SEALED)
-    # Content encrypted by another server cannot be read, but there may be text beside it.
+    # Content encrypted by another server cannot be read, but the item may also have text.
     field = "content" if wire.content else "summary"
     parts = wire.content or wire.summary or ()
     return "".join(given(part.text, f"{where}.{field}[{n}].text") for n, part in enumerate(parts))
@@ -380,7 +380,7 @@ def _at(fields: Mapping[str, Any], kind: type[T], where: str) -> T:
 
 def items_of(messages: Sequence[Message], name: str) -> Iterator[dict[str, Any]]:
     """
-    Messages as a client sends them: what was asked, for who looks it up.
+    The input items of a request, as a client would send them; used for looking them up.
 
     Args:
         name: the part of the items' ids after their kind.

@@ -1,6 +1,6 @@
 """
-Errors at the addresses of OpenAI's responses: those of ``wire/errors.py`` with the paths of this
-protocol's bodies.
+Errors at the addresses of OpenAI's responses: those of ``wire/errors.py``, with the field paths of
+this protocol.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from cairn.http.wire.errors import ErrorAnswer, FormatPlaces, describe
 
 ADDRESS = "/v1/responses"
 
-#: By name, since the index among the functions means nothing to a client that sent other tools too.
+#: By name, because the index among the functions means nothing to a client that also sent tools of
+#: another kind.
 _PLACES = FormatPlaces(
     prompt="input",
     answer="text.format",

@@ -123,7 +123,7 @@ class Draft:
 
     @property
     def named(self) -> str:
-        """The response that it continues, as the client named it."""
+        """The response that the request continues, as the client named it."""
         return self._wire.previous_response_id or ""
 
     def complete(

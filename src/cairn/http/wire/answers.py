@@ -1,6 +1,6 @@
 """
-What the answers of all protocols have in common: the replies of an answer that is sent as a whole,
-and Cairn's own headers and object.
+What the answers of all protocols share: collecting the replies of a whole answer, and Cairn's own
+headers and object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CairnObject(Sent, kw_only=True):
 
 class UnfinishedAnswer(Exception):
     """
-    The replies ended before ``Finished``, or began without ``Accepted``: a bug of this server.
+    The replies ended before ``Finished``, or began without ``Accepted``: a bug in this server.
     """
 
 

@@ -110,7 +110,7 @@ def ignored_format(
 @attrs.frozen(kw_only=True)
 class ToolChoiceForm:
     """
-    How one of OpenAI's protocols spells ``tool_choice``.
+    How OpenAI's two protocols spell ``tool_choice``.
 
     Attributes:
         nested: whether a function, and the list of allowed tools, are objects within the choice.

@@ -1,4 +1,4 @@
-"""Which known name is meant by one that is spelt otherwise."""
+"""Suggests the known name that a misspelt one was meant to be."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
-#: How alike a field's name has to be to one that is known, where they differ in more than one
-#: letter. `min_tokens`, which others have, is less like `max_tokens`.
+#: How similar an unknown field must be to a known one if they differ in more than one letter.
+#: `min_tokens`, a field of other servers, is less similar to `max_tokens`.
 _ALIKE = 0.9
-#: Of a shorter name, one letter is too much to be a slip.
+#: In a shorter name, a difference of one letter is not taken for a slip.
 _LETTERS_MIN = 4
-#: Of a name that is no longer, another letter is too much: `step` is not `stop`.
+#: In a name that is no longer than this, a changed letter is not taken for a slip: `step` is not
+#: `stop`.
 _LETTERS_FEW = 4
-#: Fields of others' that are a letter from a known one (`seed`, `model`) and mean something else.
+#: Fields of other servers that differ by one letter from a known one (`seed`, `model`) but mean
+#: something else.
 _OF_OTHERS = frozenset({"speed", "mode", "models"})
-#: A body may have any number of fields, of any length; so many are looked at, up to so long a name.
+#: A body may have any number of fields of any length; only this many are compared, and only names
+#: of up to this length.
 _CANDIDATES_MAX = 64
 _CANDIDATE_LETTERS_MAX = 100
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
-    """The known name that one is a slip of; None where it is like none."""
+    """The known name of which ``name`` is a misspelling; None if there is none."""
     spelt = {_bare(one): one for one in known}
     bare = _bare(name)
     if bare in _OF_OTHERS and bare not in spelt:
@@ -36,11 +39,11 @@ def meant(name: str, known: Iterable[str]) -> str | None:
 
 def slip_for(missing_name: str, fields: Mapping[str, Any], known: Iterable[str]) -> str | None:
     """
-    The field that may be sent for one that is missing; None where none is like it. Of very many
-    fields the first ones are looked at.
+    The field that was probably sent instead of a missing one; None if no field is similar. Only the
+    first fields of a very large body are compared.
 
     Args:
-        known: names that mean what they say, whatever they are like.
+        known: names that are never taken for a misspelling.
     """
     known = frozenset(known)
     others = (
@@ -53,19 +56,21 @@ def slip_for(missing_name: str, fields: Mapping[str, Any], known: Iterable[str])
 
 
 def _bare(name: str) -> str:
-    """A field's name without what other spellings have otherwise: `maxTokens` is `max_tokens`."""
+    """
+    A field's name in a form that ignores case and separators: `maxTokens` becomes `maxtokens`.
+    """
     return name.replace("_", "").replace("-", "").casefold()
 
 
 def _has_slips(name: str) -> bool:
-    # A letter is all that tells `top_p` from `top_k`, and from `top_a` of others'.
+    # One letter is the only difference between `top_p`, `top_k` and other servers' `top_a`.
     return len(_bare(name)) >= _LETTERS_MIN and all(len(part) > 1 for part in name.split("_"))
 
 
 def _is_slip(one: str, other: str) -> bool:
     """
-    Whether a letter more or less, two neighbours swapped or, in a name that is not short, a letter
-    changed make one name of another.
+    Whether the names differ by one added or removed letter, by two neighbours swapped or, unless
+    the name is short, by one changed letter.
     """
     short, long = sorted((one, other), key=len)
     at = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
