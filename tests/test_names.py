@@ -36,7 +36,7 @@ REPLACED = {
     "stored": r"kept",
     "clock": r"outside",
     "prepare": r"reading",
-    "request context": r"arrivals?",
+    "request context": r"arrival",
     "claim": r"taking",
     "queue, running, admit": r"seated|going_in",
     "placeholders": r"stand_ins?",
@@ -48,64 +48,6 @@ REPLACED = {
     "block_tokens": r"chunk_tokens",
 }
 """The term of today, and the words of names that it replaced, in snake and in camel case."""
-
-LEFT = frozenset(
-    {
-        "AHEAD_BYTES_MAX",
-        "KEPT_BYTES",
-        "KeyWanted",
-        "Told",
-        "Wanted",
-        "_Disturbed",
-        "_Figures",
-        "_KEPT_FILES",
-        "_Kept",
-        "_REMEMBERED_BYTES",
-        "_ahead",
-        "_anticipated",
-        "_anticipated_used",
-        "_anticipating",
-        "_arrival",
-        "_as_it_is",
-        "_kept",
-        "_kept_head",
-        "_kept_tokens",
-        "_kept_words",
-        "_least_life",
-        "_life",
-        "_nobody",
-        "_nobody_asks",
-        "_nobody_minds",
-        "_quiet_libraries",
-        "_reading",
-        "_spare_kept",
-        "_stand_in",
-        "_stir",
-        "_told",
-        "_told_already",
-        "_told_by",
-        "_told_late",
-        "_told_of",
-        "_undone",
-        "_wanted",
-        "anticipated",
-        "arrivals",
-        "at_rest",
-        "due",
-        "kept",
-        "kept_at",
-        "kept_bytes",
-        "kept_cold",
-        "lives",
-        "play_at_rest",
-        "reading",
-        "remembered",
-        "told",
-        "told_of",
-        "wanted",
-    }
-)
-"""Names of before that are still to be replaced; none is added."""
 
 PROSE = re.compile(
     r"\b(anticipat\w*|foresight|foreseen|own time|in doubt|sisters?|undisturbed|house|told|anew"
@@ -202,7 +144,7 @@ def test_no_name_that_was_replaced():
         place = str(path.relative_to(ROOT))
         defined = [*names_of(ast.parse(path.read_text(encoding="utf-8"))), *path.parent.parts[-1:]]
         for name in {*defined, path.stem}:
-            if (term := term_for(name)) is not None and name not in LEFT:
+            if (term := term_for(name)) is not None:
                 found[f"{place}: {name}"] = term
     assert {} == found
 

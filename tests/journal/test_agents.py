@@ -71,7 +71,7 @@ def test_an_agent_goes_on_by_its_turns():
     agents, _ = seen(created(), *turn("r1"), *turn("r2", "r1"))
     agent = found(agents)
     assert ("r2", 2, 5_000_000) == (agent.head, agent.turns, agent.used_us)
-    assert [2, 4] == [place.kept for place in agents.history(agent)]
+    assert [2, 4] == [place.stored for place in agents.history(agent)]
     assert 2 == agents.tokens(agent)
     assert "@t1/agent/notes" == agent.session
     assert (1, None) == (len(agents), agents.find("notes", "t2"))

@@ -69,8 +69,8 @@ class Watched(Driver):
         self.kinds.update(recorded.event.kind for recorded in outcome.recorded)
         kept = both(self.ledger.order)
         assert both(Order(self.state)) == kept
-        lives = shown(self.ledger.order.lives)
-        assert shown(Order(self.state).lives) == lives
+        lives = shown(self.ledger.order.expiry)
+        assert shown(Order(self.state).expiry) == lives
         if self.state.position % 7 == 0:
             blocks, order = plain(self.state)["blocks"], self.ledger.order
             for key, block in self.state.blocks.items():
@@ -137,14 +137,14 @@ def test_a_use_is_one_of_all_that_a_chain_is_built_on():
     blocks = [attrs.evolve(block, expires_us=50) for block in chain("a", 5, 100)]
     whole = attrs.evolve(state_of(*blocks), uses=uses)
     assert [104, 500, 500, 900, 900] == [used for _, used in shown(Order(whole).memory)]
-    assert [50, 90, 90, 90, 90] == [due for _, due in shown(Order(whole).lives)]
+    assert [50, 90, 90, 90, 90] == [due for _, due in shown(Order(whole).expiry)]
     assert [90, 90, 90, 90, 50] == [Order(whole).expires_us(block) for block in blocks]
     gone = [attrs.evolve(block, present=False, file_bytes=None) for block in blocks[3:]]
     order = Order(attrs.evolve(state_of(*blocks[:3], *gone), uses=uses))
     assert [("a2", 500), ("a1", 900), ("a0", 900)] == shown(order.memory)
-    assert [("a2", 90), ("a1", 90), ("a0", 90)] == shown(order.lives)
+    assert [("a2", 90), ("a1", 90), ("a0", 90)] == shown(order.expiry)
     short = attrs.evolve(state_of(*blocks[:2], *blocks[2:]), uses=uses.delete("a3"))
-    assert [50, 50, 50, 70, 70] == [due for _, due in shown(Order(short).lives)]
+    assert [50, 50, 50, 70, 70] == [due for _, due in shown(Order(short).expiry)]
 
 
 def test_looking_changes_nothing():

@@ -272,7 +272,7 @@ def test_what_a_base_keeps_has_a_version():
     Whoever gives another field to what a base keeps (an event in it, too) has to raise its version
     and to say how a base of before is read; then the name of the fields belongs here.
     """
-    found = fields_within(base._Kept, {})
+    found = fields_within(base._Snapshot, {})
     assert {"State", "ModelLoaded", "PathSelected", "Shadow"} < set(found)
     named = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
     assert (VERSION, NAME_OF_FIELDS) == (1, named)

@@ -93,7 +93,7 @@ def test_a_turn_is_there_once_its_request_has_finished():
         tenant="t1",
         session="s1",
         previous=None,
-        kept=2,
+        stored=2,
         finished=3,
         tokens=2,
         finish_reason="stop",
@@ -152,7 +152,7 @@ def test_a_history_is_told_from_its_beginning():
     for request, rows in (("r1", [1]), ("r3", [1, 3, 5]), ("r4", [1, 7])):
         history = turns.history(request, "t1")
         assert history is not None
-        assert rows == [place.kept for place in history]
+        assert rows == [place.stored for place in history]
 
 
 def test_a_forgotten_turn_is_no_part_of_a_history():

@@ -323,7 +323,7 @@ async def _run(
             engine=engine,
             agents=StoredAgents(
                 agents=agents,
-                kept=StoredTurns(agents.turns, writer, sequencer),
+                stored_turns=StoredTurns(agents.turns, writer, sequencer),
                 writer=writer,
                 sequencer=sequencer,
             ),

@@ -147,14 +147,14 @@ class TenantServer:
         Raises:
             RefusalError: the journal cannot be read now.
         """
-        return await self._run.agents.kept.turn(request, self._tenant)
+        return await self._run.agents.stored_turns.turn(request, self._tenant)
 
     async def history(self, request: str) -> tuple[StoredTurn, ...] | None:
         """
         The stored turns up to and including a request's, the oldest first; None if one of them is
         missing. Raises as ``turn``.
         """
-        return await self._run.agents.kept.history(request, self._tenant)
+        return await self._run.agents.stored_turns.history(request, self._tenant)
 
     async def forget(self, request: str) -> bool:
         """
@@ -163,4 +163,4 @@ class TenantServer:
         Raises:
             RefusalError: that cannot be put on record now.
         """
-        return await self._run.agents.kept.forget(request, self._tenant)
+        return await self._run.agents.stored_turns.forget(request, self._tenant)

@@ -194,7 +194,7 @@ class Agents:
     def first_row(self) -> tuple[int, Agent] | None:
         """The first row that an agent needs which is there, and that agent; None without one."""
         needed = (
-            (min([agent.created, *(place.kept for place in self.history(agent))]), agent)
+            (min([agent.created, *(place.stored for place in self.history(agent))]), agent)
             for agent in self._agents.values()
         )
         return min(needed, key=lambda one: one[0], default=None)

@@ -70,7 +70,7 @@ class Base:
         return digest.hexdigest()
 
     @cached_property
-    def kept(self) -> _Kept:
+    def snapshot(self) -> _Snapshot:
         """
         What ``state`` holds, decoded once.
 
@@ -90,7 +90,7 @@ class Base:
 
 
 @attrs.frozen(kw_only=True)
-class _Kept:
+class _Snapshot:
     """The contents of ``Base.state``."""
 
     version: int
@@ -108,7 +108,7 @@ def base_of(state: State, head: str, loaded: ev.ModelLoaded | None = None) -> Ba
             whoever runs them again has to know where it lies.
     """
     loaded = loaded if state.model is not None else None
-    encoded = _encoded(_Kept(version=VERSION, state=state, loaded=loaded))
+    encoded = _encoded(_Snapshot(version=VERSION, state=state, loaded=loaded))
     return Base(
         position=state.position,
         head=head,
@@ -125,7 +125,7 @@ def state_of(base: Base) -> State:
         ValueError: it is not there, or is not what it was when it was made.
         UnknownEvent: a newer Cairn made it.
     """
-    return base.kept.state
+    return base.snapshot.state
 
 
 def loaded_of(base: Base) -> ev.ModelLoaded | None:
@@ -135,7 +135,7 @@ def loaded_of(base: Base) -> ev.ModelLoaded | None:
     Raises:
         ValueError, UnknownEvent: as for ``state_of``.
     """
-    return base.kept.loaded
+    return base.snapshot.loaded
 
 
 def base_fault(base: Base | None, pruned: ev.JournalPruned | None) -> tuple[str, str, str] | None:
@@ -214,12 +214,12 @@ def forgotten_faults(faults: Map[str, Fault], position: int) -> Map[str, Fault]:
 # --- the contents as bytes -----------------------------------------------------------------------
 
 
-def _encoded(value: _Kept | Contents) -> bytes:
+def _encoded(value: _Snapshot | Contents) -> bytes:
     """JSON; the same value gives the same bytes in every process."""
     return msgspec.json.encode(value, enc_hook=_plain, order="deterministic")
 
 
-def _decoded(encoded: bytes) -> _Kept:
+def _decoded(encoded: bytes) -> _Snapshot:
     """The contents of these bytes, brought up to today's version."""
     try:
         contents = msgspec.json.decode(encoded, type=Contents)
@@ -232,7 +232,7 @@ def _decoded(encoded: bytes) -> _Kept:
             )
         for older in range(version, VERSION):
             contents = UPCASTS[older](contents)
-        kept = msgspec.convert(contents, _Kept, dec_hook=_mapped)
+        kept = msgspec.convert(contents, _Snapshot, dec_hook=_mapped)
     except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
         raise ValueError(f"the state cannot be decoded: {error}") from error
     if _encoded(kept) != _encoded(contents):

@@ -318,7 +318,7 @@ def expired(
         now_us: microseconds since 1970.
         without: blocks that could not be removed.
     """
-    over = takewhile(lambda one: one[1] <= now_us, order.lives.in_order())
+    over = takewhile(lambda one: one[1] <= now_us, order.expiry.in_order())
     loose = (
         block.key
         for block, _ in over
@@ -329,9 +329,9 @@ def expired(
 
 def next_expiry(state: State, order: Order) -> int | None:
     """When the next life is over, in microseconds since 1970; None where none has an end."""
-    dues = [expires_us for _, expires_us in islice(order.lives.in_order(), 1)]
-    dues += [session.expires_us for session in _resting(state) if session.expires_us is not None]
-    return min(dues, default=None)
+    ends = [expires_us for _, expires_us in islice(order.expiry.in_order(), 1)]
+    ends += [session.expires_us for session in _resting(state) if session.expires_us is not None]
+    return min(ends, default=None)
 
 
 def sessions_over(state: State, now_us: int) -> tuple[Session, ...]:

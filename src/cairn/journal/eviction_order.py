@@ -177,12 +177,12 @@ class Ends:
 
 class Order:
     """
-    The orders in which blocks leave memory, their files are removed, and their lives are over.
+    The orders in which blocks leave memory, their files are removed, and their TTLs are over.
 
     Attributes:
         memory: of the blocks in memory.
         files: of those that have files.
-        lives: of both, those whose lives have an end, by when that is.
+        expiry: of both, those whose lives have an end, by when that is.
         found: the keys of all that are in memory or in a file.
     """
 
@@ -211,7 +211,7 @@ class Order:
         self.memory = Ends(lambda block: block.present, self.last_used)
         self.files = Ends(lambda block: block.file_bytes is not None, self.last_used)
         self.found: set[str] = set()
-        self.lives = Ends(
+        self.expiry = Ends(
             lambda block: (
                 (block.present or block.file_bytes is not None)
                 and self.expires_us(block) is not None
@@ -269,14 +269,14 @@ class Order:
                 self._uses[key] = use if same else Use(position=use.position, expires_us=expires_us)
         if use.expires_us is not None:
             # Lives that had no end have one now. From the last one on: what is before it is no end.
-            self.lives.follow(state.blocks, self.lives.others(reversed(keys)))
-        for ends in (self.memory, self.files, self.lives):
+            self.expiry.follow(state.blocks, self.expiry.others(reversed(keys)))
+        for ends in (self.memory, self.files, self.expiry):
             ends.used(state.blocks, keys)
 
     def _follow(self, state: State, keys: tuple[str, ...]) -> None:
         self.memory.follow(state.blocks, keys)
         self.files.follow(state.blocks, keys)
-        self.lives.follow(state.blocks, keys)
+        self.expiry.follow(state.blocks, keys)
         for key in keys:
             block = state.blocks[key]
             if block.present or block.file_bytes is not None:

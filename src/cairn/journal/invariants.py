@@ -466,7 +466,7 @@ def _shadowed(state: State, event: ev.ShadowChecked) -> Iterator[Violation]:
         yield _broken(
             "INV-3",
             f"block {other.key}, met in the check of session {event.of_session}, {how}",
-            other.due,
+            other.expected,
             other.found,
         )
     if event.drawn != event.drawn_expected:

@@ -44,16 +44,16 @@ def drawn_hash(ids: Sequence[int], logprobs: Sequence[float]) -> str:
 
 
 def first_difference(
-    due: Sequence[tuple[int, float]], found: Sequence[tuple[int, float]]
+    expected: Sequence[tuple[int, float]], found: Sequence[tuple[int, float]]
 ) -> int | None:
     """
     The place of the first (token, log-probability) that differs, to the last bit; None where all
     are the same.
     """
-    for place, (one, other) in enumerate(zip(due, found, strict=False)):
+    for place, (one, other) in enumerate(zip(expected, found, strict=False)):
         if struct.pack("<qd", *one) != struct.pack("<qd", *other):
             return place
-    return None if len(due) == len(found) else min(len(due), len(found))
+    return None if len(expected) == len(found) else min(len(expected), len(found))
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +63,7 @@ class Other:
 
     Attributes:
         place: which chunk of its sequence it is.
-        due: its digest on record.
+        expected: its digest on record.
         found: the one that was measured.
         computed: whether it came out so when it was computed again; else it lies so in memory.
         known: whether the block is in doubt already.
@@ -71,7 +71,7 @@ class Other:
 
     key: str
     place: int
-    due: str
+    expected: str
     found: str
     computed: bool
     known: bool
@@ -89,7 +89,7 @@ def others(state: State, event: ev.ShadowChecked) -> tuple[Other, ...]:
                     Other(
                         key=key,
                         place=place,
-                        due=block.digest,
+                        expected=block.digest,
                         found=now,
                         computed=computed,
                         known=block.bug_id is not None,

@@ -26,7 +26,7 @@ class Place:
         session: the one that served it.
         agent: whose turn it is, by the agent's name; None for one that is looked up by its request.
         previous: the request whose turn comes before it.
-        kept: the row of ``turn_stored``.
+        stored: the row of ``turn_stored``.
         finished: the row of ``request_finished``; 0 while the request is under way.
         texts_at: the rows of earlier turns that have texts of its note, each with its name.
         tokens: of its prompt and its answer together.
@@ -37,7 +37,7 @@ class Place:
     session: str
     agent: str | None = None
     previous: str | None
-    kept: int
+    stored: int
     finished: int = 0
     texts_at: tuple[tuple[str, int], ...] = ()
     tokens: int = 0
@@ -64,16 +64,16 @@ class Turns:
         row and the request: other bugs are recorded at the last row, too, whosever that is.
         """
         match recorded.event:
-            case ev.TurnStored() as kept:
-                self._under_way[kept.request] = Place(
-                    tenant=kept.tenant,
-                    session=kept.session,
-                    agent=kept.agent,
-                    previous=kept.previous,
-                    kept=recorded.position,
-                    texts_at=tuple(kept.texts_at.items()),
+            case ev.TurnStored() as turn:
+                self._under_way[turn.request] = Place(
+                    tenant=turn.tenant,
+                    session=turn.session,
+                    agent=turn.agent,
+                    previous=turn.previous,
+                    stored=recorded.position,
+                    texts_at=tuple(turn.texts_at.items()),
                 )
-                self._note(kept, recorded.position)
+                self._note(turn, recorded.position)
             case ev.SessionClosed(session=session):
                 self._texts.pop(session, None)
             case ev.RequestFinished(request=request) as end if request in self._under_way:

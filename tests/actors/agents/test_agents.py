@@ -200,7 +200,7 @@ async def test_a_turn_reads_what_is_new(model_directory: Path):
         assert 11 == store.since()
         assert all_of_it == await history(server, "notes")
         assert 0 == store.since()
-        held = server.loaded._agents.kept.text_cache
+        held = server.loaded._agents.stored_turns.text_cache
         assert server.statistics().text_cache_bytes >= held.bytes > 0
         # As much room as the half of it takes: the rest is read each time.
         half = held.bytes // 2
@@ -225,7 +225,7 @@ async def test_nothing_is_remembered_that_is_not_there(model_directory: Path):
     before, and what only that one had leaves memory. An answer that fails is nowhere in it.
     """
     async with serving(model_directory) as server:
-        agents, held = local(server).agents, server.loaded._agents.kept.text_cache
+        agents, held = local(server).agents, server.loaded._agents.stored_turns.text_cache
         await agents.create(NewAgent(name="notes", system="Old.", max_context=100))
         await go_on(server, "notes", "One")
         await agents.fork("notes", "aside", None)

@@ -87,7 +87,7 @@ async def test_a_forgotten_turn(model_directory: Path):
         assert await local(server).history(second.accepted.request) is None
         assert await local(server).turn(second.accepted.request) is not None
         assert await local(server).forget(second.accepted.request)
-        assert 0 == server.loaded._agents.kept.text_cache.bytes
+        assert 0 == server.loaded._agents.stored_turns.text_cache.bytes
     async with serving(model_directory, store) as server:
         assert await local(server).turn(named) is None
         assert await local(server).history(second.accepted.request) is None
@@ -99,7 +99,11 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
     """Who asked before has it, and nothing of it stays in memory."""
     async with serving(model_directory) as server:
         named = (await ask(server, command(HELLO))).accepted.request
-        rows, found, go_on = server.loaded._agents.kept._writer.rows, trio.Event(), trio.Event()
+        rows, found, go_on = (
+            server.loaded._agents.stored_turns._writer.rows,
+            trio.Event(),
+            trio.Event(),
+        )
 
         async def late(positions: Any) -> Any:
             there = await rows(positions)
@@ -107,7 +111,7 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
             await go_on.wait()
             return there
 
-        monkeypatch.setattr(server.loaded._agents.kept._writer, "rows", late)
+        monkeypatch.setattr(server.loaded._agents.stored_turns._writer, "rows", late)
 
         async def asks() -> None:
             turn = await local(server).turn(named)
@@ -120,7 +124,7 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
                 await found.wait()
                 assert await local(server).forget(named)
                 go_on.set()
-        assert 0 == server.loaded._agents.kept.text_cache.bytes
+        assert 0 == server.loaded._agents.stored_turns.text_cache.bytes
 
 
 async def test_a_turn_is_committed_before_its_answer_is_told(model_directory: Path):

@@ -24,7 +24,7 @@ from cairn.ops.drills.outcome import Scene
 from cairn.ops.drills.running import on_a_server
 from cairn.ops.drills.running_checks import Fault, is_bug_answer
 from cairn.ops.drills.server.client import Answer
-from cairn.ops.drills.stored import at_rest, beneath_a_server
+from cairn.ops.drills.stored import beneath_a_server, on_stopped_server
 from cairn.ops.drills.unseen import unseen
 
 FINE = tuple(Check(name, True, "so it is") for name in CHECKS)
@@ -62,7 +62,7 @@ def test_without_the_damage_a_drill_does_not_pass(play):
     assert Check("caught", False, "the damage was never done") == checks["caught"]
 
 
-@pytest.mark.parametrize("way", [at_rest, beneath_a_server])
+@pytest.mark.parametrize("way", [on_stopped_server, beneath_a_server])
 def test_without_the_rewriting_a_drill_does_not_pass(play, way):
     """Nothing is caught where no row is changed."""
     outcome, checks = play(attrs.evolve(DRILLS["row-changed"], play=way(nothing_done)))
@@ -161,7 +161,7 @@ def test_a_server_that_starts_on_a_broken_journal_is_noticed(play, monkeypatch: 
         return None
 
     monkeypatch.setattr("cairn.ops.drills.stored._refusal", starts)
-    outcome, checks = play(attrs.evolve(DRILLS["row-removed"], play=at_rest(row_removed)))
+    outcome, checks = play(attrs.evolve(DRILLS["row-removed"], play=on_stopped_server(row_removed)))
     assert not outcome.passed
     assert Check("answered", False, "a server started on it") == checks["answered"]
 

@@ -68,7 +68,7 @@ class StoredAgents:
     """
 
     agents: Agents
-    kept: StoredTurns
+    stored_turns: StoredTurns
     writer: JournalWriter
     sequencer: Sequencer
     context_of: Callable[[str], int] = attrs.field(default=lambda requested_model: 0)
@@ -120,13 +120,13 @@ class StoredAgents:
             case ev.RequestFinished(request=request):
                 self.leave(request)
             case ev.AgentDeleted():
-                self.kept.drop_deleted()
+                self.stored_turns.drop_deleted()
                 held = {_Created(agent.created) for agent in self.agents.of(None)}
-                self.kept.text_cache.forget(
+                self.stored_turns.text_cache.forget(
                     lambda key, _: isinstance(key, _Created) and key not in held
                 )
             case ev.TurnForgotten():
-                self.kept.drop_deleted()
+                self.stored_turns.drop_deleted()
             case _:
                 pass
 
@@ -229,12 +229,12 @@ class StoredAgents:
     async def created(self, agent: Agent) -> NewAgent | None:
         """An agent as it was created; None if its text was pruned."""
         key = _Created(agent.created)
-        new: NewAgent | None = self.kept.text_cache.find(key)
+        new: NewAgent | None = self.stored_turns.text_cache.find(key)
         if new is None:
             new = await self._read_created(agent)
         now = self.agents.find(agent.name, agent.tenant)
         if new is not None and now is not None and now.created == agent.created:
-            self.kept.text_cache.use([(key, new)])
+            self.stored_turns.text_cache.use([(key, new)])
         return new
 
     async def _read_created(self, agent: Agent) -> NewAgent | None:
@@ -289,7 +289,7 @@ class TenantAgents:
             return None
         places = stored.agents.history(agent)
         new = await stored.created(agent)
-        turns = await stored.kept.read(places)
+        turns = await stored.stored_turns.read(places)
         if new is None or turns is None or len(turns) != agent.turns:
             return None
         return AgentHistory(agent=new, created=agent.created, head=agent.head, turns=turns)

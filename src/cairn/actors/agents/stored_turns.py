@@ -94,9 +94,11 @@ class StoredTurns:
             else:
                 found[place] = known
         if unread:
-            rows = await self._rows([at for place in unread for at in (place.kept, place.finished)])
-            for place, kept, finished in zip(unread, rows[::2], rows[1::2], strict=True):
-                turn = _turn_of(kept, finished)
+            rows = await self._rows(
+                [at for place in unread for at in (place.stored, place.finished)]
+            )
+            for place, stored, finished in zip(unread, rows[::2], rows[1::2], strict=True):
+                turn = _turn_of(stored, finished)
                 if turn is None:
                     return None
                 found[place] = turn
@@ -125,7 +127,7 @@ class StoredTurns:
             }
             return {name: brought[at][name] for name, at in place.texts_at}
         except (DamagedRow, LookupError) as error:
-            log.warning("a stored turn cannot be read", row=place.kept, fact=str(error))
+            log.warning("a stored turn cannot be read", row=place.stored, fact=str(error))
             return None
 
     async def _rows(self, positions: Sequence[int]) -> list[Row | None]:

@@ -99,7 +99,7 @@ class ModelServer:
             state_bytes=self._model.state_bytes,
             growth=self._model.growth,
             encoder=self.preparer.encoder,
-            text_cache_bytes=self._agents.kept.text_cache.bytes,
+            text_cache_bytes=self._agents.stored_turns.text_cache.bytes,
         )
 
     @contextlib.asynccontextmanager

@@ -162,7 +162,7 @@ class Models:
         if server is not None:
             now = server.statistics()
         else:
-            held = run.agents.kept.text_cache.bytes
+            held = run.agents.stored_turns.text_cache.bytes
             now = statistics_of(run.sequencer, run.writer, run.engine, text_cache_bytes=held)
         encoded, cached = self._gone_characters
         return attrs.evolve(

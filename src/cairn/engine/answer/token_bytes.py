@@ -60,14 +60,14 @@ class TokenBytes:
         """
         self._tokenizer = tokenizer
         self._table: Sequence[bytes] | None = None
-        self._reading = threading.Lock()
+        self._lock = threading.Lock()
 
     def read(self) -> None:
         """
         Read the vocabulary if that has not happened. Takes long, so not for a thread that others
         wait for.
         """
-        with self._reading:
+        with self._lock:
             if self._table is None:
                 try:
                     self._table = bytes_of_tokens(self._tokenizer)

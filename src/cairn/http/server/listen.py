@@ -38,7 +38,7 @@ KEEP_ALIVE_S = 75.0
 
 #: How much is read ahead from a client that keeps sending while its request runs. After that the
 #: client has to wait, and its disconnect is noticed only when something is sent to it.
-AHEAD_BYTES_MAX = 2**16
+READ_AHEAD_BYTES_MAX = 2**16
 
 _log = logging.getLogger("cairn.http.hypercorn")
 
@@ -61,7 +61,7 @@ class ClientStream:
         self.socket = stream.socket
         self.gone = trio.Event()
         self._stream = stream
-        self._ahead = bytearray()
+        self._buffered = bytearray()
 
     async def send_all(self, data: bytes) -> None:
         """Send."""
@@ -73,22 +73,22 @@ class ClientStream:
 
     async def receive_some(self, bytes_max: int) -> bytes:
         """The next data; first what was read ahead."""
-        if not self._ahead:
+        if not self._buffered:
             return await self._stream.receive_some(bytes_max)
         await trio.lowlevel.checkpoint()
-        data = bytes(self._ahead[:bytes_max])
-        del self._ahead[:bytes_max]
+        data = bytes(self._buffered[:bytes_max])
+        del self._buffered[:bytes_max]
         return data
 
     async def wait_gone(self) -> None:
         """Read ahead until the client has gone."""
         try:
-            while (room := AHEAD_BYTES_MAX - len(self._ahead)) > 0:
+            while (room := READ_AHEAD_BYTES_MAX - len(self._buffered)) > 0:
                 data = await self._stream.receive_some(room)
                 if not data:
                     self.gone.set()
                     break
-                self._ahead += data
+                self._buffered += data
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.gone.set()
         await self.gone.wait()

@@ -11,7 +11,7 @@ import click
 import httpx
 import msgspec
 
-from cairn.ops.chat.transcript import Chunk, Error, Health, KeyWanted, refusal
+from cairn.ops.chat.transcript import Chunk, Error, Health, KeyRequired, refusal
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.http_client import DONE, EventReader, Exchange, http_client, os_error
 from cairn.ops.common.output import printable
@@ -81,7 +81,7 @@ def look(url: str, key: str | None = None) -> Health | None:
     with contextlib.suppress(*_NO_JSON):
         return msgspec.json.decode(body, type=Health)
     with contextlib.suppress(*_NO_JSON):
-        msgspec.json.decode(body, type=KeyWanted)
+        msgspec.json.decode(body, type=KeyRequired)
         known = "wants an API key" if key is None else "does not know this API key"
         raise Unreadable(
             f"The server at {url} {known}. Put the one that its operator gave you into "

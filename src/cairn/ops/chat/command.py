@@ -161,7 +161,7 @@ class Chat:
         """Talk until the user leaves; gives the exit code."""
         self._start_server()
         if not isinstance(self._server, OwnServer):
-            self._screen.note(f"Talking with {self._told()}.")
+            self._screen.note(f"Talking with {self._model_and_url()}.")
         for line in self._screen.lines():
             name, rest = read_line(line)
             if name == "quit":
@@ -226,9 +226,11 @@ class Chat:
             with _signals_later():
                 self._server.start()
             self._server.wait_ready(lambda what: waiting.update(f"starting a server: {what}"))
-        self._screen.note(f"Started a server for this chat: {self._told()}. It ends with the chat.")
+        self._screen.note(
+            f"Started a server for this chat: {self._model_and_url()}. It ends with the chat."
+        )
 
-    def _told(self) -> str:
+    def _model_and_url(self) -> str:
         return f"{printable(self._server.model)} at {self._server.url}"
 
     def _turn(self, asked: Conversation) -> bool:

@@ -96,7 +96,7 @@ class Health(msgspec.Struct):
     journal_position: int
 
 
-class KeyWanted(msgspec.Struct):
+class KeyRequired(msgspec.Struct):
     """What a server with API keys says of itself to who has none."""
 
     status: str

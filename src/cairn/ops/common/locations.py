@@ -324,14 +324,14 @@ def _plain(file: Path, name: str) -> Path:
     """
     if file != _STDIN and file.is_file() and _begins(file, name)[:2] != _GZIP:
         return file
-    kept = _kept()
+    kept = _open_copy()
     try:
         with click.open_file(str(file), "rb") as stream:
             shutil.copyfileobj(stream, kept)
         kept.flush()
         if _begins(Path(kept.name), name)[:2] == _GZIP:
             with gzip.open(kept.name) as unpacked:
-                kept = _kept()
+                kept = _open_copy()
                 shutil.copyfileobj(unpacked, kept)
             kept.flush()
     except (OSError, EOFError, zlib.error) as error:
@@ -339,7 +339,7 @@ def _plain(file: Path, name: str) -> Path:
     return Path(kept.name)
 
 
-def _kept() -> IO[bytes]:
+def _open_copy() -> IO[bytes]:
     """A file that its owner alone can read, for as long as the command runs."""
     file = tempfile.NamedTemporaryFile(prefix="cairn-")  # noqa: SIM115  # outlives this call
     click.get_current_context().call_on_close(file.close)

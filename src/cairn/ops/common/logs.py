@@ -17,7 +17,7 @@ import structlog
 from cairn.ops.common.output import printable
 
 _ROTATE_BYTES = 16 * 1024 * 1024
-_KEPT_FILES = 5
+_ROTATED_FILES = 5
 _SHARED: list[structlog.typing.Processor] = [
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
@@ -61,7 +61,7 @@ class _LogFile(logging.handlers.RotatingFileHandler):
     goes on, and says so once.
     """
 
-    _told = False
+    _reported = False
 
     def _open(self) -> io.TextIOWrapper:
         """
@@ -77,8 +77,8 @@ class _LogFile(logging.handlers.RotatingFileHandler):
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._told:
-            self._told = True
+        elif not self._reported:
+            self._reported = True
             print(f"The log {self.baseFilename} cannot be written: {error}", file=sys.stderr)
 
 
@@ -108,7 +108,7 @@ def set_up_logs(path: Path) -> None:
     root = logging.getLogger()
     root.handlers = [file, shown]
     root.setLevel(logging.INFO)
-    _quiet_libraries()
+    _silence_libraries()
 
 
 @contextlib.contextmanager
@@ -123,7 +123,7 @@ def logs_in(path: Path) -> Iterator[None]:
     structlog.configure(**_CONFIGURATION, cache_logger_on_first_use=False)
     root.handlers = [file]
     root.setLevel(logging.INFO)
-    _quiet_libraries()
+    _silence_libraries()
     try:
         yield
     finally:
@@ -133,7 +133,7 @@ def logs_in(path: Path) -> Iterator[None]:
         file.close()
 
 
-def _quiet_libraries() -> None:
+def _silence_libraries() -> None:
     """Drop what these report below warnings: it is not about the server."""
     for name in ("httpx", "huggingface_hub", "alembic", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -141,7 +141,7 @@ def _quiet_libraries() -> None:
 
 def _file(path: Path) -> logging.Handler:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = _LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=_KEPT_FILES, encoding="utf-8")
+    file = _LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=_ROTATED_FILES, encoding="utf-8")
     file.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=_SHARED,

@@ -135,12 +135,12 @@ def answered(fault: Fault, report: Report, seen: Seen) -> Check:
     wrong = []
     for finding, answer in zip(report.findings, seen.broken, strict=False):
         if not is_bug_answer(answer, finding.bug_id):
-            wrong.append(f"the request that broke it got {_told(answer)}")
+            wrong.append(f"the request that broke it got {_described(answer)}")
     if len(seen.broken) != len(report.findings):
         wrong.append(f"{len(seen.broken)} requests for {len(report.findings)} bugs")
     last = report.findings[-1].bug_id
     if fault.scope != "blocks" and not (seen.again is not None and is_bug_answer(seen.again, last)):
-        wrong.append(f"the next one got {_told(seen.again)}")
+        wrong.append(f"the next one got {_described(seen.again)}")
     streamed = any(answer.status == 200 for answer in seen.broken)
     fact = "an error event in mid-stream" if streamed else "status 500 with the bug id"
     if fault.scope != "blocks":
@@ -163,7 +163,7 @@ def is_bug_answer(answer: Answer, bug_id: str) -> bool:
     return whole or (answer.status == 200 and bool(answer.tokens))
 
 
-def _told(answer: Answer | None) -> str:
+def _described(answer: Answer | None) -> str:
     if answer is None:
         return "no answer"
     return f"{answer.status} {answer.error['message'] if answer.error else 'and an answer'}"

@@ -27,7 +27,7 @@ _NOT_COUNTED = Check("counted", None, "no server runs whose metrics could be rea
 Rewriting = Callable[[Path], int]
 
 
-async def play_at_rest(damage: Rewriting, scene: Scene) -> Outcome:
+async def play_stopped(damage: Rewriting, scene: Scene) -> Outcome:
     """A server stops in order, its journal is changed, and a server is started on it."""
     async with private_server(scene.directory, scene.model) as house:
         first = await house.client.ask(victim_first())
@@ -167,9 +167,9 @@ async def play_beneath(damage: Rewriting, scene: Scene) -> Outcome:
     )
 
 
-def at_rest(damage: Rewriting) -> Callable[[Scene], Awaitable[Outcome]]:
+def on_stopped_server(damage: Rewriting) -> Callable[[Scene], Awaitable[Outcome]]:
     """How a drill goes that changes a journal which nobody writes."""
-    return partial(play_at_rest, damage)
+    return partial(play_stopped, damage)
 
 
 def beneath_a_server(damage: Rewriting = tail_rewritten) -> Callable[[Scene], Awaitable[Outcome]]:

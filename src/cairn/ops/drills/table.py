@@ -29,7 +29,7 @@ from cairn.ops.drills.running import on_a_server
 from cairn.ops.drills.running_checks import Fault
 from cairn.ops.drills.server import conversation as talk
 from cairn.ops.drills.server.client import Answer
-from cairn.ops.drills.stored import at_rest, beneath_a_server
+from cairn.ops.drills.stored import beneath_a_server, on_stopped_server
 from cairn.ops.drills.unseen import unseen
 
 
@@ -61,7 +61,7 @@ def _stored(
         invariant="INV-8",
         scope="server",
         damage=sentence,
-        play=beneath_a_server(damage) if beneath else at_rest(damage),
+        play=beneath_a_server(damage) if beneath else on_stopped_server(damage),
     )
 
 

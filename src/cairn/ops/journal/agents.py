@@ -160,7 +160,7 @@ def show(
     if created.system is not None:
         _say(Message(role="system", content=created.system))
     for number, place in enumerate(places, 1):
-        turn = texts[place.kept]
+        turn = texts[place.stored]
         assert isinstance(turn, ev.TurnStored)
         click.echo()
         click.echo(
@@ -193,7 +193,7 @@ def _chosen(found: _Found, name: str, tenant: str | None) -> Agent:
 
 def _texts(found: _Found, agent: Agent, places: Sequence[Place]) -> dict[int, ev.Event]:
     """The rows that have the texts of an agent."""
-    wanted = {agent.created, *(place.kept for place in places)}
+    wanted = {agent.created, *(place.stored for place in places)}
     rows = found.source.rows("read", base=found.base)
     return {row.position: decode(row).event for row in rows if row.position in wanted}
 

@@ -138,7 +138,7 @@ def prune(
     store = SqlStore.open(url, read_only=True)
     if dry_run:
         try:
-            _told(_prepared(store, chosen), chosen, dry_run=True)
+            _report(_prepared(store, chosen), chosen, dry_run=True)
         finally:
             store.close()
         return
@@ -157,7 +157,7 @@ def prune(
                 store.cut(prepared.base, prepared.rows)
             else:
                 store.append(prepared.rows)
-            _told(prepared, chosen, dry_run=False)
+            _report(prepared, chosen, dry_run=False)
             _forget(store, data_dir, prepared.runs)
             smaller = slack or prepared.base is not None
             if smaller:
@@ -424,7 +424,7 @@ def _give_back(store: SqlStore) -> None:
 # --- what is told --------------------------------------------------------------------------------
 
 
-def _told(prepared: _Prepared, chosen: _Chosen, *, dry_run: bool) -> None:
+def _report(prepared: _Prepared, chosen: _Chosen, *, dry_run: bool) -> None:
     """What was done, or would be; and what holds back the rest."""
     plan = prepared.plan
     would = "would be " if dry_run else ""

@@ -69,7 +69,7 @@ class Reader(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class Wanted:
+class Filter:
     """Which entries to show."""
 
     since: datetime | None
@@ -79,8 +79,8 @@ class Wanted:
 
     @property
     def all(self) -> bool:
-        """Whether nothing in particular is wanted."""
-        return self == Wanted(since=None, session=None, pattern=None, values=())
+        """Whether nothing in particular is chosen."""
+        return self == Filter(since=None, session=None, pattern=None, values=())
 
     def __call__(self, entry: Entry) -> bool:
         """Whether an entry is to be shown."""
@@ -96,16 +96,16 @@ class Wanted:
         )
 
     def is_of_session(self, entry: Entry) -> bool:
-        """Whether an entry is of the session that is wanted, if one is."""
+        """Whether an entry is of the session that is chosen, if one is."""
         called = entry.session, session_name(entry.session)
         return self.session is None or any(one.startswith(self.session) for one in called)
 
 
 @attrs.define
 class Seen:
-    """What there was of that which is wanted, to tell what is misspelt from what did not happen."""
+    """What there was of that which is chosen, to tell what is misspelt from what did not happen."""
 
-    _wanted: Wanted
+    _filter: Filter
     _fields: set[str] = attrs.field(factory=set, init=False)
     _has_session: bool = attrs.field(default=False, init=False)
     _is_empty: bool = attrs.field(default=True, init=False)
@@ -115,7 +115,7 @@ class Seen:
         for entry in entries:
             self._is_empty = False
             self._fields.update(entry.fields)
-            self._has_session = self._has_session or self._wanted.is_of_session(entry)
+            self._has_session = self._has_session or self._filter.is_of_session(entry)
             yield entry
 
     def missing(self, where: str) -> Iterator[str]:
@@ -127,12 +127,12 @@ class Seen:
         """
         if self._is_empty:
             return
-        if self._wanted.session is not None and not self._has_session:
+        if self._filter.session is not None and not self._has_session:
             yield (
-                f"No session {self._wanted.session} is in what was read of the {where}; "
+                f"No session {self._filter.session} is in what was read of the {where}; "
                 "`ops sessions` lists them."
             )
-        for name, _ in self._wanted.values:
+        for name, _ in self._filter.values:
             if name not in self._fields:
                 yield f"Nothing that was read of the {where} {_no_field(name, self._fields)}"
 
@@ -175,7 +175,7 @@ def tail(
     Pretty on a terminal, a JSON object a line elsewhere. The cursor to resume at with --after goes
     to stderr at the end. With --since or --after all of it is shown, not the last lines only.
     """
-    wanted = Wanted(
+    chosen = Filter(
         since=_since(since) if since else None,
         session=session,
         pattern=_pattern(grep) if grep else None,
@@ -186,22 +186,22 @@ def tail(
     show = _show_pretty if sys.stdout.isatty() else _show_json
     reader: Reader
     if journal or url is not None:
-        _check_fields(wanted)
-        _check_kinds(wanted)
+        _check_fields(chosen)
+        _check_kinds(chosen)
         reader = Events(Source.of(data_dir, url), after or 0, private=private)
-        if lines is not None and after is None and wanted.all:
+        if lines is not None and after is None and chosen.all:
             reader.skip_to_last(lines)
     else:
         reader = Log(log_path(data_dir), after or 0)
-        if any(name == "kind" for name, _ in wanted.values):
+        if any(name == "kind" for name, _ in chosen.values):
             # It would wait for ever, in silence.
             raise click.BadParameter(
                 "no line of the log has a field kind; events have it: add --journal",
                 param_hint="FIELD=VALUE",
             )
-    seen = Seen(wanted)
+    seen = Seen(chosen)
     try:
-        found = (entry for entry in seen.passing(reader.read()) if wanted(entry))
+        found = (entry for entry in seen.passing(reader.read()) if chosen(entry))
         for entry in found if lines is None else deque(found, maxlen=lines):
             show(entry)
         # Before more is waited for: what is misspelt waits for ever.
@@ -211,7 +211,7 @@ def tail(
             sys.stdout.flush()
             time.sleep(_POLL_S)
             for entry in reader.read():
-                if wanted(entry):
+                if chosen(entry):
                     show(entry)
     except KeyboardInterrupt:
         if not follow:
@@ -393,7 +393,7 @@ def _no_field(name: str, known: Iterable[str]) -> str:
     return f"has a field {name}{f'; did you mean {near[0]}?' if near else '.'}"
 
 
-def _check_fields(wanted: Wanted) -> None:
+def _check_fields(chosen: Filter) -> None:
     """
     A field that no event has would wait for ever, in silence, and so would a private one.
 
@@ -404,7 +404,7 @@ def _check_fields(wanted: Wanted) -> None:
     known = {name for name in LINE_FIELDS if name not in ("payload", "private")}
     known |= {field.name for field in of_events if not field.metadata.get("private")}
     private = {field.name for field in of_events} - known
-    for name, _ in wanted.values:
+    for name, _ in chosen.values:
         if name in private:
             raise click.BadParameter(
                 f"{name} is a text or token ids, and nothing is chosen by these; --private shows "
@@ -415,7 +415,7 @@ def _check_fields(wanted: Wanted) -> None:
             raise click.BadParameter(f"no event {_no_field(name, known)}", param_hint="FIELD=VALUE")
 
 
-def _check_kinds(wanted: Wanted) -> None:
+def _check_kinds(chosen: Filter) -> None:
     """
     A kind that no event has would wait for ever, in silence.
 
@@ -423,7 +423,7 @@ def _check_kinds(wanted: Wanted) -> None:
         click.BadParameter: there is no such kind.
     """
     kinds = [event.kind for event in ALL_EVENTS]
-    for name, value in wanted.values:
+    for name, value in chosen.values:
         if name == "kind" and value not in kinds:
             raise click.BadParameter(
                 f"there is no kind {value}; the kinds are {', '.join(kinds)}",

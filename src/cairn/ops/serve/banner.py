@@ -29,7 +29,7 @@ def greet(url: str, server: Server, options: dict[str, Any]) -> None:
         f"  fingerprint  {facts.fingerprint}  ({shape})",
         *([f"  adapter      {options['adapter']}"] if options["adapter"] else []),
         f"  weights      {facts.dtype}",
-        f"  context      {facts.context_tokens} tokens{_bound_of(facts)}{_told_of(facts.policy)}",
+        f"  context      {facts.context_tokens} tokens{_bound_of(facts)}{_window_of(facts.policy)}",
         f"  sampling     {_sampling(facts.defaults)}, where a request says nothing of it",
         *([f"  API keys     of {options['tenants']}"] if options["tenants"] else []),
         f"  journal      {journal}",
@@ -44,7 +44,7 @@ def _bound_of(facts: ServerFacts) -> str:
     return f" (of the model's {of_model}; --pool-mb bounds it)" if of_model else ""
 
 
-def _told_of(policy: SinkWindow | None) -> str:
+def _window_of(policy: SinkWindow | None) -> str:
     """A policy for people."""
     if policy is None:
         return ""

@@ -115,7 +115,7 @@ def run(options: dict[str, Any]) -> None:
         try:
             served = trio.run(serve_over, options, store, listener, data_dir, keys, models)
         except BaseExceptionGroup as failed:
-            raise _told(failed) from failed
+            raise _reportable(failed) from failed
         finally:
             store.close()
     click.echo("Stopped." if served else "Stopped before it served anything.", err=True)
@@ -150,7 +150,7 @@ class Stopped(Unreadable):
     exit_code = 1
 
 
-def _told(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+def _reportable(failed: BaseExceptionGroup[BaseException]) -> BaseException:
     """
     What ended the server: a sentence where it is the operator's or the world's, else what it is.
     Where several things failed at once, why it did not start comes first.

@@ -54,15 +54,15 @@ async def sequence_gap(damage: Damage) -> None:
 
 async def event_out_of_order(damage: Damage) -> None:
     """A session tells of a pass after it told what came of it."""
-    _told_late(damage, "prefill")
+    _reported_late(damage, "prefill")
 
 
 async def emission_early(damage: Damage) -> None:
     """Tokens are released before the pass that made them is on record."""
-    _told_late(damage, "decode")
+    _reported_late(damage, "decode")
 
 
-def _told_late(damage: Damage, step: ev.Step) -> None:
+def _reported_late(damage: Damage, step: ev.Step) -> None:
     """Have a session hold its passes of one kind back until it has told the next thing."""
     held: list[ev.Event] = []
 
