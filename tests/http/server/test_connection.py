@@ -20,7 +20,7 @@ import trio.testing
 
 from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Said
-from cairn.http.server.listen import READ_AHEAD_BYTES_MAX
+from cairn.http.server.listen import BUFFERED_BYTES_MAX
 from tests.http.conftest import Serve, run_server
 from tests.http.fake_service import ACCEPTED, ANSWER, FINISHED, FakeService, Hold, Step
 
@@ -250,7 +250,7 @@ READ_LATER = {
     "stream, then another": STREAM + STREAM,
     "stream, then a line": STREAM + b"\r\n",
     "stream, to be HTTP/2": question(*H2C, stream=True),
-    "stream, then all that is read ahead": STREAM + bytes(READ_AHEAD_BYTES_MAX - 1),
+    "stream, then all that is read ahead": STREAM + bytes(BUFFERED_BYTES_MAX - 1),
 }
 
 
@@ -295,7 +295,7 @@ async def test_closed_behind_more_than_is_read_ahead(serve: Serve):
     before = open_files()
     with trio.fail_after(SOON_S):
         async with connected(url) as stream:
-            await stream.send_all(STREAM + bytes(2 * READ_AHEAD_BYTES_MAX))
+            await stream.send_all(STREAM + bytes(2 * BUFFERED_BYTES_MAX))
             assert await stream.receive_some(100)
             await trio.testing.wait_all_tasks_blocked(0.05)
         await service.leaves.wait()

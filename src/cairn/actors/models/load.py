@@ -128,7 +128,7 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
     if facts.context_tokens < 2:  # a prompt and an answer, of a token each
         raise BootRefused(
             f"the memory for sessions ({started.budgets.pool_bytes} bytes) does not hold the KV of "
-            f"one chunk of {facts.block_tokens} tokens ({_memory_figures(facts)}), so "
+            f"one chunk of {facts.block_tokens} tokens ({_memory_words(facts)}), so "
             "nothing could be served. Start with a larger --pool-mb or a smaller --block-tokens."
         )
     if started.tight is not None:
@@ -217,7 +217,7 @@ def _tell_less(tested: SelfTestReport, *, cold: bool) -> None:
     log.warning(what, failed=failed, **more)
 
 
-def _memory_figures(facts: ModelFacts) -> str:
+def _memory_words(facts: ModelFacts) -> str:
     """What a chunk takes."""
     if facts.growth is not None:
         return f"{facts.growth.bytes_at(facts.block_tokens)} bytes in mlx-lm's own caches"

@@ -38,7 +38,7 @@ KEEP_ALIVE_S = 75.0
 
 #: How much is read ahead from a client that keeps sending while its request runs. After that the
 #: client has to wait, and its disconnect is noticed only when something is sent to it.
-READ_AHEAD_BYTES_MAX = 2**16
+BUFFERED_BYTES_MAX = 2**16
 
 _log = logging.getLogger("cairn.http.hypercorn")
 
@@ -83,7 +83,7 @@ class ClientStream:
     async def wait_gone(self) -> None:
         """Read ahead until the client has gone."""
         try:
-            while (room := READ_AHEAD_BYTES_MAX - len(self._buffered)) > 0:
+            while (room := BUFFERED_BYTES_MAX - len(self._buffered)) > 0:
                 data = await self._stream.receive_some(room)
                 if not data:
                     self.gone.set()
