@@ -1,8 +1,8 @@
 """
-Each invariant can fail, is caught where it does, and takes out of service what it should and
-nothing else.
+Each invariant can fail, is caught at the event that breaks it, and takes exactly what it should out
+of service.
 
-``history`` is legal; a damage makes one of its events wrong, or puts another in its place.
+``history`` is legal; a damage makes one of its events wrong, or replaces it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Damage = Callable[[Driver, Any], ev.Event | None]
 
 
 def bystander(driver: Driver) -> None:
-    """Another session, in the middle of its answer."""
+    """A different session, in the middle of its answer."""
     driver.ask(Talk(tenant="t1", group="g9", name="by", parts=(MORE, SAID, OTHER)), answer=LONG)
     for _ in range(9):
         driver.step("by")
@@ -52,8 +52,8 @@ def bystander(driver: Driver) -> None:
 
 def history(driver: Driver) -> None:
     """
-    Something of everything: s1 goes on after an answer with a thought in it, s2 shares blocks and
-    is cut off, blocks are evicted and sealed again, and n, which has a name, is told another story.
+    A history with a bit of everything: s1 continues after an answer with a thought in it, s2 shares
+    blocks and is cut off, blocks are evicted and sealed again, and n, a named session, diverges.
     """
     one, two = (SYSTEM, HELLO), (SYSTEM, HELLO, SAID, MORE)
     driver.start()
@@ -119,7 +119,7 @@ def but(kind: type[ev.Event], when: Callable[[Any], bool] | None = None, **chang
 def instead(
     kind: type[ev.Event], other: Damage, when: Callable[[Any], bool] | None = None
 ) -> Damage:
-    """Something else in the place of the first event of a kind (for which ``when`` holds)."""
+    """Replace the first event of a kind (for which ``when`` holds)."""
 
     def damage(driver: Driver, event: Any) -> ev.Event | None:
         if but(kind, when)(driver, event) is None:
@@ -130,7 +130,7 @@ def instead(
 
 
 def of(step: str) -> Callable[[Any], bool]:
-    """Is it a pass of this step?"""
+    """Whether an event is a pass of this step."""
     return lambda event: bool(event.step == step)
 
 
@@ -152,7 +152,7 @@ def _more(name: str, by: int = 1) -> Callable[[Any], int]:
 
 
 def _begun(_: Any, e: Any) -> ev.PrewarmStarted:
-    """An anticipation of nothing, in the session of an event."""
+    """A prewarm of nothing, in the session of an event."""
     return Begun(
         session=e.session,
         next_role="user",
@@ -168,7 +168,7 @@ def _begun(_: Any, e: Any) -> ev.PrewarmStarted:
 
 
 def _pass(driver: Driver, event: Any, start: int, end: int, **changes: Any) -> ev.Event:
-    """A prefill pass of the session's open request, measured as it would be."""
+    """A prefill pass of the session's open request, with the report it would have."""
     request = driver.state.session(event.session).request
     assert request is not None
     return ev.CacheExtended(
@@ -324,7 +324,7 @@ def _provisional(event: Any) -> bool:
 
 
 def _ahead(event: Any) -> bool:
-    """Is it a pass or a share of what m prewarms?"""
+    """Whether an event is a pass or a share of what m prewarms."""
     return event.session == "m" and event.request is None
 
 
@@ -762,9 +762,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
 
 
 def _anticipated(driver: Driver) -> ev.PrewarmStarted:
-    """
-    A conversation of s1 is at its end, and what it prewarms differs from its first token on.
-    """
+    """A conversation of s1 has ended, and what it prewarms differs from its first token on."""
     driver.start()
     session = driver.ask(talk(SYSTEM, HELLO))
     assert session == "s1"
@@ -787,7 +785,8 @@ def _anticipated(driver: Driver) -> ev.PrewarmStarted:
 
 def test_a_pass_ahead_runs_on_kv_of_the_same_tokens():
     """
-    The slab holds the prompt still, and the tokens of the pass are right: INV-1 sees it by the key.
+    The slab still holds the prompt, and the tokens of the pass are right: INV-1 detects it by the
+    key.
     """
     driver = driver_of()
     begun = _anticipated(driver)
@@ -801,7 +800,7 @@ def test_a_pass_ahead_runs_on_kv_of_the_same_tokens():
 
 
 def test_no_more_is_anticipated_than_the_slab_holds():
-    """INV-4: a slab is as large as it is, and who forgets that breaks no other session."""
+    """INV-4: a prewarm does not exceed its slab; breaking that affects no other session."""
     driver = driver_of()
     begun = _anticipated(driver)
     ids = tuple(range(100 * C))
@@ -815,7 +814,7 @@ def test_no_more_is_anticipated_than_the_slab_holds():
 
 
 def test_nothing_is_anticipated_without_an_answer():
-    """INV-4: after a request that was cut off, nobody knows what the client will send."""
+    """INV-4: after a request that was cut off, it is unknown what the client will send."""
     driver = driver_of()
     driver.start()
     driver.ask(talk(SYSTEM, HELLO, MORE))
@@ -848,7 +847,7 @@ STORY = (SYSTEM, OTHER, SAID, MORE, SAID, OTHER)
 
 
 def _copying(driver: Driver) -> tuple[str, ...]:
-    """Session q has a slab with nothing in it, and these blocks are to be copied into it."""
+    """Session q has an empty slab, and these blocks are to be copied into it."""
     driver.start()
     driver.serve(talk(*STORY))
     driver.ask(talk(*STORY, name="q"))
@@ -863,7 +862,7 @@ def _copying(driver: Driver) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("most", [1, 2, 100])
 def test_blocks_are_shared_in_parts(most: int):
-    """In as many as one likes, with others' steps in between."""
+    """In any number of parts, with steps of other sessions in between."""
     driver = driver_of()
     keys = _copying(driver)
     request = driver.state.session("q").request.ask.request  # type: ignore[union-attr]
@@ -887,7 +886,7 @@ def test_blocks_are_shared_in_parts(most: int):
     ],
 )
 def test_a_part_that_is_not_the_next_one(fault: str, broken: str):
-    """INV-4: what follows the first part is the next one, until all of them are there."""
+    """INV-4: the first part is followed by the next one, until all of them are there."""
     driver = driver_of()
     keys = _copying(driver)
     request = driver.state.session("q").request.ask.request  # type: ignore[union-attr]
@@ -909,7 +908,7 @@ def test_a_part_that_is_not_the_next_one(fault: str, broken: str):
 
 
 def test_a_part_that_ends_without_states():
-    """INV-1: where layers have states, a part ends where a block carries them."""
+    """INV-1: if layers have states, a part ends at a block that contains them."""
     driver = Driver(pool_slabs=4, blocks_kept=40, spare_tokens=60, state_blocks=2)
     keys = _copying(driver)
     request = driver.state.session("q").request.ask.request  # type: ignore[union-attr]
@@ -923,7 +922,7 @@ def test_a_part_that_ends_without_states():
 
 
 def test_what_was_computed_ahead_counts_once():
-    """The first request that reuses such blocks says so; one after it does not."""
+    """The first request that reuses prewarmed blocks reports so; a later one does not."""
     driver = driver_of()
     history(driver)
     said = ("assistant", (90, 50, 51, 52, 53, 54, 55, 56))
@@ -932,14 +931,14 @@ def test_what_was_computed_ahead_counts_once():
 
     mine = [one.event for one in driver.recorded if isinstance(one.event, ev.PathSelected)]
     told = [event.prewarmed_tokens for event in mine if event.session == "m"]
-    # The third request says another thing of the second answer, and reuses the block once more.
+    # The third request has a different text for the second answer, and reuses the block again.
     assert [0, C, 0] == told
 
 
 def test_a_block_that_is_there_stays_what_it_was():
     """
-    Behind a block that is gone, one in memory is computed ahead once more. It was a request's, so
-    nobody's use of it is anticipation's merit; that of the one before it is.
+    After a block that is gone, one in memory is prewarmed again. It came from a request, so its
+    reuse does not count as a success of prewarm; the reuse of the block before it does.
     """
     driver = driver_of()
     driver.start()
@@ -993,7 +992,7 @@ CASES = [(invariant, name) for invariant, cases in DAMAGES.items() for name in c
 
 @attrs.define
 class Broken:
-    """A history in which one event was wrong."""
+    """A history with one wrong event."""
 
     driver: Driver
     violated: Violated
@@ -1007,7 +1006,7 @@ class Broken:
 
 
 def damaged(damage: Damage) -> Broken:
-    """The history up to where a damage was noticed."""
+    """The history up to the point where the damage was detected."""
     driver = driver_of()
     done: list[ev.Event] = []
 
@@ -1030,7 +1029,10 @@ def damaged(damage: Damage) -> Broken:
 
 
 def test_the_history_is_legal():
-    """Without a damage nothing is wrong, and each kind of event that is damaged is there."""
+    """
+    Without a damage there are no violations, and the history has every kind of event that is
+    damaged.
+    """
     driver = driver_of()
     history(driver)
     driver.finish("by")
@@ -1042,8 +1044,8 @@ def test_the_history_is_legal():
 @pytest.mark.parametrize(("invariant", "name"), CASES)
 def test_each_damage_is_caught(invariant: str, name: str):
     """
-    The event stands in the journal and has no effect. The violation follows it at once, then what
-    it takes out of service: the session, the blocks with their descendants, or admission.
+    The event is in the journal and has no effect. The violation follows at once, then what it takes
+    out of service: the session, the blocks with their descendants, or admission.
     """
     broken = damaged(DAMAGES[invariant][name])
     outcome, driver = broken.violated.outcome, broken.driver
@@ -1074,8 +1076,8 @@ def test_each_damage_is_caught(invariant: str, name: str):
 @pytest.mark.parametrize(("invariant", "name"), CASES)
 def test_nothing_else_is_touched(invariant: str, name: str):
     """
-    Other sessions stay as they were, and the one that was answering goes on to its end. The broken
-    one can be brought to rest. New requests are served, unless memory does not add up.
+    Other sessions are unchanged, and the one that was answering finishes. The broken session can be
+    brought to an end. New requests are served, unless the memory accounts do not add up.
     """
     broken = damaged(DAMAGES[invariant][name])
     driver, state = broken.driver, broken.driver.state
@@ -1106,7 +1108,7 @@ def test_nothing_else_is_touched(invariant: str, name: str):
 
 
 def _with_model(**changes: Any) -> Broken:
-    """The history with a model of other figures than engine and store go by."""
+    """The history with a model whose budgets differ from those that engine and store use."""
     driver = driver_of()
     driver.damage = lambda event: (
         attrs.evolve(event, **changes) if isinstance(event, ev.ModelLoaded) else event
@@ -1126,7 +1128,7 @@ def _with_model(**changes: Any) -> Broken:
     ],
 )
 def test_budgets_are_kept(changes: dict[str, int], kind: type[ev.Event]):
-    """A slab or block past the budget that the model was loaded with is a violation of INV-5."""
+    """A slab or block over the budget that the model was loaded with violates INV-5."""
     broken = _with_model(**changes)
 
     assert isinstance(broken.event, kind)
@@ -1134,7 +1136,7 @@ def test_budgets_are_kept(changes: dict[str, int], kind: type[ev.Event]):
 
 
 def test_the_budget_of_files_is_kept():
-    """A file past the budget is a violation of INV-5, and so is any before one was given."""
+    """A file over the budget violates INV-5, and so does any file before there is a budget."""
     driver = driver_of()
     driver.damage = lambda event: (
         attrs.evolve(event, budget_bytes=FILE_BYTES) if isinstance(event, Found) else event
@@ -1158,7 +1160,7 @@ def test_the_budget_of_files_is_kept():
 
 
 def test_a_block_in_doubt_is_not_loaded():
-    """What was found broken is not brought back from its file."""
+    """A quarantined block is not loaded from its file."""
     driver = driver_of()
     history(driver)
     driver.finish("by")
@@ -1175,7 +1177,7 @@ def test_a_block_in_doubt_is_not_loaded():
 
 
 def test_kv_past_the_end_of_its_slab():
-    """A pass that wrote past the capacity of its slab is a violation of INV-5."""
+    """A pass that wrote past the capacity of its slab violates INV-5."""
     damage = but(Acq, capacity_tokens=C)
     driver, done = driver_of(), False
 
@@ -1239,7 +1241,7 @@ def test_kv_past_the_end_of_its_slab():
     ids=lambda event: event.kind,
 )
 def test_what_no_session_did_is_checked_too(wrong: ev.Event):
-    """A step of the server that cannot be is recorded as INV-6; no session is touched by it."""
+    """An impossible step of the server is recorded as INV-6, and affects no session."""
     driver = driver_of()
     history(driver)
     before = plain(driver.state)
@@ -1254,7 +1256,7 @@ def test_what_no_session_did_is_checked_too(wrong: ev.Event):
 
 
 def test_a_model_needs_chunks():
-    """A model without chunks is refused before anything divides by them."""
+    """A model without chunks is refused before anything divides by their size."""
     driver = driver_of()
     driver.damage = lambda event: (
         attrs.evolve(event, block_tokens=0) if isinstance(event, ev.ModelLoaded) else event
@@ -1266,7 +1268,7 @@ def test_a_model_needs_chunks():
 
 
 def test_no_model_leaves_under_a_request():
-    """A model that leaves memory while a request is open is a violation, and stays loaded."""
+    """Unloading a model while a request is open is a violation, and the model stays loaded."""
     driver = driver_of()
     history(driver)
     model = driver.state.model
@@ -1281,7 +1283,7 @@ def test_no_model_leaves_under_a_request():
 
 
 def test_no_request_without_a_model():
-    """A request while nothing is loaded is a violation, and nothing of it stays."""
+    """A request while no model is loaded is a violation, and leaves nothing."""
     driver = driver_of()
     history(driver)
     driver.finish("by")
@@ -1300,7 +1302,7 @@ def test_no_request_without_a_model():
 
 
 def test_another_session_than_the_rules_choose():
-    """A new session for a conversation that goes on elsewhere is a violation of INV-4."""
+    """A new session for a conversation that continues a different session violates INV-4."""
     driver = driver_of()
     driver.start()
     driver.serve(talk(SYSTEM, HELLO))
@@ -1337,7 +1339,7 @@ def test_another_session_than_the_rules_choose():
 
 
 def test_a_request_is_in_one_hand():
-    """An id that another session has in hand is taken; that session keeps its request."""
+    """A request id that another session is serving is taken; that session keeps its request."""
     broken = damaged(DAMAGES["INV-6"]["a request in two hands"])
 
     assert isinstance(broken.event, ev.RequestReceived)
@@ -1345,7 +1347,10 @@ def test_a_request_is_in_one_hand():
 
 
 def _decoded_to_a_boundary() -> Driver:
-    """A session that has just ended an answer, whose KV ends at a chunk's end by decoding alone."""
+    """
+    A session that has just ended an answer, and whose KV reaches the end of a chunk only by
+    decoding.
+    """
     driver = driver_of()
     driver.start()
     prompt = ("user", (10, 11, 12, 13))
@@ -1361,8 +1366,8 @@ def _decoded_to_a_boundary() -> Driver:
 
 def test_kv_that_decoding_made_cannot_be_sealed():
     """
-    Decoded rows fill a chunk to its end; they have other bits than canonical ones, and a block of
-    them would give those to others.
+    Decoded rows fill a chunk to its end. Their bits differ from canonical ones, and a sealed block
+    would pass them on.
     """
     driver = _decoded_to_a_boundary()
     session = driver.state.session("s1")
@@ -1379,7 +1384,7 @@ def test_kv_that_decoding_made_cannot_be_sealed():
 
 
 def test_nothing_canonical_is_built_on_what_is_not():
-    """A settling pass that starts where a chunk does, but on decoded rows, is a violation."""
+    """A settling pass that starts at a chunk boundary, but on decoded rows, is a violation."""
     driver = driver_of()
     driver.start()
     driver.ask(talk(("user", (10, 11, 12, 13))), answer=(50, 51, 52, 53, 54, 55, 56))
@@ -1410,7 +1415,7 @@ def test_nothing_canonical_is_built_on_what_is_not():
 
 
 def test_no_token_comes_of_a_pass_over_nothing():
-    """After a prompt that ends with a chunk, an empty pass at its end draws no second token."""
+    """If a prompt ends at the end of a chunk, an empty pass there draws no second token."""
     driver = driver_of()
     driver.start()
     driver.ask(talk(("user", (10, 11))))
@@ -1425,7 +1430,7 @@ def test_no_token_comes_of_a_pass_over_nothing():
 
 
 def test_doubt_goes_down_to_the_descendants():
-    """A second digest takes the block and all that were built on it out of use, and no other."""
+    """A second digest quarantines the block and all that are built on it, and no others."""
     broken = damaged(DAMAGES["INV-3"]["another digest when sealed again"])
     state = broken.driver.state
     doubted = {key for key, block in state.blocks.items() if block.bug_id is not None}
@@ -1455,7 +1460,7 @@ def test_doubt_goes_down_to_the_descendants():
 
 
 def test_doubt_stays():
-    """A block that is in doubt stays so when it is sealed once more with the digest it had."""
+    """A quarantined block stays so when it is sealed again with its original digest."""
     broken = damaged(DAMAGES["INV-3"]["another digest when sealed again"])
     driver, key = broken.driver, broken.event.key
     driver.serve(talk(SYSTEM, HELLO), cache_prompt=False)
@@ -1473,8 +1478,8 @@ def test_doubt_stays():
 @pytest.mark.parametrize(("invariant", "name"), CASES)
 def test_replay_finds_the_same(invariant: str, name: str):
     """
-    Replay of the rows breaks the same invariant at the same row; where the violation was not
-    recorded it finds it all the same. Its state is the ledger's.
+    Replaying the rows breaks the same invariant at the same row, even if the violation was not
+    recorded. The resulting state is the ledger's.
     """
     broken = damaged(DAMAGES[invariant][name])
     driver = broken.driver

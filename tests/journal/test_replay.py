@@ -1,6 +1,5 @@
 """
-A journal that is read again gives the state that it was written with, and tells what was done to
-it.
+Replaying a journal gives the state that it was written with, and finds what was changed in it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ ROWS = tuple(conversation().rows)
 
 
 def forged(rows: tuple[Row, ...], place: int, change: Callable[[Any], ev.Event]) -> list[Row]:
-    """The rows with another event at one place, and the chain over them made anew."""
+    """The rows with one event replaced, and the chain over them recomputed."""
     made, head = [], GENESIS
     for index, row in enumerate(rows):
         recorded = decode(row)
@@ -54,12 +53,12 @@ def forged(rows: tuple[Row, ...], place: int, change: Callable[[Any], ev.Event])
 
 
 def place_of(kind: type[ev.Event], number: int = 0) -> int:
-    """Where the events of a kind stand."""
+    """The places of the events of a kind."""
     return [n for n, row in enumerate(ROWS) if row.kind == kind.kind][number]
 
 
 def broken_chain(report: Report) -> list[int]:
-    """The rows at which the chain does not hold."""
+    """The rows at which the chain is broken."""
     return [f.position for f in report.findings if f.invariant == "INV-8"]
 
 
@@ -69,7 +68,7 @@ def broken_chain(report: Report) -> list[int]:
 @profile(100)
 @given(TAPES)
 def test_replay_gives_the_very_state(data: bytes):
-    """The fold of the stored rows equals the ledger's state; nothing but crashes is found."""
+    """The fold of the stored rows equals the ledger's state; the only findings are crashes."""
     driver = played(data)
     report = replay(driver.rows)
 
@@ -94,7 +93,7 @@ def test_a_state_of_the_past(data: bytes):
 
 
 def test_watching():
-    """A watcher sees each event and the state after it, in order."""
+    """A watcher receives each event and the state after it, in order."""
     seen: list[tuple[int, int]] = []
 
     def watch(recorded: ev.Recorded, state: State) -> None:
@@ -105,15 +104,15 @@ def test_watching():
 
 
 def test_an_empty_journal():
-    """Nothing gives nothing."""
+    """An empty journal has no rows, no findings and an empty state."""
     report = replay([])
     assert (0, GENESIS, ()) == (report.rows, report.head, report.findings)
 
 
 def test_replay_does_not_depend_on_the_process():
     """
-    Strings hash otherwise in every process; the decisions of a journal in which many requests ended
-    at once are found again all the same.
+    Strings hash differently in every process; replay makes the same decisions all the same for a
+    journal in which many requests ended at once.
     """
     script = (
         "import sys, pickle\n"
@@ -170,8 +169,8 @@ COLUMNS: dict[str, Any] = {
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_changed_column(column: str):
     """
-    Whatever column of a row was changed, INV-8 is found there (where its hash was, at the next row,
-    too), and the reading goes on.
+    INV-8 finds a change of any column of a row (a changed hash also at the next row), and the
+    replay continues.
     """
     assert set(COLUMNS) == {field.name for field in attrs.fields(Row)}
     place = place_of(ev.CacheExtended, 1)
@@ -206,7 +205,7 @@ def test_a_changed_column(column: str):
     ],
 )
 def test_a_column_that_makes_no_sense(column: str, value: Any):
-    """A damage that leaves no event at all is a finding like any other, and no traceback."""
+    """Damage that leaves no event at all is a finding like any other, and not a traceback."""
     place = place_of(ev.CacheExtended, 1)
     rows = list(ROWS)
     rows[place] = attrs.evolve(rows[place], **{column: value})
@@ -217,7 +216,7 @@ def test_a_column_that_makes_no_sense(column: str, value: Any):
 
 
 def test_every_byte_counts():
-    """One bit turned anywhere in the payloads of a row is found."""
+    """Any single flipped bit in the payloads of a row is found."""
     place = place_of(ev.CacheExtended, 1)
     for column in ("public", "private"):
         stored = getattr(ROWS[place], column)
@@ -229,7 +228,7 @@ def test_every_byte_counts():
 
 
 def test_a_removed_row():
-    """A row that is gone is missed by the one behind it, in the chain and in the count."""
+    """A removed row is found at the next one, in the chain and in the count."""
     place = place_of(ev.CacheExtended, 1)
     rows = [*ROWS[:place], *ROWS[place + 1 :]]
     report = replay(rows)
@@ -239,7 +238,7 @@ def test_a_removed_row():
 
 
 def test_swapped_rows():
-    """Two rows in each other's place break the chain at both, and behind them."""
+    """Two swapped rows break the chain at both, and after them."""
     place = place_of(ev.CacheExtended, 1)
     rows = list(ROWS)
     rows[place], rows[place + 1] = rows[place + 1], rows[place]
@@ -249,7 +248,7 @@ def test_swapped_rows():
 
 
 def test_a_row_twice():
-    """A row that stands there twice is found where it stands again."""
+    """A duplicated row is found at its second place."""
     place = place_of(ev.TokensEmitted)
     rows = [*ROWS[: place + 1], *ROWS[place:]]
 
@@ -257,14 +256,15 @@ def test_a_row_twice():
 
 
 def test_a_head_cut_off():
-    """A journal that does not begin at its beginning is found at its first row."""
+    """A journal that does not begin at row 1 is found at its first row."""
     assert [2] == broken_chain(replay(ROWS[1:]))
 
 
 def test_a_tail_written_anew():
     """
-    Who can write the database can make the chain anew from some row on. The chain itself then
-    holds: only a head that was kept elsewhere tells; so does a shortened journal.
+    An attacker who can write to the database can recompute the chain from some row on. The chain
+    then holds; only a head that was saved elsewhere shows the change. The same applies to removed
+    last rows.
     """
     rows = forged(ROWS, 0, lambda event: attrs.evolve(event, cairn_version="0.0.0"))
     kept = ROWS[-1].hash
@@ -282,7 +282,7 @@ def test_a_tail_written_anew():
 
 
 def test_a_half_written_tail():
-    """Who makes the chain anew, but not to the end, is found where it stops."""
+    """A chain that is recomputed, but not up to the end, is broken where that stops."""
     rows = forged(ROWS, 0, lambda event: attrs.evolve(event, cairn_version="0.0.0"))
     place = len(ROWS) - 4
 
@@ -290,7 +290,7 @@ def test_a_half_written_tail():
 
 
 def test_a_forgotten_payload_keeps_the_chain():
-    """Where the private part was forgotten the chain holds; the event itself cannot be had."""
+    """With the private part forgotten, the chain holds, but the event cannot be decoded."""
     place = place_of(ev.TokensEmitted)
     reader = Replay()
     for row in ROWS[:place]:
@@ -305,7 +305,7 @@ def test_a_forgotten_payload_keeps_the_chain():
 
 
 def test_a_journal_of_a_newer_cairn():
-    """A row of a later version whose chain holds is the operator's to hear of, not a finding."""
+    """A row of a later version whose chain holds is an error for the operator, not a finding."""
     recorded = decode(ROWS[0])
     newer = attrs.evolve(encode(recorded, GENESIS), version=9)
     with pytest.raises(UnknownEvent):
@@ -341,8 +341,8 @@ FORGERIES: dict[str, tuple[int, Callable[[Any], ev.Event]]] = {
 @pytest.mark.parametrize("invariant", FORGERIES)
 def test_an_unrecorded_violation(invariant: str):
     """
-    A writer without checks left a violation, with a chain that holds. Replay finds it, with the
-    same bug id at every replay, and goes on without the session.
+    A writer without checks left a violation, with a chain that holds. Replay finds it, always with
+    the same bug id, and continues without the session.
     """
     place, change = FORGERIES[invariant]
     rows = forged(ROWS, place, change)
@@ -358,14 +358,14 @@ def test_an_unrecorded_violation(invariant: str):
 
 
 def test_two_forgeries_have_two_bug_ids():
-    """The id of a bug that nobody recorded follows from its row."""
+    """The bug id of an unrecorded violation follows from its row."""
     ids = {replay(forged(ROWS, *FORGERIES[name])).findings[0].bug_id for name in FORGERIES}
 
     assert len(FORGERIES) == len(ids)
 
 
 def test_a_forged_record_of_a_violation():
-    """A violation on record that the rows do not break again is told as not reproduced."""
+    """A recorded violation that replay cannot confirm is reported as not reproduced."""
     driver = conversation()
     before = len(driver.rows)
     driver.take(
@@ -393,7 +393,7 @@ def test_a_forged_record_of_a_violation():
 
 
 def test_a_violation_recorded_as_another():
-    """Where the record names another invariant than the one that breaks, both are told."""
+    """If the record names a different invariant than the one that breaks, both are reported."""
     driver = conversation()
     recorded = driver.recorded[place_of(ev.CacheTrimmed)]
     rows = forged(ROWS, place_of(ev.CacheTrimmed), FORGERIES["INV-6"][1])[: recorded.position]
@@ -428,7 +428,7 @@ def test_a_violation_recorded_as_another():
 @profile(20)
 @given(TAPES)
 def test_any_row_out_of_its_place_is_found(data: bytes):
-    """In any history, a row in another stream than its event's is a violation of INV-6."""
+    """In any history, a row in a stream that is not its event's is a violation of INV-6."""
     driver = played(data)
     for place in range(0, len(driver.rows), 17):
         recorded = driver.recorded[place]
@@ -442,12 +442,14 @@ def test_any_row_out_of_its_place_is_found(data: bytes):
 
 
 def test_tapes_are_the_same_everywhere():
-    """The histories do not differ from run to run: this one ends where it always did."""
+    """The histories do not differ from run to run: this one always has the same head."""
     assert played(tape(1, 300)).ledger.head == played(tape(1, 300)).ledger.head
 
 
 def test_an_event_that_does_not_fit():
-    """What no check knows and the fold cannot take is a finding, and no error of replay."""
+    """
+    An event that passes all checks but cannot be folded is a finding, and not an error of replay.
+    """
     place = place_of(ev.TokensEmitted)
     unknown = ev.BlocksQuarantined(session=None, bug_id="b", keys=("never sealed",))
     rows = list(ROWS[:place])

@@ -33,7 +33,7 @@ LONG_AGO = 0
 FAR = 2**60
 
 NAME_OF_FIELDS = "8a79f8205bc9f3fc"
-"""Of version 10 of what a base keeps."""
+"""A digest of the fields in version 10 of what a base holds."""
 
 
 def states_of(rows: list[Row]) -> list[State]:
@@ -51,7 +51,7 @@ def surveyed(rows: list[Row], before_us: int = FAR) -> Survey:
 
 
 def brute(rows: list[Row], states: list[State], before_us: int) -> int:
-    """The highest cut, by trying every row with the words of the rule."""
+    """The highest cut, found by trying the rule as written on every row."""
     lives: list[list[int]] = []
     latest: dict[str, list[int]] = {}
     closed: list[list[int]] = []
@@ -66,8 +66,8 @@ def brute(rows: list[Row], states: list[State], before_us: int) -> int:
         if isinstance(event, ev.AgentDeleted):
             agents.pop(event.agent, None)
         if isinstance(event, ev.ServerStopped | ev.ServerLost):
-            agents.clear()  # those of the model are not to persist
-        # What is open is what the state has: an event that broke an invariant opens nothing.
+            agents.clear()  # agents of the model do not persist
+        # Open sessions are those in the state: an event that broke an invariant opens none.
         for session in sorted(set(after.sessions) - set(before.sessions)):
             latest[session] = []
             lives.append(latest[session])
@@ -92,7 +92,7 @@ def brute(rows: list[Row], states: list[State], before_us: int) -> int:
 
 
 def pruned(rows: list[Row], states: list[State], cut: int) -> tuple[Base, list[Row]]:
-    """What a cut leaves, with no event that names it."""
+    """What a cut leaves, without the event that names the base."""
     rest = rows[cut:]
     kept = compared_with(decode(row).event for row in rest)
     return base_of(forgotten(states[cut], kept), rows[cut - 1].hash), rest
@@ -112,7 +112,7 @@ def holding(contents: bytes, position: int = 0) -> Base:
 
 
 def assert_reads_on(whole: Report, part: Report, cut: int) -> None:
-    """What was read from the base is what was read from the beginning."""
+    """Reading from the base gives the same result as reading from the beginning."""
     faults = forgotten_faults(whole.state.faults, cut)
     assert attrs.evolve(whole.state, faults=faults) == part.state
     assert whole.head == part.head
@@ -121,8 +121,8 @@ def assert_reads_on(whole: Report, part: Report, cut: int) -> None:
 
 def retired(data: bytes) -> list[Row]:
     """
-    A history in which the server was lost; a second run, with conversations that diverge from those
-    of the first one; and all sessions but one of the second run closed.
+    A history in which the server was lost, followed by a second run with conversations that diverge
+    from those of the first. All sessions are closed except one of the second run.
     """
     driver = played(data)
     if driver.state.boot is not None:
@@ -142,7 +142,7 @@ def retired(data: bytes) -> list[Row]:
 
 
 def without_effect(driver: Driver) -> None:
-    """Events of sessions that break an invariant, so that nothing but a violation comes of them."""
+    """Events of sessions that break an invariant, so that their only effect is a violation."""
     opened = ev.SessionOpened(
         session="nobody", tenant="t1", fingerprint="fp-a", group=None, named=False
     )
@@ -176,7 +176,7 @@ def close(driver: Driver, *sessions: str) -> None:
 @profile(12)
 @given(TAPES)
 def test_a_state_comes_back(data: bytes):
-    """Every state of a history comes back as it was; going on from it gives the same end."""
+    """Every state of a history survives encoding; continuing from it gives the same end."""
     rows = played(data).rows
     states = states_of(rows)
     for state in states:
@@ -188,7 +188,7 @@ def test_a_state_comes_back(data: bytes):
 
 
 def test_a_state_has_one_form():
-    """Equal states give equal bytes in every process: maps, whose order is none, are sorted."""
+    """Equal states give equal bytes in every process: maps, which have no order, are sorted."""
     encoded = contents_of(played(tape(3, 400)).state)
     for name in ("blocks", "parts", "streams"):
         keys = list(json.loads(encoded)["state"][name])
@@ -198,7 +198,7 @@ def test_a_state_has_one_form():
 
 @pytest.mark.parametrize("change", ["position", "head", "state", "state_digest"])
 def test_a_base_that_was_changed(change: str):
-    """Every part of a base is in its digest, or does not fit the rest of it."""
+    """Every part of a base is covered by its digest, or else contradicts the rest."""
     base = base_of(played(tape(3, 400)).state, "h" * 64)
     values: dict[str, Any] = {
         "position": base.position + 1,
@@ -216,13 +216,15 @@ def test_a_base_that_was_changed(change: str):
 
 @pytest.mark.parametrize("encoded", [b"", b"{}x", b"[]", b'{"position":"1"}', b"\xff"])
 def test_bytes_that_are_no_state(encoded: bytes):
-    """They are refused as what they are."""
+    """Bytes that are not a state are refused, and the error says so."""
     with pytest.raises(ValueError, match="cannot be decoded"):
         state_of(holding(encoded))
 
 
 def test_a_base_of_a_newer_version():
-    """It is refused as what it is: nothing was changed, and a newer Cairn reads it."""
+    """
+    A base of a newer version is refused as such: nothing was changed, and a newer Cairn reads it.
+    """
     contents = json.loads(contents_of(EMPTY))
     newer = holding(json.dumps({**contents, "version": VERSION + 1, "more": 1}).encode())
     with pytest.raises(UnknownEvent, match=rf"of version {VERSION + 1}, .* use the version that"):
@@ -230,7 +232,7 @@ def test_a_base_of_a_newer_version():
 
 
 def test_a_base_of_an_older_version_is_brought_up(monkeypatch: pytest.MonkeyPatch):
-    """Its contents go through each step up to today's version; a missing step is an error."""
+    """Older contents go through each step up to the current version; a missing step is an error."""
     contents = json.loads(contents_of(EMPTY))
     del contents["state"]["disk_budget"]
     encoded = json.dumps({**contents, "version": VERSION}).encode()
@@ -247,7 +249,7 @@ def test_a_base_of_an_older_version_is_brought_up(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_base_without_a_version():
-    """It is refused: every version is written down."""
+    """A base without a version is refused."""
     contents = json.loads(contents_of(EMPTY))
     del contents["version"]
     with pytest.raises(ValueError, match="cannot be decoded"):
@@ -269,8 +271,8 @@ def fields_within(kind: Any, found: dict[str, list[str]]) -> dict[str, list[str]
 
 def test_what_a_base_keeps_has_a_version():
     """
-    Whoever gives another field to what a base keeps (an event in it, too) has to raise its version
-    and to say how a base of before is read; then the name of the fields belongs here.
+    A change of the fields that a base holds, including those of its events, must raise its version
+    and add a step that reads the version before. The digest of the fields above then changes, too.
     """
     found = fields_within(base._Snapshot, {})
     assert {"State", "ModelLoaded", "PathSelected", "Shadow"} < set(found)
@@ -281,8 +283,8 @@ def test_what_a_base_keeps_has_a_version():
 
 def test_a_base_with_other_fields():
     """
-    One too many, or one too few that has a default: neither is passed over, deep down either, since
-    who does not know a field does not know what follows from it.
+    An extra field, or a missing one that has a default, is not ignored at any depth: code that does
+    not know a field does not know what follows from it.
     """
     contents = json.loads(contents_of(EMPTY))
     for place in (contents, contents["state"], contents["state"]["pool"]):
@@ -313,7 +315,7 @@ def test_the_highest_cut(data: bytes):
 @profile(40)
 @given(TAPES)
 def test_a_cut_journal_reads_on(data: bytes):
-    """Fold, head and findings behind any cut are those of the whole journal."""
+    """After any cut, fold, head and findings are those of the whole journal."""
     rows = retired(data)
     states = states_of(rows)
     whole = replay(rows)
@@ -327,7 +329,7 @@ def test_a_cut_journal_reads_on(data: bytes):
 
 @pytest.mark.slow
 def test_cuts_are_found():
-    """The histories above can be cut deep: what is tested with them is not nothing."""
+    """The histories above can be cut deep, so the tests that use them test something."""
     cuts = set()
     for seed in range(8):
         rows = retired(tape(seed, 600))
@@ -341,7 +343,7 @@ def talk(*words: int) -> Talk:
 
 
 def overlapping() -> Driver:
-    """Two sessions at rest, in a run that ended."""
+    """Two idle sessions in a run that ended."""
     driver = Driver(pool_slabs=3, blocks_kept=40)
     driver.start()
     driver.serve(talk(10, 11, 12, 13, 14))
@@ -351,7 +353,7 @@ def overlapping() -> Driver:
 
 
 def test_a_closing_row_may_stay():
-    """A session goes though its closing row is young, since it is whole without it."""
+    """A session can go although its closing row is young, because it is whole without that row."""
     driver = overlapping()
     first, second = driver.ledger.state.sessions
     end = driver.rows[-1].position
@@ -373,7 +375,7 @@ def test_a_closing_row_may_stay():
 
 
 def test_who_holds_the_cut():
-    """The plan names the session that holds it back, and how far it could go without."""
+    """The plan names the session that limits the cut, and how far the cut could go without it."""
     driver = overlapping()
     spans = {span.session: span for span in surveyed(driver.rows)._spans}
     (name, other) = sorted(spans, key=lambda name: spans[name].first)
@@ -386,14 +388,14 @@ def test_who_holds_the_cut():
 
 
 def test_nothing_is_old_enough():
-    """Before the first row there is nothing to cut, and nobody holds it back."""
+    """Before the first row there is nothing to cut, and no session limits the cut."""
     driver = overlapping()
     plan = surveyed(driver.rows, LONG_AGO).plan()
     assert (0, 0, 0, None) == (plan.cut, plan.sessions, plan.limit, plan.held_by)
 
 
 def test_an_old_row_behind_a_young_one():
-    """Where clocks went back, nothing behind the first young row is taken for old."""
+    """If the clock was set back, no row after the first young one counts as old."""
     driver = overlapping()
     rows = [attrs.evolve(row, time_us=5 if n != 7 else 50) for n, row in enumerate(driver.rows)]
     survey = Survey(50)
@@ -403,7 +405,7 @@ def test_an_old_row_behind_a_young_one():
 
 
 def test_a_request_that_was_open_when_the_server_died():
-    """Its session lasts until the loss was found: the base holds no open request."""
+    """Its session lasts until the loss was found: the base has no open request."""
     driver = Driver(pool_slabs=3)
     driver.start()
     driver.ask(talk(10, 11, 12, 13, 14))
@@ -418,7 +420,7 @@ def test_a_request_that_was_open_when_the_server_died():
 
 
 def test_events_that_had_no_effect():
-    """A session that was refused holds nothing back, and is not there to be closed."""
+    """A session that was refused does not limit the cut, and cannot be closed."""
     driver = overlapping()
     opened = ev.SessionOpened(
         session="nobody", tenant="t1", fingerprint="fp-a", group=None, named=False
@@ -447,8 +449,8 @@ def test_a_violation_goes_with_the_row_that_broke():
 
 def test_the_bug_of_a_shadow_check_goes_with_the_answer():
     """
-    A check that found an answer to be another tells of a session in a row that is not the
-    session's: as long as that bug is there, so are the rows of the session.
+    A failed shadow check names a session in a row that is not the session's own. As long as that
+    bug is in the journal, the rows of the session stay.
     """
     driver = Driver()
     driver.start()
@@ -481,7 +483,7 @@ def test_the_bug_of_a_shadow_check_goes_with_the_answer():
 
 
 def test_what_a_base_forgets_of_an_open_request():
-    """A cut leaves none open; were there one, its texts would be no less forgotten."""
+    """A cut leaves no request open; if one were, its texts would be forgotten, too."""
     driver = overlapping()
     driver.start()
     name = driver.ask(talk(30, 31, 32, 33, 34))
@@ -507,7 +509,7 @@ def test_what_a_base_forgets_of_an_open_request():
 
 def test_what_a_base_forgets():
     """
-    No token id and no text of a violation is left in it, but those of a conversation that a later
+    A base has no token ids and no text of a violation, except those of a conversation that a later
     decision was compared with.
     """
     driver = overlapping()
@@ -523,8 +525,8 @@ def test_what_a_base_forgets():
 
 def test_a_later_decision_needs_what_it_compared():
     """
-    A prompt that was compared with a session at rest in the base gives the same decision behind it,
-    and another one if its token ids were forgotten: that is why they are kept.
+    A prompt that was compared with an idle session of the base gets the same decision after the
+    cut. It would get a different one if those token ids were forgotten; that is why they are kept.
     """
     driver = overlapping()
     cut = driver.rows[-1].position
@@ -576,12 +578,12 @@ def pruning(base: Base) -> ev.JournalPruned:
 
 
 def told(report: Report) -> list[tuple[str, int, str]]:
-    """What was found, in short."""
+    """A finding, shortened for comparison."""
     return [(f.invariant, f.position, f.message) for f in report.findings]
 
 
 def test_a_base_and_its_event():
-    """They belong together, and the whole is right."""
+    """A base and its event match, and the journal has no findings."""
     base, rows = cut_journal()
     report = replay(rows, base=base)
     assert () == report.findings
@@ -591,7 +593,7 @@ def test_a_base_and_its_event():
 
 @pytest.mark.parametrize("change", ["state", "head", "digest", "position"])
 def test_a_base_changed_by_hand(change: str):
-    """It is found, whatever was changed, at the row at which it stands."""
+    """Any change of a base is found, at the row of the base."""
     base, rows = cut_journal()
     if change == "state":
         other = base_of(attrs.evolve(state_of(base), admission_bug="x"), base.head)
@@ -614,7 +616,7 @@ def test_a_base_that_no_row_names():
 
 
 def test_a_base_that_is_gone():
-    """Rows that begin above the first, with nothing in the place of the others, are found."""
+    """Rows that begin above row 1 without a base in place of the missing rows are found."""
     base, rows = cut_journal()
     found = told(replay(rows))
     assert "INV-8" == found[0][0]
@@ -635,7 +637,7 @@ def test_a_cut_of_a_cut():
 
 
 def test_part_of_a_cut_journal():
-    """Who stops before the event is not told that it is missing."""
+    """A replay that stops before the event does not report it as missing."""
     base, rows = cut_journal()
     assert [] == told(replay(rows, base=base, until=base.position + 1))
 

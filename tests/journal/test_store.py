@@ -1,6 +1,6 @@
 """
-All stores keep rows in the same way: memory, SQLite, and PostgreSQL where it is installed. A
-database that is not a journal of Cairn is left as it was.
+All stores keep rows in the same way: memory, SQLite, and PostgreSQL if it is installed. A database
+that is not a Cairn journal is left unchanged.
 """
 
 import os
@@ -81,7 +81,7 @@ def changing(url: str) -> Iterator[sa.Connection]:
 
 
 def test_empty(store: Store):
-    """An empty store stands at position 0 and the first hash."""
+    """An empty store is at position 0 and the first hash."""
     assert (0, GENESIS) == store.head()
     assert [] == list(store.read())
     store.append([])
@@ -89,7 +89,7 @@ def test_empty(store: Store):
 
 
 def test_rows_come_back_as_they_were(store: Store):
-    """What was appended in batches is read in order, byte for byte."""
+    """Rows that were appended in batches are read in order, byte for byte."""
     store.append(ROWS[:1])
     store.append(ROWS[1:7])
     store.append(ROWS[7:])
@@ -98,14 +98,14 @@ def test_rows_come_back_as_they_were(store: Store):
 
 
 def test_rows_after_a_position(store: Store):
-    """Reading goes on behind the position that is named."""
+    """Reading starts after the position that is named."""
     store.append(ROWS)
     assert ROWS[5:] == list(store.read(5))
     assert [] == list(store.read(len(ROWS)))
 
 
 def test_rows_of_one_stream(store: Store):
-    """One stream can be read alone, from a position on too."""
+    """A single stream can be read, also from a position on."""
     store.append(ROWS)
     mine = [row for row in ROWS if row.stream == "session/s1"]
     assert mine == list(store.read(stream="session/s1"))
@@ -114,7 +114,7 @@ def test_rows_of_one_stream(store: Store):
 
 
 def test_one_row(store: Store):
-    """A row is found by its position; none where there is none yet, or any more."""
+    """A row is found by its position; None if it does not exist yet, or any more."""
     assert store.row(1) is None
     store.append(ROWS)
     assert ROWS == [store.row(row.position) for row in ROWS]
@@ -122,7 +122,7 @@ def test_one_row(store: Store):
 
 
 def test_appending_again_changes_nothing(store: Store):
-    """The same rows again are passed over; rows behind them are still taken."""
+    """Appending the same rows again skips them; new rows after them are still appended."""
     store.append(ROWS[:4])
     store.append(ROWS[:4])
     store.append(ROWS[2:8])
@@ -131,7 +131,7 @@ def test_appending_again_changes_nothing(store: Store):
 
 @pytest.mark.parametrize("first", [3, 5])
 def test_rows_that_do_not_follow(store: Store, first: int):
-    """A gap, or rows that do not follow by position, move nothing."""
+    """A gap, or rows that do not follow by position, change nothing."""
     store.append(ROWS[:4])
     rows = [attrs.evolve(row, event_id=f"new-{row.event_id}") for row in ROWS[first:8]]
     with pytest.raises(HeadMoved):
@@ -140,7 +140,7 @@ def test_rows_that_do_not_follow(store: Store, first: int):
 
 
 def test_a_foreign_head(store: Store):
-    """Rows chained to another head than the store's are refused."""
+    """Rows chained to a different head than the store's are refused."""
     store.append(ROWS[:4])
     with pytest.raises(HeadMoved):
         store.append([attrs.evolve(ROWS[4], previous_hash="1" * 64), *ROWS[5:7]])
@@ -150,7 +150,7 @@ def test_a_foreign_head(store: Store):
 
 
 def test_an_append_between_two_reads(store: Store):
-    """A reader that has begun does not hold up the writer."""
+    """A reader that has begun does not block the writer."""
     store.append(ROWS[:6])
     reading = store.read()
     assert ROWS[0] == next(reading)
@@ -167,7 +167,7 @@ def base_at(position: int) -> Base:
 
 
 def test_a_cut(store: Store):
-    """The base stands in the place of the rows up to it; rows above it stay byte for byte."""
+    """The base replaces the rows up to it; rows above it stay byte for byte."""
     store.append(ROWS[:20])
     assert store.base() is None
     store.cut(base_at(8), ROWS[20:22])
@@ -189,7 +189,7 @@ def test_a_cut_of_a_cut(store: Store):
 
 
 def test_a_cut_of_everything(store: Store):
-    """Where no row is left, the journal goes on from the base."""
+    """If no row is left, the journal continues from the base."""
     store.append(ROWS[:20])
     store.cut(base_at(20), [])
     assert (20, ROWS[19].hash) == store.head()
@@ -201,13 +201,13 @@ def test_a_cut_of_everything(store: Store):
 @pytest.mark.parametrize(
     ("base", "rows"),
     [
-        (attrs.evolve(base_at(8), head="1" * 64), ROWS[20:22]),  # it ends with another row
+        (attrs.evolve(base_at(8), head="1" * 64), ROWS[20:22]),  # it ends with a different row
         (attrs.evolve(base_at(8), position=25), ROWS[20:22]),  # there is no such row
-        (base_at(8), ROWS[21:23]),  # somebody appended meanwhile, or a gap
+        (base_at(8), ROWS[21:23]),  # another writer appended meanwhile, or a gap
     ],
 )
 def test_a_cut_that_is_refused(store: Store, base: Base, rows: list[Row]):
-    """All or nothing: what cannot be appended is not cut for either."""
+    """All or nothing: if the rows cannot be appended, nothing is cut."""
     store.append(ROWS[:20])
     with pytest.raises(HeadMoved):
         store.cut(base, rows)
@@ -219,7 +219,7 @@ def test_a_cut_that_is_refused(store: Store, base: Base, rows: list[Row]):
 
 
 def test_rows_outlive_the_store(url: str):
-    """A store that is opened again has its rows and takes more."""
+    """A reopened store has its rows and takes more."""
     first = SqlStore.open(url)
     first.append(ROWS[:9])
     first.close()
@@ -240,7 +240,7 @@ def test_more_rows_than_a_batch(url: str, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_another_writer(url: str):
-    """Of two writers the second learns that it is behind, and its rows are not taken."""
+    """The second of two writers learns that it is not up to date, and its rows are not stored."""
     one, two = SqlStore.open(url), SqlStore.open(url)
     one.append(ROWS[:5])
     foreign = [attrs.evolve(row, event_id=f"new-{row.event_id}") for row in ROWS[:3]]
@@ -252,12 +252,12 @@ def test_another_writer(url: str):
 
 
 def remove(path: Path) -> None:
-    """It is gone."""
+    """The file is gone."""
     path.unlink()
 
 
 def move(path: Path) -> None:
-    """It lies elsewhere."""
+    """The file was moved."""
     path.rename(path.with_name("elsewhere.db"))
 
 
@@ -269,15 +269,15 @@ def put_a_copy(path: Path) -> None:
 
 
 def move_the_folder(path: Path) -> None:
-    """The folder that it lies in has another name."""
+    """The folder of the file was renamed."""
     path.parent.rename(path.parent.with_name("elsewhere"))
 
 
 @pytest.mark.parametrize("change", [remove, move, put_a_copy, move_the_folder])
 def test_a_file_that_is_another(tmp_path: Path, change: Callable[[Path], None]):
     """
-    Rows are not told as stored where they go into a file that nobody finds. Before that they are,
-    and a link that leads to the same file as before is the same file.
+    Rows are not confirmed as stored if they go into a file that cannot be found again. Until then
+    they are, and a link to the same file as before is the same file.
     """
     home = tmp_path / "home"
     migrate(journal_url(home))
@@ -294,7 +294,7 @@ def test_a_file_that_is_another(tmp_path: Path, change: Callable[[Path], None]):
 
 
 def test_an_event_id_twice(url: str):
-    """An event id that the database has already fails the append as a whole."""
+    """An event id that the database already has makes the whole append fail."""
     store = SqlStore.open(url)
     store.append(ROWS[:5])
     with pytest.raises(HeadMoved):
@@ -305,7 +305,7 @@ def test_an_event_id_twice(url: str):
 
 
 def test_a_writer_on_another_thread(url: str):
-    """The thread that appends need not be the one that opened."""
+    """The thread that appends need not be the one that opened the store."""
     store = SqlStore.open(url)
     worker = threading.Thread(target=store.append, args=(ROWS,))
     worker.start()
@@ -331,8 +331,8 @@ def test_a_reader_beside_the_writer(url: str):
 
 def test_a_full_disk_leaves_nothing_half(sqlite_url: str, tmp_path: Path):
     """
-    Rows that do not fit are not there in part, the message says what to do, and with room the same
-    append does it.
+    If rows do not fit, none of them are stored, and the message says what to do. Once there is
+    room, the same append succeeds.
     """
     big = [attrs.evolve(ROWS[0], public=b"x" * 100_000)]
     store = SqlStore.open(sqlite_url)
@@ -349,7 +349,7 @@ def test_a_full_disk_leaves_nothing_half(sqlite_url: str, tmp_path: Path):
 
 
 def test_a_cut_on_a_full_disk(sqlite_url: str):
-    """A cut whose event does not fit leaves every row where it was."""
+    """A cut whose event does not fit leaves every row in place."""
     big = [attrs.evolve(ROWS[20], public=b"x" * 1_000_000)]
     store = SqlStore.open(sqlite_url)
     store.append(ROWS[:20])
@@ -366,7 +366,7 @@ def test_a_cut_on_a_full_disk(sqlite_url: str):
 
 @pytest.mark.parametrize("table", ["DELETE ON events", "INSERT ON bases"])
 def test_a_cut_that_fails_half_way(url: str, table: str):
-    """Whichever step of it fails, everything is as it was."""
+    """Whichever step of a cut fails, nothing has changed."""
     with closing(SqlStore.open(url)) as store:
         store.append(ROWS[:20])
         with changing(url) as other:
@@ -391,7 +391,9 @@ def broken_trigger(database: str, table: str) -> list[str]:
 
 
 def test_a_process_that_dies_in_a_cut(url: str):
-    """Killed before its commit, a cut has not happened: the next one that opens finds all rows."""
+    """
+    If a process is killed before its commit, the cut has not happened: the next one finds all rows.
+    """
     store = SqlStore.open(url)
     store.append(ROWS[:20])
     store.close()
@@ -418,7 +420,7 @@ def test_a_process_that_dies_in_a_cut(url: str):
 
 
 def test_space_is_given_back(sqlite_url: str, tmp_path: Path):
-    """After a cut the file is smaller, and what was cut off is no longer in it."""
+    """After a cut, the file is smaller, and no longer contains what was cut off."""
     path = tmp_path / "journal.db"
     secret = b"a word that nobody else uses"
     rows = [attrs.evolve(ROWS[0], private=secret * 20_000), *ROWS[1:]]
@@ -440,8 +442,8 @@ def test_where_a_journal_is_written_anew(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
 ):
     """
-    The temporary file, which has all texts that are left, is beside the journal, or in the folder
-    that the operator named by SQLITE_TMPDIR. Afterwards SQLite chooses as it did.
+    The temporary file, which contains all remaining texts, is next to the journal, or in the folder
+    that the operator named by SQLITE_TMPDIR. Afterwards SQLite chooses as before.
     """
     spare = tmp_path / "it's spare"
     spare.mkdir()
@@ -477,7 +479,7 @@ def test_where_a_journal_is_written_anew(
 def test_no_room_to_write_a_journal_anew(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ):
-    """It is said on which disk there has to be room; the journal is as it was."""
+    """The message says which disk needs space; the journal is unchanged."""
     monkeypatch.delenv("SQLITE_TMPDIR", raising=False)
     if named:
         spare = tmp_path / "spare"
@@ -514,7 +516,7 @@ def test_no_room_to_write_a_journal_anew(
 
 
 def test_the_time_of_a_row(url: str):
-    """By its position; there is none where there is no row."""
+    """The time of a row by its position; None if there is no such row."""
     store = SqlStore.open(url)
     store.append(ROWS)
     assert (ROWS[4].time_us, None) == (store.time_at(5), store.time_at(99))
@@ -522,7 +524,7 @@ def test_the_time_of_a_row(url: str):
 
 
 def test_a_base_changed_into_text(sqlite_url: str, tmp_path: Path):
-    """A state that somebody changed by hand, into text, is read as its bytes."""
+    """A state that was changed to text by hand is read as its bytes."""
     store = SqlStore.open(sqlite_url)
     store.append(ROWS)
     store.cut(base_at(8), [])
@@ -533,7 +535,7 @@ def test_a_base_changed_into_text(sqlite_url: str, tmp_path: Path):
 
 
 def test_what_is_cut_is_wiped(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
-    """Whatever SQLite is built to do, what a connection that writes removes is overwritten."""
+    """However SQLite was built, a writing connection overwrites what it removes."""
     connect = sqlite3.connect
 
     def careless(*arguments: Any, **options: Any) -> sqlite3.Connection:
@@ -548,7 +550,7 @@ def test_what_is_cut_is_wiped(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_locked_database(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A writer that does not get its turn says so."""
+    """A writer that cannot get the lock says so."""
     monkeypatch.setattr(store_sql, "_BUSY_S", 0.05)
     store = SqlStore.open(sqlite_url)
     with closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None)) as other:
@@ -561,7 +563,7 @@ def test_a_locked_database(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_sqlite_is_set_for_durability(sqlite_url: str):
-    """The log is written ahead, and every commit is on disk when append returns."""
+    """SQLite uses a write-ahead log, and every commit is on disk when append returns."""
     store = SqlStore.open(sqlite_url)
     pragma = store._connection.exec_driver_sql
     assert "wal" == pragma("PRAGMA journal_mode").scalar_one()
@@ -570,7 +572,7 @@ def test_sqlite_is_set_for_durability(sqlite_url: str):
 
 
 def test_text_in_place_of_bytes(sqlite_url: str, tmp_path: Path):
-    """A payload that somebody changed by hand, into text, is read as its bytes."""
+    """A payload that was changed to text by hand is read as its bytes."""
     store = SqlStore.open(sqlite_url)
     store.append(ROWS)
     with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
@@ -637,7 +639,7 @@ def test_the_revision_known_is_the_head_of_the_migrations():
 
 
 def test_migrate_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    """A journal is made once; migrating it again changes nothing, and nothing is printed."""
+    """Migrating again after creating a journal changes nothing, and prints nothing."""
     url = journal_url(tmp_path / "new" / "folder")
     assert schema_revision(url) is None
     assert migrate(url) is None
@@ -681,7 +683,10 @@ def _newer(path: Path) -> None:
 def test_a_database_that_is_refused(
     tmp_path: Path, make: Callable[[Path], None], says: str, read_only: bool
 ):
-    """What is no journal of this version is not opened, not migrated, and stays as it was."""
+    """
+    A database that is not a journal of this version is not opened, not migrated, and left
+    unchanged.
+    """
     path = tmp_path / "journal.db"
     make(path)
     before = path.read_bytes()
@@ -712,7 +717,7 @@ def test_a_database_that_is_refused(
 def test_a_database_of_postgresql_that_is_refused(
     postgres: Postgres, statements: list[str], says: str, read_only: bool
 ):
-    """It is not opened and not migrated. Tables of other names in it are no reason to refuse it."""
+    """It is not opened and not migrated. Tables with different names do not cause a refusal."""
     url = postgres.new_database()
     with changing(url) as other:
         for statement in ["CREATE TABLE diary (day INTEGER)", *statements]:
@@ -758,14 +763,14 @@ def test_no_journal(tmp_path: Path):
 
 @pytest.mark.parametrize("url", ["nonsense", "sqlite://", "mysql://u:geheim@h/d", "odd://h/d"])
 def test_urls_that_are_refused(url: str):
-    """A URL that names no database of ours is refused, without its password in the message."""
+    """A URL that names no usable database is refused, without its password in the message."""
     with pytest.raises(StoreError) as refused:
         SqlStore.open(url)
     assert "geheim" not in str(refused.value)
 
 
 def test_rows_of_a_broken_journal_are_stored(url: str):
-    """The store keeps rows and judges none of them."""
+    """The store keeps rows and does not judge them."""
     store = SqlStore.open(url)
     store.append(unrecorded("INV-1"))
     assert unrecorded("INV-1") == list(store.read())
@@ -773,7 +778,7 @@ def test_rows_of_a_broken_journal_are_stored(url: str):
 
 
 def test_the_last_rows(url: str):
-    """In order, of all streams or of one; and the names of the streams."""
+    """The last rows in order, of all streams or of one; and the names of the streams."""
     migrate(url)
     store = SqlStore.open(url)
     store.append(ROWS)
@@ -793,7 +798,7 @@ def test_the_file_of_a_url(tmp_path: Path):
 
 
 def test_a_journal_of_a_newer_schema(sqlite_url: str):
-    """It is refused and left as it is."""
+    """A journal of a newer schema is refused and left unchanged."""
     migrate(sqlite_url)
     with changing(sqlite_url) as connection:
         connection.execute(sa.text("UPDATE cairn_schema SET version_num = '9999'"))

@@ -1,12 +1,12 @@
 """
-Which agents there are, and where their histories stand: a fold of the journal beside that of the
-kept turns, of which an agent's are some. No decision of a path reads it.
+Which agents exist, and where in the journal their histories are: a fold of the journal next to that
+of the stored turns, which include the turns of agents. No path decision reads it.
 
-An agent is a name for a line of turns: its *head* is the last one, each turn names the one before.
-A fork is another head on the same line, so that the two share what came before without a copy. A
-turn becomes an agent's when its request has finished, and only where it goes on from the head.
+An agent is a name for a line of turns: its *head* is the last turn, and each turn names the one
+before. A fork is another head on the same line, so the two share their common turns without a copy.
+A turn is added to an agent when its request has finished, and only if it continues from the head.
 
-The rows of an agent that is there are not pruned (``first_row``): its history is in them.
+The rows of an existing agent are never pruned (``first_row``), because they contain its history.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cairn.journal.turns import Place, Turns
 NAME_MAX: Final = 64
 
 SESSIONS: Final = "agent/"
-"""What the names of agents' sessions begin with. No client may name another session so."""
+"""The prefix of the names of agents' sessions. No client may give another session such a name."""
 
 Status = Literal["hot", "warm", "cold"]
 
@@ -33,12 +33,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def is_agent_name(name: str) -> bool:
-    """Whether an agent may be called so: it stands in addresses and in the name of a session."""
+    """
+    Whether an agent may have this name, which becomes part of URLs and of the name of a session.
+    """
     return len(name) <= NAME_MAX and _NAME.fullmatch(name) is not None
 
 
 def session_of(agent: str) -> str:
-    """What its tenant calls the session of an agent."""
+    """Return the name, within its tenant, of an agent's session."""
     return f"{SESSIONS}{agent}"
 
 
@@ -50,8 +52,9 @@ class Agent:
     Attributes:
         created: the row of ``agent_created``, which has its system prompt and its tools.
         head: the request of its last turn; None before the first.
-        turns: how many it has, those that it began with included.
-        used_us: when the last one ended, or it was created: microseconds since 1970, for people.
+        turns: how many turns it has, including those that it was created with.
+        used_us: when the last turn ended, or the agent was created: microseconds since 1970, for
+            people.
     """
 
     name: str
@@ -68,12 +71,12 @@ class Agent:
 
     @property
     def session(self) -> str:
-        """The id of its session."""
+        """The id of the agent's session."""
         return session_id(self.tenant, session_of(self.name))
 
     def context(self, model_tokens: int) -> int:
         """
-        The tokens that a prompt and its answer may have together.
+        Return how many tokens a prompt and its answer may have together.
 
         Args:
             model_tokens: the context of the model that is served.
@@ -86,23 +89,24 @@ _Key = tuple[str, str]  # (tenant, name)
 
 class Agents:
     """
-    The agents of a journal: ``see`` each of its events, behind ``turns.see``.
+    The agents of a journal: call ``see`` with each of its events, after ``turns.see``.
 
     Attributes:
-        turns: the kept ones.
+        turns: the stored turns.
     """
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self._agents: dict[_Key, Agent] = {}
-        # The last turn that became an agent's: its end, its request; and the agent before it.
+        # The last turn that was added to an agent: (row of its end, its request), and the agent
+        # before it.
         self._last: tuple[tuple[int, str], Agent] | None = None
 
     def __len__(self) -> int:
         return len(self._agents)
 
     def see(self, recorded: ev.Recorded) -> None:
-        """Take in the next event."""
+        """Apply the next event."""
         match recorded.event:
             case ev.AgentCreated() as new:
                 self._agents[new.tenant, new.agent] = Agent(
@@ -130,21 +134,22 @@ class Agents:
                 self._forget([key for key, agent in self._agents.items() if not agent.persist])
 
     def find(self, name: str, tenant: str) -> Agent | None:
-        """The agent that a tenant calls so, if there is one."""
+        """Return a tenant's agent by its name, or None."""
         return self._agents.get((tenant, name))
 
     def of(self, tenant: str | None) -> tuple[Agent, ...]:
-        """The agents of a tenant, or of all, the last used one first."""
+        """Return the agents of a tenant, or of all tenants, the most recently used first."""
         found = [agent for agent in self._agents.values() if tenant in (None, agent.tenant)]
         return tuple(sorted(found, key=lambda agent: agent.used_us, reverse=True))
 
     def history(self, agent: Agent) -> tuple[Place, ...]:
-        """The turns of an agent, the oldest first."""
+        """Return the turns of an agent, the oldest first."""
         return tuple(place for _, place in self.turns.back_from(agent.head))[::-1]
 
     def head_after(self, agent: Agent, turn: int) -> str | None:
         """
-        The request of an agent's turn, by its number from 1; None for 0, which is before the first.
+        Return the request of an agent's turn by its number, counted from 1; None for 0, which means
+        before the first turn.
 
         Raises:
             IndexError: it has no such turn.
@@ -156,22 +161,23 @@ class Agents:
 
     def tokens(self, agent: Agent) -> int:
         """
-        The tokens of an agent's history: of its last turn's prompt and answer; 0 before the first.
+        Return the tokens of an agent's history: prompt and answer of its last turn; 0 before the
+        first.
         """
         head = self.turns.held(agent.head)
         return head.tokens if head is not None else 0
 
     def finish_reason(self, agent: Agent) -> ev.FinishReason | None:
-        """How the last answer of an agent ended; None before the first."""
+        """Return how the last answer of an agent ended; None before the first."""
         head = self.turns.held(agent.head)
         return head.finish_reason if head is not None else None
 
     def status(self, agent: Agent, state: State) -> Status:
         """
-        Where the KV of an agent's history is: ``hot`` where its session holds a slab, or the front
-        of it lies in memory; ``warm`` where it is in a file; ``cold`` where it would be computed
-        anew, as after another model was loaded. A fork without turns of its own is where the agent
-        that it was forked from was.
+        Return where the KV of an agent's history is. ``hot``: its session holds a slab, or the
+        beginning of the history is in memory. ``warm``: it is in a file. ``cold``: it would be
+        computed again, for example after another model was loaded. A fork without turns of its own
+        has the status of the agent that it was forked from.
         """
         head = self.turns.held(agent.head)
         named = (agent.session, head.session) if head is not None else (agent.session,)
@@ -192,7 +198,10 @@ class Agents:
         return "cold"
 
     def first_row(self) -> tuple[int, Agent] | None:
-        """The first row that an agent needs which is there, and that agent; None without one."""
+        """
+        Return the first row that any existing agent needs, and that agent; None if there are no
+        agents.
+        """
         needed = (
             (min([agent.created, *(place.stored for place in self.history(agent))]), agent)
             for agent in self._agents.values()
@@ -200,7 +209,7 @@ class Agents:
         return min(needed, key=lambda one: one[0], default=None)
 
     def _go_on(self, request: str, recorded: ev.Recorded) -> None:
-        """Make a turn that has come to be the head of its agent."""
+        """Make a turn that has ended the head of its agent."""
         place = self.turns.held(request)
         if place is None or place.agent is None:
             return
@@ -214,9 +223,9 @@ class Agents:
 
     def _forget(self, keys: Iterable[_Key]) -> None:
         """
-        Forget agents, and of their turns those that no other agent goes back to. Other turns stay,
-        also where no agent has them: in a journal that was pruned one may come to be further on
-        that begins with a turn whose own agent is not told of any more.
+        Forget agents, and those of their turns that are not in the history of another agent. All
+        other turns stay, even if they belong to no agent: in a journal that was pruned, a later
+        agent may begin with a turn whose own agent no longer has a row.
         """
         gone = [agent for key in keys if (agent := self._agents.pop(key, None)) is not None]
         if not gone:
@@ -225,7 +234,7 @@ class Agents:
         self.turns.drop(self._reached(gone) - wanted)
 
     def _reached(self, agents: Iterable[Agent]) -> set[str]:
-        """The requests whose turns are in the histories of agents."""
+        """Return the requests of all turns in the histories of these agents."""
         found: set[str] = set()
         for agent in agents:
             for request, _ in self.turns.back_from(agent.head):

@@ -1,17 +1,17 @@
 """
-What stands in the place of rows that were pruned: where they ended, the hash of the last of them,
-and the fold of them all.
+The base: what replaces rows that were pruned. It has the position and hash of the last of them, and
+the fold of them all.
 
-A journal without its first rows can be read on from its base as if they were there: the chain goes
-on from its head, the fold from its state. Which base belongs to a journal, the last
-``journal_pruned`` says, by its digest; so a base is as hard to change unseen as a row.
+A journal without its first rows can be read from its base as if they were there: the chain
+continues from its head, the fold from its state. The last ``journal_pruned`` names the base that
+belongs to a journal, by its digest, so changing a base is as easy to detect as changing a row.
 
 Rules of this module:
 
-1. What a base keeps has a version. A field that ``State`` or what is in it gains, loses or reads in
-   another way raises it, and ``UPCASTS`` gets the step from the version before: rows of before are
-   gone, so nothing else could tell what they meant.
-2. A base is read whole or not at all: no field is passed over, none is filled in.
+1. The contents of a base have a version. Any field that ``State`` or what is in it gains, loses or
+   reads differently raises it, and ``UPCASTS`` gets the step from the version before: the pruned
+   rows are gone, so nothing else could say what the contents meant.
+2. A base is read as a whole or not at all: no field is ignored, and none is filled in.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from cairn.journal.errors import UnknownEvent
 from cairn.journal.state import Fault, State
 
 VERSION = 1
-"""Of what ``Base.state`` holds."""
+"""The version of what ``Base.state`` holds."""
 
 Contents = dict[str, Any]
 
 
 UPCASTS: Mapping[int, Callable[[Contents], Contents]] = {}
-"""Version to the function that makes contents of version + 1 of it."""
+"""Maps a version to the function that converts its contents to version + 1."""
 
 
 @attrs.frozen(kw_only=True)
@@ -59,8 +59,8 @@ class Base:
     @property
     def digest(self) -> str:
         """
-        What names the base. It goes over the digest of the state, so that the state can be left out
-        of an export.
+        Identifies the base. Covers the digest of the state, so that the state can be left out of an
+        export.
         """
         digest = hashlib.sha256(b"cairn base 1")
         for field in (str(self.position), self.head, self.state_digest):
@@ -75,7 +75,7 @@ class Base:
         What ``state`` holds, decoded once.
 
         Raises:
-            ValueError: it is not there, or is not what it was when it was made.
+            ValueError: it is missing, or was changed after it was made.
             UnknownEvent: a newer Cairn made it.
         """
         if self.state is None:
@@ -100,12 +100,12 @@ class _Snapshot:
 
 def base_of(state: State, head: str, loaded: ev.ModelLoaded | None = None) -> Base:
     """
-    The base that stands for all rows up to where ``state`` is.
+    Return the base for all rows up to where ``state`` is.
 
     Args:
         head: the hash of the last of them.
-        loaded: the last model that they tell of: sessions above may be served by it still, and
-            whoever runs them again has to know where it lies.
+        loaded: the last model that they load: it may still serve the sessions after the cut, and
+            running those again requires its location.
     """
     loaded = loaded if state.model is not None else None
     encoded = _encoded(_Snapshot(version=VERSION, state=state, loaded=loaded))
@@ -119,10 +119,10 @@ def base_of(state: State, head: str, loaded: ev.ModelLoaded | None = None) -> Ba
 
 def state_of(base: Base) -> State:
     """
-    The fold that a base stands for.
+    Return the fold that a base holds.
 
     Raises:
-        ValueError: it is not there, or is not what it was when it was made.
+        ValueError: it is missing, or was changed after it was made.
         UnknownEvent: a newer Cairn made it.
     """
     return base.snapshot.state
@@ -130,7 +130,7 @@ def state_of(base: Base) -> State:
 
 def loaded_of(base: Base) -> ev.ModelLoaded | None:
     """
-    The model that was loaded when the rows of a base ended.
+    Return the model that was loaded at the last row of a base.
 
     Raises:
         ValueError, UnknownEvent: as for ``state_of``.
@@ -140,7 +140,7 @@ def loaded_of(base: Base) -> ev.ModelLoaded | None:
 
 def base_fault(base: Base | None, pruned: ev.JournalPruned | None) -> tuple[str, str, str] | None:
     """
-    How base and journal fail to belong together (INV-8): (fact, expected, actual), or None.
+    Return how base and journal do not match (INV-8): (fact, expected, actual), or None.
 
     Args:
         pruned: the last event of its kind in the journal.
@@ -164,7 +164,7 @@ def base_fault(base: Base | None, pruned: ev.JournalPruned | None) -> tuple[str,
 
 def forgotten(state: State, kept: Collection[str] = ()) -> State:
     """
-    A state less the texts and token ids that no later decision asks for: what a base keeps.
+    Return a state without the texts and token ids that no later decision needs: what a base holds.
 
     Args:
         kept: the sessions whose token ids a later decision did compare with.
@@ -175,7 +175,7 @@ def forgotten(state: State, kept: Collection[str] = ()) -> State:
         if last is not None and name not in kept:
             last = attrs.evolve(last, prompt_ids=(), answer_ids=())
         if request is not None:
-            # A cut leaves none open. Should one be, its texts are no less private.
+            # A cut leaves none open. If one were, its texts would be no less private.
             request = attrs.evolve(
                 request,
                 ask=attrs.evolve(request.ask, new_ids=(), grammar=None),
@@ -183,7 +183,7 @@ def forgotten(state: State, kept: Collection[str] = ()) -> State:
                 sampled=(),
                 path=attrs.evolve(request.path, diverged_text=None) if request.path else None,
             )
-        # Nor is anything computed ahead at a cut; a part of it would say what the answer was.
+        # Nor is there a prewarm at a cut; a part of one would reveal what the answer was.
         forgot = attrs.evolve(session, last=last, request=request, prewarm=None)
         sessions = sessions.set(name, forgot)
     return attrs.evolve(
@@ -192,7 +192,7 @@ def forgotten(state: State, kept: Collection[str] = ()) -> State:
 
 
 def with_ids(state: State) -> set[str]:
-    """The sessions of which a state has token ids."""
+    """Return the sessions of which a state has token ids."""
     found = set()
     for name, session in state.sessions.items():
         last, request = session.last, session.request
@@ -203,7 +203,7 @@ def with_ids(state: State) -> set[str]:
 
 
 def forgotten_faults(faults: Map[str, Fault], position: int) -> Map[str, Fault]:
-    """The violations on record, those up to ``position`` without their private contents."""
+    """Return the recorded violations; those up to ``position`` without their private contents."""
     for bug_id, fault in faults.items():
         if fault.position <= position:
             event = attrs.evolve(fault.event, expected="", actual="", trace="")
@@ -215,12 +215,12 @@ def forgotten_faults(faults: Map[str, Fault], position: int) -> Map[str, Fault]:
 
 
 def _encoded(value: _Snapshot | Contents) -> bytes:
-    """JSON; the same value gives the same bytes in every process."""
+    """Encode as JSON; the same value gives the same bytes in every process."""
     return msgspec.json.encode(value, enc_hook=_plain, order="deterministic")
 
 
 def _decoded(encoded: bytes) -> _Snapshot:
-    """The contents of these bytes, brought up to today's version."""
+    """Decode the contents and bring them up to the current version."""
     try:
         contents = msgspec.json.decode(encoded, type=Contents)
         version = msgspec.convert(contents["version"], int)
@@ -246,6 +246,6 @@ def _plain(value: Any) -> Any:
 
 
 def _mapped(kind: Any, value: Any) -> Any:
-    """A ``Map`` of what JSON has; all else msgspec knows by itself."""
+    """Convert JSON to a ``Map``; msgspec decodes everything else itself."""
     key, content = get_args(kind)
     return Map(msgspec.convert(value, dict[key, content], dec_hook=_mapped))  # type: ignore[valid-type]

@@ -1,12 +1,13 @@
 """
-Where a recurrent state is kept: which sealed blocks carry one. Pure.
+Checkpoints: which sealed blocks contain recurrent states. Pure.
 
-A layer with a state cannot be cut back to a token: what it was there is gone. So some blocks carry
-the states of all such layers as they are at the block's end. Which do follows from their place
-alone, as everything in a block must: a key has one digest, whoever seals it.
+A layer with a recurrent state cannot be trimmed to any token, because its earlier states are gone.
+So some blocks contain the states of all such layers at the end of the block. Which ones follows
+from their position alone, like everything in a block: a key has one digest, whichever request seals
+it.
 
-Besides, a slab keeps the states of the end of its last block, whether that block carries them or
-not, so that it can be cut back behind an answer.
+In addition, a slab keeps the states at the end of its last block, whether or not that block
+contains them, so that the slab can be trimmed after an answer.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import attrs
 
 MOST_BLOCKS = 8
 """
-The farthest that two checkpoints lie apart, in blocks: what lies behind the last one is computed
-again where no slab has it.
+The most blocks from one checkpoint to the next: tokens after the last checkpoint are computed again
+if no slab has them.
 """
 
 STATES_A_SLAB = 2
 """
-How many states of a layer a slab has room for: the one that passes go on from, and one to be cut
-back to.
+How many states of a layer a slab has room for: the one that passes continue from, and one to trim
+to.
 """
 
 
@@ -33,7 +34,7 @@ class Checkpoints:
 
     Attributes:
         block_tokens: C.
-        blocks: each so-manieth block of a sequence carries states.
+        blocks: every ``blocks``-th block of a sequence contains states.
     """
 
     block_tokens: int
@@ -42,8 +43,8 @@ class Checkpoints:
     @classmethod
     def of(cls, block_tokens: int, token_bytes: int, state_bytes: int) -> Checkpoints:
         """
-        So often that the states take no more than the keys and values beside them, as far as
-        ``MOST_BLOCKS`` allows.
+        Return the rule with the most frequent checkpoints whose states take no more memory than the
+        keys and values next to them, but no fewer than one in ``MOST_BLOCKS``.
 
         Args:
             token_bytes: bytes of keys and values that a token takes in all layers.
@@ -54,9 +55,12 @@ class Checkpoints:
         return cls(block_tokens=block_tokens, blocks=max(1, min(blocks, MOST_BLOCKS)))
 
     def at(self, tokens: int) -> bool:
-        """Whether the block that ends behind so many tokens carries states."""
+        """Whether the block that ends after so many tokens contains states."""
         return tokens % (self.block_tokens * self.blocks) == 0
 
     def last(self, blocks: int) -> int:
-        """How many of so many blocks from the front lie up to the last one that carries states."""
+        """
+        Return how many of the first ``blocks`` blocks there are up to the last one that contains
+        states.
+        """
         return blocks - blocks % self.blocks

@@ -1,9 +1,9 @@
 """
-Events to stored rows and back, and the hash chain that ties rows together.
+Converts events to stored rows and back, and computes the hash chain over the rows.
 
-A row's payload is two JSON texts: what may be shown, and what is private. Its hash goes over the
-stored bytes of all its columns and the hash of the row before; of the private payload only a
-digest goes in, so that the payload can be encrypted or forgotten and the chain still holds.
+A row's payload is two JSON texts, one public and one private. The row's hash covers the stored
+bytes of all its columns and the hash of the row before. Of the private payload it covers only a
+digest, so the private payload can be encrypted or forgotten and the chain still holds.
 
 Rows of an older version are brought up step by step by ``UPCASTS`` and never rewritten.
 """
@@ -27,7 +27,7 @@ GENESIS = "0" * 64
 
 Payload = dict[str, Any]
 UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {}
-"""(kind, version) to the function that makes a payload of version + 1 of it."""
+"""Maps (kind, version) to the function that converts its payload to version + 1."""
 
 _KINDS = {event.kind: event for event in ev.ALL_EVENTS}
 _PRIVATE = {
@@ -44,8 +44,8 @@ class Row:
 
     Attributes:
         public: JSON, UTF-8.
-        private: JSON, UTF-8; None where the event has no private fields, or where they were
-            forgotten (``private_digest`` is then left).
+        private: JSON, UTF-8; None if the event has no private fields, or if they were forgotten
+            (``private_digest`` then remains).
         private_digest: SHA-256 of ``private``, or empty.
         previous_hash: the hash of the row before, ``GENESIS`` for the first.
     """
@@ -66,10 +66,11 @@ class Row:
 
 def encode(recorded: ev.Recorded, previous_hash: str) -> Row:
     """
-    The row of an event. Changes nothing.
+    Return the row of an event. Changes nothing.
 
     Raises:
-        ValueError: JSON cannot say it: text that is no Unicode, a float that is no finite number.
+        ValueError: JSON cannot represent it: text that is not valid Unicode, or a float that is not
+            finite.
     """
     event = recorded.event
     payload = msgspec.to_builtins(event)
@@ -109,7 +110,7 @@ def _has_unfinite(value: Any) -> bool:
 
 
 def row_hash(row: Row) -> str:
-    """The hash that a row must carry."""
+    """Return the hash that a row must carry."""
     fields = (
         row.previous_hash.encode(),
         row.position.to_bytes(8, "big"),
@@ -130,7 +131,9 @@ def row_hash(row: Row) -> str:
 
 
 def chain_fault(row: Row, previous_hash: str) -> tuple[str, str, str] | None:
-    """How a row breaks the chain (INV-8): (fact, expected, actual), or None where it holds."""
+    """
+    Return how a row breaks the chain (INV-8): (fact, expected, actual), or None if it does not.
+    """
     if row.previous_hash != previous_hash:
         return "the row is not chained to the one before", previous_hash, row.previous_hash
     if row.private is not None:
@@ -148,7 +151,7 @@ def chain_fault(row: Row, previous_hash: str) -> tuple[str, str, str] | None:
 
 def decode(row: Row) -> ev.Recorded:
     """
-    The event of a row, brought up to today's version.
+    Return the event of a row, brought up to the current version.
 
     Raises:
         UnknownEvent: the kind or version is newer than this Cairn.

@@ -1,9 +1,9 @@
 """
-What leaves memory when something must: pure decisions over the fold of the journal.
+Decides what to evict from memory and disk. Pure decisions over the journal's fold.
 
-The order of least recent use is the journal's order, so a replay sees the same order. Who asks
-often has an ``Order`` at hand that followed the events; without one it is made from the state, and
-the more blocks there are the longer that takes.
+The order of least recent use is the order of the journal, so a replay sees the same one. Callers
+that decide often pass an ``Order`` that has followed the events. Without one, it is built from the
+state, which takes longer the more blocks there are.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ def room_for_block(
     state: State, size: int, keep: Collection[str] = (), *, order: Order | None = None
 ) -> tuple[str, ...] | None:
     """
-    The blocks to evict so that one of ``size`` bytes fits, or None where nothing could make room.
+    Return the blocks to evict so that a block of ``size`` bytes fits, or None if nothing could make
+    room.
 
-    Some more are freed with it, see ``_ample``, so that a full store does not make room at every
-    block. No block goes before those that are built on it.
+    Frees more than is needed, see ``_ample``, so that a full store does not evict for every block.
+    No block is evicted before the blocks that are built on it.
 
     Args:
-        keep: blocks that stay, beside those that are pinned.
-        order: that of this state.
+        keep: blocks to keep, in addition to those that are pinned.
+        order: the order of this state.
     """
     if state.model is None or size > state.model.blocks_bytes:
         return None
@@ -52,8 +53,8 @@ def room_for_prewarm(
     state: State, size: int, *, order: Order | None = None
 ) -> tuple[str, ...] | None:
     """
-    As ``room_for_block``, for a block that no request asks for: none leaves for it that is held
-    ready in a slab.
+    Like ``room_for_block``, for a block of a prewarm, which no request is waiting for. Never evicts
+    a block that is held ready in a slab.
     """
     if state.model is None or state.pool.block_bytes + size <= state.model.blocks_bytes:
         return room_for_block(state, size)
@@ -62,8 +63,7 @@ def room_for_prewarm(
 
 def held_ready(state: State) -> frozenset[str]:
     """
-    The blocks of the sessions whose KV is held ready in a slab. What is computed ahead of a request
-    takes no room from them.
+    Return the blocks of all sessions whose KV is held ready in a slab. Prewarm never evicts them.
     """
     return frozenset(
         key for session in state.sessions.values() for key in _needed(state, session.slab_keys)
@@ -72,8 +72,8 @@ def held_ready(state: State) -> frozenset[str]:
 
 def _needed(state: State, keys: tuple[str, ...]) -> tuple[str, ...]:
     """
-    Those of a chain's blocks that a slab needs to go on behind it: under ``sink_window`` those with
-    the sinks and those of the window, else all.
+    Return the blocks of a chain that a slab needs in order to continue it. Under ``sink_window``
+    these are the blocks of the sinks and of the window, otherwise all.
     """
     model = state.model
     if model is None or model.policy is None:
@@ -83,9 +83,9 @@ def _needed(state: State, keys: tuple[str, ...]) -> tuple[str, ...]:
 
 def release_idle(state: State, session: Session) -> tuple[str, ...]:
     """
-    The blocks in memory of a conversation at rest under ``sink_window`` that no window reaches any
-    more, its own or that of another conversation. Those nearest to the window first. Looks at no
-    more than were there when it last was at rest, and came since.
+    Return the blocks of an idle conversation under ``sink_window`` that are in memory, but no
+    longer in the window of any conversation. The blocks nearest to the window come first. Looks
+    only at blocks that were there when the session was last idle, or came since.
     """
     found: list[str] = []
     model, keys = state.model, chain_of(session)
@@ -102,8 +102,8 @@ def release_idle(state: State, session: Session) -> tuple[str, ...]:
 
 def is_out_of_windows(state: State, key: str) -> bool:
     """
-    Whether a block is in memory under ``sink_window``, nobody works with it, and no conversation
-    has it among its sinks, or in its window or somewhat before.
+    Whether a block can leave memory under ``sink_window``: it is in memory, nothing is using it,
+    and it is not among the sinks of any conversation, nor in its window or just before that.
     """
     return not state.is_pinned(key) and _in_no_window(state, key)
 
@@ -122,7 +122,9 @@ def _in_no_window(state: State, key: str) -> bool:
 
 
 def chain_of(session: Session) -> tuple[str, ...]:
-    """The blocks that a session goes on from: those in its slab, else those of its prompt."""
+    """
+    Return the blocks that a session continues from: those in its slab, else those of its prompt.
+    """
     if session.slab_keys or session.request is not None:
         return session.slab_keys or session.work_keys
     return session.last.prompt_keys if session.last is not None else ()
@@ -130,9 +132,9 @@ def chain_of(session: Session) -> tuple[str, ...]:
 
 def file_bytes_at_most(state: State, size: int) -> int:
     """
-    What a file of a block of ``size`` bytes takes at most: its KV and states, and a header that
-    tells of each array in about a hundred bytes. A layer has keys and values, or the arrays of its
-    state, of which no layer of mlx-lm's has more than four.
+    Return an upper bound for the file of a block of ``size`` bytes: its KV and states, and a header
+    with about a hundred bytes for each array. A layer has keys and values, or the arrays of its
+    state; no layer of mlx-lm has more than four.
     """
     layers = state.model.layers if state.model is not None else 0
     return size + 1024 + layers * _ARRAYS_A_LAYER * _ARRAY_ENTRY_BYTES
@@ -147,14 +149,14 @@ def room_for_file(
     order: Order | None = None,
 ) -> tuple[str, ...] | None:
     """
-    The blocks whose files are to be removed so that one of ``size`` bytes for ``block`` fits, or
-    None where nothing that was used before it could make room. What it is built on stays: without
-    that it could not be found. In the order in which blocks leave memory, and likewise some more
-    at once.
+    Return the blocks whose files to drop so that a file of ``size`` bytes for ``block`` fits, or
+    None if dropping all that were last used before it would not be enough. The blocks that it is
+    built on keep their files, because it could not be found without them. Uses the order in which
+    blocks leave memory, and likewise frees more than is needed.
 
     Args:
         keep: blocks whose files stay.
-        order: that of this state.
+        order: the order of this state.
     """
     over = state.pool.disk_bytes + size - state.disk_budget
     if over <= 0:
@@ -176,9 +178,7 @@ def room_for_file(
 
 
 def files_over_budget(state: State, order: Order | None = None) -> tuple[str, ...]:
-    """
-    The blocks whose files are to be removed so that the others keep the budget, in that order.
-    """
+    """Return the blocks whose files to drop so that the rest fits the budget, in that order."""
     over = state.pool.disk_bytes - state.disk_budget
     chosen = []
     for block, _ in (order or Order(state)).files.in_order():
@@ -191,11 +191,11 @@ def files_over_budget(state: State, order: Order | None = None) -> tuple[str, ..
 
 def blocks_to_write(state: State, order: Order | None = None) -> tuple[str, ...]:
     """
-    The blocks in memory that no file has, those first that are worth most: the last used, but each
-    behind the one before it in its chain, without which it cannot be found.
+    Return the blocks in memory that have no file yet, the most valuable first: the most recently
+    used, but each after its predecessor in the chain, without which it cannot be found.
 
     Args:
-        order: that of this state.
+        order: the order of this state.
     """
     last_used = (order or Order(state)).last_used
     unwritten = {
@@ -224,7 +224,8 @@ def slab_fits(state: State, size: int) -> bool:
 
 def slab_to_release(state: State) -> Session | None:
     """
-    The session at rest that is to give up its slab: the least recently used. None where all work.
+    Return the idle session that is to give up its slab: the least recently used. None if no session
+    with a slab is idle.
     """
     resting = [
         session
@@ -235,14 +236,14 @@ def slab_to_release(state: State) -> Session | None:
 
 
 def slab_will_come(state: State) -> bool:
-    """Whether a slab comes free by itself, as some request that has one comes to its end."""
+    """Whether a slab will become free without eviction, because a request that has one will end."""
     return any(state.session(session).slab is not None for session in state.requests.values())
 
 
 def can_spare_slab(state: State, session: Session) -> bool:
     """
-    Whether a session rests with a slab that it can do without: all KV that the slab holds lies in
-    blocks in memory too, and its states in the last of them, so that it costs a copy and no pass.
+    Whether a session is idle and can do without its slab: blocks in memory hold all KV of the slab,
+    and the last of them its states, so that resuming takes a copy and no pass.
     """
     rule = state.model.checkpoints if state.model is not None else None
     blocks = len(session.slab_keys)
@@ -256,8 +257,8 @@ def can_spare_slab(state: State, session: Session) -> bool:
 
 def slab_to_spare(state: State, size: int) -> Session | None:
     """
-    The session at rest whose slab alone makes room for one of ``size`` bytes, and which can do
-    without it. The least recently used; None where no other can.
+    Return the idle session whose slab alone makes room for one of ``size`` bytes, and that can do
+    without it. The least recently used; None if there is none.
     """
     if state.model is None:
         return None
@@ -274,8 +275,8 @@ def slab_to_spare(state: State, size: int) -> Session | None:
 
 def session_to_forget(state: State, most: int) -> Session | None:
     """
-    The session to close where more than ``most`` are open: the least recently used at rest. A
-    quarantined one stays, so that who names it hears of its bug.
+    Return the session to close when more than ``most`` are open: the least recently used of the
+    idle ones. Quarantined sessions stay, so that a request that names one learns of its bug.
     """
     if len(state.sessions) <= most:
         return None
@@ -289,19 +290,20 @@ def session_to_forget(state: State, most: int) -> Session | None:
 
 def _ample(size: int, budget: int) -> int:
     """
-    How many bytes are freed besides those that a block needs: sixteen times as many. Who seals it
-    waits for all of them to leave, so it is no share of the budget, but never more than a tenth.
+    Return how many bytes to free in addition to those that a block needs: sixteen times its size,
+    but at most a tenth of the budget. It is not a fixed share of the budget because the session
+    that seals the block waits until all of them are evicted.
     """
     return min(16 * size, budget // 10)
 
 
 def moment_us(state: State, now_us: int) -> int:
     """
-    What lives are compared with: the clock's time, but never before the last row's. Lives are
-    counted from the rows; where the clock was set back, what was over with its answer is over.
+    Return the time to compare a TTL with: the clock's, but never before the time of the last row.
+    TTLs are counted from the rows, so what has expired stays expired if the clock is set back.
 
     Args:
-        now_us: the clock's, in microseconds since 1970.
+        now_us: the clock's time, in microseconds since 1970.
     """
     return max(now_us, state.time_us)
 
@@ -310,11 +312,11 @@ def expired(
     state: State, order: Order, now_us: int, most: int, without: Collection[str] = ()
 ) -> tuple[str, ...]:
     """
-    The blocks whose lives are over, the ends of chains first, ``most`` of them at most. None of
-    those that a session works with, nor one before another whose life is not over.
+    Return the blocks whose TTL is over, ``most`` of them at most, the ends of chains first. Leaves
+    out blocks that a session is using, and blocks before another whose TTL is not over.
 
     Args:
-        order: that of the state.
+        order: the order of the state.
         now_us: microseconds since 1970.
         without: blocks that could not be removed.
     """
@@ -328,14 +330,14 @@ def expired(
 
 
 def next_expiry(state: State, order: Order) -> int | None:
-    """When the next life is over, in microseconds since 1970; None where none has an end."""
+    """Return when the next TTL ends, in microseconds since 1970; None if none does."""
     ends = [expires_us for _, expires_us in islice(order.expiry.in_order(), 1)]
     ends += [session.expires_us for session in _resting(state) if session.expires_us is not None]
     return min(ends, default=None)
 
 
 def sessions_over(state: State, now_us: int) -> tuple[Session, ...]:
-    """The sessions at rest whose lives are over, the least recently used first."""
+    """Return the idle sessions whose TTL is over, the least recently used first."""
     over = (s for s in _resting(state) if s.expires_us is not None and s.expires_us <= now_us)
     return tuple(sorted(over, key=lambda session: session.last_used))
 
@@ -347,7 +349,7 @@ def _resting(state: State) -> Iterator[Session]:
 
 
 def _built_on(state: State, block: Block) -> frozenset[str]:
-    """The blocks of the chain before this one."""
+    """Return the blocks before this one in its chain."""
     found = []
     parent = block.parent
     while parent is not None and parent in state.blocks:

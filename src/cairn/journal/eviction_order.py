@@ -1,22 +1,22 @@
 """
-The order in which blocks can be done without, kept up to date event by event.
+Keeps the order in which blocks are evicted up to date, event by event.
 
-The least recently used goes first, but no block before those that are built on it: a block without
-the one before it cannot be found, so the front of a chain is of use as long as its end is. To sort
-all blocks by that takes most of a second where there are a hundred thousand. Here the *ends* are
-kept alone, those blocks on which nothing else there is built, by when they were last used. The
-first of them is the first of all: whatever is built on a block was of use no later than the block
-itself. When it goes, the block before it may be an end.
+The least recently used block goes first, but never before the blocks that are built on it: a block
+cannot be found without its predecessor, so the beginning of a chain is of use as long as its end.
+Sorting all blocks that way takes most of a second with a hundred thousand of them. This module
+therefore sorts only the *ends*, the blocks that no other block is built on, by their last use. The
+first end is the first of all blocks, because whatever is built on a block was last of use no later
+than the block itself. When an end is evicted, its predecessor may become an end.
 
-The fold has a use once for a whole chain, under its last block. What it means for the others, which
-may be the ends of tomorrow, is kept here for each of them: a use of a chain is one update of a
-dictionary by all of its keys, and the same object for all.
+The fold records a use once for a whole chain, under its last block. Here it is recorded for every
+block of the chain, because any of them may become an end later: a use of a chain is one update of a
+dictionary by all of its keys, with the same object for all.
 
 Rules of this module:
 
-1. What is kept follows from the fold alone. It can be made from a state at any time, and then is
-   the same as that which followed the events up to there.
-2. What is kept is changed by ``follow`` and by nothing else. To look is to change nothing.
+1. The order follows from the fold alone. It can be built from a state at any time, and is then the
+   same as one that followed the events up to there.
+2. Only ``follow`` changes the order. Reading it changes nothing.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from cairn.journal.state import Block, SessionId, State, Use
 
 _Rank = tuple[int, int, str]
 """
-Smaller goes first: when it was last used, or is over; how far it is from the front (negative); its
-key.
+Smaller goes first: the time of its last use or its expiry; its distance from the beginning of the
+chain (negative); its key.
 """
 _PARENT = -1
-"""In the place of a place in the heap: an end only once those before it are gone."""
+"""Instead of a place in the heap: a block that is an end only once those built on it are gone."""
 
 
 class Ends:
     """
-    Those of some blocks on which no other of them is built, by when they were last used.
+    The blocks of a subset that no other block of the subset is built on, ordered by their last use.
 
-    Blocks that are not among these may stand between two that are: what is built on something is
-    built on all before it.
+    There may be blocks outside the subset between two that are in it: a block is built on all
+    blocks before it.
     """
 
     def __init__(
@@ -54,21 +54,21 @@ class Ends:
     ) -> None:
         """
         Args:
-            belongs: whether a block is one of these.
-            since: by what they stand in order, the smallest first.
+            belongs: whether a block is in the subset.
+            since: what to order the blocks by, the smallest first.
         """
         self._belongs = belongs
         self._since = since
         self._blocks: Map[str, Block] = Map()
         self._members: set[str] = set()
-        # key to how many of the blocks right behind it are among these, or have such behind them
+        # key to how many of its direct successors are in the subset, or have a successor that is
         self._behind: dict[str, int] = {}
         self._ends: dict[str, _Rank] = {}
-        # All of them, and some that are ends no more: to find those would take longer.
+        # Has all ends, and some blocks that no longer are: removing those would cost more.
         self._heap: list[_Rank] = []
 
     def follow(self, blocks: Map[str, Block], keys: Iterable[str]) -> None:
-        """Take in how these blocks are now. What they are built on is on record, and stays."""
+        """Update these blocks. What a block is built on is on record and does not change."""
         self._blocks = blocks
         for key in keys:
             block = blocks.get(key)
@@ -87,17 +87,18 @@ class Ends:
         self._tidy()
 
     def others(self, keys: Iterable[str]) -> list[str]:
-        """Those of some keys whose blocks are not among these."""
+        """Return the keys whose blocks are not in the subset."""
         members = self._members
         return [key for key in keys if key not in members]
 
     def used(self, blocks: Map[str, Block], keys: Sequence[str]) -> None:
         """
-        Take in that a chain was used, and nothing else happened to it. Of most of its blocks there
-        is nothing to take in: the front of a chain is as long of use as its end is.
+        Update a chain that was used and has not changed otherwise. Most of its blocks need no
+        update, because the beginning of a chain is of use as long as its end.
 
         Args:
-            keys: the chain's, from the first one on. The last of these may be an end, and no other.
+            keys: the keys of the chain, from the first one on. Only the last one that is in the
+                subset can be an end.
         """
         self._blocks = blocks
         last = next((key for key in reversed(keys) if key in self._members), None)
@@ -107,9 +108,9 @@ class Ends:
 
     def in_order(self) -> Iterator[tuple[Block, int]]:
         """
-        All of them, the first to go first, each with when it was last of use (or will be over): it,
-        or anything that is built on it. Takes what is taken from it times the logarithm of how many
-        ends there are.
+        Yield all blocks of the subset, the first to evict first. With each comes the last use (or
+        the latest expiry) of it and all that is built on it. Takes time proportional to the number
+        of blocks taken, times the logarithm of the number of ends.
         """
         blocks, last = self._blocks, 0
         behind: dict[str, int] = {}
@@ -150,7 +151,10 @@ class Ends:
             heapq.heappush(self._heap, rank)
 
     def _behind_grows(self, key: str | None) -> None:
-        """Something is behind this block that was not, and was all that there is behind its own."""
+        """
+        Count a successor of this block that is new to the subset, or has the first such block after
+        it.
+        """
         while key is not None and key in self._blocks:
             self._behind[key] = self._behind.get(key, 0) + 1
             if self._behind[key] > 1:
@@ -177,13 +181,13 @@ class Ends:
 
 class Order:
     """
-    The orders in which blocks leave memory, their files are removed, and their TTLs are over.
+    The orders in which blocks are evicted from memory, their files are dropped, and they expire.
 
     Attributes:
-        memory: of the blocks in memory.
-        files: of those that have files.
-        expiry: of both, those whose lives have an end, by when that is.
-        found: the keys of all that are in memory or in a file.
+        memory: the blocks in memory.
+        files: the blocks that have files.
+        expiry: the blocks of both kinds that have a TTL, by its end.
+        found: the keys of all blocks in memory or in a file.
     """
 
     def __init__(self, state: State) -> None:
@@ -191,21 +195,21 @@ class Order:
 
     def last_used(self, block: Block) -> int:
         """
-        The position at which a block was last sealed or loaded, or a chain was used that it is of.
+        Return the position at which a block was last sealed or loaded, or a chain with it was used.
         """
         use = self._uses.get(block.key)
         return block.last_used if use is None else max(block.last_used, use.position)
 
     def expires_us(self, block: Block) -> int | None:
         """
-        When a block's life is over, in microseconds since 1970: the last of what those who sealed
-        and used it gave it. None where it has no end.
+        Return when a block expires, in microseconds since 1970: the latest TTL that any request
+        which sealed or used it asked for. None if it never expires.
         """
         use = self._uses.get(block.key)
         return block.expires_us if use is None else _later(block.expires_us, use.expires_us)
 
     def _begin(self, state: State) -> None:
-        # key to the last use of all chains that a block is of, and the last due of these
+        # key to the last use of any chain with that block, and the latest expiry of those uses
         self._uses = _of_each(state)
         self._last_expires_us = max((use.expires_us or 0 for use in state.uses.values()), default=0)
         self.memory = Ends(lambda block: block.present, self.last_used)
@@ -227,7 +231,7 @@ class Order:
 
     def follow(self, before: State, after: State, event: ev.Event) -> None:
         """
-        Take in an event.
+        Apply an event.
 
         Args:
             before: the fold up to it.
@@ -250,7 +254,7 @@ class Order:
             ):
                 self._follow(after, (event.key,))
             case _:
-                # Pins and bugs change no order, but who asks for it sees the blocks as they are.
+                # Pins and bugs change no order, but readers of the order see the current blocks.
                 self._follow(after, ())
 
     def _chain_used(self, state: State, keys: tuple[str, ...]) -> None:
@@ -261,14 +265,15 @@ class Order:
         if (use.expires_us or 0) >= self._last_expires_us:
             self._last_expires_us = use.expires_us or 0
             self._uses.update(dict.fromkeys(keys, use))
-        else:  # some may have a longer life, which is not made shorter
+        else:  # some may have a longer TTL, which is not shortened
             for key in keys:
                 known = self._uses.get(key, use)
                 expires_us = _later(known.expires_us, use.expires_us)
                 same = expires_us == use.expires_us
                 self._uses[key] = use if same else Use(position=use.position, expires_us=expires_us)
         if use.expires_us is not None:
-            # Lives that had no end have one now. From the last one on: what is before it is no end.
+            # Blocks without a TTL have one now. Start from the last one: its predecessors are not
+            # ends.
             self.expiry.follow(state.blocks, self.expiry.others(reversed(keys)))
         for ends in (self.memory, self.files, self.expiry):
             ends.used(state.blocks, keys)
@@ -287,14 +292,14 @@ class Order:
 
 def _of_each(state: State) -> dict[str, Use]:
     """
-    The last use of each block, of all chains that it is of, with the last due of these; of blocks
-    that are of any. Takes what there are of them, however many chains share a front.
+    Return the last use of each block that is in any used chain, with the latest expiry of all its
+    uses. Takes time proportional to the number of blocks, however many chains share a beginning.
     """
     last_first = sorted(state.uses.items(), key=lambda use: use[1].position, reverse=True)
     found = dict(_fronts(state, last_first))
     dues = [use.expires_us or 0 for _, use in last_first]
     if all(one >= other for one, other in pairwise(dues)):
-        return found  # as where all ask for lives of one length
+        return found  # the usual case: all requests ask for the same TTL
     longest_first = sorted(last_first, key=lambda use: use[1].expires_us or 0, reverse=True)
     for key, use in _fronts(state, longest_first):
         if found[key].expires_us != use.expires_us:
@@ -303,7 +308,7 @@ def _of_each(state: State) -> dict[str, Use]:
 
 
 def _fronts(state: State, uses: Iterable[tuple[str, Use]]) -> Iterator[tuple[str, Use]]:
-    """Each block of these chains once, with the first of the uses that it is of."""
+    """Yield each block of these chains once, with the first of the uses that include it."""
     seen: set[str] = set()
     for end, use in uses:
         key: str | None = end
@@ -314,7 +319,7 @@ def _fronts(state: State, uses: Iterable[tuple[str, Use]]) -> Iterator[tuple[str
 
 
 def _later(one: int | None, other: int | None) -> int | None:
-    """The later of two ends; None where neither has one."""
+    """Return the later of two expiries; None if there is neither."""
     if one is None or other is None:
         return one if other is None else other
     return max(one, other)

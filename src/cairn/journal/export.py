@@ -1,15 +1,15 @@
 """
-Rows as lines of JSON and back, byte for byte: a journal that can be carried, searched and verified.
+Converts rows to lines of JSON and back, byte for byte: a journal that can be copied, searched and
+verified.
 
-One event a line. ``payload`` and ``private`` are the stored texts, put into the line as they are,
-since the hashes go over their bytes; a row whose payload is no JSON object (it was damaged) carries
-its bytes in base64, as a string, so that an export of a damaged journal is as damaged as the
-journal.
+There is one event per line. ``payload`` and ``private`` are the stored texts, unchanged, because
+the hashes cover their bytes. If the payload of a row is not a JSON object (it was damaged), its
+bytes are written as a base64 string, so the export of a damaged journal is damaged in the same way.
 
-Where the first rows were pruned, the first line is the base that stands in their place. It is known
-by its field ``base``, the version of this form. One session's rows cannot be read on from a base;
-they begin with a line that says which base it was and how many of the session's rows went, known by
-its field ``excerpt``. Else rows that were pruned and rows that were lost would look the same.
+If the first rows were pruned, the first line is the base that replaces them. It is recognized by
+its field ``base``, the version of this format. A base cannot start the rows of one session. They
+begin with a line, recognized by its field ``excerpt``, that names the base and the number of the
+session's rows that were pruned. Without it, pruned rows and lost rows would look the same.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _ExcerptLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 @attrs.frozen(kw_only=True)
 class Excerpt:
     """
-    What one session's rows out of a journal that was pruned begin with.
+    The first line of one session's rows from a journal that was pruned.
 
     Attributes:
         seq: how many rows of the stream were pruned.
@@ -83,7 +83,7 @@ First = TypeVar("First")
 """What a first line can be."""
 
 LINE_FIELDS = _Line.__struct_fields__
-"""What the line of a row has."""
+"""The fields of a row's line."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
@@ -95,7 +95,7 @@ _NULL = msgspec.Raw(b"null")
 
 
 def to_line(row: Row) -> bytes:
-    """The line of a row, with its line feed. Changes nothing."""
+    """Return the line of a row, with its line feed. Changes nothing."""
     line = _Line(
         position=row.position,
         stream=row.stream,
@@ -115,10 +115,10 @@ def to_line(row: Row) -> bytes:
 
 def from_line(line: bytes) -> Row:
     """
-    The row of a line, byte for byte as it was stored.
+    Return the row of a line, byte for byte as it was stored.
 
     Raises:
-        ValueError: the line is no line of an export.
+        ValueError: the line is not a line of an export.
     """
     try:
         read = _decoder.decode(line)
@@ -144,7 +144,7 @@ def from_line(line: bytes) -> Row:
 
 
 def base_to_line(base: Base) -> bytes:
-    """The line of a base, with its line feed. Changes nothing."""
+    """Return the line of a base, with its line feed. Changes nothing."""
     line = _BaseLine(
         base=1,
         position=base.position,
@@ -157,10 +157,10 @@ def base_to_line(base: Base) -> bytes:
 
 def base_from_line(line: bytes) -> Base:
     """
-    The base of a line, byte for byte as it was stored.
+    Return the base of a line, byte for byte as it was stored.
 
     Raises:
-        ValueError: the line is no base.
+        ValueError: the line is not a base.
     """
     try:
         read = _base_decoder.decode(line)
@@ -175,7 +175,7 @@ def base_from_line(line: bytes) -> Base:
 
 
 def excerpt_to_line(excerpt: Excerpt) -> bytes:
-    """The line of an excerpt's beginning, with its line feed. Changes nothing."""
+    """Return the first line of an excerpt, with its line feed. Changes nothing."""
     line = _ExcerptLine(
         excerpt=1,
         stream=excerpt.stream,
@@ -189,10 +189,10 @@ def excerpt_to_line(excerpt: Excerpt) -> bytes:
 
 def excerpt_from_line(line: bytes) -> Excerpt:
     """
-    The beginning of an excerpt.
+    Return the excerpt of a first line.
 
     Raises:
-        ValueError: the line is none.
+        ValueError: the line does not begin an excerpt.
     """
     try:
         read = _excerpt_decoder.decode(line)
@@ -209,20 +209,20 @@ def excerpt_from_line(line: bytes) -> Excerpt:
 
 def read_base(path: Path) -> Base | None:
     """
-    The base that an export begins with, or None where it begins with a row.
+    Return the base that an export begins with, or None if it begins with a row.
 
     Raises:
-        StoreError: the file cannot be read, or its first line is a base that cannot be.
+        StoreError: the file cannot be read, or its first line is an invalid base.
     """
     return _read_first(path, _BASE_BEGINS, base_from_line, "base of a journal")
 
 
 def read_excerpt(path: Path) -> Excerpt | None:
     """
-    What one session's rows begin with where others of them may have been pruned; else None.
+    Return the excerpt that one session's rows begin with if the journal was pruned; else None.
 
     Raises:
-        StoreError: the file cannot be read, or its first line cannot be.
+        StoreError: the file cannot be read, or its first line is invalid.
     """
     return _read_first(path, _EXCERPT_BEGINS, excerpt_from_line, "beginning of an excerpt")
 
@@ -242,10 +242,11 @@ def _read_first(
 
 def read_export(path: Path) -> Iterator[Row]:
     """
-    The rows of an export, in the order of its lines, less what it may begin with.
+    Yield the rows of an export, in the order of its lines, without a base or excerpt before them.
 
     Raises:
-        StoreError: the file cannot be read, or a line of it is no row; the line is named.
+        StoreError: the file cannot be read, or a line of it is not a row; the message names the
+            line.
     """
     try:
         with path.open("rb") as file:
@@ -264,7 +265,7 @@ def read_export(path: Path) -> Iterator[Row]:
 
 
 def _time(time_us: int) -> str | int:
-    """ISO 8601 in UTC with microseconds; the bare number where no calendar has the time."""
+    """Format in ISO 8601 in UTC with microseconds; a time outside the calendar stays a number."""
     try:
         moment = _EPOCH + time_us * _MICROSECOND
     except OverflowError:

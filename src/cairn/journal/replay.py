@@ -1,11 +1,12 @@
 """
-Reading a journal again: chain, fold and invariants, by the code that ran when it was written.
+Replays a journal: checks chain and invariants and folds the events, with the code that ran when it
+was written.
 
-A violation that is on record must come out again at the same row; one that is not on record is
-news, and gets a bug id that follows from the row. After it the fold goes on without the session
-that it concerns.
+A recorded violation must come out again at the same row. A violation that is not on record is new,
+and gets a bug id that follows from the row. The fold then continues without the session that it
+concerns.
 
-Where the first rows were pruned, the reading begins at their base.
+If the first rows were pruned, the replay begins at their base.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ class Finding:
 
     Attributes:
         position: the row that broke it.
-        session: the one whose step it was.
-        of_session: the one whose answer a shadow check was of, which is no step of a session's.
-        recorded: whether the journal has it as a violation already.
-        reproduced: whether the check broke again on replay; false for a recorded violation that
-            does not come out again, or for a crash, which no check can repeat.
+        session: the session whose event it was.
+        of_session: the session whose answer a shadow check was of, which is not an event of that
+            session.
+        recorded: whether the journal already has it as a violation.
+        reproduced: whether the check failed again on replay; false for a recorded violation that
+            does not come out again, and for a crash, which no check can repeat.
     """
 
     bug_id: str
@@ -59,7 +61,7 @@ class Finding:
 @attrs.frozen(kw_only=True)
 class Report:
     """
-    What reading a journal came to.
+    The result of a replay.
 
     Attributes:
         rows: how many were read.
@@ -74,7 +76,7 @@ class Report:
 
 
 class Replay:
-    """A fold that checks as it goes. ``feed`` it rows, then take ``report``."""
+    """A fold that checks as it goes. ``feed`` it rows, then call ``report``."""
 
     def __init__(self, base: Base | None = None) -> None:
         self.state: State = EMPTY if base is None else _begun(base)
@@ -88,8 +90,8 @@ class Replay:
 
     def feed(self, row: Row) -> ev.Recorded | None:
         """
-        Take in the next row. Gives its event, or None where it cannot be decoded because it was
-        damaged, which is then a finding.
+        Apply the next row. Return its event, or None if the row was damaged and cannot be decoded,
+        which is then a finding.
 
         Raises:
             DamagedRow: a row of an unbroken chain cannot be decoded.
@@ -114,18 +116,17 @@ class Replay:
 
     def report(self, *, whole: bool = True) -> Report:
         """
-        What came of it so far.
+        Return the result so far.
 
         Args:
-            whole: whether the rows are at their end, so that the one that names the base was among
-                them.
+            whole: whether all rows were read, so that the one that names the base was among them.
         """
         self._unrecorded()
         findings = (*self._of_base(), *self._findings) if whole else tuple(self._findings)
         return Report(rows=self._rows, head=self._head, state=self.state, findings=findings)
 
     def _of_base(self) -> tuple[Finding, ...]:
-        """Whether the base is the one that the journal names."""
+        """Check that the base is the one that the journal names."""
         at, pruned = self._pruned or (0, None)
         fault = base_fault(self._base, pruned)
         if fault is None:
@@ -157,7 +158,9 @@ class Replay:
             self._broken_hash = row_hash
 
     def _on_record(self, event: ev.InvariantViolated) -> None:
-        """A violation on record: is it the one that the row before gave just now?"""
+        """
+        Add a recorded violation, and compare it with the one that the row before has just given.
+        """
         broken, self._broken = self._broken, None
         same = broken is not None and (
             broken[0].position == event.at_position and broken[1].invariant == event.invariant
@@ -182,7 +185,8 @@ class Replay:
 
     def _unrecorded(self) -> None:
         """
-        A violation that nobody recorded, though the row after it is there or the journal ends.
+        Add a violation that is not on record, because a different row or the end of the journal
+        followed.
         """
         if self._broken is None:
             return
@@ -210,7 +214,7 @@ def _checked_session(event: ev.Event) -> str | None:
 
 
 def _begun(base: Base) -> State:
-    """The state to read on from. Of a damaged base nothing but its place is left."""
+    """Return the state to continue from. Of a damaged base, only the position is used."""
     try:
         return state_of(base)
     except ValueError:
@@ -218,7 +222,7 @@ def _begun(base: Base) -> State:
 
 
 def _news(position: int, session: str | None, violation: Violation, row_hash: str) -> Finding:
-    """A finding that nobody recorded."""
+    """Return a finding that is not on record."""
     name = f"{row_hash}/{position}/{violation.invariant}"
     return Finding(
         bug_id=str(uuid.uuid5(_NAMESPACE, name)),
@@ -248,9 +252,9 @@ def replay(
     Read a journal and check all of it.
 
     Args:
-        base: what stands in the place of the rows before them.
+        base: what replaces the rows before these.
         until: stop after this position; None for all.
-        watch: is called with each event and the state after it.
+        watch: called with each event and the state after it.
     """
     fold = Replay(base)
     for row in rows:

@@ -1,27 +1,27 @@
 """
-Where a journal may be cut: which of its first rows can go.
+Where a journal may be cut: which of its first rows can be pruned.
 
-A cut at row P removes rows 1 to P and leaves a base in their place. It is made where
+A cut at row P removes rows 1 to P and leaves a base in their place. A cut at P is allowed if
 
 1. every row up to P is older than the date that the operator names, and
-2. each session that has a row up to P is whole there: it is closed, and no row of it stands above P
-   but its closing one. Where the server was lost in the middle of a request, its session lasts
-   until that was found, and
-3. at least one session goes: a base is not made for the rows of a server that started and stopped,
+2. each session with a row up to P goes as a whole: it is closed, and only its closing row may be
+   above P. If the server was lost during a request, the session lasts until that was found, and
+3. at least one session goes: no base is made for the rows of a server that only started and
+   stopped, and
+4. no violation is cut off from the row that broke the invariant, because they tell one story. If
+   that row is a shadow check, it is not cut off from the session whose answer was checked either,
    and
-4. no violation is cut from the row that broke: they tell its story together. Where that row is of
-   a shadow check, nor is it cut from the session whose answer was checked, and
-5. no agent that is there loses a row of its history, or the one that made it: a client that knows
-   its name alone could not send them again.
+5. no existing agent loses a row of its history, or the row that created it: a client that knows
+   only its name could not send them again.
 
-A closing row may stand above P because sessions overlap: in a journal in daily use there is never a
-moment at which none is open. The base has the session at rest, and the closing row ends it there.
+The closing row may be above P because sessions overlap: in a journal in daily use there is never a
+moment without an open session. The base has the idle session, and the closing row ends it there.
 
 Rules of this module:
 
-1. It is told of rows, dates and states, and gives numbers. It removes nothing.
-2. What a row did is seen by the state before and after it: one that broke an invariant names an
-   event that had no effect.
+1. It reads rows, dates and states, and returns numbers. It removes nothing.
+2. What a row did is seen from the state before and after it, because a row that broke an invariant
+   names an event without effect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cairn.journal.state import EMPTY, SessionId, State
 from cairn.journal.turns import Turns
 
 _NEVER = 2**63
-"""A row that does not come."""
+"""A row that never comes."""
 
 
 @attrs.define(kw_only=True)
@@ -47,9 +47,9 @@ class Span:
 
     Attributes:
         first: the row that opened it.
-        last: the last row that it needs, its closing not counted.
-        last_us: when that was written.
-        used_us: when its last request came, or it was opened.
+        last: the last row that it needs, not counting its closing row.
+        last_us: when that row was written.
+        used_us: when its last request came, or when it was opened.
         closed: the row that closed it.
     """
 
@@ -64,15 +64,16 @@ class Span:
 @attrs.frozen(kw_only=True)
 class Plan:
     """
-    What can go.
+    What can be pruned.
 
     Attributes:
-        cut: the last row that can; no higher than the base where nothing can.
+        cut: the last row that can go; no higher than the base if none can.
         sessions: how many sessions go with the rows.
-        limit: the last row that is old enough, with all before it.
-        held_by: the session because of which the cut is lower than that.
-        violation: where no session is: the row that broke, and the younger one that says so.
-        agent: the agent that needs a row, for which the cut is lower than that, before all else.
+        limit: the last row that is old enough, as are all before it.
+        held_by: the session that keeps the cut below ``limit``.
+        violation: if no session does: the row that broke, and the younger row that reports it.
+        agent: the agent that needs a row and keeps the cut below ``limit``; applied before all
+            other reasons.
     """
 
     cut: int
@@ -85,17 +86,17 @@ class Plan:
 
 class Survey:
     """
-    What a journal has, seen row by row: ``feed`` it all of them, then ask for a ``plan``.
+    Reads a journal row by row to find what can be pruned: ``feed`` it all rows, then call ``plan``.
 
     Attributes:
-        limit: the last row that is older than the date, with all before it.
+        limit: the last row that is older than the date, as are all before it.
     """
 
     def __init__(self, before_us: int, begins: State = EMPTY) -> None:
         """
         Args:
-            before_us: the date: microseconds since 1970.
-            begins: the fold up to where the rows begin: that of the base.
+            before_us: the date, in microseconds since 1970.
+            begins: the fold up to the first row: that of the base.
         """
         self.limit = begins.position
         self._after = begins.position
@@ -103,17 +104,17 @@ class Survey:
         self._older = True
         self._spans: list[Span] = []
         self._open: dict[str, Span] = {}
-        self._violated: list[tuple[int, int]] = []  # (where its story begins, the row that says so)
-        self._checked = (0, "")  # the last shadow check: its row, the session of the answer
+        self._violated: list[tuple[int, int]] = []  # (first row of its story, own row)
+        self._checked = (0, "")  # the last shadow check: its row, the checked session
         self._before = begins
         self._agents = Agents(Turns())
 
     def feed(self, recorded: ev.Recorded, state: State) -> None:
         """
-        Take in the next row.
+        Apply the next row.
 
         Args:
-            state: the fold up to and with it.
+            state: the fold up to and including it.
         """
         event, before = recorded.event, self._before
         self._before = state
@@ -143,7 +144,7 @@ class Survey:
             )
             self._spans.append(self._open[session])
         elif was and not stands:
-            # One of the base's has no span: its other rows went with an earlier cut.
+            # A session from the base has no span: its earlier rows were pruned with an earlier cut.
             if (closed := self._open.pop(session, None)) is not None:
                 closed.closed = recorded.position
         else:
@@ -152,7 +153,7 @@ class Survey:
                 self._open[session].used_us = recorded.time_us
 
     def _began(self, broken: int) -> int:
-        """The row with which the story of a violation begins."""
+        """Return the row with which the story of a violation begins."""
         checked, session = self._checked
         if broken == checked:
             for span in reversed(self._spans):
@@ -166,13 +167,13 @@ class Survey:
 
     def closable(self, state: State, *, idle: bool, quarantined: bool) -> tuple[Span, ...]:
         """
-        The open sessions whose last use is before the date and that may be closed, in the order in
-        which they were opened.
+        Return the open sessions that were last used before the date and may be closed, in the order
+        in which they were opened.
 
         Args:
             state: the fold up to the end.
-            idle: those at rest.
-            quarantined: those that a bug took out of service.
+            idle: include idle sessions.
+            quarantined: include quarantined sessions.
         """
         lives = {SessionState.COLD, SessionState.IDLE} if idle else set()
         lives |= {SessionState.QUARANTINED} if quarantined else set()
@@ -184,7 +185,7 @@ class Survey:
 
     def plan(self, closing: Iterable[Span] = ()) -> Plan:
         """
-        The highest row at which the journal may be cut.
+        Return the highest row at which the journal may be cut.
 
         Args:
             closing: open sessions that are going to be closed.
@@ -193,14 +194,14 @@ class Survey:
         cut, held_by, violation, agent = self.limit, None, None, None
         if (needed := self._agents.first_row()) is not None and needed[0] <= cut:
             cut, agent = needed[0] - 1, needed[1]
-        # (the first row, the last one that it needs, the session that is open)
+        # (first row, last row needed, the open session)
         wholes: list[tuple[int, int, Span | None]] = [
             (first, last, None) for first, last in self._violated
         ]
         for span in self._spans:
             ends = span.closed is not None or span.first in closing_rows
             wholes.append((span.first, span.last if ends else _NEVER, span))
-        # From the one that began last to the first: what lowers the cut below one can only bring in
+        # From the last one that began to the first: lowering the cut below one can only affect
         # those that began before it.
         for first, last, held in sorted(wholes, key=lambda whole: whole[0], reverse=True):
             if first <= cut < last:
@@ -223,7 +224,10 @@ class Survey:
 
 
 def compared_with(events: Iterable[ev.Event]) -> Collection[str]:
-    """The sessions whose token ids the path decisions among these events compared a prompt with."""
+    """
+    Return the sessions whose token ids the path decisions among these events compared with a
+    prompt.
+    """
     return {
         event.nearest
         for event in events

@@ -1,9 +1,9 @@
 """
-The shadow check: which answers are computed once more, what names what an answer drew, and what
-follows where something differs. Pure.
+The shadow check: which answers are computed a second time, how the drawn tokens are hashed, and
+what follows from a difference. Pure.
 
-Nothing is drawn by chance: whether an answer is checked follows from the id of its request, so it
-can be told beforehand and explained afterwards.
+Nothing is left to chance: whether an answer is checked follows from the id of its request, so it
+can be predicted, and explained afterwards.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PLACES = 1 << 64
 
 def is_chosen(request: str, share: float) -> bool:
     """
-    Whether the answer to a request is among the ``share`` that is checked. Who is chosen at one
-    share is chosen at every larger one.
+    Whether the answer to a request is among the ``share`` that is checked. An answer that is chosen
+    at one share is chosen at every larger share.
 
     Args:
         request: its id.
@@ -36,7 +36,7 @@ def is_chosen(request: str, share: float) -> bool:
 
 
 def drawn_hash(ids: Sequence[int], logprobs: Sequence[float]) -> str:
-    """A name of drawn tokens with their log-probabilities, to the last bit of both."""
+    """Return a hash of drawn tokens and their log-probabilities, exact to the last bit of both."""
     found = hashlib.sha256(len(ids).to_bytes(8, "little"))
     found.update(ids_bytes(ids))
     found.update(struct.pack(f"<{len(logprobs)}d", *logprobs))
@@ -47,8 +47,8 @@ def first_difference(
     expected: Sequence[tuple[int, float]], found: Sequence[tuple[int, float]]
 ) -> int | None:
     """
-    The place of the first (token, log-probability) that differs, to the last bit; None where all
-    are the same.
+    Return the index of the first (token, log-probability) that differs in any bit; None if all are
+    the same.
     """
     for place, (one, other) in enumerate(zip(expected, found, strict=False)):
         if struct.pack("<qd", *one) != struct.pack("<qd", *other):
@@ -59,14 +59,14 @@ def first_difference(
 @attrs.frozen(kw_only=True)
 class Other:
     """
-    A block that is another than on record.
+    A block that differs from what is on record.
 
     Attributes:
         place: which chunk of its sequence it is.
         expected: its digest on record.
-        found: the one that was measured.
-        computed: whether it came out so when it was computed again; else it lies so in memory.
-        known: whether the block is in doubt already.
+        found: the digest that was measured.
+        computed: whether computing it again gave that digest; otherwise the block in memory has it.
+        known: whether the block is quarantined already.
     """
 
     key: str
@@ -78,7 +78,7 @@ class Other:
 
 
 def others(state: State, event: ev.ShadowChecked) -> tuple[Other, ...]:
-    """The blocks of a check that are others than on record."""
+    """Return the blocks of a check that differ from what is on record."""
     found = []
     measured = zip(event.keys, event.digests, event.memory_digests, strict=False)
     for place, (key, digest, held) in enumerate(measured):
@@ -99,9 +99,7 @@ def others(state: State, event: ev.ShadowChecked) -> tuple[Other, ...]:
 
 
 def answer_hash(state: State, event: ev.ShadowChecked) -> str | None:
-    """
-    The name of the tokens of an answer by the fold; None where it does not have them any more.
-    """
+    """Return the hash of an answer's tokens in the fold; None if the fold no longer has them."""
     session = state.sessions.get(SessionId(event.of_session))
     last = session.last if session is not None else None
     if last is None or last.request != event.request or not last.answer_ids:
@@ -111,9 +109,9 @@ def answer_hash(state: State, event: ev.ShadowChecked) -> str | None:
 
 def quarantined_session(state: State, event: ev.ShadowChecked) -> str | None:
     """
-    The session whose slab cannot be trusted: its answer came out otherwise, and no block of the
-    prompt did. Where one did, that accounts for the answer: nobody reuses it any more, nor what
-    was built on it, not even the session whose slab has it.
+    Return the session whose slab cannot be trusted: its answer differs, and no block of its prompt
+    does. If a block does, it explains the answer: neither that block nor any that is built on it
+    will be reused, not even by the session whose slab has them.
     """
     session = state.sessions.get(SessionId(event.of_session))
     if (
@@ -123,7 +121,7 @@ def quarantined_session(state: State, event: ev.ShadowChecked) -> str | None:
     ):
         return None
     if answer_hash(state, event) not in (None, event.ids_expected):
-        return None  # other tokens were compared, so nothing is known of the answer
+        return None  # different tokens were compared, so nothing is known of the answer
     chunk = state.model.block_tokens if state.model is not None else 1
     accounted = any(
         other.computed and (other.place + 1) * chunk <= event.prompt_tokens

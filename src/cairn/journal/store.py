@@ -1,6 +1,4 @@
-"""
-Where rows are kept. ``MemoryStore`` here, ``store_sql.SqlStore`` on disk; one suite tests both.
-"""
+"""Stores for rows: ``MemoryStore`` here, ``store_sql.SqlStore`` on disk. One suite tests both."""
 
 from __future__ import annotations
 
@@ -14,49 +12,49 @@ from cairn.journal.errors import HeadMoved
 
 class Store(Protocol):
     """
-    A sequence of rows: appended at its end, and cut off at its beginning where an operator prunes
-    it. One thread uses it at a time.
+    A sequence of rows. Rows are appended at its end, and removed from its beginning when an
+    operator prunes it. One thread uses it at a time.
     """
 
     def append(self, rows: Sequence[Row]) -> None:
         """
-        Commit rows behind the head, all or none. Rows whose event ids are there already, as they
-        are, are passed over: appending again what was appended changes nothing.
+        Commit rows after the head, all or none. Rows that are already stored unchanged are skipped,
+        so appending the same rows again changes nothing.
 
         Raises:
-            HeadMoved: somebody else appended, or the stored head is not what it was.
+            HeadMoved: another writer appended, or the stored head is not what it was.
             StoreFull: there is no room for them now.
             StoreError: the store could not write (database gone).
         """
 
     def head(self) -> tuple[int, str]:
-        """Position and hash of the last row; ``(0, GENESIS)`` where there is none."""
+        """Return position and hash of the last row; ``(0, GENESIS)`` if there is none."""
 
     def base(self) -> Base | None:
-        """What stands in the place of the first rows, where they were cut off."""
+        """Return the base that replaces the first rows, or None if they were not pruned."""
 
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
         """
-        Put a base in the place of the rows up to its position, and commit ``rows`` behind the head:
+        Replace the rows up to the position of a base by it, and commit ``rows`` after the head:
         both or neither.
 
         Raises:
-            HeadMoved: the rows do not follow the head, or the base is none of this store's.
+            HeadMoved: the rows do not follow the head, or the base does not belong to this store.
             StoreError: the store could not write.
         """
 
     def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
-        """Rows with a position above ``after`` in order, of one stream if one is named."""
+        """Yield rows with a position above ``after`` in order, of one stream if one is named."""
 
     def row(self, position: int) -> Row | None:
-        """The row at a position; None where it was cut off, or is yet to come."""
+        """Return the row at a position; None if it was pruned or does not exist yet."""
 
     def close(self) -> None:
-        """Let go of the store. Rows that were appended stay."""
+        """Close the store. Rows that were appended stay."""
 
 
 class MemoryStore:
-    """Rows in a list: for tests, and for looking at an export."""
+    """Rows in a list, for tests and for reading an export."""
 
     def __init__(self, rows: Sequence[Row] = (), base: Base | None = None) -> None:
         self.rows = list(rows)
@@ -102,4 +100,4 @@ class MemoryStore:
         return self.rows[place] if 0 <= place < len(self.rows) else None
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing."""

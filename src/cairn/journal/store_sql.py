@@ -1,14 +1,15 @@
 """
-Rows in a database: SQLite by default, PostgreSQL by URL. The only module that knows SQLAlchemy.
+Rows in a database: SQLite by default, PostgreSQL by URL. The only module that uses SQLAlchemy.
 
 Rules of this module:
 
-1. Rows are added and read, never changed; the first ones go as a whole when an operator prunes
-   the journal (``cut``), and a base stands in their place. What the schema is, the migrations say;
-   the tables below must be what they make of an empty database, and a test compares the two.
-2. One connection writes, for the life of the store; SQLite can be damaged by two that write or
-   checkpoint (up to 3.51.2). All others open read-only, also while the server runs.
-3. What cannot be used is refused with a sentence that says what to do, and stays as it is.
+1. Rows are added and read, never changed. The first rows are removed as a whole when an operator
+   prunes the journal (``cut``), and a base replaces them. The migrations define the schema; the
+   tables below must equal what they make of an empty database, and a test compares the two.
+2. One connection writes, for the lifetime of the store; SQLite can be damaged if two write or
+   checkpoint (up to 3.51.2). All others open read-only, even while the server runs.
+3. A database that cannot be used is refused with a sentence that says what to do, and is left
+   unchanged.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull
 
 REVISION = "0001"
-"""The head of the migrations. Stands here so that a store opens without loading Alembic."""
+"""The head of the migrations. Defined here so that a store opens without loading Alembic."""
 
 VERSION_TABLE = "cairn_schema"
-"""Where Alembic keeps the revision. A name of our own, by which a Cairn journal is known."""
+"""Where Alembic keeps the revision. The name is Cairn's own, and identifies a Cairn journal."""
 
 _BATCH_ROWS = 2000
 _BUSY_S = 5.0
@@ -77,26 +78,26 @@ _bases = sa.Table(
     sa.Column("state_digest", sa.Text, nullable=False),
 )
 _names = tuple(field.name for field in attrs.fields(Row))
-# Bytes are read as the driver gives them: a row that somebody changed by hand may hold text in
-# their place, and has to come out as a broken chain, not as a type error of the database layer.
+# Bytes are read as the driver returns them: a row that was changed by hand may hold text instead,
+# and must be reported as a broken chain, not as a type error of the database layer.
 _columns: tuple[Any, ...] = tuple(
     sa.type_coerce(_events.c[name], sa.types.NullType()).label(name) for name in _names
 )
 
 
 def journal_url(data_dir: Path) -> str:
-    """The URL of the journal that lies in a data directory. Creates nothing."""
+    """Return the URL of the journal in a data directory. Creates nothing."""
     return sqlite_url(data_dir / "journal.db")
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of an SQLite file, whatever characters are in its path."""
+    """Return the URL of an SQLite file, whatever characters are in its path."""
     url = sa.URL.create("sqlite", database=str(path.absolute()))
     return url.render_as_string(hide_password=False)
 
 
 def sqlite_path(url: str) -> Path:
-    """The file of an SQLite URL."""
+    """Return the file of an SQLite URL."""
     path = _file(_parsed(url))
     if path is None:
         raise StoreError(f"{_place(_parsed(url))} is no file.")
@@ -107,7 +108,7 @@ class SqlStore:
     """
     The rows of a journal in a database. See ``store.Store``.
 
-    It may be used by another thread than the one that opened it, by one at a time.
+    A thread other than the one that opened it may use it; one thread at a time.
     """
 
     def __init__(self, connection: sa.Connection, place: str, file: Path | None) -> None:
@@ -119,13 +120,14 @@ class SqlStore:
     @classmethod
     def open(cls, url: str, *, read_only: bool = False) -> SqlStore:
         """
-        Open a journal that is there. Changes nothing in it, and runs no migration.
+        Open an existing journal. Changes nothing in it, and runs no migration.
 
         Args:
-            read_only: for everybody but the server: reads beside a writer, and cannot write.
+            read_only: for every process except the server: can read while another process writes,
+                and cannot write.
 
         Raises:
-            StoreError: no journal is there, it is none of Cairn's, its schema is not this
+            StoreError: there is no journal, it is not a Cairn journal, its schema is not this
                 version's, or it cannot be reached.
         """
         parsed = _parsed(url)
@@ -147,7 +149,8 @@ class SqlStore:
             return
         with _errors(self._place, "write to"), self._connection.begin():
             self._append(rows)
-        # An open file goes on without its name, and SQLite with it: rows would be lost in the end.
+        # SQLite would keep writing to an open file that was deleted, and the rows would be lost in
+        # the end.
         if _known_by(self._file) != self._known_by:
             raise StoreError(
                 f"{self._place} was removed, moved or replaced while it was in use, so that rows "
@@ -168,16 +171,14 @@ class SqlStore:
             found = self._base()
         if found is None:
             return None
-        # Whatever somebody put there by hand: of another type it is no base that a row names.
+        # Whatever was put there by hand: with a different type, it is no base that a row names.
         position, head, state, digest = found
         return Base(
             position=position, head=_text(head), state=_bytes(state), state_digest=_text(digest)
         )
 
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
-        """
-        See ``Store.cut``. The space of the rows is still the file's; ``give_back`` returns it.
-        """
+        """See ``Store.cut``. The file keeps the space of the rows; ``give_back`` returns it."""
         ends = sa.select(_events.c.hash).where(_events.c.position == base.position)
         with _errors(self._place, "prune", _MAKE_MORE_ROOM), self._connection.begin():
             if self._connection.execute(ends).scalar_one_or_none() != base.head:
@@ -192,7 +193,7 @@ class SqlStore:
             self._connection.execute(sa.insert(_bases), attrs.asdict(base))
 
     def has_slack(self) -> bool:
-        """Whether there is something for ``give_back`` to do: free pages in the file, or a log."""
+        """Whether ``give_back`` has something to do: free pages in the file, or a log."""
         if self._connection.dialect.name != "sqlite":
             return False
         with _errors(self._place, "read"):
@@ -203,14 +204,14 @@ class SqlStore:
 
     def give_back(self) -> None:
         """
-        Return the space of removed rows to the disk, where that is not the database's own business.
-        What was removed is then no longer in the file either. Takes twice as much free space as the
-        rest of the journal, for as long as it lasts: SQLite writes it to a temporary file first,
-        beside the journal or in the folder that the operator named by SQLITE_TMPDIR.
+        Return the space of removed rows to the disk, unless the database does so itself. The
+        removed rows are then no longer in the file either. While it runs, it needs free space of
+        twice the size of the remaining journal: SQLite first writes it to a temporary file, next to
+        the journal or in the folder that the operator named by SQLITE_TMPDIR.
 
         Raises:
-            StoreError: there is not enough, or somebody reads; the journal is as it was. It can be
-                tried again.
+            StoreError: there is not enough space, or another process is reading; the journal is
+                unchanged. It can be tried again.
         """
         if self._connection.dialect.name != "sqlite":
             return
@@ -218,7 +219,8 @@ class SqlStore:
             home = self._path().parent
         spare = _named_spare() or home
         with _errors(self._place, "shrink", _more_room(home, spare)):
-            # First the log: it may be as large as what was removed, and gives its room back.
+            # First the log: it may be as large as what was removed, and emptying it frees that
+            # space.
             self._emptied_log()
             if self._free_pages():
                 with self._temporary_files_in(spare):
@@ -231,16 +233,16 @@ class SqlStore:
         return raw
 
     def _path(self) -> Path:
-        """The file, wherever a link to it lies."""
+        """The file, with links resolved."""
         (_, _, path), *_ = self._raw().execute("PRAGMA database_list").fetchall()
         return Path(path)
 
     @contextmanager
     def _temporary_files_in(self, folder: Path) -> Iterator[None]:
         """
-        Have SQLite write its temporary files to a folder. It would choose /var/tmp or the like, out
-        of the private directory, and has read SQLITE_TMPDIR when it was loaded. This is for the
-        whole process, hence for the moment only.
+        Have SQLite write its temporary files to a folder. It would otherwise choose /var/tmp or the
+        like, outside the private directory, and it read SQLITE_TMPDIR when it was loaded. The
+        setting applies to the whole process, so it is only set while it is needed.
         """
         pragma = "PRAGMA temp_store_directory"
         before = self._raw().execute(pragma).fetchone()
@@ -256,10 +258,10 @@ class SqlStore:
 
     def _emptied_log(self) -> None:
         """
-        Bring the log into the file, and empty it.
+        Write the log into the file, and empty it.
 
         Raises:
-            StoreError: somebody reads what would be overwritten.
+            StoreError: another process is reading what would be overwritten.
         """
         ((busy, _, _),) = self._raw().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         if busy:
@@ -268,7 +270,7 @@ class SqlStore:
             )
 
     def time_at(self, position: int) -> int | None:
-        """When the row at a position was written, in microseconds since 1970."""
+        """Return when the row at a position was written, in microseconds since 1970."""
         query = sa.select(_events.c.time_us).where(_events.c.position == position)
         with _errors(self._place, "read"), self._connection.begin():
             found = self._connection.execute(query).scalar_one_or_none()
@@ -281,8 +283,8 @@ class SqlStore:
 
     def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
         """
-        See ``Store.read``. Rows are read in batches, each in a transaction of its own, so that a
-        reader that takes its time holds nobody up.
+        See ``Store.read``. Reads rows in batches, each in a transaction of its own, so that a slow
+        reader does not block other processes.
         """
         query = sa.select(*_columns).order_by(_events.c.position).limit(_BATCH_ROWS)
         if stream is not None:
@@ -304,7 +306,7 @@ class SqlStore:
         return _row(found) if found is not None else None
 
     def last(self, count: int, *, stream: str | None = None) -> list[Row]:
-        """The last ``count`` rows in order, of one stream if one is named."""
+        """Return the last ``count`` rows in order, of one stream if one is named."""
         query = sa.select(*_columns).order_by(_events.c.position.desc()).limit(count)
         if stream is not None:
             query = query.where(_events.c.stream == stream)
@@ -312,7 +314,7 @@ class SqlStore:
             return [_row(values) for values in reversed(self._connection.execute(query).all())]
 
     def streams(self) -> set[str]:
-        """The names of all streams that have a row."""
+        """Return the names of all streams that have a row."""
         query = sa.select(_events.c.stream).distinct()
         with _errors(self._place, "read"), self._connection.begin():
             return set(self._connection.execute(query).scalars())
@@ -330,7 +332,7 @@ class SqlStore:
         return (base[0], _text(base[1])) if base is not None else (0, GENESIS)
 
     def _base(self) -> Sequence[Any] | None:
-        # As the driver gives it, like a row's: a base that was changed by hand is a finding.
+        # As the driver returns it, like a row: a base that was changed by hand is a finding.
         columns = [sa.type_coerce(column, sa.types.NullType()) for column in _bases.c]
         found = self._connection.execute(sa.select(*columns).limit(2)).all()
         if len(found) > 1:
@@ -342,10 +344,11 @@ class SqlStore:
 
     def _not_stored(self, rows: Sequence[Row], position: int, head: str) -> Sequence[Row]:
         """
-        The rows behind those that an earlier append stored already.
+        Return the rows after those that an earlier append has stored.
 
         Raises:
-            HeadMoved: the rest does not follow the head, or other rows stand in their place.
+            HeadMoved: the rest does not follow the head, or different rows are stored in their
+                place.
         """
         query = sa.select(_events.c.position, _events.c.event_id, _events.c.hash)
         first, last = rows[0].position, rows[-1].position
@@ -362,14 +365,14 @@ class SqlStore:
 
 def migrate(url: str) -> str | None:
     """
-    Bring a journal's schema up to date; makes a new journal where there is none.
+    Bring a journal's schema up to date; creates a journal if there is none.
 
     Returns:
-        The revision that was there before, None for a new journal.
+        The revision before, None for a new journal.
 
     Raises:
-        StoreError: the database is none of Cairn's, is newer than this version, or cannot be
-            written. It is then as it was.
+        StoreError: the database is not Cairn's, is newer than this version, or cannot be written.
+            It is then unchanged.
     """
     from alembic import command  # slow to load, and only this function needs it
     from alembic.config import Config
@@ -400,11 +403,11 @@ def migrate(url: str) -> str | None:
 
 def schema_revision(url: str) -> str | None:
     """
-    The revision of a journal's schema; None where there is no journal yet. Changes nothing: what
-    is there is looked at read-only first, since to open a file for writing already changes it.
+    Return the revision of a journal's schema; None if there is no journal yet. Changes nothing:
+    opens an existing file read-only first, because opening it for writing already changes it.
 
     Raises:
-        StoreError: the database is none of Cairn's or cannot be read.
+        StoreError: the database is not Cairn's or cannot be read.
     """
     parsed = _parsed(url)
     path = _file(parsed)
@@ -431,7 +434,7 @@ def _parsed(url: str) -> sa.URL:
         ) from error
     if parsed.get_backend_name() == "sqlite" and not parsed.database:
         raise StoreError("A journal in memory would be lost; name a file: sqlite:////path/to/it.db")
-    # The bare name means psycopg2 to some versions of SQLAlchemy; ours is psycopg.
+    # The bare name means psycopg2 to some versions of SQLAlchemy; Cairn uses psycopg.
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     return parsed
@@ -443,17 +446,17 @@ def _file(url: sa.URL) -> Path | None:
 
 def _make_private(path: Path) -> None:
     """
-    Make a file for its owner alone, whatever the umask: SQLite would take the usual mode, and gives
-    the files beside it the mode that this one has. One that is there stays as it is.
+    Create a file that only its owner can read, whatever the umask. SQLite would use the default
+    mode, and gives the files next to it the mode of this one. An existing file keeps its mode.
     """
-    # SQLite opens it after this, and has better words for what does not work.
+    # SQLite opens it next, and its errors are better.
     with suppress(OSError):
         if not path.exists():
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def _known_by(path: Path | None) -> tuple[int, int] | None:
-    """What the system knows a file by, whatever it is called; None where there is none."""
+    """Return what identifies a file to the system, whatever its name; None if there is none."""
     if path is None:
         return None
     try:
@@ -464,7 +467,7 @@ def _known_by(path: Path | None) -> tuple[int, int] | None:
 
 
 def _place(url: sa.URL) -> str:
-    """Where a journal is, for people; never shows a password."""
+    """Return where a journal is, for people; never shows a password."""
     path = _file(url)
     return str(path) if path is not None else url.render_as_string(hide_password=True)
 
@@ -480,8 +483,9 @@ def _connected(url: sa.URL, *, mode: str) -> sa.Connection:
             try:
                 return _sqlite(path, mode)
             except DBAPIError:
-                # A reader of a WAL database has to make files beside it. On a medium that cannot
-                # be written nobody else writes either, unless a log was left behind.
+                # A reader of a WAL database has to create files next to it. On a read-only medium
+                # no other process can write either, so it is safe to read without them, unless a
+                # log remains.
                 log = path.with_name(f"{path.name}-wal")
                 if mode != "ro" or (log.exists() and log.stat().st_size):
                     raise
@@ -505,7 +509,7 @@ def _sqlite(path: Path, mode: str) -> sa.Connection:
         if mode.startswith("rw"):
             made.execute("PRAGMA journal_mode = WAL")
             made.execute("PRAGMA synchronous = FULL")
-            # Rows go when a journal is pruned, and then their texts should be nowhere.
+            # Pruning a journal removes rows; their texts should not remain anywhere.
             made.execute("PRAGMA secure_delete = ON").fetchall()
         else:
             made.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()  # fails now, not later
@@ -515,7 +519,7 @@ def _sqlite(path: Path, mode: str) -> sa.Connection:
 
     @sa.event.listens_for(engine, "begin")
     def begun(connection: sa.Connection) -> None:
-        # A writer says so at once: what it then reads cannot move before it writes.
+        # A writer takes its lock at once, so that what it reads cannot change before it writes.
         connection.exec_driver_sql("BEGIN IMMEDIATE" if mode.startswith("rw") else "BEGIN")
 
     return engine.connect()
@@ -536,7 +540,7 @@ def _let_go(connection: sa.Connection) -> None:
 
 
 def _revision(connection: sa.Connection, place: str) -> str | None:
-    """The schema's revision; None for a database that is empty."""
+    """Return the schema's revision; None for a database that is empty."""
     tables = set(sa.inspect(connection).get_table_names())
     if VERSION_TABLE not in tables:
         if tables and (connection.dialect.name == "sqlite" or "events" in tables):
@@ -562,10 +566,10 @@ def _other_revision(place: str, revision: str | None) -> str:
 @contextmanager
 def _errors(place: str, doing: str, make_room: str = _MAKE_ROOM) -> Iterator[None]:
     """
-    Errors of the database as errors of the journal.
+    Convert errors of the database to errors of the journal.
 
     Args:
-        make_room: what to do where the disk is full.
+        make_room: what to do if the disk is full.
     """
     try:
         yield
@@ -583,7 +587,7 @@ def _errors(place: str, doing: str, make_room: str = _MAKE_ROOM) -> Iterator[Non
 
 
 def _named_spare() -> Path | None:
-    """The folder that the operator named for SQLite's temporary files, if it can be used."""
+    """Return the folder that the operator named for SQLite's temporary files, if it can be used."""
     named = os.environ.get("SQLITE_TMPDIR")
     if named and Path(named).is_dir() and os.access(named, os.W_OK | os.X_OK):
         return Path(named).absolute()
@@ -596,11 +600,11 @@ def _quoted(text: str) -> str:
 
 def _more_room(home: Path, spare: Path) -> str:
     """
-    What to do where there is no room to make the file of a journal small.
+    Return what to do if there is not enough space to shrink the file of a journal.
 
     Args:
-        home: where it lies.
-        spare: where SQLite's temporary file goes.
+        home: the folder of the journal.
+        spare: the folder of SQLite's temporary file.
     """
     if spare == home:
         return _MAKE_MORE_ROOM
@@ -611,17 +615,17 @@ def _more_room(home: Path, spare: Path) -> str:
 
 
 def _is_full(error: BaseException | None, place: str) -> bool:
-    """Whether a failure of the database means that its disk is full."""
+    """Whether a database error means that its disk is full."""
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith("SQLITE_IOERR"):
-        # Over a quota, or where the files beside the database cannot grow, SQLite speaks of the
-        # disk in general.
+        # When over a quota, or when the files next to the database cannot grow, SQLite reports a
+        # general disk error.
         return not _has_room(Path(place).parent)
     return name == "SQLITE_FULL" or getattr(error, "sqlstate", None) == _POSTGRES_DISK_FULL
 
 
 def _has_room(folder: Path) -> bool:
-    """Whether a few rows could be written there, found by trying."""
+    """Try whether a few rows could be written there."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as tried:
             return tried.write(bytes(_ROOM_BYTES)) == _ROOM_BYTES
@@ -630,7 +634,7 @@ def _has_room(folder: Path) -> bool:
 
 
 def _advice(fact: str) -> str:
-    """What to do about a failure of the database, by its words: drivers have no codes in common."""
+    """Return what to do about a database error, by its message: drivers have no codes in common."""
     for words, advice in (
         ("locked", "Another program writes to it; let one server at a time use a journal."),
         ("not a database", "It is no Cairn journal and was left as it is; name another file."),

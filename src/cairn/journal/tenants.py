@@ -1,17 +1,16 @@
 """
-Tenants: who may use which sessions and blocks.
+Tenants: which sessions and blocks an API key may use.
 
-A tenant is a name that the operator gave to an API key. What is a tenant's own can be had by no
-other:
+A tenant is a name that the operator gave to an API key. Tenants never share anything:
 
-1. Blocks and parts of conversations get their names by a MAC under the tenant's own secret, with
-   the tenant's name in it (``keys``). So no name that two tenants could both arrive at is in the
-   index of blocks, in their files, or where a session is looked for by content.
-2. The id of a session says whose it is. A client calls its sessions as it likes; what it says
-   becomes an id within its own tenant, and of another's no client can speak.
+1. Blocks and parts of conversations are named by a MAC under the tenant's own secret, which
+   includes the tenant's name (``keys``). So two tenants never arrive at the same name, neither in
+   the prefix cache, nor in its files, nor where a session is looked up by its content.
+2. The id of a session contains its tenant. A client may choose any name for a session; it becomes
+   an id within its own tenant, so no client can refer to a session of another tenant.
 
-``LOCAL`` is who uses a server without keys. Its secret and its ids are what they were before there
-were tenants, so that nothing that was computed or named then is lost.
+``LOCAL`` is the tenant of a server without keys. Its secret and its ids are those that servers used
+before there were tenants, so that nothing computed or named then is lost.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _END = "/"
 
 
 def is_tenant(name: str) -> bool:
-    """Whether a tenant may be called so: no sign in it means anything in an id of a session."""
+    """Whether a tenant may have this name: no character in it has a meaning in a session id."""
     return len(name) <= NAME_MAX and _NAME.fullmatch(name) is not None
 
 
 def tenant_secret(root: bytes, tenant: str) -> bytes:
     """
-    The secret of a tenant, which follows from the data directory's and the tenant's name: the same
-    after a restart, and whatever the tenant's API key is by then.
+    Return the secret of a tenant. It is derived from the secret of the data directory and the
+    tenant's name, so it stays the same after a restart or a change of the tenant's API key.
 
     Args:
         root: the secret of the data directory.
@@ -52,9 +51,11 @@ def tenant_secret(root: bytes, tenant: str) -> bytes:
 
 def session_id(tenant: str, name: str) -> str:
     """
-    The id of the session that a tenant calls ``name``. No two of tenant and name have the same.
+    Return the id of the session that a tenant calls ``name``. Each pair of tenant and name has its
+    own.
 
-    For ``LOCAL`` it is the name itself. What begins with the mark of an id is marked for it, too.
+    For ``LOCAL`` it is the name itself. A name that begins with the prefix of an id gets the prefix
+    of its tenant, too.
     """
     if tenant == LOCAL and not name.startswith(_MARK):
         return name
@@ -62,7 +63,7 @@ def session_id(tenant: str, name: str) -> str:
 
 
 def session_name(session: str) -> str:
-    """What its own tenant calls a session, from its id."""
+    """Return the name of a session within its tenant, from its id."""
     if not session.startswith(_MARK):
         return session
     return session.partition(_END)[2]

@@ -1,10 +1,11 @@
 """
-Which turns are kept, and where in the journal: a fold of its events of its own, since no decision
-reads it. It holds places, not texts, and ends with the rows: what was pruned is kept no longer.
+Which turns are stored, and where in the journal: a fold of its own, because no decision reads it.
+It holds places, not texts, and ends with the rows: a turn whose rows were pruned is no longer
+stored.
 
-What comes with every turn and seldom changes is noted once in a session (``noted``). A session is
-pruned as a whole, so that a turn which is there has all of its texts, whatever became of the turn
-that brought them.
+Texts that come with every turn and seldom change are noted once in a session (``noted``). A session
+is pruned as a whole, so a stored turn has all of its texts, whatever became of the turn that
+brought them.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from cairn.journal import events as ev
 @attrs.frozen(kw_only=True)
 class Place:
     """
-    Where a kept turn stands.
+    Where a stored turn is in the journal.
 
     Attributes:
-        session: the one that served it.
-        agent: whose turn it is, by the agent's name; None for one that is looked up by its request.
-        previous: the request whose turn comes before it.
+        session: the session that served it.
+        agent: the name of the agent that it belongs to; None for a turn that is looked up by its
+            request.
+        previous: the request of the turn before it.
         stored: the row of ``turn_stored``.
-        finished: the row of ``request_finished``; 0 while the request is under way.
+        finished: the row of ``request_finished``; 0 while the request is in progress.
         texts_at: the rows of earlier turns that have texts of its note, each with its name.
         tokens: of its prompt and its answer together.
-        finish_reason: how the answer ended; None while the request is under way.
+        finish_reason: how the answer ended; None while the request is in progress.
     """
 
     tenant: str
@@ -45,23 +47,24 @@ class Place:
 
 
 class Turns:
-    """The kept turns of a journal: ``see`` each of its events."""
+    """The stored turns of a journal: call ``see`` with each of its events."""
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
         self._under_way: dict[str, Place] = {}
-        # Of each session that is not closed: the rows of texts, by name and digest.
+        # For each open session: the rows of texts, by name and digest.
         self._texts: dict[str, dict[tuple[str, bytes], int]] = {}
-        self._last: tuple[int, str] = (0, "")  # the last turn that came to be: its end, its request
+        self._last: tuple[int, str] = (0, "")  # the last finished turn: the row of its end, its request
 
     def __len__(self) -> int:
         return len(self._places)
 
     def see(self, recorded: ev.Recorded) -> None:
         """
-        Take in the next event. One without effect, which broke an invariant, is followed by no end
-        of its request; where it was the end itself, the violation takes the turn back. It names the
-        row and the request: other bugs are recorded at the last row, too, whosever that is.
+        Apply the next event. An event that broke an invariant has no effect. If it came before the
+        end of the request, no end follows; if it was the end itself, the violation takes the turn
+        back. The violation must name both the row and the request, because unrelated bugs are
+        recorded at the last row, too.
         """
         match recorded.event:
             case ev.TurnStored() as turn:
@@ -95,15 +98,17 @@ class Turns:
 
     def noted(self, session: str, texts: Mapping[str, str]) -> dict[str, int]:
         """
-        Which of the texts of a note an earlier turn of the session has, under the same name, and in
-        which row.
+        Return which texts of a note an earlier turn of the session has under the same name, each
+        with the row.
         """
         known = self._texts.get(session, {})
         found = {name: known.get(_named(name, text)) for name, text in texts.items()}
         return {name: row for name, row in found.items() if row is not None}
 
     def place(self, request: str, tenant: str) -> Place | None:
-        """Where the turn of a request stands, if it is kept, the tenant's, and no agent's."""
+        """
+        Return where the turn of a request is, if it is stored, the tenant's, and not an agent's.
+        """
         found = self._places.get(request)
         if found is None or found.tenant != tenant or found.agent is not None:
             return None
@@ -111,8 +116,8 @@ class Turns:
 
     def history(self, request: str, tenant: str) -> tuple[Place, ...] | None:
         """
-        The turns up to that of a request and with it, the oldest first; None where one of them is
-        not kept, not the tenant's, or an agent's.
+        Return the turns up to and including that of a request, the oldest first; None if one of
+        them is not stored, belongs to another tenant, or is an agent's.
         """
         places: list[Place] = []
         named: str | None = request
@@ -127,23 +132,25 @@ class Turns:
     # --- for agents ----------------------------------------------------------------------------
 
     def held(self, request: str | None) -> Place | None:
-        """Where the turn of a request stands, whosever it is."""
+        """Return where the turn of a request is, whichever tenant or agent it belongs to."""
         return self._places.get(request) if request is not None else None
 
     def back_from(self, request: str | None) -> Iterator[tuple[str, Place]]:
-        """The turns of an agent from that of a request back to its first, each with its request."""
+        """
+        Yield an agent's turns from that of a request back to the first, each with its request.
+        """
         while (place := self.held(request)) is not None:
             assert request is not None
             yield request, place
             request = place.previous
 
     def drop(self, requests: Iterable[str]) -> None:
-        """Keep the turns of these requests no longer."""
+        """Forget the turns of these requests."""
         for request in requests:
             self._places.pop(request, None)
 
     def _note(self, kept: ev.TurnStored, row: int) -> None:
-        """Take in the texts that a turn brought, as digests."""
+        """Record the texts that a turn brought, as digests."""
         if kept.texts:
             known = self._texts.setdefault(kept.session, {})
             known.update((_named(name, text), row) for name, text in kept.texts.items())
