@@ -54,7 +54,7 @@ class Turns:
         self._under_way: dict[str, Place] = {}
         # For each open session: the rows of texts, by name and digest.
         self._texts: dict[str, dict[tuple[str, bytes], int]] = {}
-        self._last: tuple[int, str] = (0, "")  # the last finished turn: the row of its end, its request
+        self._last: tuple[int, str] = (0, "")  # the last finished turn: (row of its end, request)
 
     def __len__(self) -> int:
         return len(self._places)
