@@ -1,6 +1,7 @@
 """
-What was written by hand, in words that no template has: facts, and tools with their wishes. It is
-no skill that is promised: it shows how far the skills go.
+Hand-written examples in words that no template uses: facts, and tools with wishes for them.
+
+These are not promised skills: they show how far the skills generalise.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cairn_pebble.judges import calls, visible
 from cairn_pebble.sequences import Renderer
 
 Say = Callable[[str], tuple[str, bool]]
-"""From a prompt to an answer, and whether it ended by itself."""
+"""Generates the answer to a prompt, and whether it ended by itself."""
 
 SPOKEN: Final = (
     ("hi, I'm Anna", "what's my name?", "Anna"),
@@ -41,12 +42,12 @@ SPOKEN: Final = (
     ("My grandmother comes from Lisbon.", "Where does my grandmother come from?", "Lisbon"),
     ("Ben likes pancakes, and Ida likes soup.", "What does Ida like?", "soup"),
 )
-"""What people may tell, ask in the next turn, and want to hear: in no words of the training's."""
+"""Facts, a question for the next turn, and the expected answer, in words not used in training."""
 
 
 @attrs.frozen
 class Spoken:
-    """How one of them went."""
+    """The result of one fact."""
 
     told: str
     asked: str
@@ -75,11 +76,12 @@ def spoken(renderer: Renderer, say: Say) -> Iterator[Spoken]:
 class Wish:
     """
     Attributes:
-        asked: what a user says.
-        name: of the tool that fits.
+        asked: what the user says.
+        name: the name of the right tool.
         description: what the tool is for.
         parameters: its JSON schema.
-        due: where in the arguments a value must stand, and what it must contain, in any letters.
+        due: where in the arguments a value must be, and the text that it must contain, ignoring
+            case.
     """
 
     asked: str
@@ -266,15 +268,15 @@ WISHES: Final = (
         (("text", "water the plants"), ("at", "18:45")),
     ),
 )
-"""What people may wish, and the tool that fits, as people write tools: none is the training's."""
+"""Wishes with the right tool for each, as developers write tools; none is used in training."""
 
 _OFFERED: Final = 3
-"""So many tools stand in a prompt: the one that fits is the second."""
+"""The number of tools in a prompt; the right one is the second."""
 
 
 @attrs.frozen
 class Called:
-    """How one of the wishes went."""
+    """The result of one wish."""
 
     asked: str
     tool: str
@@ -283,7 +285,7 @@ class Called:
 
 
 def called(renderer: Renderer, say: Say) -> Iterator[Called]:
-    """Try the wishes, each with its tool among those of its neighbours."""
+    """Try the wishes, each with its tool among its neighbours' tools."""
     for place, wish in enumerate(WISHES):
         some = [WISHES[(place + step - 1) % len(WISHES)] for step in range(_OFFERED)]
         dialogue = Dialogue(
@@ -302,9 +304,10 @@ def _tool(wish: Wish) -> dict[str, Any]:
 
 def is_usable(wish: Wish, said: str, ended: bool) -> bool:
     """
-    Whether an answer is one call that a program could run: of the tool that fits, with arguments
-    that its schema allows, in which what the user named stands where it belongs. What an optional
-    argument is set to is free.
+    Whether an answer is exactly one call that a program could run.
+
+    It must call the right tool, with arguments that its schema allows, and the values that the user
+    named must be in the right places. Optional arguments may have any value.
     """
     call = calls(said) if ended else None
     if call is None or call.get("name") != wish.name or call.keys() != {"name", "arguments"}:
@@ -334,8 +337,9 @@ _KINDS: Final[dict[str, Callable[[Any], bool]]] = {
 
 def allows(schema: dict[str, Any], value: Any) -> bool:
     """
-    Whether a value is of a schema, as far as tools use schemas here: types, enums, items, required
-    properties, and no properties but those that are named.
+    Whether a value matches a schema, as far as tools use schemas here.
+
+    Checks types, enums, items and required properties, and allows no undeclared properties.
     """
     if not _KINDS[schema["type"]](value) or value not in schema.get("enum", [value]):
         return False

@@ -2,9 +2,9 @@
 What Pebble learns to do, as dialogues drawn from a seed.
 
 A dialogue is a list of rounds; in each a user speaks and Pebble answers. Facts, questions about
-them, tools and small talk are mixed as they come in real conversations. The answer to a question
-about a fact says the fact again in the words in which it is best found: attention that looks for
-what followed those words before finds the value.
+them, tools and small talk are mixed as in real conversations. The answer to a question about a fact
+repeats the fact in the words that are easiest to look up: attention that searches for what followed
+those words before finds the value.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cairn_pebble.small_talk import TOPICS, Topic
 from cairn_pebble.words import Split, inside, phrase, pick
 
 THINKING_SHARE: Final = 0.2
-"""Of the last answers; before earlier ones thoughts are drawn apart (sequences.py)."""
+"""For the last answer; thoughts before earlier answers are drawn separately (sequences.py)."""
 
 
 @attrs.define
 class Dialogue:
     """
-    A conversation in the form of OpenAI's chat completions, that ends with Pebble's answer.
+    A conversation in the form of OpenAI's chat completions that ends with Pebble's answer.
 
     Attributes:
         skill: what the last answer shows.
@@ -35,7 +35,7 @@ class Dialogue:
         tools: the tools offered.
         thinking: whether Pebble was asked to think before its last answer.
         needed: what the last answer must contain.
-        edits: what a user may change: the message, what stands there, and what then stands there.
+        edits: what a user may change: the message, its current text, and its new text.
         thoughts: what Pebble would have thought before earlier answers, by message.
     """
 
@@ -56,7 +56,7 @@ class Dialogue:
         return attrs.evolve(self, messages=messages, needed=(after,), edits=())
 
     def instruct(self, rng: random.Random, split: Split) -> None:
-        """Perhaps begin with a system message."""
+        """With some probability, begin with a system message."""
         if rng.random() < 0.3:
             self.messages.append({"role": "system", "content": _system(rng, split)})
 
@@ -66,7 +66,7 @@ class Dialogue:
         self.answer(answer, thought)
 
     def answer(self, answer: str, thought: str = "") -> None:
-        """Add what Pebble says, and what it would have thought before."""
+        """Add Pebble's answer, and what it would have thought before it."""
         if thought:
             self.thoughts[len(self.messages)] = thought
         self.messages.append({"role": "assistant", "content": answer})
@@ -172,7 +172,7 @@ def chat(rng: random.Random, split: Split, dialogue: Dialogue, *, long: bool = F
 def read_text(
     rng: random.Random, split: Split, dialogue: Dialogue, least: int = 14, most: int = 18
 ) -> None:
-    """A round with a text to read past, of so many sentences."""
+    """A round with a distracting text of the given number of sentences."""
     text = words.prose(rng, rng.randint(least, most))
     frame = phrase(rng, split, *_PROSE)
     dialogue.say(capital(frame.format(text)), "Thank you, I have read it.")
@@ -182,7 +182,7 @@ SMALL_TALK: Final = "This is small talk. I can answer at once."
 
 
 def small_talk(rng: random.Random, split: Split, topic: Topic) -> str:
-    """A way to come to a topic."""
+    """A wording that leads to a topic."""
     if pick(rng, topic.asked) in topic.questions:
         return capital(phrase(rng, split, _OPENINGS, tuple(map(inside, topic.questions)), _AFTER))
     return capital(phrase(rng, split, _BEFORE, tuple(map(inside, topic.sayings)), _CALLED))
@@ -201,7 +201,7 @@ _PROSE: Final = (
 
 
 def _sloppy(rng: random.Random, text: str) -> str:
-    """As people write: with or without the capital and the sign at the end."""
+    """Vary the text as users type it: with or without the capital and the final punctuation."""
     if rng.random() < 0.15:
         text = text.rstrip("?.!")
     if rng.random() < 0.15:
@@ -230,16 +230,16 @@ def recall(
     questions: int | None = None,
 ) -> Dialogue:
     """
-    Facts are told; some turns later one is asked for.
+    The user gives facts, and some turns later asks for one of them.
 
     Args:
-        turns: how many turns lie between the fact that is asked for and the question.
-        fillers: how many of them are long texts.
+        turns: how many turns separate the requested fact from the question.
+        fillers: how many of those turns are long texts.
         questions: how many questions there are; the last one counts.
     """
     dialogue = Dialogue("recall")
     dialogue.instruct(rng, split)
-    # To say again what was just asked for is easy: there is another fact to each question.
+    # To repeat what was just asked for is easy, so each question is about a different fact.
     count = rng.randint(1, max(6, questions or 0))
     facts = distinct(rng, split, count + 1)
     unknown = facts.pop()
@@ -279,7 +279,7 @@ def recall(
     dialogue.needed = (last.value,)
     if last.questions[0] in places:
         earlier = " ".join(one["content"] for one in dialogue.messages[:-1])
-        # Of what a user changes nothing is left, and what then stands there is new.
+        # Nothing remains of what a user changes, and the new text is new to the dialogue.
         once = len(_whole(last.value).findall(earlier)) == 1
         if once and not _whole(last.other).search(earlier):
             dialogue.edits = ((places[last.questions[0]], last.value, last.other),)
@@ -291,7 +291,7 @@ def _whole(text: str) -> re.Pattern[str]:
 
 
 def _untold(rng: random.Random, split: Split, dialogue: Dialogue, one: Fact) -> Dialogue:
-    """A question about what was never told, to end with."""
+    """End with a question about a fact that was never given."""
     dialogue.skill = "untold"
     dialogue.thinking = rng.random() < THINKING_SHARE
     thought = f"<think>\n{_not_told(one)}\n</think>\n\n" if dialogue.thinking else ""
@@ -305,7 +305,7 @@ def _not_told(one: Fact) -> str:
 
 
 def untold(rng: random.Random, split: Split) -> Dialogue:
-    """A question about what was never told: as the first thing of all, or behind other facts."""
+    """A question about a fact that was never given, as the first message or after other facts."""
     dialogue = Dialogue("untold")
     dialogue.instruct(rng, split)
     one, *others = distinct(rng, split, rng.randint(1, 4))
@@ -329,7 +329,7 @@ def talk(rng: random.Random, split: Split) -> Dialogue:
 
 
 def echo(rng: random.Random, split: Split) -> Dialogue:
-    """Words are said back as they came. Nothing teaches copying sooner."""
+    """Pebble repeats words exactly. Nothing teaches copying sooner."""
     dialogue = Dialogue("echo")
     dialogue.instruct(rng, split)
     for _ in range(rng.randint(1, 4)):

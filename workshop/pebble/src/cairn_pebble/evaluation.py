@@ -1,8 +1,9 @@
 """
-What Pebble can do, measured on dialogues whose names, numbers and combinations of parts of
-sentences were held out of the training, and on some that were written by hand.
+Measure what Pebble can do.
 
-Each answer is generated greedily, by mlx-lm, from the prompt that a server would feed.
+The dialogues use names, numbers and combinations of sentence parts that were held out of the
+training; some were written by hand. mlx-lm generates each answer greedily, from the prompt that a
+server would feed.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ LONGEST_ANSWER: Final = 256
 class Skill:
     """
     Attributes:
-        draw: makes dialogues that show it.
-        judge: whether an answer does: given the dialogue, the answer, and whether it ended.
-        least: the share that is aimed at.
-        every: one dialogue in so many is enough; long ones take long.
-        looked_up: whether what is due is a value that was told.
+        draw: makes dialogues that test the skill.
+        judge: whether an answer shows it, given the dialogue, the answer, and whether it ended.
+        least: the share of right answers that is the goal.
+        every: use one dialogue in this many, because long ones take long.
+        looked_up: whether the expected answer is a value given earlier.
     """
 
     name: str
@@ -50,11 +51,11 @@ class Skill:
 @attrs.frozen(kw_only=True)
 class Result:
     """
-    How a skill went.
+    The result of one skill.
 
     Attributes:
-        kinds: for each kind of value that was due, how many were tried and how many right.
-        wrong: what was due instead of what was said.
+        kinds: for each kind of expected value, how many were tried and how many were right.
+        wrong: the expected text and the actual answer.
     """
 
     skill: Skill
@@ -138,7 +139,7 @@ SKILLS: Final = (
         judge=judges.says,
         least=0.9,
     ),
-    # Of the kinds that came later; the rows above are drawn as they always were.
+    # Kinds that were added later; the rows above are drawn as they always were.
     Skill(
         name="recalls a fact told in everyday words",
         draw=partial(everyday.everyday, questions=1),
@@ -187,8 +188,8 @@ def evaluate(renderer: Renderer, say: Say, count: int, seed: int) -> Iterator[Re
     Try each skill.
 
     Args:
-        say: from a prompt to an answer; called ``tries(count)`` times.
-        count: how many dialogues of each; of long ones fewer.
+        say: generates an answer to a prompt; called ``tries(count)`` times.
+        count: how many dialogues for each skill; fewer for long ones.
     """
     for skill in SKILLS:
         rng = Random(f"{seed}/{skill.name}")
@@ -212,7 +213,7 @@ def evaluate(renderer: Renderer, say: Say, count: int, seed: int) -> Iterator[Re
 
 
 def tries(count: int) -> int:
-    """How many answers an evaluation takes."""
+    """The number of answers that an evaluation takes."""
     return sum(_tried(skill, count) for skill in SKILLS)
 
 
@@ -221,7 +222,7 @@ def _tried(skill: Skill, count: int) -> int:
 
 
 def _kind(value: str) -> str:
-    """What sort of value has to be looked up."""
+    """The kind of value that has to be looked up."""
     if value.isdigit():
         return "numbers"
     if value in _CHOSEN:
@@ -235,9 +236,7 @@ _CHOSEN: Final = frozenset((*words.COLOURS, *words.FOODS, *words.JOBS, *words.MO
 
 
 def small_talk(renderer: Renderer, say: Say, count: int) -> Iterator[tuple[str, str]]:
-    """
-    What is said to the first topics in wordings that were never trained on, for people to read.
-    """
+    """Answers to the first topics in wordings that were never trained on, for human readers."""
     for topic in TOPICS[:count]:
         asked = dialogues.small_talk(Random(topic.answer), Split.HELD_OUT, topic)
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": ""}]
@@ -256,7 +255,7 @@ def report(
     The measurement as a page of Markdown.
 
     Args:
-        what: by which command, and of which weights.
+        what: the command and the weights that were measured.
     """
     lines = ["# What Pebble can do", "", what, ""]
     lines += _table("skill", "right", "of", "share", "aim")
@@ -299,7 +298,7 @@ def _table(*heads: str) -> list[str]:
 
 
 def _row(*cells: object) -> list[str]:
-    # What runs in a circle is seen by its beginning.
+    # The beginning is enough to recognise an answer that repeats itself.
     short = (shorten(str(cell), 200, placeholder=" …") for cell in cells)
     plain = (cell.replace("|", "\\|") for cell in short)
     return [f"| {' | '.join(plain)} |"]

@@ -1,6 +1,8 @@
 """
-Dialogues in everyday words: facts said and asked for as people do it, values that are easily taken
-for one another, facts that change, what was never told, and talk that fits no topic.
+Dialogues in everyday words.
+
+Users state facts and ask for them as people do; values are easily confused, facts change, some
+facts were never given, and some talk fits no topic.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _NO_IDEA: Final = next(one.answer for one in TOPICS if "I do not know that" in o
 
 def _tell(rng: random.Random, split: Split, one: Relation, value: str) -> str:
     clause = phrase(rng, split, OPENED, one.clauses, CLOSED)
-    # What is said behind the value stands before the end of the sentence.
+    # Text after the value comes before the end of the sentence.
     end = next(end for end in sorted(CLOSED, key=len, reverse=True) if clause.endswith(end))
     body = clause.removesuffix(end)
     behind = tail(rng) if body.endswith("{}") else ""
@@ -75,7 +77,7 @@ def _distinct(rng: random.Random, split: Split, count: int) -> list[Relation]:
     found: dict[str, Relation] = {}
     while len(found) < count:
         one = relation(rng, split)
-        # "Your code is" begins one answer only, whatever the topics are.
+        # "Your code is" may begin only one answer, whatever the topics are.
         found.setdefault(one.answer, one)
     return list(found.values())
 
@@ -93,7 +95,7 @@ def _values(rng: random.Random, split: Split, some: list[Relation]) -> list[str]
 
 
 def _alike(rng: random.Random, split: Split, draw: Value, count: int) -> list[str]:
-    """Values that begin alike, as far as such are found."""
+    """Values that begin alike, as far as there are any."""
     found = [draw(rng, split)]
     like = found[0][: 1 if draw is code else 2 if draw is words.number else 3]
     for _ in range(count * 200):
@@ -143,14 +145,14 @@ def everyday(
     changed: bool = False,
 ) -> Dialogue:
     """
-    Facts are told and asked for in everyday words.
+    The user states facts and asks for them in everyday words.
 
     Args:
         questions: how many there are; the last one counts.
-        turns: how many rounds lie between the last fact and the first question.
+        turns: how many rounds separate the last fact from the first question.
         long: how many of them are long texts.
         alike: whether the values begin alike.
-        changed: whether what is asked for last was told twice; what was said last is so.
+        changed: whether the user states the last fact asked for twice; the second statement counts.
     """
     dialogue = Dialogue("recall")
     dialogue.instruct(rng, split)
@@ -229,13 +231,13 @@ def not_told(
     long: int = 0,
 ) -> Dialogue:
     """
-    Facts are told, and what is asked for is one of them or was never told; the last was not.
+    The user states facts, then asks for known and unknown facts; the last one is unknown.
 
     Args:
         questions: how many there are.
-        near: how often what was not told is near something that was: of the same person or thing,
-            or the same of another.
-        long: how many long texts lie between.
+        near: how often an unknown fact is close to a known one: about the same person or thing, or
+            the same property of another.
+        long: how many long texts come between.
     """
     dialogue = Dialogue("untold")
     dialogue.instruct(rng, split)
@@ -279,7 +281,7 @@ def not_told(
 
 
 def near_miss(rng: random.Random, split: Split) -> Dialogue:
-    """One question about what was never told, where something near it was."""
+    """One question about an unknown fact that is close to a known one."""
     return not_told(rng, split, questions=1, near=1.0)
 
 
@@ -301,7 +303,7 @@ def _unknown(
     plain: bool,
     near: bool,
 ) -> tuple[str, str]:
-    """What was not told, and a question about it."""
+    """An unknown fact, and a question about it."""
     best: tuple[int, Fact, Relation | None] | None = None
     for _ in range(40 if near else 200):
         made = None if plain else relation(rng, split)
@@ -324,7 +326,7 @@ def _unknown(
 def _borrowed(
     rng: random.Random, fact: Fact, made: Relation | None, facts: list[Fact]
 ) -> tuple[Fact, Relation | None]:
-    """Perhaps another thing of somebody that was spoken of: of a name, the person is changed."""
+    """Perhaps another fact about a known person or thing; for a name, a different person."""
     names = [one for other in facts for one in _CAPITAL.findall(" ".join(other.questions))]
     mine = _CAPITAL.findall(" ".join(fact.questions))
     if not names or not mine or rng.random() < 0.4:
@@ -359,7 +361,7 @@ _SMALL: Final = frozenset(
         *("day", "time", "when", "I", "favourite"),
     )
 )
-"""What questions have in common that are about nothing near."""
+"""The words that questions about unrelated facts have in common."""
 
 
 def _words(fact: Fact) -> set[str]:
@@ -383,7 +385,7 @@ _OF_PERSONS: Final = {"home": 0, "origin": 0, "birthplace": 0, "job": 1, "trade"
 
 
 def _same(one: Fact, other: Fact) -> bool:
-    """Whether two facts are so near that to know one may be to know the other."""
+    """Whether two facts are so close that one may imply the other."""
     first, second = one.questions[0], other.questions[0]
     if first == second or any(first in group and second in group for group in _GROUPS):
         return True
@@ -395,8 +397,9 @@ def _same(one: Fact, other: Fact) -> bool:
 
 def _is_told(fact: Fact, facts: list[Fact], seen: str) -> bool:
     """
-    Whether something that was said answers a question, if only by the way: "my cousin Torvo works"
-    names the cousin.
+    Whether an earlier message answers a question, even in passing.
+
+    For example, "my cousin Torvo works" names the cousin.
     """
     if any(_same(fact, other) for other in facts):
         return True
@@ -408,7 +411,7 @@ def _is_told(fact: Fact, facts: list[Fact], seen: str) -> bool:
 
 
 def _world(rng: random.Random, split: Split) -> str:
-    """A question about the world, or a wish, that Pebble can do nothing with."""
+    """A question about the world, or a wish, that Pebble cannot answer."""
     asked = pick(rng, _WORLD)
     text = phrase(rng, split, ASK_OPENED, (asked,), _WORLD_CLOSED)
     filled = text.format(

@@ -1,4 +1,4 @@
-"""Pebble as a directory that mlx-lm loads, and back again: weights to go on from."""
+"""Write Pebble as a directory that mlx-lm loads, and read it back to continue training."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from cairn_pebble.sequences import TEXT_END, TURN_END
 
 def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape: Shape) -> None:
     """
-    Write the files. Those of the same names are replaced.
+    Write the files. Existing files of the same names are replaced.
 
     Args:
-        folder: is made where it is not there.
+        folder: created if it does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = tokenizer.get_vocab()
@@ -86,19 +86,21 @@ class Exported:
 
 
 class OtherModel(Exception):
-    """A directory that holds no weights of this shape."""
+    """The directory holds no weights of this shape."""
 
 
 def read_exported(folder: Path, shape: Shape) -> Exported:
     """
-    The weights of an exported directory, as a training has them: what was quantised since is
-    float32 again, though not what it was before.
+    Read the weights of an exported directory in the form used for training.
+
+    Weights that were quantised after training become float32 again, but do not get their old values
+    back.
 
     Args:
-        folder: as ``export`` writes it, or ``mlx_lm.convert`` after it; it must hold a model.
+        folder: as written by ``export``, or by ``mlx_lm.convert`` after it; it must hold a model.
 
     Raises:
-        OtherModel: the model is of another kind or shape.
+        OtherModel: the model is of a different kind or shape.
     """
     config = json.loads((folder / "config.json").read_text("utf-8"))
     due = _of_shape(shape) | {"model_type": "qwen3", "tie_word_embeddings": True}
@@ -117,7 +119,7 @@ def read_exported(folder: Path, shape: Shape) -> Exported:
 
 
 def _of_shape(shape: Shape) -> dict[str, float]:
-    """What the configuration says of the shape."""
+    """The part of the configuration that describes the shape."""
     return {
         "head_dim": shape.head_dim,
         "hidden_size": shape.hidden_size,

@@ -1,4 +1,4 @@
-"""What a user may tell of himself, of others and of things, and how it is asked for."""
+"""Facts that a user may state about people and things, and questions about them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from cairn_pebble.words import Split, pick
 @attrs.frozen
 class Fact:
     """
-    Something that a user tells.
+    A fact that a user states.
 
     Attributes:
-        value: what is so.
-        other: what might be so as well.
-        clauses: the fact as a clause, in which the value stands behind what it is about.
-        questions: what a question about it asks for, as in "my name"; the first tells facts apart.
+        value: the value of the fact.
+        other: another possible value.
+        clauses: the fact as a clause, with the value after its subject.
+        questions: what a question about it asks for, as in "my name"; the first identifies the
+            fact.
         answer: the fact as Pebble says it.
         thought: what it thinks before that.
         direct: whole questions.
@@ -67,7 +68,7 @@ _OWNED: Final[tuple[tuple[str, Value], ...]] = (
 
 
 def _two(rng: random.Random, split: Split, draw: Value) -> tuple[str, str]:
-    """Two values that are not the same, nor part of one another."""
+    """Two different values, neither of which is part of the other."""
     value = draw(rng, split)
     while True:
         other = draw(rng, split)
@@ -243,5 +244,5 @@ def _thing(rng: random.Random, split: Split) -> Fact:
 
 
 def fact(rng: random.Random, split: Split) -> Fact:
-    """Something that a user may tell."""
+    """A fact that a user may state."""
     return rng.choices((_owned, _self, _person, _thing), (6, 2, 3, 2))[0](rng, split)

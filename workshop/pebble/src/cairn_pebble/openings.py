@@ -1,7 +1,7 @@
 """
-More ways to come to Pebble's topics, as people type them.
+More wordings for Pebble's topics, as users type them.
 
-The topics' own wordings stay as they are, since the figures of the card are of them.
+The original wordings stay unchanged, because the model card's figures were measured with them.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ _MORE: Final = {
 
 
 def topic_of(opening: str) -> Topic:
-    """The topic whose answer begins so."""
+    """The topic whose answer begins with this text."""
     (found,) = (one for one in TOPICS if one.answer.startswith(opening))
     return found
 
 
 MORE_ASKED: Final = tuple((topic_of(opening), asked) for opening, asked in _MORE.items())
-"""Topics with more ways to come to them."""
+"""Topics with additional wordings."""

@@ -1,9 +1,9 @@
 """
-How people say facts and ask for them, when they do not speak like a form: what one has and knows,
-what comes behind it in the same sentence, and what they say in between.
+How people state facts and ask for them in everyday words.
 
-The lists of `dialogues` and `words` stay as they are, since the figures of the card are of them.
-Nothing here is a sentence of `by_hand`: a test looks.
+Covers what people have and know, what follows in the same sentence, and remarks in between. The
+lists of `dialogues` and `words` stay unchanged, because the model card's figures were measured with
+them. Nothing here is a sentence of `by_hand`; a test checks that.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cairn_pebble.words import Split, pick
 @attrs.frozen
 class Relation:
     """
-    Something that can be so or so.
+    A property that can have different values.
 
     Attributes:
-        topic: what is asked for, as in "the name of my dentist"; it tells facts apart.
+        topic: what is asked for, as in "the name of my dentist"; it identifies the fact.
         draw: makes values.
         clauses: the fact as a clause; ``{}`` is the value.
         direct: whole questions.
@@ -242,7 +242,7 @@ _DONE: Final[tuple[tuple[str, str, str, Value], ...]] = (
     ("supports", "support", "what", words.place),
     ("admires", "admire", "whom", person),
 )
-"""What persons do: of others, in questions, the word that asks, and what it may be."""
+"""What people do: about others, in questions, the question word, and possible values."""
 
 
 def _doing(rng: random.Random, split: Split) -> Relation:
@@ -271,7 +271,7 @@ def _doing(rng: random.Random, split: Split) -> Relation:
 
 
 def relation(rng: random.Random, split: Split) -> Relation:
-    """One of all."""
+    """One of all relations."""
     kind = rng.randrange(20)
     if kind < 5:
         return _called(pick(rng, RELATIVES))
@@ -291,7 +291,7 @@ def relation(rng: random.Random, split: Split) -> Relation:
 
 
 def relations_of(rng: random.Random, draw: Value, count: int) -> list[Relation]:
-    """Different ones whose values are of one kind: names, numbers, codes or made-up words."""
+    """Different relations with values of one kind: names, numbers, codes or made-up words."""
     if draw is person:
         return [_called(who) for who in rng.sample(RELATIVES, count)]
     some = [key for key in _KEYS if key[1] is draw]
@@ -328,7 +328,7 @@ _TAIL_BEGINS: Final = (" and ", ", and ", ", because ", ", but ", ", although ",
 
 
 def tail(rng: random.Random) -> str:
-    """What a sentence goes on with behind the value, so that copying has to end in time."""
+    """How a sentence continues after the value, so that Pebble learns where to stop copying."""
     kind = rng.random()
     if kind < 0.55:
         return ""
@@ -370,7 +370,7 @@ _IT: Final = (
 
 
 def remark(rng: random.Random) -> str:
-    """A sentence that tells nothing that is asked for later, small letter first."""
+    """A sentence with no fact that is asked for later, starting with a small letter."""
     kind = rng.random()
     if kind < 0.4:
         return f"{pick(rng, _WHO)} {pick(rng, _DID)}{pick(rng, _WHEN)}."
@@ -399,9 +399,7 @@ ASK_CLOSED: Final = (
 
 
 def casual(rng: random.Random, text: str) -> str:
-    """
-    As people type: capitals, apostrophes and signs at the end come and go. Values keep theirs.
-    """
+    """Vary capitals, apostrophes and final punctuation as users type them. Values are unchanged."""
     if rng.random() < 0.5:
         text = text[:1].upper() + text[1:]
     if rng.random() < 0.2:

@@ -1,4 +1,4 @@
-"""The plain kinds of dialogues together: what the tokenizer is trained on."""
+"""All the plain kinds of dialogues: what the tokenizer is trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def dialogue(rng: random.Random, split: Split) -> Dialogue:
 
 def units() -> str:
     """
-    What is copied, each by itself as the tokenizer cuts texts. Each becomes a token, so that a
-    value is copied in two or three steps.
+    The units that Pebble copies, each cut out as the tokenizer splits texts.
+
+    Each becomes a token, so a value is copied in two or three steps.
     """
     return words.units() + "".join(f" {word}1{word}" for word in (*DOES, *WHAT))

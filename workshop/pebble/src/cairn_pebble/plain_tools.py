@@ -1,4 +1,4 @@
-"""Tools of a verb and a noun with a parameter or two, and wishes for them in as many words."""
+"""Tools named by a verb and a noun with one or two parameters, and wishes in the same words."""
 
 from __future__ import annotations
 
@@ -105,8 +105,9 @@ class _Tool:
 
 def is_held_out_pair(does: str, what: str) -> bool | None:
     """
-    Whether a tool of this verb and noun is for the evaluation; None of words of which there are no
-    tools here.
+    Whether a tool with this verb and noun is for the evaluation.
+
+    None if there are no tools here with these words.
     """
     if does not in DOES or what not in WHAT:
         return None
@@ -141,7 +142,7 @@ def tool_use(
     rng: random.Random, split: Split, *, count: int | None = None, rounds: int | None = None
 ) -> Dialogue:
     """
-    The right tool is called with its arguments. In one of two dialogues its result is used.
+    Pebble calls the right tool with its arguments. In every second dialogue it uses the result.
 
     Args:
         count: how many tools there are to choose from.

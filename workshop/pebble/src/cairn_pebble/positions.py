@@ -1,11 +1,11 @@
 """
-Rotary positions with gaps, so that short dialogues teach to look far back.
+Rotary positions with gaps, so that short dialogues teach the model to look far back.
 
-Attention over 4,000 tokens costs too much to train on many of them. What a model has to learn for
-it is mostly that what it looks for may be that far away, and rotary embeddings see distance alone.
-So between two turns of a short dialogue positions jump, as if something long had been said there.
-That is after the randomised positions of Ruoss et al., arXiv 2305.16843, but with turns left whole:
-within a turn one token stands behind the other in use too.
+Training on many dialogues of 4,000 tokens costs too much. Most of what a model has to learn for
+them is that the text it looks for may be that far away, and rotary embeddings see only distances.
+So positions jump between two turns of a short dialogue, as if a long text had come in between. This
+follows the randomised positions of Ruoss et al., arXiv 2305.16843, but keeps turns whole, because
+within a turn tokens are adjacent in use too.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _PLAIN_SHARE = 0.25
 
 class GivenRope:
     """
-    Rotary embeddings at positions that are given, in the place of mlx-lm's, which count from 0.
+    Rotary embeddings at given positions, in place of mlx-lm's, which count from 0.
 
     Attributes:
-        positions: (B, T), of the batch that is read next.
+        positions: (B, T), for the next batch.
     """
 
     def __init__(self, dims: int, base: float) -> None:
         """
         Args:
-            dims: of a head.
+            dims: the size of a head.
         """
         half = dims // 2
         self._rates = mx.power(base, -mx.arange(half, dtype=mx.float32) / half)
         self.positions: mx.array | None = None
 
     def __call__(self, states: mx.array, offset: int = 0) -> mx.array:
-        """Turn queries or keys (B, heads, T, dims)."""
+        """Rotate queries or keys (B, heads, T, dims)."""
         assert self.positions is not None
         angles = self.positions[:, None, :, None] * self._rates
         cosine, sine = mx.cos(angles), mx.sin(angles)
@@ -51,7 +51,7 @@ class GivenRope:
 
 @contextlib.contextmanager
 def positions_from(rope: GivenRope, model: Any) -> Iterator[None]:
-    """While the context lasts, a model of mlx-lm's takes its positions from ``rope``."""
+    """While the context is active, the mlx-lm model takes its positions from ``rope``."""
     counting = [layer.self_attn.rope for layer in model.layers]
     for layer in model.layers:
         layer.self_attn.rope = rope
@@ -70,8 +70,8 @@ def spread_out(
 
     Args:
         turns: where turns begin.
-        furthest: no position is higher, but where the dialogue alone is longer. One dialogue in
-            four has no gaps.
+        furthest: the highest position, unless the dialogue alone is longer. One dialogue in four
+            has no gaps.
     """
     steps = np.ones(length, np.float64)
     steps[0] = 0

@@ -1,4 +1,4 @@
-"""What Pebble is, and in which stages it is trained."""
+"""Pebble's shape, and the stages of its training."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Shape:
 @attrs.frozen(kw_only=True)
 class Stage:
     """
-    A part of the training.
+    A stage of the training.
 
     Attributes:
         tokens: how many are read in all.
-        longest: what is longer is not read.
-        mix: what is drawn, and how often.
-        spread: how far apart turns are made to stand; 0 leaves them where they are.
+        longest: longer dialogues are left out.
+        mix: which dialogues are drawn, and how often.
+        spread: how far apart the positions of turns are moved; 0 leaves them unchanged.
         batch_tokens: how many tokens a step reads, over all processes.
-        rates: the shares of the highest rates at its beginning and at its end; between them they go
-            down in a line.
+        rates: the shares of the highest learning rates at the start and at the end of the stage,
+            falling linearly.
     """
 
     name: str
@@ -80,8 +80,8 @@ _LONG: Final = (
     (tool_use, 1),
     (dialogues.talk, 2),
 )
-# With the kinds that came late: everyday words, tools as people write them, and to say that it was
-# not told, which takes one token in fifteen here, and took three in a thousand before.
+# Includes the kinds that were added late: everyday words, tools as developers write them, and
+# saying that a fact was not given, which is now one token in fifteen; it was three in a thousand.
 _WIDE: Final = (
     (partial(everyday, questions=6), 4),
     (partial(everyday, questions=6, alike=True), 3),
@@ -121,7 +121,7 @@ _ACROSS: Final = (
 )
 _SETTLE: Final = (*_WIDE, (partial(dialogues.recall, turns=18, fillers=18, questions=8), 1))
 STAGES: Final = (
-    # Copying comes first, and by itself: among other things it takes ten times as many tokens.
+    # Copying is learned first and alone: mixed with other skills it takes ten times as many tokens.
     Stage(
         name="copy",
         tokens=800_000,
@@ -149,7 +149,7 @@ STAGES: Final = (
             (dialogues.talk, 2),
         ),
     ),
-    # What is read before an answer costs as much as the answer, so there are many to one reading.
+    # Reading the prompt costs as much as the answer, so one prompt has many answers.
     Stage(
         name="far",
         tokens=1_000_000,
@@ -158,7 +158,7 @@ STAGES: Final = (
         mix=_MANY,
         rates=(0.89, 0.83),
     ),
-    # What was learned at high rates is rough: it gets exact as they go down.
+    # What was learned at high rates is rough; it becomes exact as they fall.
     Stage(
         name="many",
         tokens=6_600_000,
@@ -174,7 +174,7 @@ STAGES: Final = (
         mix=_LONG,
         rates=(0.04, 0.0),
     ),
-    # A second round, at rates that begin where copying is not lost again.
+    # A second round, at initial rates at which copying is not lost again.
     Stage(
         name="again",
         tokens=17_000_000,
@@ -190,8 +190,8 @@ STAGES: Final = (
         mix=_LONG,
         rates=(0.03, 0.0),
     ),
-    # A third one, in which no short dialogue is left out of the batches, each question is about
-    # another fact, and earlier answers have thoughts as well.
+    # A third round: no short dialogue is left out of the batches, each question is about a
+    # different fact, and earlier answers have thoughts as well.
     Stage(
         name="third",
         tokens=17_000_000,
@@ -207,7 +207,8 @@ STAGES: Final = (
         mix=(*_LONG, (dialogues.echo, 1), (dialogues.untold, 0.5)),
         rates=(0.03, 0.0),
     ),
-    # A fourth one, since names of other letters, and other ways to tell and to ask, came late.
+    # A fourth round, because other kinds of names and more wordings for facts and questions came
+    # late.
     Stage(
         name="names",
         tokens=4_000_000,
@@ -223,9 +224,9 @@ STAGES: Final = (
         mix=(*_LONG, (dialogues.echo, 1), (dialogues.untold, 0.5)),
         rates=(0.03, 0.0),
     ),
-    # A fifth one, for what people say and write that is in no form above, from exported weights
-    # (``--from``, ``--after close``). It was run once, and what came of it did not ship: the card
-    # has the figures.
+    # A fifth round, for everyday wordings in no form above, from exported weights (``--from``,
+    # ``--after close``). It was run once, and its result did not ship: the model card has the
+    # figures.
     Stage(
         name="wide",
         tokens=1_300_000,

@@ -35,9 +35,9 @@ _NO_THOUGHTS: Final = "<think>\n\n</think>\n\n"
 _OPENED_SHARE: Final = 0.5
 _THOUGHT_SHARE: Final = 0.25
 
-# Where a text is cut before pairs are merged: small words with their space, capitalised words
-# without, digits by two, signs. So a name is the same tokens wherever it stands, also in JSON, and
-# can be copied from one place to another.
+# Where a text is split before pairs are merged: small words with their space, capitalised words
+# without, digits by two, punctuation. A name is therefore the same tokens everywhere, in JSON too,
+# and can be copied from one place to another.
 _SPLIT_PATTERN: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     r"| ?[\p{Ll}\p{Lo}\p{Lm}\p{M}]+"
@@ -52,8 +52,9 @@ _SPLIT_PATTERN: Final = (
 
 def template() -> str:
     """
-    What turns a conversation into Pebble's prompt: ChatML, with the behaviour of Qwen3. It is
-    written by hand and lies where it ships.
+    The chat template that turns a conversation into Pebble's prompt: ChatML, as in Qwen3.
+
+    It is written by hand and kept in the package that ships it.
     """
     return (builtin_directory() / "chat_template.jinja").read_text("utf-8")
 
@@ -62,15 +63,16 @@ def train_tokenizer(
     texts: Iterable[str], vocab_size: int, *, split: str = _SPLIT_PATTERN, least: int = 0
 ) -> Tokenizer:
     """
-    A byte-level BPE; the control tokens get the last ids, as in Qwen3. Nothing is normalised, so
-    any text comes back as it was.
+    Train a byte-level BPE; the control tokens get the last ids, as in Qwen3.
+
+    Nothing is normalised, so any text survives a round trip unchanged.
 
     Args:
-        split: where a text is cut before pairs are merged.
-        least: how often a pair must stand in the texts.
+        split: where a text is split before pairs are merged.
+        least: how often a pair must occur in the texts.
 
     Raises:
-        ValueError: the texts have too few pairs for such a vocabulary.
+        ValueError: the texts have too few pairs for this vocabulary size.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -99,7 +101,7 @@ class Sequence:
     """
     Attributes:
         ids: (T,), int32.
-        answers: (T,), bool: what is to be learned, each token from those before it.
+        answers: (T,), bool: the tokens to learn, each from those before it.
         turns: where a turn begins, or the line of a tool.
     """
 
@@ -110,10 +112,10 @@ class Sequence:
 
 class Renderer:
     """
-    Turns dialogues into what a server would feed, by the chat template.
+    Turns dialogues into what a server would feed, using the chat template.
 
     Attributes:
-        tokenizer: what it cuts them with.
+        tokenizer: the tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
@@ -128,7 +130,7 @@ class Renderer:
         self._tool: list[int] = tokenizer.encode('{"type').ids
 
     def prompt(self, dialogue: Dialogue) -> str:
-        """What stands before the last answer."""
+        """Everything before the last answer."""
         return self._render(dialogue.messages[:-1], dialogue.tools, thinking=dialogue.thinking)
 
     def text(self, dialogue: Dialogue) -> str:
@@ -137,15 +139,17 @@ class Renderer:
 
     def sequence(self, dialogue: Dialogue, rng: Random | None = None) -> Sequence:
         """
-        The dialogue for training: answers are learned, and what others say is not. Neither is how
-        earlier answers begin, since the template took out what stood before them: an answer is
-        given behind thoughts, if only empty ones, and is read without them in the next turn.
+        The dialogue for training: Pebble's answers are learned, other messages are not.
+
+        How an earlier answer begins is not learned either, because the template removed what came
+        before it: an answer is generated after thoughts, even if they are empty, and is read
+        without them in the next turn.
 
         Args:
-            rng: has half of the earlier answers stand behind empty thoughts, and a quarter behind
-                thoughts, as if each were the last one, so that how they begin is learned. By the
-                last ones alone it is learned from a tenth of the answers, and answers then begin
-                badly.
+            rng: gives half of the earlier answers empty thoughts and a quarter of them thoughts, as
+                if each were the last answer, so that their beginnings are learned. With the last
+                answers alone, beginnings are learned from a tenth of the answers, and answers then
+                begin badly.
         """
         prompt = self.prompt(dialogue)
         blocks = prompt.split(_OPENING)
@@ -156,7 +160,7 @@ class Renderer:
         ]
         for place, block in zip(places, earlier, strict=False):
             said, rest = block.split(f"{TURN_END}\n", 1)
-            thought = said.startswith("<think>")  # behind the last user thoughts are kept
+            thought = said.startswith("<think>")  # thoughts are kept after the last user message
             drawn = 1.0 if thought or rng is None else rng.random()
             opened = drawn < _OPENED_SHARE
             thinks = dialogue.thoughts.get(place, "")
@@ -165,7 +169,7 @@ class Renderer:
             parts.append((_NO_THOUGHTS if opened else "", False))
             parts.append((f"{said}{TURN_END}", True))
             parts.append((f"\n{rest}{_OPENING}", False))
-        parts.append((thoughts, False))  # empty ones, where it is not to think
+        parts.append((thoughts, False))  # empty thoughts, if it is not to think
         parts.append((f"{dialogue.messages[-1]['content']}{TURN_END}", True))
         encoded = self.tokenizer.encode_batch([text for text, _ in parts])
         ids: list[int] = []

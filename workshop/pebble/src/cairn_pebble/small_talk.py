@@ -1,7 +1,7 @@
 """
-What Pebble says when nobody tells or asks it anything in particular, and what it knows of Cairn.
+What Pebble says in small talk, and what it knows about Cairn.
 
-Each topic has ways to come to it, and one answer.
+Each topic has several wordings and one answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 class Topic:
     """
     Attributes:
-        asked: ways to say it.
+        asked: wordings of the user.
         answer: what Pebble says then.
     """
 
@@ -24,12 +24,12 @@ class Topic:
 
     @property
     def questions(self) -> tuple[str, ...]:
-        """The ways that are questions."""
+        """The wordings that are questions."""
         return tuple(one for one in self.asked if one.endswith("?"))
 
     @property
     def sayings(self) -> tuple[str, ...]:
-        """The ways that are none, without the sign at their end."""
+        """The wordings that are not questions, without their final punctuation."""
         return tuple(one.rstrip(".!") for one in self.asked if not one.endswith("?"))
 
 

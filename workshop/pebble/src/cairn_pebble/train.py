@@ -1,27 +1,26 @@
 """
 Make Pebble, the model that comes with Cairn: dialogues from a seed, training, evaluation, export.
 
-Without an accelerator, two processes share the work over loopback; each needs one core, and a real
-BLAS, without which MLX multiplies several times as slowly on Linux:
+Without an accelerator, two processes share the work over loopback. Each needs one core and a real
+BLAS, without which MLX's matrix products are several times slower on Linux:
 
     export LD_PRELOAD=$(python -P -m cairn.engine.machine.blas)
     python -P -m cairn_pebble.train --work /tmp/pebble --ranks 2
 
-glibc gives large arrays back to the system in each step and takes them again, which was more than
-half of the time once. Where `top` shows as much for the system, have it keep them:
+glibc returns large arrays to the system in each step and requests them again, which once took more
+than half of the time. If `top` shows that much system time, make glibc keep them:
 
     export MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_MMAP_THRESHOLD_=4294967296
 
-What was interrupted goes on from its last checkpoint in ``--work``. Where none is left, a training
-goes on from exported weights: ``--from`` says where they lie, and ``--after`` which stage of the
-recipe they read last. The stages up to that one are left out, and the state of the optimisers is
-begun anew:
+An interrupted training resumes from its last checkpoint in ``--work``. Without a checkpoint, a
+training can continue from exported weights: ``--from`` is their directory, and ``--after`` the last
+stage of the recipe that they were trained on. The stages up to that one are skipped, and the
+optimisers start with fresh state:
 
     python -P -m cairn_pebble.train --work /tmp/more --ranks 2 --from src/cairn/pebble --after close
 
-``--export`` writes the model of the last checkpoint as it stands, also while a training runs, and
-ends. ``--evaluate`` only measures what an exported model can do, and writes EVALUATION.md beside
-it:
+``--export`` writes the model of the last checkpoint and exits; it also works while a training runs.
+``--evaluate`` only measures an exported model, and writes EVALUATION.md next to it:
 
     python -P -m cairn_pebble.train --out src/cairn/pebble --evaluate
 """
@@ -97,7 +96,7 @@ def main() -> None:
     if options.export:
         _export(options)
         return
-    # What cannot be written is found before the hours, not behind them.
+    # Find an unwritable directory before the hours of training, not after them.
     options.work.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.ranks > 1 and "MLX_RANK" not in os.environ:
@@ -126,7 +125,7 @@ def _in_ranks(ranks: int) -> int:
             for rank in range(ranks)
         ]
         try:
-            # One that ends early leaves the others waiting for it.
+            # If one process ends early, the others wait for it forever.
             while all(process.poll() is None for process in processes):
                 time.sleep(0.5)
             codes = [process.poll() for process in processes]
@@ -139,7 +138,7 @@ def _in_ranks(ranks: int) -> int:
 
 
 def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """Trained on dialogues of the training split; the same for one recipe on every machine."""
+    """Train on dialogues of the training split; a recipe gives the same result on every machine."""
     if not path.exists():
         rng, renderer = Random(0), Renderer(Tokenizer.from_str(_EMPTY), template())
         texts = [
@@ -153,7 +152,7 @@ def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
 
 
 def _take_tokenizer(found: Path, path: Path) -> None:
-    """A model goes on with its own tokenizer, which then lies in the folder of the checkpoints."""
+    """A model keeps its own tokenizer, which is then copied to the checkpoint folder."""
     if not path.exists():
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_bytes(found.read_bytes())
@@ -211,7 +210,7 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    """The model of the last checkpoint, wherever in the recipe it stands."""
+    """The model of the last checkpoint, at whatever stage of the recipe."""
     from cairn_pebble.export import export
     from cairn_pebble.training import new_model, read_checkpoint
 

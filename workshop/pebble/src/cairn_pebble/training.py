@@ -1,11 +1,11 @@
 """
-The training itself: batches by number, steps of Muon and AdamW, checkpoints to go on from.
+The training: numbered batches, steps of Muon and AdamW, checkpoints to resume from.
 
-Batches follow from the seed, the stage and their number, so that a training that was interrupted
-goes on as if it had not been. Where only the weights are left of one, another goes on from them:
-the state of the optimisers is begun anew, and rates rise from nothing once more. Several processes
-share the work where MLX finds more than one (its ring over loopback on a CPU); each reads batches
-of its own, and gradients are averaged.
+Batches follow from the seed, the stage and their number, so an interrupted training resumes as if
+it had never stopped. If only its weights are left, a new training can continue from them: the
+optimisers start with fresh state, and learning rates warm up again. Several processes share the
+work if MLX finds more than one (its ring over loopback on a CPU); each reads its own batches, and
+gradients are averaged.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _ANSWERS_STEP: Final = 256
 _WIDTH_STEP: Final = 64
 """Rows are padded to a multiple of this, so that few shapes are compiled."""
 _POOL_TOKENS: Final = 120_000
-"""Between two checkpoints, about."""
+"""Approximate time between two checkpoints."""
 
 
 @attrs.frozen
 class Progress:
     """
-    Where a training stands.
+    The progress of a training.
 
     Attributes:
         tokens: read so far, of ``total``, with padding.
-        loss: of answers, in nats a token, over the last steps.
-        right: the share of the answers' tokens that were the likeliest, over the last steps.
+        loss: over the answers, in nats per token, over the last steps.
+        right: the share of answer tokens that were the most likely ones, over the last steps.
     """
 
     stage: str
@@ -63,7 +63,7 @@ class Progress:
 
 
 def new_model(shape: Shape, seed: int) -> Model:
-    """A Qwen3 with weights to begin with."""
+    """A Qwen3 with initial weights."""
     mx.random.seed(seed)
     model = Model(
         ModelArgs(
@@ -84,7 +84,7 @@ def new_model(shape: Shape, seed: int) -> Model:
     shape_of_rows = (shape.vocab_size, shape.hidden_size)
     model.model.embed_tokens.weight = mx.random.normal(shape_of_rows) * 0.06
     for layer in model.layers:
-        # What a layer adds is small at first, so that depth does not drown what comes in.
+        # A layer's output is small at first, so that depth does not drown its input.
         layer.self_attn.o_proj.weight *= 0.3
         layer.mlp.down_proj.weight *= 0.3
     mx.eval(model.parameters())
@@ -94,11 +94,11 @@ def new_model(shape: Shape, seed: int) -> Model:
 @attrs.frozen
 class Start:
     """
-    Weights to go on from.
+    Weights to continue from.
 
     Attributes:
         exported: the weights.
-        behind: how many stages they have read already; those are left out.
+        behind: how many stages they have completed already; those are skipped.
     """
 
     exported: Exported
@@ -106,11 +106,11 @@ class Start:
 
 
 class OtherTraining(Exception):
-    """A checkpoint of another training."""
+    """The checkpoint belongs to a different training."""
 
 
 class Training:
-    """A training that can be left and taken up again."""
+    """A training that can be interrupted and resumed."""
 
     def __init__(
         self,
@@ -124,11 +124,11 @@ class Training:
     ) -> None:
         """
         Args:
-            folder: of the checkpoint; one that is there is gone on from.
-            start: where it began, if not from nothing; where there is a checkpoint, the same again.
+            folder: the checkpoint's folder; an existing checkpoint is resumed.
+            start: the weights it began from, if any; must be the same when a checkpoint is resumed.
 
         Raises:
-            OtherTraining: the checkpoint is of another one.
+            OtherTraining: the checkpoint belongs to a different training.
         """
         self._renderer = renderer
         self._stages = stages
@@ -163,17 +163,19 @@ class Training:
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the one that tells and writes."""
+        """Whether this process is the one that reports progress and writes files."""
         return self._group.rank() == 0
 
     @property
     def tokens(self) -> int:
-        """How many tokens were read so far, by the weights that it began from as well."""
+        """
+        How many tokens were read so far, including those read by the weights that it began from.
+        """
         return self._stands["tokens"]
 
     @property
     def total(self) -> int:
-        """How many tokens there are to read in all stages, with those that were left out."""
+        """How many tokens there are to read in all stages, including the skipped ones."""
         return sum(stage.tokens for stage in self._stages)
 
     def run(self, told: Callable[[Progress], None]) -> None:
@@ -181,7 +183,8 @@ class Training:
         Train to the end of the last stage.
 
         Args:
-            told: given where it stands, after each pool of batches: a minute or so on two cores.
+            told: called with the progress after each pool of batches: about every minute on two
+                cores.
         """
         with positions_from(self._rope, self.model), attention_in_blocks():
             step = self._compiled()
@@ -197,11 +200,12 @@ class Training:
 
     def _read(self, stage: Stage, step: Any, told: Callable[[Progress], None]) -> None:
         """Train on one pool of batches."""
-        # All ranks take as many steps, so each makes a pool from the same draw and takes its part.
+        # All ranks take the same number of steps, so each makes a pool from the same draw and takes
+        # its part.
         rng = Random(f"{self._seed}/{stage.name}/{self._stands['pool']}")
         size, rank = self._group.size(), self._group.rank()
         batches = pool(self._renderer, stage, rng, stage.batch_tokens // size)
-        batches += batches[: -len(batches) % size]  # to each rank as many
+        batches += batches[: -len(batches) % size]  # the same number for each rank
         sums = np.zeros(3)
         for start in range(0, len(batches), size):
             mine = batches[start + rank]
@@ -236,7 +240,7 @@ class Training:
         ) -> tuple[mx.array, Any]:
             self._rope.positions = positions
             states = model.model(ids)
-            # Logits only where something is to be learned: a third of the tokens.
+            # Logits only for the tokens to learn: a third of all.
             logits = model.model.embed_tokens.as_linear(
                 states.reshape(-1, states.shape[-1])[places]
             )
@@ -255,7 +259,7 @@ class Training:
         return mx.compile(step, inputs=state, outputs=state)
 
     def _rate(self) -> float:
-        """The share of the highest rates that the next step is taken with."""
+        """The share of the highest learning rates for the next step."""
         stage = self._stages[self._stands["stage"]]
         before = sum(one.tokens for one in self._stages[: self._stands["stage"]])
         done = min(1.0, (self._stands["tokens"] - before) / stage.tokens)
@@ -275,7 +279,7 @@ class Training:
 
     def _save(self) -> None:
         """
-        Write a checkpoint over the last one. Whoever dies in between leaves the last one whole.
+        Replace the last checkpoint. If the process dies during this, the last one stays intact.
         """
         if not self.leads:
             return
@@ -294,9 +298,10 @@ class Training:
 
     def _identity(self, begun: int) -> str:
         """
-        A hash of what so many stages followed from, but for the code that draws dialogues. Stages
-        to come are not in it: a recipe may go on where it ended. Neither are stages that were left
-        out: the weights that it began from stand for them.
+        A hash of everything that this many stages depend on, except the code that draws dialogues.
+
+        Later stages are not included, so a recipe may be extended at its end. Skipped stages are
+        not either: the weights that the training began from represent them.
         """
         stages = [_plain(stage) for stage in self._stages[self._first : begun]]
         told = json.dumps([*self._follows_from, stages])
@@ -319,7 +324,7 @@ class Training:
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, mx.array], int]:
-    """The weights of the checkpoint in a folder, by name, and how many tokens they have read."""
+    """The weights of a folder's checkpoint, by name, and how many tokens they have read."""
     loaded: Any = mx.load(str(folder / "checkpoint.safetensors"), return_metadata=True)
     arrays, told = loaded
     weights = {
@@ -331,7 +336,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, mx.array], int]:
 
 
 def _plain(stage: Stage) -> dict[str, Any]:
-    """A stage in a form that can be hashed: of what it draws, the names and the settings."""
+    """A stage in a form that can be hashed: the names and settings of what it draws."""
     mix = [
         [draw.func.__name__, draw.keywords, share]
         if isinstance(draw, partial)
@@ -343,8 +348,9 @@ def _plain(stage: Stage) -> dict[str, Any]:
 
 def pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[Batch]:
     """
-    Some batches: rows of like length together, padded with zeros of no weight. Every row that was
-    drawn is in one.
+    Group rows of similar length into batches, padded with zeros of no weight.
+
+    Every row that was drawn is in a batch.
     """
     rows: list[Sequence] = []
     draws, shares = zip(*stage.mix, strict=True)
@@ -359,7 +365,7 @@ def pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[Bat
         drawn += length
     rows.sort(key=lambda one: len(one.ids))
     found = []
-    # From the shortest on, so that none is left out: the short ones would be, whatever they teach.
+    # Start from the shortest rows so that none is left out; otherwise short rows would be.
     while rows:
         some = 1
         while some < len(rows) and some < _count(rows[some], tokens):
@@ -375,9 +381,7 @@ def _width(longest: Sequence) -> int:
 
 
 def _count(longest: Sequence, tokens: int) -> int:
-    """
-    How many rows a batch has, by its longest: of each width there is one shape, compiled once.
-    """
+    """The rows of a batch, by its longest row: one shape for each width, compiled once."""
     return max(1, tokens // _width(longest))
 
 
@@ -387,9 +391,9 @@ class Batch:
     Attributes:
         ids: (B, T), int32.
         positions: (B, T), float32.
-        places: (K,), int32: behind which of the B * T tokens something is to be learned.
-        due: (K,), int32: which token follows there.
-        counts: (K,), float32: 0 where K was filled up, else 1.
+        places: (K,), int32: which of the B * T tokens precede a token to learn.
+        due: (K,), int32: the token that follows there.
+        counts: (K,), float32: 0 for padding, else 1.
     """
 
     ids: npt.NDArray[np.int32]
@@ -400,7 +404,7 @@ class Batch:
 
 
 def _batch(some: list[Sequence], tokens: int, spread: int, rng: Random) -> Batch:
-    """A batch of rows, the longest last. Rows that are missing hold nothing that is learned."""
+    """A batch of rows, the longest last. Missing rows contribute nothing to the loss."""
     width, count = _width(some[-1]), _count(some[-1], tokens)
     ids = np.zeros((count, width + 1), np.int32)
     answers = np.zeros((count, width + 1), np.bool_)

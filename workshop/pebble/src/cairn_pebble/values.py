@@ -1,6 +1,4 @@
-"""
-What facts and arguments have for values, beside names, places, numbers and words that are made up.
-"""
+"""Values of facts and arguments, apart from made-up names, places, numbers and words."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from cairn_pebble import words
 from cairn_pebble.words import Split, pick
 
 Value: TypeAlias = Callable[[random.Random, Split], str]
-"""Draws one of a split."""
+"""Draws a value for a split."""
 
 _BEGINS: Final = (
     *("b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "z"),
@@ -31,7 +29,7 @@ _ENDS: Final = (
 
 def person(rng: random.Random, split: Split) -> str:
     """
-    A name of any letters as often as one of syllables, so that what is copied is no list of tokens.
+    A name of arbitrary letters as often as one of syllables, so that copying needs no word list.
     """
     if rng.random() < 0.5:
         return words.name(rng, split)
@@ -62,7 +60,7 @@ def code(rng: random.Random, split: Split) -> str:
 
 
 def time(rng: random.Random, split: Split) -> str:
-    """A time of the day."""
+    """A time of day."""
     return words.of_split(rng, split, lambda rng: f"{rng.randrange(24)}:{rng.randrange(60):02}")
 
 
@@ -82,7 +80,7 @@ _WEEKDAYS: Final = (
 
 
 def spot(rng: random.Random, split: Split) -> str:
-    """Where something lies, in several words."""
+    """A place where a thing is, in several words."""
 
     def draw(rng: random.Random) -> str:
         return f"{pick(rng, _BEFORE_SPOTS)} the {pick(rng, _LOOKS)} {pick(rng, _FURNITURE)}"
@@ -102,12 +100,12 @@ _FURNITURE: Final = (
 
 
 def amount(rng: random.Random, split: Split) -> str:
-    """Some money."""
+    """An amount of money."""
     return f"{words.number(rng, split)} {pick(rng, ('euros', 'dollars', 'pounds', 'crowns'))}"
 
 
 def dish(rng: random.Random, split: Split) -> str:
-    """Something to eat or to drink, in several words."""
+    """Food or a drink, in several words."""
 
     def draw(rng: random.Random) -> str:
         return f"{pick(rng, _MADE)} {pick(rng, words.FOODS)}"

@@ -1,8 +1,7 @@
 """
-What dialogues are made of: names that nobody has, numbers, colours, things, and sentences about
-nothing in particular.
+The parts of dialogues: invented names, numbers, colours, things, and sentences without facts.
 
-Whatever is drawn belongs to one split: what the evaluation draws, training never does. A checksum
+Each drawn value belongs to one split, so training never draws what the evaluation draws. A checksum
 of the text decides.
 """
 
@@ -20,14 +19,14 @@ T = TypeVar("T")
 
 
 class Split(Enum):
-    """What is drawn for: training, or the evaluation."""
+    """The purpose of a draw: training or evaluation."""
 
     TRAIN = "train"
     HELD_OUT = "held-out"
 
 
 _HELD_OUT_SHARE: Final = 8
-"""One in so many names, numbers and wordings is never trained on."""
+"""One in this many names, numbers and wordings is held out of the training."""
 
 _HEADS: Final = (
     *("bal", "ber", "bor", "cal", "cor", "dan", "dor", "fal", "fen", "gar", "gil", "hal", "hen"),
@@ -49,7 +48,9 @@ _ONSETS: Final = (
 _VOWELS: Final = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "ai", "ea", "ou", "y")
 _CODAS: Final = ("", "", "", "l", "n", "r", "s", "m", "d", "k", "th", "nd", "rk", "st", "x")
 _ODD_SHARE: Final = 0.2
-"""So many names are made of other syllables, in any number of tokens; in training twice as many."""
+"""
+One in this many names uses other syllables, with any number of tokens; twice as many in training.
+"""
 
 _FIRST_NAMES: Final = (
     *("Maria", "Peter", "Thomas", "Kate", "Bob", "Alice", "John", "Mary", "Paul", "Lisa", "Tom"),
@@ -78,7 +79,7 @@ _TOWNS: Final = (
 )
 _REAL: Final = frozenset((*_FIRST_NAMES, *_FAMILY_NAMES, *_TOWNS))
 _REAL_SHARE: Final = 0.15
-"""So many names and towns of the training are such as people have; the evaluation draws none."""
+"""One in this many names and towns of the training is a real one; the evaluation draws none."""
 
 COLOURS: Final = (
     *("red", "blue", "green", "yellow", "orange", "purple", "brown", "grey", "black", "white"),
@@ -188,15 +189,17 @@ _ADVERBS: Final = (
 
 
 def pick(rng: random.Random, items: Sequence[T]) -> T:
-    """One of some."""
+    """One of several choices."""
     return items[rng.randrange(len(items))]
 
 
 def phrase(rng: random.Random, split: Split, *parts: Sequence[str]) -> str:
     """
-    A wording: one of each part, in a row. The training sees every part, but of the combinations one
-    in eight is held out, also in other letters and without the sign at the end. The evaluation
-    draws those, but for what the weights that ship have read before wordings were combinations.
+    A wording: one of each part, in order.
+
+    The training sees every part, but one combination in eight is held out, ignoring case and final
+    punctuation. The evaluation draws held-out combinations, except those that the shipped weights
+    have read before wordings were combinations.
     """
 
     while True:
@@ -216,8 +219,9 @@ _OLD_WORDINGS: Final = re.compile(
 
 def _read_before(chosen: list[str]) -> bool:
     """
-    Whether a wording may be one of the whole sentences that Pebble's first 11.8 million tokens were
-    made of: a sentence with nothing before or behind it, or one of a few more.
+    Whether a wording may be one of the whole sentences of Pebble's first 11.8 million tokens.
+
+    Those are sentences with nothing before or after them, and a few more.
     """
     alone = sum(map(bool, chosen)) == 1
     return alone or _OLD_WORDINGS.fullmatch(_plain("".join(chosen))) is not None
@@ -225,15 +229,17 @@ def _read_before(chosen: list[str]) -> bool:
 
 def inside(text: str) -> str:
     """
-    A sentence as it stands behind others: without its capital, where it is one for that alone.
+    A sentence as it appears after others: without the capital that only its position required.
     """
     return text if text.startswith("I ") or text[:2].isupper() else f"{text[:1].lower()}{text[1:]}"
 
 
 def is_held_out_wording(text: str) -> bool:
     """
-    Whether a wording is never trained on. The sums of `is_held_out` depend on the parts of a text
-    one by one, so that of some sets of parts no combination would be held out.
+    Whether a wording is never trained on.
+
+    The checksums of `is_held_out` depend on the parts of a text separately, so with some sets of
+    parts no combination would be held out.
     """
     return hashlib.sha256(_plain(text).encode()).digest()[0] % _HELD_OUT_SHARE == 0
 
@@ -249,8 +255,10 @@ def is_held_out(text: str) -> bool:
 
 def of_split(rng: random.Random, split: Split, draw: Callable[[random.Random], str]) -> str:
     """
-    One of what ``draw`` makes: for the training, what is not held out and has no number in it that
-    is; else what is held out.
+    One result of ``draw`` for the split.
+
+    For training, a value that is not held out and contains no held-out number; for evaluation, a
+    held-out value.
     """
     while True:
         text = draw(rng)
@@ -269,7 +277,7 @@ def _syllables(rng: random.Random, odd: float = _ODD_SHARE) -> str:
     A name in small letters.
 
     Args:
-        odd: the share of names of other syllables.
+        odd: the share of names with other syllables.
     """
     if rng.random() < odd:
         parts = [_ONSETS, _VOWELS, _CODAS] * rng.choices((1, 2, 3), (1, 6, 2))[0]
@@ -281,7 +289,7 @@ def _syllables(rng: random.Random, odd: float = _ODD_SHARE) -> str:
 
 
 def is_of_syllables(text: str) -> bool:
-    """Whether a name, town or password is made of the syllables that are tokens of their own."""
+    """Whether a name, town or password consists of the syllables that are single tokens."""
     return all(_KNOWN.fullmatch(word) for word in text.casefold().split())
 
 
@@ -291,7 +299,7 @@ _KNOWN: Final = re.compile(
 
 
 def name(rng: random.Random, split: Split) -> str:
-    """A name that is made up: most are first names, some have a family name."""
+    """An invented name: most are first names, some have a family name."""
     name = _one_name(rng, split, _FIRST_NAMES)
     if rng.random() < 0.05:
         name += " " + _one_name(rng, split, _FAMILY_NAMES)
@@ -307,8 +315,9 @@ def _one_name(rng: random.Random, split: Split, real: Sequence[str]) -> str:
 
 def units() -> str:
     """
-    Of what most values are made, each by itself as the tokenizer cuts texts: syllables, pairs of
-    digits, the words of which one is chosen.
+    The units that most values consist of, each cut out as the tokenizer splits texts.
+
+    These are syllables, pairs of digits, and the words to choose from.
     """
     begin = [*map(str.capitalize, _HEADS), *(f" {head}" for head in _HEADS)]
     follow = [f"1{part}" for part in (*_MIDDLES, *_TAILS, *_ENDINGS)]
@@ -323,7 +332,7 @@ def age(rng: random.Random, split: Split) -> str:
 
 
 def place(rng: random.Random, split: Split) -> str:
-    """The name of a town that is made up."""
+    """The name of an invented town."""
 
     def draw(rng: random.Random) -> str:
         middle = pick(rng, _MIDDLES) if rng.random() < 0.6 else ""
@@ -341,15 +350,15 @@ def number(rng: random.Random, split: Split) -> str:
 
 
 def word(rng: random.Random, split: Split) -> str:
-    """A word that is made up, as in passwords."""
+    """A made-up word, as in passwords."""
     return of_split(rng, split, _syllables)
 
 
 def sentence(rng: random.Random) -> str:
-    """A sentence about nothing in particular."""
+    """A sentence without facts."""
     return f"{pick(rng, _SUBJECTS)} {pick(rng, _VERBS)} {pick(rng, _OBJECTS)}{pick(rng, _ADVERBS)}."
 
 
 def prose(rng: random.Random, count: int) -> str:
-    """So many sentences."""
+    """The given number of sentences."""
     return " ".join(sentence(rng) for _ in range(count))

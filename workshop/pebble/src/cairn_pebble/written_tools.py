@@ -1,10 +1,10 @@
 """
-Tools as people write them: names of any style and with the prefix of a server, parameters that are
-nested, optional, lists, or one of a few, descriptions of a sentence or three; and wishes for them.
+Tools as developers write them, and wishes for them.
 
-What Pebble has to do is the same each time: find the tool by a word of the wish, take its name
-letter by letter, and fill in what the wish names, in the order of the schema. What the wish does
-not name is left out.
+Names have any style, some with a server's prefix; parameters are nested, optional, lists or enums;
+descriptions have one to three sentences. Pebble's task is the same each time: find the tool by a
+word of the wish, copy its name letter by letter, and fill in what the wish names, in the order of
+the schema. It leaves out what the wish does not name.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _JOINERS: Final[tuple[Callable[[list[str]], str], ...]] = (
 
 
 def _prefix(rng: random.Random, split: Split) -> str:
-    """As servers of MCP and other collections put it before the names of their tools."""
+    """Prefixes that MCP servers and other collections put before the names of their tools."""
     if rng.random() < 0.6:
         return ""
     server = words.word(rng, split) if rng.random() < 0.3 else pick(rng, _SERVERS)
@@ -82,10 +82,10 @@ class _Parameter:
     Attributes:
         words: of its name.
         schema: of its value.
-        draw: makes values as they are said.
+        draw: makes values as users say them.
         said: how a wish says it.
         about: descriptions to choose from.
-        read: makes the value in JSON of the one that was said.
+        read: converts the spoken value to its JSON value.
     """
 
     words: str
@@ -212,7 +212,7 @@ _GROUPS: Final = ("options", "filter", "details", "input", "params", "request", 
 
 @attrs.frozen
 class _Argument:
-    """A parameter of a tool: under which names it stands, the outermost first."""
+    """A parameter of a tool: its path of names, the outermost first."""
 
     path: tuple[str, ...]
     parameter: _Parameter
@@ -233,8 +233,9 @@ class _Tool:
 
 def is_held_out_tool(does: str, what: str) -> bool:
     """
-    Whether a pair of a verb and a noun makes a tool for the evaluation. Pairs of the plain tools
-    stay on the side where they were.
+    Whether a pair of a verb and a noun makes a tool for the evaluation.
+
+    Pairs of the plain tools stay in the split they are in there.
     """
     plain = plain_tools.is_held_out_pair(does, what)
     if plain is not None:
@@ -262,7 +263,7 @@ def _tool(rng: random.Random, split: Split) -> _Tool:
         inside = group and rng.random() < 0.7
         path = (_lower(group), key) if inside else (key,)
         found.append(_Argument(path, one, rng.random() < 0.55))
-    # What is nested stands together in the schema and in the call.
+    # Nested parameters are adjacent in the schema and in the call.
     found.sort(key=lambda one: len(one.path))
     description = _described(rng, split, does, noun)
     return _Tool(name, noun, wishes, tuple(found), _schema(rng, name, description, found))
@@ -345,7 +346,7 @@ def written_tools(
     rng: random.Random, split: Split, *, count: int | None = None, rounds: int | None = None
 ) -> Dialogue:
     """
-    The right tool is called with its arguments. In one of two dialogues its result is used.
+    Pebble calls the right tool with its arguments. In every second dialogue it uses the result.
 
     Args:
         count: how many tools there are to choose from.
@@ -357,7 +358,7 @@ def written_tools(
     due = count or rng.choices((1, 2, 3, 5, 8), (2, 4, 4, 2, 1))[0]
     while len(tools) < due:
         one = _tool(rng, split)
-        # Of one noun there is one tool: the wish names the verb in words of its own.
+        # There is one tool for each noun, because the wish uses its own words for the verb.
         tools.setdefault(one.noun, one)
     dialogue.tools = [one.schema for one in tools.values()]
     rounds = rounds or rng.randint(1, 3)
@@ -378,7 +379,7 @@ def written_tools(
 
 
 def _wish(rng: random.Random, split: Split, tool: _Tool) -> tuple[str, dict[str, Any]]:
-    """What a user says, and the arguments of the call."""
+    """The user's message, and the arguments of the call."""
     given: dict[str, Any] = {}
     said: list[str] = []
     for one in tool.arguments:
