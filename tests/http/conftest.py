@@ -23,7 +23,7 @@ async def run_server(
     *,
     task_status: trio.TaskStatus[str],
 ) -> None:
-    """Serve on a free port until shut down; started with the address."""
+    """Serve on a free port until shut down; reports the address as ``started``."""
     await serve_http(
         create_app(service),
         bind_socket("127.0.0.1", 0),
@@ -35,7 +35,7 @@ async def run_server(
 
 @pytest.fixture
 async def serve(nursery: trio.Nursery) -> AsyncIterator[Serve]:
-    """A function that serves a service until the test ends, and gives its address."""
+    """A function that serves a service until the test ends, and returns its address."""
     shutdown = trio.Event()
 
     async def start(service: FakeService) -> str:

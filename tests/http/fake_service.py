@@ -1,4 +1,4 @@
-"""A scripted fake of the server: a test writes down its replies beforehand."""
+"""A scripted fake of the server: a test sets its replies in advance."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ FINISHED = Finished(
 
 
 def token(token_id: int, text: str, logprob: float) -> TokenInfo:
-    """A token whose likeliest alternatives are itself and one impossible one."""
+    """A token whose likeliest alternatives are itself and an impossible one."""
     raw = text.encode()
     top = ((token_id, text, raw, logprob), (0, "<s>", b"<s>", float("-inf")))
     return TokenInfo(id=token_id, text=text, raw=raw, logprob=logprob, top=top)
@@ -108,7 +108,7 @@ PREFILLING = Waiting(queued=False, prefilled_tokens=512)
 
 
 class Hold:
-    """A step of a script that ends when ``release`` is called; until then nothing comes."""
+    """A step of a script that sends nothing until ``release`` is called."""
 
     def __init__(self) -> None:
         self.reached = trio.Event()
@@ -120,7 +120,7 @@ Step = Reply | Exception | Hold
 
 class FakeService:
     """
-    A server that plays a script for each request, and the same for every tenant.
+    A server that plays a script for each request, the same for every tenant.
 
     Attributes:
         scripts: played in order; the last one again and again.
@@ -163,7 +163,7 @@ class FakeService:
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
-        """The first, which is loaded, and the others."""
+        """The first model, which is loaded, and the others."""
         first = ListedModel(aliases=self.aliases, state="loaded", waiting=0, facts=self.facts)
         others = (
             ListedModel(aliases=(), state="not_loaded", waiting=1, facts=facts)
@@ -172,19 +172,19 @@ class FakeService:
         return (first, *others)
 
     def statistics(self) -> Statistics:
-        """The figures that were set."""
+        """The statistics that were set."""
         return self.figures
 
     def change(self, **figures: Any) -> None:
-        """Set some of the figures."""
+        """Set some of the statistics."""
         self.figures = attrs.evolve(self.figures, **figures)
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
-        """Take an observer."""
+        """Add an observer."""
         self.observers.append(observer)
 
     def commit(self, *events: Event) -> None:
-        """Tell events to the observers, as if they had been committed."""
+        """Pass events to the observers, as if they had been committed."""
         for event in events:
             self._position += 1
             recorded = Recorded(
@@ -222,11 +222,11 @@ class FakeTenantService:
         return self._server.agents.for_tenant(self._tenant)
 
     def facts_of(self, requested_model: str) -> ServerFacts:
-        """The facts of the model of that name, else of the first."""
+        """The facts of the model with this name, or of the first model."""
         return self._server.others.get(requested_model, self.facts)
 
     def contexts(self, most: int) -> tuple[ContextUse, ...]:
-        """The tenant's, of those that were set."""
+        """The tenant's contexts, of those that were set."""
         return self._server.used.get(self._tenant, ())[:most]
 
     @asynccontextmanager
@@ -248,7 +248,7 @@ class FakeTenantService:
             server.leaves.set()
 
     async def count(self, command: Generate) -> int:
-        """The tokens that were set."""
+        """The token count that was set."""
         self._note(command)
         await trio.lowlevel.checkpoint()
         return self._server.tokens

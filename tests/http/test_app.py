@@ -1,4 +1,4 @@
-"""The pages beside the protocol, and the border: addresses, methods, sizes, hosts."""
+"""The pages next to the protocols, and the border: addresses, methods, sizes, hosts."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ CHAT = "/v1/chat/completions"
 
 
 async def get(service: FakeService, path: str, **options: Any) -> tuple[int, Any]:
-    """Status and JSON of a page."""
+    """The status and JSON of a page."""
     response = await create_app(service).test_client().get(path, **options)
     return response.status_code, json.loads(await response.get_data(as_text=True))
 
 
 async def test_health():
-    """One page says what runs, how full it is, and how far the journal is; of who asks alone."""
+    """
+    The page has what runs, how full it is, and the journal's position; contexts are the caller's
+    own.
+    """
     service = FakeService()
     service.used = {
         "local": (ContextUse(session="agent/notes", tokens=96, left=4000),),
@@ -83,7 +86,7 @@ async def test_health():
 
 
 async def test_health_of_a_closed_server():
-    """A server that admits nothing says so by its status, with the bug."""
+    """A server that admits no requests says so by its status, with the bug."""
     service = FakeService()
     service.change(admission_bug="bug-1")
     status, body = await get(service, "/health")
@@ -91,7 +94,7 @@ async def test_health_of_a_closed_server():
 
 
 async def test_models():
-    """A model's name may have a slash in it."""
+    """A model's name may contain a slash."""
     model = {
         "id": FACTS.model,
         "object": "model",
@@ -118,7 +121,7 @@ async def test_models():
 
 
 async def test_several_models():
-    """All are listed, with what is known of them, and each is found by its name and its aliases."""
+    """All are listed, with their state, and each is found by its name and its aliases."""
     service = FakeService()
     service.aliases = ("gpt-4o",)
     other = attrs.evolve(FACTS, model="other", fingerprint="", context_tokens=0)
@@ -142,7 +145,9 @@ async def test_several_models():
 
 
 async def test_a_model_that_is_not_loaded_has_its_own_defaults():
-    """What a request leaves out is that of the model that it names, and unknown names are told."""
+    """
+    Fields that are left out have the defaults of the named model, and unknown names are reported.
+    """
     service = FakeService()
     cool = attrs.evolve(FACTS, model="cool", defaults=Sampling(temperature=0.25))
     service.others = {"cool": cool}
@@ -156,7 +161,7 @@ async def test_a_model_that_is_not_loaded_has_its_own_defaults():
 
 
 async def test_a_body_that_is_nested_too_deeply_where_there_are_several_models():
-    """It is looked into for the model's name before it is read, and is refused all the same."""
+    """The model's name is looked for before the body is read; the body is refused all the same."""
     service = FakeService()
     service.others = {"cool": attrs.evolve(FACTS, model="cool")}
     client = create_app(service).test_client()
@@ -167,7 +172,7 @@ async def test_a_body_that_is_nested_too_deeply_where_there_are_several_models()
 
 
 async def test_a_model_that_could_not_be_loaded():
-    """It is told as an error of the server's, with a time to come back."""
+    """It is a server error, with a time to retry."""
     refusal = ModelNotLoaded("not loaded", retry_after_s=30)
     client = create_app(FakeService(refusal=refusal)).test_client()
     response = await client.post(CHAT, data=ASK, headers={"host": "localhost"})
@@ -177,7 +182,7 @@ async def test_a_model_that_could_not_be_loaded():
 
 
 async def test_front_page():
-    """People see the model and a line that they can paste, with nothing that a browser runs."""
+    """Readers see the model and a command to copy, and nothing that a browser would run."""
     service = FakeService()
     service.facts = attrs.evolve(FACTS, model="<script>x</script>")
     response = await create_app(service).test_client().get("/", headers={"host": "127.0.0.1:8080"})
@@ -193,7 +198,9 @@ async def test_front_page():
 
 @pytest.mark.parametrize("with_keys", [False, True])
 async def test_front_page_of_a_server_with_keys(with_keys: bool):
-    """Where a key is wanted, the line to paste has one, and nobody is told that any will do."""
+    """
+    If a key is required, the command to copy has one, and the page does not say that any will do.
+    """
     keys = Keys([("alice", "a key of alice's")]) if with_keys else None
     client = create_app(FakeService(), keys=keys).test_client()
     response = await client.get("/", headers={"x-api-key": "a key of alice's"})
@@ -214,7 +221,7 @@ async def test_front_page_of_a_server_with_keys(with_keys: bool):
     ],
 )
 async def test_wrong_address_or_method(method: str, path: str, status: int, code: str):
-    """Where there is nothing, the answer is an envelope too; a wrong method names the right one."""
+    """An unknown address is an envelope too; a wrong method names the right one."""
     client = create_app(FakeService()).test_client()
     response = await getattr(client, method)(path)
     error = json.loads(await response.get_data(as_text=True))["error"]
@@ -233,12 +240,12 @@ async def test_wrong_address_or_method(method: str, path: str, status: int, code
 
 
 async def told(path: str, *, method: str = "post") -> str:
-    """What is said of an address at which nothing is, as its protocol says it."""
+    """The error message at an unknown address, in the form of its protocol."""
     client = create_app(FakeService()).test_client()
     response = await getattr(client, method)(path)
     body = json.loads(await response.get_data(as_text=True))
     assert (404, "not_found") == (response.status_code, body["error"]["code"])
-    # Anthropic's clients ask for messages, however their base URL reads.
+    # Anthropic's clients request messages, whatever their base URL is.
     assert ("messages" in path) == ("type" in body)
     message: str = body["error"]["message"]
     return message
@@ -261,7 +268,7 @@ async def told(path: str, *, method: str = "post") -> str:
     ],
 )
 async def test_a_base_url_with_another_v1(path: str, meant: str, fault: str):
-    """The fault is named, and the address that was meant, whatever the method."""
+    """The error names the mistake and the address that was meant, for any method."""
     expected = f"nothing found at {path!r}: the client's base URL {fault}; the address is {meant!r}"
     assert [expected] * 2 == [await told(path, method=method) for method in ("get", "post")]
 
@@ -270,12 +277,12 @@ async def test_a_base_url_with_another_v1(path: str, meant: str, fault: str):
     "path", ["/v1", "/v1/v1", "/v1/embeddings", "/v1/v1/embeddings", "/v2/models", "/nothing"]
 )
 async def test_nothing_at_an_address(path: str):
-    """Where no /v1 would help, what was asked is named, and where to look."""
+    """If no /v1 would help, the error names the requested address and where to look."""
     assert f"nothing found at {path!r}; GET / lists the addresses" == await told(path)
 
 
 async def test_an_address_is_told_harmlessly():
-    """It is cut, and what steers a terminal is written out, in what was meant too."""
+    """It is cut, and control characters are escaped, also in the address that was meant."""
     message = await told("/" + quote("\x1b[2J\n") + "x" * 5000)
     assert f"nothing found at '/\\x1b[2J\\n{'x' * 194}'; GET / lists the addresses" == message
     message = await told("/models/" + quote("\x1b[2J") + "x" * 5000)
@@ -284,7 +291,9 @@ async def test_an_address_is_told_harmlessly():
 
 
 async def test_large_body_is_refused(serve: Serve):
-    """A body over the limit is 413, whether or not its length was announced, and reaches nobody."""
+    """
+    A body over the limit is a 413, whether or not its length was announced, and is not passed on.
+    """
     service = FakeService()
     app = create_app(service)
     app.config["MAX_CONTENT_LENGTH"] = 1000
@@ -340,7 +349,7 @@ HOSTS = [
 
 @pytest.mark.parametrize(("host", "allowed", "status"), HOSTS)
 async def test_hosts(host: str, allowed: tuple[str, ...], status: int):
-    """Addresses and names that were allowed pass; a name that a web page made up does not."""
+    """Addresses and allowed names pass; a name that a web page made up does not."""
     service = FakeService()
     client = create_app(service, hosts_allowed=allowed).test_client()
     response = await client.post(CHAT, data=ASK, headers={"host": host})
@@ -374,10 +383,13 @@ ORIGINS = [
 
 @pytest.mark.parametrize(("origin", "host", "allowed", "status"), ORIGINS)
 async def test_origins(origin: str, host: str, allowed: tuple[str, ...], status: int):
-    """A page of the server's own host or of an allowed one may ask; another's may not, blindly."""
+    """
+    A page from the server's own host or an allowed one may call; another page may not, even
+    blindly.
+    """
     service = FakeService()
     client = create_app(service, hosts_allowed=allowed).test_client()
-    # What a form on a page can send: a browser asks nobody beforehand.
+    # What a form on a page can send: a browser sends no preflight for it.
     headers = {"host": host, "origin": origin, "content-type": "text/plain"}
     response = await client.post(CHAT, data=ASK, headers=headers)
     assert status == response.status_code
@@ -400,8 +412,8 @@ async def test_origins(origin: str, host: str, allowed: tuple[str, ...], status:
 )
 async def test_what_lets_a_page_in(origin: str, site: str | None, hint: str):
     """
-    A page of another origin needs --cors. One that calls where it comes from is behind a proxy,
-    and needs --allow-host; what can be no origin has to come from elsewhere.
+    A page from another origin needs --cors. One that calls its own host is behind a proxy, and
+    needs --allow-host; one with an invalid origin must be opened from elsewhere.
     """
     headers = {"host": "127.0.0.1:8000", "origin": origin}
     headers |= {"sec-fetch-site": site} if site else {}
@@ -440,7 +452,7 @@ async def test_refusals_leave_a_line_and_a_count(
     code: str,
     param: str | None,
 ):
-    """Every error answer is one line at info without the client's words, and is counted."""
+    """Every error answer is one line at level info without the client's text, and is counted."""
     client = create_app(FakeService(refusal=refusal)).test_client()
     body = {"messages": [{"role": "user", "content": SECRET}], **fields}
     with structlog.testing.capture_logs() as logs:
@@ -467,7 +479,7 @@ async def test_refusals_leave_a_line_and_a_count(
 
 
 async def test_good_answers_are_no_refusals():
-    """The control: an answer leaves no such line and no count."""
+    """The control: a good answer has no such line and no count."""
     client = create_app(FakeService()).test_client()
     with structlog.testing.capture_logs() as logs:
         assert 200 == (await client.post(CHAT, data=ASK)).status_code
@@ -477,7 +489,7 @@ async def test_good_answers_are_no_refusals():
 
 
 async def test_error_in_a_page_is_an_envelope():
-    """What nobody foresaw is a 500 with an id, outside of the protocol too."""
+    """An unexpected error is a 500 with an id, also outside of the protocols."""
     service = FakeService()
     service.figures = None  # type: ignore[assignment]
     status, body = await get(service, "/health")
@@ -488,8 +500,8 @@ async def test_error_in_a_page_is_an_envelope():
 @pytest.mark.parametrize("strict", [False, True])
 async def test_another_models_name(strict: bool):
     """
-    Any name will do, and the answer says what served; strict, another one is a 404 that names what
-    is served, and its own or none will do.
+    Any name is accepted, and the answer names the model that served it. With strict names another
+    one is a 404 that lists the models; the right name, or none, is accepted.
     """
     service = FakeService()
     client = create_app(service, strict_model_names=strict).test_client()

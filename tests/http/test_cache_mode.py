@@ -1,4 +1,4 @@
-"""From what a client wants its request to go on, in every protocol."""
+"""What a client allows its request to reuse, in every protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.http.test_ttl import HELLO, PROTOCOLS, Body, command_of
 
 @pytest.mark.parametrize(("read", "body"), PROTOCOLS)
 def test_a_mode(read: Callable[..., Any], body: Body):
-    """One of two; who says nothing goes on from what there is. The cold path stands beside it."""
+    """One of two modes; without one, everything is reused. The cold path is a separate field."""
     assert "full" == command_of(read, body).cache_mode
     assert "full" == command_of(read, {**body, "cache_mode": None}).cache_mode
     for mode in ("full", "prefix"):
@@ -31,7 +31,7 @@ def test_a_mode(read: Callable[..., Any], body: Body):
 @pytest.mark.parametrize(("read", "body"), PROTOCOLS)
 @pytest.mark.parametrize("mode", ["", "Prefix", "none", "x" * 5000, True, 1, ["full"]])
 def test_a_mode_that_is_none(read: Callable[..., Any], body: Body, mode: Any):
-    """What is none is refused by its name, with those that there are."""
+    """An unknown mode is refused by its name, with the known ones."""
     with pytest.raises(ClientError) as refused:
         command_of(read, {**body, "cache_mode": mode})
     assert "cache_mode" == refused.value.param
@@ -41,7 +41,7 @@ def test_a_mode_that_is_none(read: Callable[..., Any], body: Body, mode: Any):
 
 
 def test_a_mode_for_an_agent():
-    """An agent's request has one as well."""
+    """A request to an agent has a mode as well."""
     held = AgentHistory(agent=NewAgent(name="notes"), created=1, head=None, turns=())
     body = json.dumps({"messages": HELLO, "cache_mode": "prefix"}).encode()
     asked = read_generate_request(body, {}, Ignored(), FACTS, held)

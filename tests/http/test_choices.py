@@ -1,4 +1,4 @@
-"""Several answers to one request, by the official client."""
+"""Several answers to one request, with the official client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.trio
 
 OTHER = attrs.evolve(ACCEPTED, request="req-2", session="sess-2", seed=43, choice=1)
 CALL = Called(index=0, id="c1", name="look", arguments="{}")
-#: Two answers as they come: in turns, the second one ending first.
+#: Two answers that are interleaved; the second one ends first.
 SCRIPT: tuple[Reply, ...] = (
     ACCEPTED,
     DELTAS[0],
@@ -33,7 +33,9 @@ TOLD = {"path": "new_session", "reason": "cold_start", "reused_tokens": 128}
 
 
 async def test_whole(serve: Serve):
-    """Each has its words, calls and end; the usage has the prompt once and all that was written."""
+    """
+    Each has its own text, calls and end; the usage has the prompt once and all answers together.
+    """
     service = FakeService(SCRIPT)
     url = await serve(service)
     answer = await ask(url, lambda api: api.chat.completions.create(**ASK, n=2))
@@ -59,7 +61,7 @@ async def test_whole(serve: Serve):
 
 
 async def test_stream(serve: Serve):
-    """Chunks of one id say by their index whose they are; the usage comes once, at the end."""
+    """Chunks have one id and the index of their answer; the usage comes once, at the end."""
     url = await serve(FakeService(SCRIPT))
     asked: dict[str, Any] = {**ASK, "n": 2, "stream_options": {"include_usage": True}}
     chunks = await ask(url, lambda api: list(api.chat.completions.create(**asked, stream=True)))

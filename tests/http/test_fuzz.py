@@ -1,8 +1,8 @@
 """
-Requests that are almost right, many of them, against a whole server: each is answered or refused
-in its form, and nothing of any stays behind.
+Many requests that are almost right, against a whole server: each is answered or refused in its
+form, and leaves nothing running or open.
 
-`make fuzz` runs ten thousand that are others each time; the tests run the same few hundred.
+`make fuzz` runs ten thousand, different ones each time; the tests run the same few hundred.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CHAT = "/v1/chat/completions"
 
 @attrs.frozen(kw_only=True)
 class Fuzzed:
-    """A server whose insides can be looked at from outside."""
+    """A server whose internal state can be read from other threads."""
 
     server: Server
     url: str
@@ -55,15 +55,15 @@ class Fuzzed:
     token: trio.lowlevel.TrioToken
 
     def inside(self, look: Callable[[], Awaitable[T]]) -> T:
-        """What is seen in the server's own thread."""
+        """Call a function in the server's own thread."""
         return trio.from_thread.run(look, trio_token=self.token)
 
     def at_rest(self) -> None:
-        """Wait until no request is open and no session at work."""
+        """Wait until no request is open and no session works."""
 
         async def rest() -> None:
             with trio.fail_after(60):
-                while is_busy(self.server.statistics()):  # noqa: ASYNC110 - to be seen
+                while is_busy(self.server.statistics()):  # noqa: ASYNC110 - polled from outside
                     await trio.sleep(0.001)
 
         self.inside(rest)
@@ -77,7 +77,7 @@ class Fuzzed:
         return self.inside(count)
 
     def measured(self) -> tuple[int, int]:
-        """Slabs, and their bytes, as the engine counts its own arrays."""
+        """The slabs and their bytes, counted by the engine on its own arrays."""
 
         async def measure() -> tuple[int, int]:
             def pool(engine: Any) -> tuple[int, int]:
@@ -89,7 +89,7 @@ class Fuzzed:
 
 
 def is_busy(now: Statistics) -> bool:
-    """Whether a request is open or a session at work."""
+    """Whether a request is open or a session works."""
     return bool(now.queued or now.running or set(now.sessions) - {"idle"})
 
 
@@ -104,7 +104,7 @@ def every_task() -> Iterator[trio.lowlevel.Task]:
 
 
 def where(task: trio.lowlevel.Task) -> str:
-    """Where a task and those below it wait."""
+    """Where a task and its children wait."""
     frames = [
         f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{line})"
         for frame, line in task.iter_await_frames()
@@ -336,7 +336,7 @@ def changed(draw: st.DrawFn, body: dict[str, Any]) -> None:
 
 
 def damaged(draw: st.DrawFn, body: bytes) -> bytes:
-    """Bytes with something wrong in them."""
+    """Bytes with a mistake in them."""
     place = draw(st.integers(0, len(body)))
     match draw(st.sampled_from(["cut", "in", "over", "bom", "utf-16", "twice", "gone"])):
         case "cut":
@@ -357,7 +357,7 @@ def damaged(draw: st.DrawFn, body: bytes) -> bytes:
 
 @attrs.frozen(kw_only=True)
 class Asked:
-    """What a client does: its body, its headers, and whether it stays for the answer."""
+    """A client's request: its body, its headers, and whether it waits for the answer."""
 
     body: bytes
     headers: dict[str, str]
@@ -366,7 +366,7 @@ class Asked:
 
 @st.composite
 def requests(draw: st.DrawFn) -> Asked:
-    """A good request, made wrong at no place or at some."""
+    """A good request with no mistakes or some."""
     body: dict[str, Any] = {
         "messages": draw(st.lists(messages, min_size=1, max_size=4)),
         "max_tokens": draw(st.integers(1, 4)),
@@ -385,11 +385,11 @@ def requests(draw: st.DrawFn) -> Asked:
 # --- answers -------------------------------------------------------------------------------------
 
 STATUSES = {200, 400, 403, 413, 415}
-"""All that a client of its own can be told, who asks one thing at a time."""
+"""The statuses that a single client with one request at a time can get."""
 
 
 def assert_envelope(answer: Any) -> None:
-    """An error as OpenAI's clients read it, and none of ours."""
+    """Assert that an error is one of the client's, as OpenAI's clients read it."""
     assert {"error"} == answer.keys()
     error = answer["error"]
     assert {"message", "type", "param", "code"} <= error.keys()
@@ -399,7 +399,7 @@ def assert_envelope(answer: Any) -> None:
 
 
 def assert_stream(lines: list[str]) -> None:
-    """Events, each whole, and an end that says that it is one."""
+    """Assert that the events are complete, and that the stream has an end."""
     events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert "[DONE]" == events[-1]
     chunks = [json.loads(event) for event in events[:-1]]
@@ -409,7 +409,7 @@ def assert_stream(lines: list[str]) -> None:
 
 
 def answered(client: httpx.Client, asked: Asked) -> int:
-    """Ask, and check the form of what comes; gives the status."""
+    """Send a request, and check the form of the answer; returns the status."""
     sent = {name: value.encode("latin-1") for name, value in asked.headers.items()}
     named = [(name.encode(), value) for name, value in sent.items()]
     with client.stream("POST", CHAT, content=asked.body, headers=named) as response:
@@ -429,12 +429,12 @@ def answered(client: httpx.Client, asked: Asked) -> int:
 
 
 def open_files() -> int:
-    """How many descriptors this process holds."""
+    """How many descriptors this process has open."""
     return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
 CONNECTION = "trio._highlevel_serve_listeners._run_handler"
-"""The task of a connection; all others of it are below."""
+"""The task of a connection; its other tasks are children of this one."""
 
 GOOD = Asked(body=b'{"messages":[{"role":"user","content":"Hello"}],"max_tokens":4}', headers={})
 
@@ -442,7 +442,7 @@ GOOD = Asked(body=b'{"messages":[{"role":"user","content":"Hello"}],"max_tokens"
 @pytest.mark.slow
 @pytest.mark.timeout(0 if EXAMPLES else 300)
 def test_requests_that_are_almost_right(model_directory: Path, tmp_path: Path):
-    """No error of ours, no wait without end, and no task, slab or file that stays behind."""
+    """There is no server error, no endless wait, and no leaked task, slab or file."""
     profile = settings(
         max_examples=EXAMPLES or 250,
         derandomize=not EXAMPLES,
@@ -482,7 +482,7 @@ def test_requests_that_are_almost_right(model_directory: Path, tmp_path: Path):
     store.close()
     assert () == tuple(fold.report().findings)
     assert not fold.state.requests
-    # Of each kind there was enough.
+    # There were enough of each kind.
     print(dict(counted))
     share = sum(counted.values()) / 10
     assert share < counted[200]
@@ -490,13 +490,13 @@ def test_requests_that_are_almost_right(model_directory: Path, tmp_path: Path):
 
 
 def settled(it: Fuzzed) -> tuple[collections.Counter[str], int]:
-    """The tasks besides those of sessions, and the files, once the connections are closed."""
+    """The tasks other than those of sessions, and the files, once the connections are closed."""
 
     async def closed() -> None:
         with trio.move_on_after(60):
-            while left():  # noqa: ASYNC110 - to be seen
+            while left():  # noqa: ASYNC110 - polled from outside
                 await trio.sleep(0.001)
-        if left():  # in full: pytest cuts what it compares
+        if left():  # in full: pytest shortens what it compares
             raise AssertionError("connections that stay:\n\n" + "\n\n".join(map(where, left())))
 
     def left() -> list[trio.lowlevel.Task]:

@@ -20,6 +20,6 @@ from tests.http.fake_service import FACTS, STATISTICS
     ],
 )
 def test_the_state_of_the_server(changes: dict[str, Any], expected: str):
-    """A server that admits nothing says why."""
+    """A server that admits no requests says why."""
     statistics = attrs.evolve(STATISTICS, **changes)
     assert expected in front_page(FACTS, statistics, "http://here", with_keys=False)

@@ -1,6 +1,6 @@
 """
-What a client sends back after an answer, by the way that it goes: from a model's text to the wire
-and from there to the next prompt. That is what was anticipated.
+What a client sends back after an answer: from a model's text to the wire, and from there to the
+next prompt. It is what settling expected.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ASKED: list[dict[str, Any]] = [
     {"role": "system", "content": "You know cities."},
     {"role": "user", "content": "Tell me of Öslo."},
 ]
-# Not one call as the template would space it.
+# A call that is not spaced as the template would space it.
 CALLS = (
     '<tool_call>\n{"name":"look","arguments":{"city":"\\u00d6slo","days":3.0}}\n</tool_call>\n'
     '<tool_call>{"arguments": {}, "name": "go"}</tool_call>'
@@ -47,20 +47,20 @@ RESULTS = ("Rain.", "7 km")
 
 @pytest.fixture(scope="module", name="tokenizer")
 def tokenizer_(model_directory: Path) -> Any:
-    """The random model's, with Pebble's template."""
+    """The tokenizer of the random model, with Pebble's template."""
     return load_tokenizer(model_directory)
 
 
 class Chat:
-    """A client of OpenAI's."""
+    """A client of chat completions."""
 
     def read(self, *more: dict[str, Any]) -> Generate:
-        """The command that its request is."""
+        """The command of its request."""
         body = {"messages": [*ASKED, *more], "tools": TOOLS, "enable_thinking": True}
         return read_chat_request(json.dumps(body).encode(), {}, Ignored(), FACTS).command
 
     def sent_back(self, replies: Iterable[Reply]) -> list[dict[str, Any]]:
-        """What it sends back after an answer: that, and the results of its calls."""
+        """What it sends back after an answer: the answer, and the results of its calls."""
         completion = ChatAnswer(logprobs=False)
         for reply in replies:
             completion.take(reply)
@@ -76,10 +76,10 @@ class Chat:
 
 
 class Messages:
-    """A client of Anthropic's, which adds up a stream."""
+    """A client of Anthropic's messages, which adds up a stream."""
 
     def read(self, *more: dict[str, Any]) -> Generate:
-        """The command that its request is."""
+        """The command of its request."""
         system, *messages = ASKED
         body = {
             "max_tokens": 100,
@@ -94,7 +94,7 @@ class Messages:
         return read_messages_request(json.dumps(body).encode(), {}, Ignored(), FACTS).command
 
     def sent_back(self, replies: Iterable[Reply]) -> list[dict[str, Any]]:
-        """What it sends back after an answer: that, and the results of its calls."""
+        """What it sends back after an answer: the answer, and the results of its calls."""
         chunks = MessagesStream(max_tokens=100)
         blocks: list[dict[str, Any]] = []
         inputs = ""
@@ -128,7 +128,7 @@ def test_a_tools_turn_begins_with_what_was_anticipated(
     tokenizer: Any, client: Chat | Messages, text: str
 ) -> None:
     """
-    Thoughts, words and two calls: all of it and the head of the result are known before it comes.
+    Reasoning, text and two calls: all of it, and the beginning of the result, are known in advance.
     """
     asked = client.read().conversation
     assert asked is not None

@@ -1,4 +1,4 @@
-"""Streams on the wire: keep-alives, headers, ends that are not ends, clients that go away."""
+"""Streams on the wire: keep-alives, headers, incomplete ends, clients that disconnect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BUG = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
 
 async def events(service: FakeService, ask: dict[str, Any] | None = None) -> list[str]:
-    """What a stream sends, event by event, in one process."""
+    """The events of a stream, from the app in this process."""
     client = create_app(service).test_client()
     response = await client.post(CHAT, data=json.dumps(ask or STREAM))
     assert (200, "text/event-stream; charset=utf-8") == (
@@ -57,7 +57,9 @@ def content(event: str) -> Any:
 
 
 async def test_keep_alives_are_comments():
-    """Waiting is told in comments, with what is known of the prefill; so is a silent model."""
+    """
+    Comments report the waiting and the progress of the prefill, and fill the silence of a model.
+    """
     writing = Waiting(queued=False, prefilled_tokens=2048)
     script = (QUEUED, PREFILLING, ACCEPTED, PREFILLING, writing, FINISHED)
     found = await events(FakeService(script))
@@ -68,7 +70,7 @@ async def test_keep_alives_are_comments():
 
 
 async def test_chunks_of_a_stream():
-    """What stands in each chunk and what does not, to the letter."""
+    """The exact fields of each chunk."""
     found = await events(FakeService())
     head = {
         "id": "chatcmpl-req-1",
@@ -99,7 +101,7 @@ async def test_chunks_of_a_stream():
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_ignored_parameters_are_told(stream: bool):
-    """The object of Cairn's names what was sent and not done, in a stream with the first chunk."""
+    """Cairn's object names the ignored parameters; in a stream, with the first chunk."""
     ask = {**ASK, "stream": stream, "user": "me", "best_of": 1, "made_up": None}
     client = create_app(FakeService()).test_client()
     text = await (await client.post(CHAT, data=json.dumps(ask))).get_data(as_text=True)
@@ -108,7 +110,9 @@ async def test_ignored_parameters_are_told(stream: bool):
 
 
 async def test_usage_is_null_until_the_end():
-    """With usage asked for, each chunk has the field and the last before the end has the value."""
+    """
+    If usage is requested, each chunk has the field, and the last one before the end has the value.
+    """
     found = await events(FakeService(), {**STREAM, "stream_options": {"include_usage": True}})
     *others, last = [content(event) for event in found[:-1]]
     assert [None] * 4 == [chunk["usage"] for chunk in others]
@@ -142,7 +146,7 @@ KNOWN = {
 async def test_headers_of_the_session(
     ask: dict[str, Any], script: tuple[Step, ...], expected: dict[str, str]
 ):
-    """Session, path and request stand in the headers where they are known in time."""
+    """The headers have session, path and request, once they are known."""
     client = create_app(FakeService(script)).test_client()
     response = await client.post(CHAT, data=json.dumps(ask))
     await response.get_data(as_text=True)
@@ -150,7 +154,7 @@ async def test_headers_of_the_session(
 
 
 async def test_session_of_any_script_in_a_header(serve: Serve, client: httpx.AsyncClient):
-    """A session's name in another script, or with a line of its own, is a legal header."""
+    """A session's name in another script, or with a line break, becomes a legal header."""
     accepted = attrs.evolve(ACCEPTED, session=" größe 大\r\n")
     url = await serve(FakeService((accepted, FINISHED)))
     response = await client.post(url + CHAT, json=ASK)
@@ -159,7 +163,7 @@ async def test_session_of_any_script_in_a_header(serve: Serve, client: httpx.Asy
 
 
 async def test_headers_go_out_with_the_first_sign(serve: Serve, client: httpx.AsyncClient):
-    """A request that waits is answered with headers and a comment, long before it is accepted."""
+    """A waiting request gets its headers and a comment long before it is accepted."""
     hold = Hold()
     url = await serve(FakeService((QUEUED, hold, *ANSWER)))
     with trio.fail_after(10):
@@ -171,7 +175,7 @@ async def test_headers_go_out_with_the_first_sign(serve: Serve, client: httpx.As
 
 
 async def test_stream_has_no_timeout():
-    """Quart's own limit, which would cut a stream without a word, is off."""
+    """Quart's own limit, which would cut a stream silently, is off."""
     app = create_app(FakeService())
     app.config["RESPONSE_TIMEOUT"] = 0
     response = await app.test_client().post(CHAT, data=json.dumps(STREAM))
@@ -179,7 +183,7 @@ async def test_stream_has_no_timeout():
 
 
 async def test_violation_in_mid_stream_ends_it_without_done():
-    """The envelope is the last event: no end that looks complete, no finish reason."""
+    """The envelope is the last event: no end that looks complete, and no finish reason."""
     found = await events(FakeService((ACCEPTED, DELTAS[0], Broken(BUG), FINISHED)))
     assert 3 == len(found)
     assert {
@@ -193,7 +197,7 @@ async def test_violation_in_mid_stream_ends_it_without_done():
 
 
 async def test_violation_while_waiting():
-    """After a keep-alive the status is sent, so a refusal is an event."""
+    """The status is sent with the first keep-alive, so a later refusal is an event."""
     found = await events(FakeService((QUEUED, Broken(BUG))))
     assert 2 == len(found)
     assert "kv_cache_inv_violation" == content(found[1])["error"]["code"]
@@ -208,7 +212,7 @@ UNFINISHED: list[tuple[Step, ...]] = [
 
 
 async def test_whatever_fails_is_told_without_its_text():
-    """What nobody foresaw is an error id to the client, and a traceback to the log."""
+    """An unexpected error is an error id for the client, and a traceback in the log."""
     failure = RuntimeError("a secret of the house")
     script = (QUEUED, ACCEPTED, DELTAS[0], failure)
     with structlog.testing.capture_logs() as logs:
@@ -221,7 +225,9 @@ async def test_whatever_fails_is_told_without_its_text():
 
 @pytest.mark.parametrize("script", UNFINISHED)
 async def test_what_is_not_finished_does_not_look_so(script: tuple[Step, ...]):
-    """Replies that stop, or begin in the middle, are our error and never a complete answer."""
+    """
+    Replies that stop early, or lack their start, are a server error and never a complete answer.
+    """
     with structlog.testing.capture_logs() as logs:
         streamed, whole = [
             await (await client.post(CHAT, data=json.dumps(ask))).get_data(as_text=True)
@@ -239,7 +245,7 @@ async def test_what_is_not_finished_does_not_look_so(script: tuple[Step, ...]):
 
 @pytest.mark.parametrize("ask", [STREAM, ASK], ids=["stream", "whole"])
 async def test_no_reply_at_all(ask: dict[str, Any]):
-    """A service that says nothing gives a 500, not an empty stream."""
+    """A service without replies is a 500, not an empty stream."""
     response = await create_app(FakeService(())).test_client().post(CHAT, data=json.dumps(ask))
     assert 500 == response.status_code
     assert "false" == response.headers["x-should-retry"]
@@ -247,7 +253,7 @@ async def test_no_reply_at_all(ask: dict[str, Any]):
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "in groups"])
 async def test_failure_on_leaving_is_told(wrapped: bool):
-    """What fails when the request is left is an error event in place of the end."""
+    """A failure while the request is left is an error event in place of the end."""
     service = FakeService()
     error: Exception = Broken(BUG)
     service.on_leaving = ExceptionGroup("", [ExceptionGroup("", [error])]) if wrapped else error
@@ -258,7 +264,7 @@ async def test_failure_on_leaving_is_told(wrapped: bool):
 
 @pytest.mark.parametrize("ask", [STREAM, ASK], ids=["stream", "whole"])
 async def test_refusal_in_groups(ask: dict[str, Any]):
-    """A refusal that nurseries wrapped on its way is the same refusal."""
+    """A refusal that nurseries wrapped in groups is treated like the refusal itself."""
     refusal = ExceptionGroup("", [ExceptionGroup("", [Broken(BUG)])])
     client = create_app(FakeService(refusal=refusal)).test_client()
     response = await client.post(CHAT, data=json.dumps(ask))
@@ -283,7 +289,9 @@ async def test_client_that_goes_away_cancels(
     after: tuple[Step, ...],
     ask: dict[str, Any],
 ):
-    """Whenever a client goes, its request is left, once, and the server serves the next."""
+    """
+    Whenever a client disconnects, its request is cancelled, once, and the server serves the next.
+    """
     hold = Hold()
     service = FakeService((*before, hold, *after), ANSWER)
     url = await serve(service)
@@ -307,7 +315,7 @@ async def test_client_that_goes_away_cancels(
 
 
 async def test_client_that_goes_before_the_response_starts():
-    """A request is left even where sending its response fails before the body is touched."""
+    """A request is left even if sending its response fails before the body begins."""
     service = FakeService((ACCEPTED, Hold()))
     app = create_app(service)
     body = json.dumps(STREAM).encode()
@@ -345,7 +353,10 @@ async def test_client_that_goes_before_the_response_starts():
 
 
 async def test_slow_reader_then_gone(serve: Serve):
-    """A client that does not read holds the answer back; when it goes, the request is left."""
+    """
+    A client that stops reading holds the answer back; when it disconnects, the request is
+    cancelled.
+    """
     long = attrs.evolve(DELTAS[0], parts=(Said("x" * 10_000),))
     service = FakeService((ACCEPTED, *[long] * 5000, FINISHED))
     url = await serve(service)

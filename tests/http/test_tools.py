@@ -1,4 +1,4 @@
-"""Thoughts and calls of tools in answers: what stands where, whole and as a stream."""
+"""Reasoning and tool calls in answers: the fields that they are in, whole and as a stream."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ SCRIPT: tuple[Step, ...] = (
 
 
 def calling(index: int, id_: str, name: str, arguments: str) -> Calling:
-    """More of a call that is open."""
+    """More of an open call."""
     return Calling(index=index, id=id_, name=name, arguments=arguments)
 
 
 def changed(script: tuple[Step, ...], **finished: Any) -> tuple[Step, ...]:
-    """The script with another end."""
+    """The script with a different end."""
     return (*script[:-1], attrs.evolve(FINISHED, **finished))
 
 
 async def text_of(script: tuple[Step, ...], **body: Any) -> str:
-    """What is answered."""
+    """The text of an answer."""
     client = create_app(FakeService(script)).test_client()
     response = await client.post("/v1/chat/completions", data=json.dumps({**ASK, **body}))
     assert 200 == response.status_code
@@ -49,21 +49,21 @@ async def text_of(script: tuple[Step, ...], **body: Any) -> str:
 
 
 async def choice_of(script: tuple[Step, ...], **body: Any) -> dict[str, Any]:
-    """The one choice of an answer that is sent as a whole."""
+    """The only choice of an answer that is sent as a whole."""
     (choice,) = json.loads(await text_of(script, **body))["choices"]
     assert isinstance(choice, dict)
     return choice
 
 
 async def choices_of(script: tuple[Step, ...], **body: Any) -> list[dict[str, Any]]:
-    """The choices of a stream's chunks, but for the first, which has the role."""
+    """The choices of a stream's chunks, without the first, which has the role."""
     events = (await text_of(script, stream=True, **body)).split("\n\n")
     chunks = [json.loads(e.removeprefix("data: ")) for e in events if e.startswith("data: {")]
     return [choice for chunk in chunks[1:] for choice in chunk["choices"]]
 
 
 async def test_a_message_with_everything():
-    """Thoughts stand under both names, calls are OpenAI's, and they are why the answer ended."""
+    """Reasoning is under both names, calls have OpenAI's form and are the reason for the end."""
     choice = await choice_of(SCRIPT)
     assert {
         "role": "assistant",
@@ -84,7 +84,7 @@ async def test_a_message_with_everything():
 
 
 async def test_a_message_without_words():
-    """Its content is null where there are calls, else empty; what is not there is not named."""
+    """Its content is null if there are calls, otherwise empty; absent fields are left out."""
     calls = await choice_of((ACCEPTED, Delta(parts=(GO,)), FINISHED))
     assert {"role", "content", "refusal", "tool_calls"} == calls["message"].keys()
     assert None is calls["message"]["content"]
@@ -97,7 +97,7 @@ async def test_a_message_without_words():
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_an_answer_cut_off_behind_a_call(stream: bool):
-    """It was cut off: the client must not take it for complete."""
+    """The finish reason is the cut-off: the client must not take the answer for complete."""
     script = changed(SCRIPT, finish_reason="length")
     last = (await choices_of(script))[-1] if stream else await choice_of(script)
     assert "length" == last["finish_reason"]
@@ -112,7 +112,7 @@ async def test_an_answer_that_ended_in_a_call(stream: bool):
 
 
 async def test_deltas_of_a_stream():
-    """A call begins with index, id, type, name and no arguments; they follow under its index."""
+    """A call begins with index, id, type, name and no arguments; these follow under its index."""
     choices = await choices_of(SCRIPT)
     head = {"type": "function"}
     assert [
@@ -137,7 +137,9 @@ async def test_deltas_of_a_stream():
 
 
 async def test_logprobs_come_once():
-    """Those of a piece go with its first delta; those of text that is held back go alone."""
+    """
+    The log-probabilities of a piece go with its first delta; those of held-back text go alone.
+    """
     held = Delta(parts=(), tokens=(token(1, "<tool_call>", -0.5),))
     both = Delta(parts=(Said("Hm."), GO), tokens=(token(2, "…", -0.25),))
     choices = await choices_of((ACCEPTED, held, both, FINISHED), logprobs=True)
@@ -152,7 +154,7 @@ async def test_logprobs_come_once():
 
 
 async def test_the_official_client_adds_up(serve: Serve):
-    """Its stream ends with the message that it would have had as a whole."""
+    """Its stream ends with the same message as a whole answer."""
     url = await serve(FakeService(SCRIPT))
 
     def both() -> tuple[Any, Any]:
@@ -184,7 +186,9 @@ PIECES: tuple[Step, ...] = (
 
 
 async def test_arguments_come_in_pieces():
-    """Each call begins once, and its pieces are its arguments; the whole answer has them too."""
+    """
+    Each call begins once, and its pieces add up to its arguments; a whole answer has the same.
+    """
     deltas = [one["delta"] for one in await choices_of(PIECES)]
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert [(0, "a1"), (1, "b2")] == [(one["index"], one["id"]) for one in calls if "id" in one]
@@ -196,7 +200,7 @@ async def test_arguments_come_in_pieces():
 
 
 async def test_a_call_that_is_cut_off():
-    """It is told as far as it came, whole and as a stream; it is no reason to act."""
+    """It is sent as far as it was written, whole and as a stream; the client must not act on it."""
     cut = attrs.evolve(LOOK, arguments='{"city": "', cut="<tool_call>...")
     end = {"finish_reason": "length", "ended_in_call": True}
     script = changed((*PIECES[:3], Delta(parts=(cut,)), FINISHED), **end)

@@ -1,4 +1,4 @@
-"""How long a client wants its conversation to be kept, in every protocol."""
+"""The TTL that a client sets for its conversation, in every protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def command_of(read: Callable[..., Any], body: Mapping[str, Any]) -> Generate:
-    """What a body asks for."""
+    """The command of a body."""
     command: Generate = read(json.dumps(body).encode(), {}, Ignored(), FACTS).command
     return command
 
@@ -38,7 +38,7 @@ PROTOCOLS = [
 
 @pytest.mark.parametrize(("read", "body"), PROTOCOLS)
 def test_a_life_in_seconds_or_in_words(read: Callable[..., Any], body: Body):
-    """Seconds, as a number or a text, and the usual units; nothing is the server's to say."""
+    """Seconds, as a number or a text, and the usual units; without one, the server decides."""
     lives = {0: 0, 90: 90, "90": 90, "5m": 300, "1h": 3600, "24h": 86_400, "7d": 604_800}
     for written, seconds in lives.items():
         assert seconds == command_of(read, {**body, "ttl": written}).ttl_s
@@ -49,13 +49,13 @@ def test_a_life_in_seconds_or_in_words(read: Callable[..., Any], body: Body):
 @pytest.mark.parametrize(("read", "body"), PROTOCOLS)
 @pytest.mark.parametrize("ttl", [-1, "soon", "1.5h", "", "20y", "4000d", 10**12, True, 1.5, [5]])
 def test_a_life_that_is_none(read: Callable[..., Any], body: Body, ttl: Any):
-    """What is no time, or longer than ten years, is refused by its name."""
+    """An invalid duration, or one longer than ten years, is refused by its name."""
     with pytest.raises(ClientError, match="ttl") as refused:
         command_of(read, {**body, "ttl": ttl})
     assert "ttl" == refused.value.param
 
 
 def test_the_longest_life_is_told():
-    """Also where a unit was written that there is none of."""
+    """The error names the maximum, also for an unknown unit."""
     with pytest.raises(ValueError, match="ten years"):
         seconds_of("11y")

@@ -1,4 +1,4 @@
-"""Pages of other origins: none may read an answer, but those that the operator names."""
+"""Pages from other origins: only those that the operator names may read an answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASK = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
 
 
 async def response(method: str, headers: dict[str, str], **options: Any) -> tuple[int, Any, int]:
-    """Status and headers of an answer, and how many requests came through."""
+    """The status and headers of an answer, and how many requests reached the service."""
     service = FakeService()
     client = create_app(service, **options).test_client()
     data: dict[str, Any] = {"data": ASK} if method == "POST" else {}
@@ -28,7 +28,7 @@ async def response(method: str, headers: dict[str, str], **options: Any) -> tupl
 
 
 def told(headers: Any) -> set[str]:
-    """The headers by which a browser is told what a page may do."""
+    """The headers that tell a browser what a page may do."""
     return {
         name.lower() for name, _ in headers.items() if name.lower().startswith("access-control")
     }
@@ -43,7 +43,7 @@ PREFLIGHT = {
 
 @pytest.mark.trio
 async def test_off_unless_asked_for():
-    """A page of another origin may neither ask nor read, and one of the same host may not read."""
+    """A page from another origin may neither call nor read; one from the same host may not read."""
     status, headers, asked = await response("OPTIONS", PREFLIGHT)
     assert (403, set(), 0) == (status, told(headers), asked)
     same = {"origin": "http://localhost:3000", "host": "localhost:8000"}
@@ -55,7 +55,7 @@ async def test_off_unless_asked_for():
 @pytest.mark.trio
 @pytest.mark.parametrize("cors", [[PAGE], ["http://localhost:3000", PAGE]])
 async def test_an_origin_that_was_named(cors: list[str]):
-    """Its preflight is answered without a key; its answers can be read, the refusals too."""
+    """Its preflight is answered without a key; the page can read answers and refusals."""
     options = {"cors": cors, "keys": Keys([("alice", KEY)])}
     status, headers, asked = await response("OPTIONS", PREFLIGHT, **options)
     assert (204, 0) == (status, asked)
@@ -78,7 +78,7 @@ async def test_an_origin_that_was_named(cors: list[str]):
     "origin", ["https://evil.example", "https://chat.example:444", "http://chat.example", "null"]
 )
 async def test_other_origins_stay_out(origin: str):
-    """An origin that was not named, in scheme, name or port, is refused as ever."""
+    """An origin that differs in scheme, name or port is refused as before."""
     for method in ("POST", "OPTIONS"):
         status, headers, asked = await response(
             method, {**PREFLIGHT, "origin": origin}, cors=[PAGE]
@@ -89,7 +89,7 @@ async def test_other_origins_stay_out(origin: str):
 
 @pytest.mark.trio
 async def test_any_origin():
-    """With the star every page may ask and read, where it has a key."""
+    """With the star, every page that has a key may call and read."""
     options = {"cors": ["*"], "keys": Keys([("alice", KEY)])}
     for key, expected in ((KEY, 200), ("none", 401)):
         status, headers, _ = await response("POST", {"origin": "null", "x-api-key": key}, **options)
@@ -98,7 +98,7 @@ async def test_any_origin():
 
 @pytest.mark.trio
 async def test_a_question_that_is_no_preflight_wants_a_key():
-    """Only what a browser asks ahead of a page's request is answered to strangers."""
+    """Without a key, only a browser's preflight is answered."""
     status, _, _ = await response(
         "OPTIONS", {"origin": PAGE}, cors=[PAGE], keys=Keys([("alice", KEY)])
     )
@@ -107,7 +107,7 @@ async def test_a_question_that_is_no_preflight_wants_a_key():
 
 @pytest.mark.trio
 async def test_headers_without_end_are_not_sent_back():
-    """What a page wants to send is repeated to it, but not at any length."""
+    """The headers that a page requests are repeated to it, up to a length."""
     wanted = {**PREFLIGHT, "access-control-request-headers": "x-a, " * 1000}
     status, headers, _ = await response("OPTIONS", wanted, cors=[PAGE])
     assert 204 == status
@@ -128,7 +128,7 @@ async def test_headers_without_end_are_not_sent_back():
     ],
 )
 def test_origins_are_read_as_browsers_write_them(text: str, expected: str):
-    """Small letters, no port that goes without saying, no slash at the end."""
+    """In lower case, without the default port, and without a slash at the end."""
     assert expected == read_origin(text)
 
 
@@ -150,7 +150,7 @@ def test_origins_are_read_as_browsers_write_them(text: str, expected: str):
     ],
 )
 def test_what_is_no_origin_is_refused(text: str):
-    """The message says what one is."""
+    """The message shows a valid origin."""
     with pytest.raises(
         ValueError, match=r"is not an origin; pass one such as https://chat\.example"
     ):

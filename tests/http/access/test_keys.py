@@ -1,4 +1,4 @@
-"""Who asks: keys, tenants, and what is told to who has none."""
+"""API keys, tenants, and what a caller without a key is shown."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ GOOD: list[tuple[Headers, str]] = [
 @pytest.mark.parametrize(("headers", "tenant"), GOOD)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_key_is_its_tenant(headers: Headers, tenant: str, stream: bool):
-    """Either header will do; what goes to the service is the tenant's."""
+    """A key may come in either header; the service gets its tenant."""
     service = FakeService()
     client = create_app(service, keys=KEYS).test_client()
     body = json.dumps({**ASK, "stream": stream})
@@ -83,8 +83,8 @@ BAD: list[tuple[Headers, str]] = [
 @pytest.mark.parametrize(("headers", "text"), BAD)
 async def test_no_key_no_answer(headers: Headers, text: str):
     """
-    A missing, a wrong and an ambiguous key are 401 in the envelope, and reach nobody. Neither the
-    answer nor the log has the key.
+    A missing, wrong or ambiguous key is a 401 in the envelope, and the request reaches no service.
+    Neither the answer nor the log contains the key.
     """
     service = FakeService()
     with structlog.testing.capture_logs() as logs:
@@ -100,7 +100,7 @@ async def test_no_key_no_answer(headers: Headers, text: str):
     assert text in error["message"]
     assert "Bearer" == response.headers["www-authenticate"]
     assert [] == service.commands
-    # Somebody may be trying keys.
+    # A client may be guessing keys.
     assert [(401, "invalid_api_key", "warning", "<local>")] == [
         (line["status"], line["code"], line["log_level"], line["address"]) for line in logs
     ]
@@ -110,8 +110,8 @@ async def test_no_key_no_answer(headers: Headers, text: str):
 
 async def test_every_address_wants_a_key():
     """
-    All routes that there are, and what is none, are closed to who has no key: an adapter that is
-    added is closed from its first day. Only the health of the server is open.
+    All routes, and unknown addresses, are closed without a key, so that a new adapter is closed
+    from the start. Only the health endpoint is open.
     """
     application = create_app(FakeService(), keys=KEYS)
     client: Any = application.test_client()
@@ -135,7 +135,7 @@ async def test_every_address_wants_a_key():
     ],
 )
 async def test_health_for_strangers(figures: dict[str, Any], status: str, code: int):
-    """Who has no key, or a wrong one, learns whether the server is well, and nothing else of it."""
+    """Without a valid key, a caller learns only whether the server is well."""
     service = FakeService()
     service.change(**figures)
     client = create_app(service, keys=KEYS).test_client()
@@ -150,7 +150,9 @@ async def test_health_for_strangers(figures: dict[str, Any], status: str, code: 
 
 @pytest.mark.parametrize("headers", [[], [("authorization", "Bearer any")], [("x-api-key", ALICE)]])
 async def test_without_keys_everybody_is_local(headers: Headers):
-    """A server without keys takes any key for none: official clients always send one."""
+    """
+    A server without keys ignores any key that a client sends: official clients always send one.
+    """
     service = FakeService()
     assert 200 == (await ask(service, headers, keys=None)).status_code
     assert ["local"] == service.tenants
@@ -167,7 +169,9 @@ async def test_an_adapter_cannot_choose_the_tenant():
 
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
 async def test_anthropics_clients_have_a_tenant_too(path: str):
-    """A message and a count are asked for as the key's tenant; without a key it is their error."""
+    """
+    Messages and counts are served for the key's tenant; without a key the error is Anthropic's.
+    """
     service = FakeService()
     client = create_app(service, keys=KEYS).test_client()
     body = json.dumps({**ASK, "max_tokens": 3})
@@ -188,7 +192,7 @@ async def test_there_is_no_service_outside_of_a_request():
 
 
 async def test_requests_at_once_are_each_their_own():
-    """Two requests under way at the same time, and one behind the other, are not mixed up."""
+    """Two requests at the same time, and two in a row, are not mixed up."""
     held = Hold()
     service = FakeService([ACCEPTED, held, FINISHED], ANSWER)
     client = create_app(service, keys=KEYS).test_client()
@@ -207,7 +211,7 @@ async def test_requests_at_once_are_each_their_own():
 
 @pytest.mark.parametrize("given", [ALICE, NEW, BOB, "none"])
 async def test_where_a_key_fits_takes_no_less(given: str, monkeypatch: pytest.MonkeyPatch):
-    """A key is compared with all that there are, whether the first fits, the last or none."""
+    """A key is compared with all known keys, whether it matches the first, the last or none."""
     compared: list[bytes] = []
     same = access._same
 
@@ -221,7 +225,7 @@ async def test_where_a_key_fits_takes_no_less(given: str, monkeypatch: pytest.Mo
 
 
 async def test_keys_are_not_kept():
-    """Of a key only its digest stays, and what holds them shows none."""
+    """Only the digest of a key is kept, and no object shows the key itself."""
     held = repr(vars(KEYS)) + repr(KEYS)
     assert ("alice", "bob") == KEYS.tenants
     for key in (ALICE, BOB, NEW):
@@ -230,7 +234,7 @@ async def test_keys_are_not_kept():
 
 @pytest.mark.parametrize("refusal", [Broken("bug-1"), JournalFull()])
 async def test_a_refusal_names_the_tenant_in_the_log(refusal: Exception):
-    """The operator sees whose request was refused; of one tenant alone that is of no news."""
+    """The log names the tenant of a refused request, except the default tenant."""
     with structlog.testing.capture_logs() as logs:
         await ask(FakeService(refusal=refusal), [("x-api-key", ALICE)])
         await ask(FakeService(refusal=refusal), [], keys=None)
@@ -239,7 +243,7 @@ async def test_a_refusal_names_the_tenant_in_the_log(refusal: Exception):
 
 
 async def test_official_client(nursery: trio.Nursery):
-    """OpenAI's client knows a refused key for what it is; no tenant is named in the metrics."""
+    """The OpenAI client recognises a refused key; the metrics name no tenant."""
     service, shutdown = FakeService(), trio.Event()
 
     async def serve(*, task_status: trio.TaskStatus[str]) -> None:

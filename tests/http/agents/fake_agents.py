@@ -1,4 +1,4 @@
-"""A scripted fake of a server's agents: a test writes down beforehand which there are."""
+"""A scripted fake of a server's agents: a test sets in advance which agents exist."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TURN = StoredTurn(
 
 class FakeAgents:
     """
-    Agents as they were set.
+    The agents that a test set.
 
     Attributes:
         held: by tenant and name.
@@ -50,7 +50,7 @@ class FakeAgents:
     def have(
         self, name: str = "notes", *turns: StoredTurn, tenant: str = LOCAL, **fields: Any
     ) -> None:
-        """Have an agent with these turns."""
+        """Add an agent with these turns."""
         head = turns[-1].request if turns else None
         new = NewAgent(name=name, **fields)
         self.held[tenant, name] = AgentHistory(agent=new, created=1, head=head, turns=turns)
@@ -86,27 +86,27 @@ class FakeTenantAgents:
     _tenant: str
 
     def all(self) -> tuple[AgentFacts, ...]:
-        """All of them."""
+        """All agents."""
         return tuple(self._agents.facts(key) for key in self._agents.held if key[0] == self._tenant)
 
     def one(self, name: str) -> AgentFacts | None:
-        """One of them."""
+        """An agent."""
         key = self._tenant, name
         return self._agents.facts(key) if key in self._agents.held else None
 
     async def created(self, name: str) -> NewAgent | None:
-        """One of them as it was created."""
+        """An agent as it was created."""
         await trio.lowlevel.checkpoint()
         held = self._agents.held.get((self._tenant, name))
         return held.agent if held is not None else None
 
     async def history(self, name: str) -> AgentHistory | None:
-        """One of them with its turns."""
+        """An agent with its turns."""
         await trio.lowlevel.checkpoint()
         return self._agents.held.get((self._tenant, name))
 
     async def create(self, new: NewAgent) -> AgentFacts:
-        """Add one."""
+        """Add an agent."""
         await trio.lowlevel.checkpoint()
         key, held = (self._tenant, new.name), self._agents.held
         if key in held:
@@ -115,7 +115,7 @@ class FakeTenantAgents:
         return self._agents.facts(key)
 
     async def fork(self, name: str, new_name: str, turn: int | None) -> AgentFacts | None:
-        """Add one with the first turns of another."""
+        """Add an agent with the first turns of another."""
         await trio.lowlevel.checkpoint()
         key, held = (self._tenant, new_name), self._agents.held
         source = held.get((self._tenant, name))
@@ -132,7 +132,7 @@ class FakeTenantAgents:
         return attrs.evolve(self._agents.facts(key), forked_from=name)
 
     async def delete(self, name: str) -> bool:
-        """Remove one."""
+        """Remove an agent."""
         await trio.lowlevel.checkpoint()
         if name in self._agents.busy:
             raise AgentBusy(name, "is answering another request")

@@ -1,4 +1,4 @@
-"""Agents over HTTP: what is asked of the service, what is answered, and what is refused."""
+"""Agents over HTTP: which commands the service gets, what is answered, and what is refused."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ async def call(service: FakeService, method: str, path: str, body: Any = None, *
 
 
 def refused(answer: Any) -> tuple[int, str, str | None]:
-    """Status, code and parameter of a refusal, in the envelope of all."""
+    """The status, code and parameter of a refusal."""
     status, body = answer
     assert {"message", "type", "param", "code"} == body["error"].keys()
     return status, body["error"]["code"], body["error"]["param"]
 
 
 def asked(service: FakeService) -> Generate:
-    """The one command that came."""
+    """The only command that the service got."""
     (command,) = service.commands
     return command
 
 
 async def test_an_agent_is_created_listed_and_deleted():
-    """With what it was given; times are those of a calendar."""
+    """The agent has what it was created with; its times are plausible dates."""
     service = FakeService()
     new = {
         "agent_id": "notes",
@@ -87,7 +87,7 @@ async def test_an_agent_is_created_listed_and_deleted():
 
 
 async def test_an_agent_without_a_name_gets_one():
-    """And has the model that is served, no system prompt, and stays."""
+    """It also gets the served model, no system prompt, and no expiry."""
     service = FakeService()
     _, one = await call(service, "POST", "", {"system_prompt": ""})
     _, other = await call(service, "POST", "", {"agent_id": None})
@@ -98,7 +98,7 @@ async def test_an_agent_without_a_name_gets_one():
 
 
 async def test_only_what_is_new_is_sent():
-    """The prompt begins with the history, and the turn goes on from its head in its session."""
+    """The prompt begins with the agent's history, and the turn continues its session."""
     service = FakeService()
     service.agents.have(
         "notes", TURN, system="Be brief.", tools=(LOOK,), model="small", max_context=900
@@ -140,7 +140,7 @@ async def test_only_what_is_new_is_sent():
     "path", ["chat/completions", "responses", "messages", "agents/notes/generate"]
 )
 async def test_every_answer_tells_what_is_left_of_the_context(path: str, stream: bool):
-    """What the prompt leaves of it, as a header, with an answer of any form."""
+    """Every answer has a header with the context that is left after the prompt."""
     service = FakeService()
     service.agents.have("notes")
     client = create_app(service).test_client()
@@ -150,7 +150,7 @@ async def test_every_answer_tells_what_is_left_of_the_context(path: str, stream:
 
 
 async def test_an_answer_is_streamed():
-    """In the form of a chat's stream; a model that is named goes before the agent's."""
+    """The stream has the form of a chat completion; a named model overrides the agent's."""
     service = FakeService()
     service.agents.have("notes", model="small")
     body = {"messages": HELLO, "stream": True, "model": "large"}
@@ -163,7 +163,7 @@ async def test_an_answer_is_streamed():
 
 
 async def test_what_was_said_is_told_turn_by_turn():
-    """As messages that could be sent again."""
+    """Turns are listed as messages that could be sent again."""
     service = FakeService()
     service.agents.have("notes", TURN)
     status, told = await call(service, "GET", "/notes/turns")
@@ -191,7 +191,7 @@ async def test_what_was_said_is_told_turn_by_turn():
 
 
 async def test_an_agent_is_forked():
-    """Behind a turn that is named, or the last one; a body is not needed."""
+    """After a named turn, or after the last one; the body may be left out."""
     service = FakeService()
     service.agents.have("notes", TURN)
     status, made = await call(service, "POST", "/notes/fork", {"agent_id": "aside", "turn": 0})
@@ -217,7 +217,7 @@ async def test_an_agent_is_forked():
 
 @pytest.mark.parametrize("slip", ["turns", "Turn", "turn_number", "at_turn", "name"])
 async def test_a_fork_with_a_field_that_there_is_not(slip: str):
-    """It is refused, beside a turn as well, and not made behind the last one."""
+    """An unknown field is refused, also next to a turn; no fork after the last turn is made."""
     service = FakeService()
     service.agents.have("notes", TURN)
     for more in ({}, {"turn": 1}):
@@ -233,7 +233,9 @@ async def test_a_fork_with_a_field_that_there_is_not(slip: str):
 
 
 async def test_a_new_agent_by_what_others_call_its_fields():
-    """They are ignored, with the names that are meant, where those are not sent."""
+    """
+    Other names for fields are ignored, and the answer suggests the right ones if they are missing.
+    """
     body = {"name": "bob", "system": "Be brief."}
     _, made = await call(FakeService(), "POST", "", body)
     assert [
@@ -264,7 +266,7 @@ async def test_a_new_agent_by_what_others_call_its_fields():
     ],
 )
 async def test_a_body_that_makes_no_agent(body: bytes, code: str, param: str | None):
-    """Each is refused with its parameter, and nothing is there afterwards."""
+    """Each is refused with its parameter, and no agent is created."""
     service = FakeService()
     assert (400, code, param) == refused(await call(service, "POST", "", body))
     assert {} == service.agents.held
@@ -285,7 +287,7 @@ async def test_a_body_that_makes_no_agent(body: bytes, code: str, param: str | N
     ],
 )
 async def test_a_body_that_asks_nothing(body: bytes, code: str, param: str | None):
-    """Likewise; no command comes of it."""
+    """Each is refused with its parameter, and the service gets no command."""
     service = FakeService()
     service.agents.have("notes")
     found = refused(await call(service, "POST", "/notes/generate", body))
@@ -294,7 +296,7 @@ async def test_a_body_that_asks_nothing(body: bytes, code: str, param: str | Non
 
 
 async def test_an_agent_that_is_not_there():
-    """Never created, or another tenant's: for all that can be asked of it."""
+    """Every endpoint answers 404 for an agent that does not exist or is another tenant's."""
     service = FakeService()
     service.agents.have("notes", tenant="bob")
     for method, path, body in (
@@ -314,7 +316,7 @@ async def test_an_agent_that_is_not_there():
 
 
 async def test_an_agent_that_cannot_now():
-    """At work, or one too many: 409 either way, and only the first is worth asking again."""
+    """A busy agent and one agent too many are both 409; only the first is worth a retry."""
     service = FakeService(refusal=AgentBusy("notes", "is answering another request"))
     service.agents.have("notes")
     service.agents.busy.add("notes")
@@ -339,7 +341,9 @@ async def test_an_agent_that_cannot_now():
 
 
 async def test_a_model_that_is_not_served():
-    """Refused where names are strict, for a new agent and for one that was served before."""
+    """
+    With strict names it is refused, for a new agent and for one whose model is no longer served.
+    """
     service = FakeService()
     service.agents.have("notes", model="other")
     strict = {"app": {"strict_model_names": True}}
@@ -352,7 +356,7 @@ async def test_a_model_that_is_not_served():
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 async def test_names_of_agents_sessions_are_reserved(path: str):
-    """No client comes to an agent's session by its name."""
+    """A client cannot use an agent's session by its name."""
     service = FakeService()
     client = create_app(service).test_client()
     body = {"messages": HELLO, "input": "x", "max_tokens": 9, "session_id": "agent/notes"}
@@ -376,7 +380,7 @@ FIELDS = st.sampled_from(
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(st.dictionaries(FIELDS, JSON) | JSON | st.binary(max_size=40))
 async def test_any_body_makes_an_agent_or_a_refusal(body: Any):
-    """Whatever is sent, nothing but a refusal comes of what cannot be used."""
+    """Any body creates an agent or is refused; there is no other outcome."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with contextlib.suppress(ClientError):
         read_new_agent(data, Ignored())

@@ -1,6 +1,6 @@
 """
-What a response that is kept notes of its request: what comes with every turn stands in a session's
-rows once, and is told with each of its responses.
+The notes that a stored response keeps of its request: texts that come with every turn are stored
+once per session, and returned with each of its responses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALWAYS: dict[str, Any] = {"tools": [TOOL], "instructions": "Be brief. " * 20, "s
 
 @pytest.fixture(autouse=True)
 def _numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model is needed."""
+    """Tests of this module need no model."""
     monkeypatch.setattr(loading, "_start", started)
 
 
@@ -50,7 +50,7 @@ def setup(store: MemoryStore) -> Any:
 
 
 async def say(server: Server, text: str, previous: Any = None, **fields: Any) -> Any:
-    """A response, as it was told."""
+    """A response, as the server returned it."""
     body = {**ALWAYS, "input": text, "max_output_tokens": 4, **fields}
     if previous is not None:
         body["previous_response_id"] = previous["id"]
@@ -61,25 +61,25 @@ async def say(server: Server, text: str, previous: Any = None, **fields: Any) ->
 
 
 async def found(server: Server, told: Any) -> Any:
-    """A response, looked up; None where it is not there."""
+    """A response that is looked up; None if it is not stored."""
     response = await create_app(server).test_client().get(f"/v1/responses/{told['id']}")
     assert response.status_code in (200, 404)
     return await response.get_json() if response.status_code == 200 else None
 
 
 def as_told(told: Any) -> Any:
-    """What is looked up of a response: all but how it came about."""
+    """The fields of a response that a later look-up returns: all but ``cairn``."""
     return {name: value for name, value in told.items() if name != "cairn"}
 
 
 def notes(store: MemoryStore) -> list[ev.TurnStored]:
-    """The turns on record."""
+    """The stored turns."""
     events = (decode(row).event for row in store.rows)
     return [event for event in events if isinstance(event, ev.TurnStored)]
 
 
 async def test_ten_turns_with_the_same_tools(store: MemoryStore):
-    """They are noted once, over a restart as well, and each response has them."""
+    """They are stored once, also across a restart, and each response returns them."""
     told: list[Any] = [None]
     for _ in range(2):
         async with setup(store) as server:
@@ -99,7 +99,7 @@ async def test_ten_turns_with_the_same_tools(store: MemoryStore):
 
 
 async def test_what_changes_is_noted(store: MemoryStore):
-    """By itself; and what comes back is there already."""
+    """Only the changed text is stored; a text that returns is not stored again."""
     async with setup(store) as server:
         one, other = ({"a": letter * 200} for letter in "xy")
         told: list[Any] = [None]
@@ -113,7 +113,9 @@ async def test_what_changes_is_noted(store: MemoryStore):
 
 
 async def test_a_response_whose_texts_an_earlier_one_brought_that_was_deleted(store: MemoryStore):
-    """It is told as it was, and so is what goes on from another; after a restart as well."""
+    """
+    It is returned unchanged, and so is a response that continues another; also after a restart.
+    """
     async with setup(store) as server:
         first = await say(server, "Hello")
         second = await say(server, "And then?", first)
@@ -130,7 +132,9 @@ async def test_a_response_whose_texts_an_earlier_one_brought_that_was_deleted(st
 
 
 async def test_two_that_go_on_from_one(store: MemoryStore):
-    """Each has what it came with; in a session of its own it is written there."""
+    """
+    Each returns what its request had; a branch with a session of its own stores its texts there.
+    """
     async with setup(store) as server:
         first = await say(server, "Hello")
         branches = [await say(server, text, first) for text in ("And then?", "Or else?")]
@@ -145,7 +149,7 @@ async def test_two_that_go_on_from_one(store: MemoryStore):
 
 
 async def test_a_session_that_is_opened_again(store: MemoryStore):
-    """It brings its texts anew: the rows of the one before may be pruned without it."""
+    """The new session stores its texts again, because the rows of the old one may be pruned."""
     async with setup(store) as server:
         first = await say(server, "Hello", session_id="talk")
         await server.loaded.close_session("talk", "-")
@@ -156,7 +160,7 @@ async def test_a_session_that_is_opened_again(store: MemoryStore):
 
 
 async def test_texts_that_were_forgotten(store: MemoryStore):
-    """Without them the response is none any more."""
+    """A response whose texts were pruned is no longer found."""
     async with setup(store) as server:
         first = await say(server, "Hello")
         second = await say(server, "And then?", first)
@@ -166,7 +170,7 @@ async def test_texts_that_were_forgotten(store: MemoryStore):
 
 
 async def test_who_wants_nothing_kept_notes_nothing(store: MemoryStore):
-    """What such a request brings is in no row, and the next one brings it."""
+    """A request with ``store: false`` stores no texts, so the next request stores them."""
     async with setup(store) as server:
         await say(server, "Hello", store=False)
         told = await say(server, "Hello")

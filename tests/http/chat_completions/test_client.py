@@ -1,4 +1,4 @@
-"""The official client, unchanged, against a served app."""
+"""The official client, unmodified, against a served app."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ASK: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": 
 
 
 async def ask(url: str, call: Callable[[openai.OpenAI], T]) -> T:
-    """Run a call of the client in a thread, since it knows nothing of trio."""
+    """Call the client in a thread, because it does not know trio."""
 
     def run() -> T:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as api:
@@ -51,7 +51,7 @@ async def ask(url: str, call: Callable[[openai.OpenAI], T]) -> T:
 
 
 async def test_completion(serve: Serve):
-    """A completion is parsed with its text, usage, fingerprint and the path it took."""
+    """A completion is parsed with its text, usage, fingerprint and path."""
     url = await serve(FakeService())
     answer = await ask(url, lambda api: api.chat.completions.create(**ASK))
     assert "chatcmpl-req-1" == answer.id
@@ -86,7 +86,7 @@ async def test_completion(serve: Serve):
 
 
 async def test_cached_tokens_are_there_when_zero(serve: Serve):
-    """A cold answer says that nothing was cached, rather than nothing."""
+    """A cold answer reports zero cached tokens rather than leaving the field out."""
     cold = (ACCEPTED, attrs.evolve(FINISHED, cached_tokens=0))
     url = await serve(FakeService(cold))
     answer = await ask(url, lambda api: api.chat.completions.create(**ASK))
@@ -113,7 +113,7 @@ async def test_stream(serve: Serve):
 
 
 async def test_stream_with_usage(serve: Serve):
-    """Usage comes in a last chunk without choices, if it was asked for."""
+    """If requested, usage comes in a last chunk without choices."""
     url = await serve(FakeService())
     options = {"include_usage": True}
     chunks = await ask(
@@ -133,7 +133,7 @@ async def test_stream_with_usage(serve: Serve):
 
 
 async def test_logprobs(serve: Serve):
-    """Each token has its log-probability, bytes and alternatives; no infinity gets through."""
+    """Each token has its log-probability, bytes and alternatives; infinity is never sent."""
     service = FakeService()
     url = await serve(service)
     answer = await ask(
@@ -152,7 +152,7 @@ async def test_logprobs(serve: Serve):
 
 
 async def test_logprobs_in_a_stream(serve: Serve):
-    """A stream reports each token's log-probability, also of tokens that give no text yet."""
+    """A stream reports the log-probability of each token, also of tokens that add no text yet."""
     url = await serve(FakeService())
     chunks = await ask(
         url, lambda api: list(api.chat.completions.create(**ASK, stream=True, logprobs=True))
@@ -167,7 +167,7 @@ async def test_logprobs_in_a_stream(serve: Serve):
 
 
 async def test_waiting_is_no_chunk(serve: Serve):
-    """Keep-alives are comments, which a client does not see."""
+    """Keep-alives are comments, which the client does not see."""
     script = (QUEUED, PREFILLING, ACCEPTED, PREFILLING, *DELTAS, FINISHED)
     url = await serve(FakeService(script))
     chunks = await ask(url, lambda api: list(api.chat.completions.create(**ASK, stream=True)))
@@ -177,7 +177,7 @@ async def test_waiting_is_no_chunk(serve: Serve):
 
 
 async def test_models(serve: Serve):
-    """The one model is listed, found by its name, and no other is."""
+    """The only model is listed and found by its name; no other is found."""
     url = await serve(FakeService())
     assert [FACTS.model] == [m.id for m in await ask(url, lambda api: list(api.models.list()))]
     found = await ask(url, lambda api: api.models.retrieve(FACTS.model))
@@ -258,7 +258,7 @@ REFUSALS = [
 async def test_refusals(
     serve: Serve, refusal, kind, status, code, text, headers, where: str, stream: bool
 ):
-    """Each refusal has its status, code and headers, wherever it comes from before an answer."""
+    """Each refusal before an answer has its status, code and headers."""
     service = FakeService(refusal=refusal) if where == "entering" else FakeService([refusal])
     url = await serve(service)
     with pytest.raises(kind) as caught:
@@ -271,7 +271,7 @@ async def test_refusals(
 
 
 async def test_broken_is_typed_as_internal(serve: Serve):
-    """A broken invariant has the type that the operator's page names."""
+    """A violated invariant has the type that the operator's page names."""
     url = await serve(FakeService(refusal=Broken(BUG)))
     with pytest.raises(openai.InternalServerError) as caught:
         await ask(url, lambda api: api.chat.completions.create(**ASK))
@@ -279,7 +279,9 @@ async def test_broken_is_typed_as_internal(serve: Serve):
 
 
 async def test_violation_in_mid_stream(serve: Serve):
-    """A violation in mid-stream raises in the client, with the bug id, after what came before."""
+    """
+    A violation in mid-stream raises an error with the bug id in the client, after the text so far.
+    """
     service = FakeService([ACCEPTED, DELTAS[0], Broken(BUG)])
     url = await serve(service)
     texts: list[str | None] = []
@@ -296,7 +298,7 @@ async def test_violation_in_mid_stream(serve: Serve):
 
 
 async def test_violation_in_mid_answer(serve: Serve):
-    """An answer that is sent as a whole is an error as a whole."""
+    """A violation during an answer that is sent whole makes it an error."""
     url = await serve(FakeService([ACCEPTED, DELTAS[0], Broken(BUG)]))
     with pytest.raises(openai.InternalServerError) as caught:
         await ask(url, lambda api: api.chat.completions.create(**ASK))
@@ -304,7 +306,7 @@ async def test_violation_in_mid_answer(serve: Serve):
 
 
 async def test_client_that_stops_reading_cancels(serve: Serve):
-    """A client that closes its stream has its request left."""
+    """When a client closes its stream, its request is cancelled."""
     hold = Hold()
     service = FakeService([ACCEPTED, DELTAS[0], hold, FINISHED])
     url = await serve(service)
@@ -320,7 +322,7 @@ async def test_client_that_stops_reading_cancels(serve: Serve):
 
 
 async def test_connection_is_used_again(serve: Serve):
-    """One connection serves whole answers, streams and errors after each other."""
+    """One connection serves whole answers, streams and errors in sequence."""
     service = FakeService(ANSWER, [ACCEPTED, Broken(BUG)], ANSWER, ANSWER)
     url = await serve(service)
 

@@ -1,7 +1,7 @@
 """
-What clients of chat completions make of a conversation when they send it back, each habit in a
-generated one: the prompt is that of a client that sends back what it was given, and what was sent
-before stays its beginning.
+How clients of chat completions change a conversation when they send it back, each habit in a
+generated conversation. The prompt is the one for a client that changes nothing, and earlier prompts
+stay its beginning.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Habit = Callable[[Body, int], None]
 
 def calm(seed: int, *, thinks: bool = False) -> Iterator[Body]:
     """
-    The requests of a conversation whose client sends messages back as they came: words, calls,
-    and results, after which the user speaks or the next answer follows.
+    The requests of a client that sends messages back unchanged: text, calls, and results, followed
+    by a user message or by the next answer.
 
     Args:
         thinks: whether something was thought before each answer.
@@ -77,7 +77,7 @@ def answers(body: Body) -> Iterator[Body]:
 
 
 def respaced(body: Body, turn: int) -> None:
-    """Arguments are read, and written again without spaces and with other escapes."""
+    """Parses arguments and writes them again, without spaces and with other escapes."""
     for message in answers(body):
         for call in message.get("tool_calls", ()):
             given = json.loads(call["function"]["arguments"])
@@ -86,14 +86,14 @@ def respaced(body: Body, turn: int) -> None:
 
 
 def as_objects(body: Body, turn: int) -> None:
-    """Arguments are read, and left as they were read."""
+    """Parses arguments and sends them as objects."""
     for message in answers(body):
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
 
 
 def unsaid(body: Body, turn: int) -> None:
-    """Where nothing was said beside a call there is an empty text, or no content at all."""
+    """Sends an empty text, or no content at all, where a call has no text."""
     for message in answers(body):
         if message["content"] is None:
             message["content"] = ""
@@ -102,7 +102,7 @@ def unsaid(body: Body, turn: int) -> None:
 
 
 def in_parts(body: Body, turn: int) -> None:
-    """Content is a list of parts, but not of all messages, and not of the same the next time."""
+    """Sends the content of some messages as a list of parts, and of different ones each time."""
     for index, message in enumerate(body["messages"]):
         if (index + turn) % 2 and message["content"]:
             hint = {"cache_control": {"type": "ephemeral"}} if index % 3 else {}
@@ -110,7 +110,7 @@ def in_parts(body: Body, turn: int) -> None:
 
 
 def with_remains(body: Body, turn: int) -> None:
-    """Fields of the answer come along: empty ones, ids, and the place among the calls."""
+    """Sends fields of the answer back: empty ones, ids, and the index of a call."""
     for message in answers(body):
         message |= {"refusal": None, "annotations": [], "audio": None, "id": f"msg_{turn}"}
         if not message.get("tool_calls"):
@@ -120,20 +120,20 @@ def with_remains(body: Body, turn: int) -> None:
 
 
 def renamed(body: Body, turn: int) -> None:
-    """What the system says is the developer's now and then."""
+    """Sometimes sends a system message as a developer message."""
     if turn % 2:
         body["messages"][0]["role"] = "developer"
 
 
 def forgets_thoughts(body: Body, turn: int) -> None:
-    """What was thought before a user spoke is dropped; within a loop of calls it is kept."""
+    """Drops the reasoning before the last user message, but keeps it within a loop of calls."""
     spoke = max(i for i, message in enumerate(body["messages"]) if message["role"] == "user")
     for message in body["messages"][:spoke]:
         message.pop("reasoning_content", None)
 
 
 def renumbered(body: Body, turn: int) -> None:
-    """Somebody in between gives calls other ids each time."""
+    """A proxy replaces the ids of calls each time."""
     for message in body["messages"]:
         if "tool_call_id" in message:
             message["tool_call_id"] += f"_{turn}"
@@ -142,7 +142,7 @@ def renumbered(body: Body, turn: int) -> None:
 
 
 def switches_thinking(body: Body, turn: int) -> None:
-    """Thinking is on in one turn and off in the next."""
+    """Turns thinking on in one turn and off in the next."""
     body["enable_thinking"] = bool(turn % 2)
 
 
@@ -154,12 +154,12 @@ HABITS: list[Habit] = [respaced, as_objects, unsaid, in_parts, with_remains, ren
 
 @pytest.fixture(scope="module", name="tokenizer")
 def tokenizer_(model_directory: Path) -> Any:
-    """The random model's, with Pebble's template."""
+    """The tokenizer of the random model, with Pebble's template."""
     return load_tokenizer(model_directory)
 
 
 def with_habits(seed: int, *habits: Habit, thinks: bool = False) -> list[Conversation]:
-    """The conversation turn by turn, by a client with these habits."""
+    """The conversation turn by turn, from a client with these habits."""
     found = []
     for turn, body in enumerate(calm(seed, thinks=thinks)):
         for habit in habits:
@@ -172,7 +172,7 @@ def with_habits(seed: int, *habits: Habit, thinks: bool = False) -> list[Convers
 
 
 def assert_grows(tokenizer: Any, turns: list[Conversation]) -> None:
-    """Each turn's parts and prompt are the beginning of the next one's."""
+    """Assert that each turn's parts and prompt are the beginning of the next turn's."""
     for one, other in itertools.pairwise(turns):
         parts = conversation_parts(one)
         assert parts == conversation_parts(other)[: len(parts)]
@@ -184,7 +184,7 @@ def assert_grows(tokenizer: Any, turns: list[Conversation]) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("habit", HABITS, ids=lambda habit: habit.__name__)
 def test_a_habit_changes_nothing(tokenizer: Any, habit: Habit, seed: int):
-    """Parts and prompt of every turn are those of the client that sends back what it was given."""
+    """Each turn has the same parts and prompt as with a client that changes nothing."""
     plain, moved = with_habits(seed), with_habits(seed, habit)
     assert TURNS == len(plain)
     assert_grows(tokenizer, plain)
@@ -194,7 +194,7 @@ def test_a_habit_changes_nothing(tokenizer: Any, habit: Habit, seed: int):
 
 
 def test_all_habits_together_change_nothing(tokenizer: Any):
-    """Clients have several."""
+    """Clients have several habits."""
     plain, moved = with_habits(7), with_habits(7, respaced, unsaid, with_remains, renamed)
     assert [render(tokenizer, one) for one in plain] == [render(tokenizer, one) for one in moved]
 
@@ -203,8 +203,8 @@ def test_all_habits_together_change_nothing(tokenizer: Any):
 @pytest.mark.parametrize("habit", [forgets_thoughts, renumbered, switches_thinking])
 def test_it_is_the_same_conversation_all_the_same(tokenizer: Any, habit: Habit, seed: int):
     """
-    What a client drops or changes of thoughts, of ids and of thinking leaves the conversation what
-    it was; as far as the template renders it alike, its prompt too.
+    The conversation is the same if a client drops or changes reasoning, ids or thinking; its prompt
+    is too, as far as the template renders it the same way.
     """
     plain = with_habits(seed, thinks=True)
     moved = with_habits(seed, habit, thinks=True)
@@ -214,5 +214,5 @@ def test_it_is_the_same_conversation_all_the_same(tokenizer: Any, habit: Habit, 
 
 
 def said(tokenizer: Any, turn: Conversation) -> str:
-    """The prompt, up to where the answer begins."""
+    """The prompt, up to the beginning of the answer."""
     return render(tokenizer, turn).rpartition(BEGINNING)[0]

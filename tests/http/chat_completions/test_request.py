@@ -33,7 +33,7 @@ def command(**fields: Any) -> Generate:
 
 
 def message(**fields: Any) -> Message:
-    """The one message of a request, in canonical form."""
+    """The only message of a request, in canonical form."""
     conversation = command(messages=[fields]).conversation
     assert conversation is not None
     (only,) = conversation.messages
@@ -41,7 +41,7 @@ def message(**fields: Any) -> Message:
 
 
 def test_plain_request():
-    """What was not said has the server's defaults."""
+    """Fields that are left out have the server's defaults."""
     assert ChatRequest(
         command=Generate(
             protocol="openai.chat",
@@ -58,7 +58,7 @@ def test_plain_request():
 
 
 def test_all_parameters():
-    """Each parameter that is understood stands in the command."""
+    """The command has each supported parameter."""
     asked = read(
         headers={"x-session-id": "group-1"},
         model="m",
@@ -123,7 +123,7 @@ def test_all_parameters():
 
 
 def test_null_is_absent():
-    """A null says no more than leaving the parameter out."""
+    """Null means the same as leaving the parameter out."""
     names = (
         "model stream stream_options temperature top_p top_k min_p seed max_tokens stop logprobs "
         "max_completion_tokens top_logprobs n tools tool_choice chat_template_kwargs "
@@ -144,7 +144,7 @@ PARTS_ALIKE = [
 @pytest.mark.parametrize(("text", "parts"), PARTS_ALIKE)
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
 def test_content_as_string_or_parts(role: str, text: str, parts: list[dict[str, Any]]):
-    """A string and text parts are one command, with one chain of parts."""
+    """A string and text parts become the same command, with the same chain."""
     one = command(messages=[{"role": role, "content": text}])
     other = command(messages=[{"role": role, "content": parts}])
     assert one == other
@@ -154,12 +154,12 @@ def test_content_as_string_or_parts(role: str, text: str, parts: list[dict[str, 
 
 
 def test_developer_is_system():
-    """A developer's message is a system message, in its place."""
+    """A developer message becomes a system message in the same place."""
     assert Message(role="system", content="x") == message(role="developer", content="x")
 
 
 def test_cache_hints_of_messages_and_tools_are_ignored():
-    """A cache hint moves without changing the command."""
+    """Moving a cache hint does not change the command."""
     hint = {"cache_control": {"type": "ephemeral"}}
     tool = {"type": "function", "function": {"name": "f"}}
     plain = command(messages=HELLO, tools=[tool])
@@ -170,13 +170,13 @@ def test_cache_hints_of_messages_and_tools_are_ignored():
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
 def test_reasoning_under_both_names(key: str):
-    """An assistant's thinking is taken under either name."""
+    """An assistant's reasoning is read from either field."""
     expected = Message(role="assistant", content="x", reasoning="why")
     assert expected == message(role="assistant", content="x", **{key: "why"})
 
 
 def test_empty_fields_are_none():
-    """Clients that send empty fields and those that send none are alike."""
+    """Empty fields and absent fields become the same command."""
     assert Message(role="assistant", content="x") == message(
         role="assistant", content="x", reasoning_content="", tool_calls=[], name=""
     )
@@ -208,7 +208,7 @@ def call(arguments: Any) -> dict[str, Any]:
     ids=["object", "given", "empty", "nothing", "list", "broken", "nan", "big", "deep"],
 )
 def test_tool_call_arguments(arguments: Any, expected: Any):
-    """Arguments are an object where they are JSON for one, and else the text that was sent."""
+    """Arguments become an object if they are JSON for one; otherwise they stay text."""
     (found,) = message(**call(arguments)).tool_calls
     assert {
         "id": "call-1",
@@ -218,14 +218,14 @@ def test_tool_call_arguments(arguments: Any, expected: Any):
 
 
 def test_tool_result():
-    """A tool's message names the call that it answers."""
+    """A tool message names the call that it answers."""
     assert Message(role="tool", content="42", tool_call_id="call-1", name="f") == message(
         role="tool", content="42", tool_call_id="call-1", name="f"
     )
 
 
 def test_tool_choice_none_leaves_the_prompt_as_it_is():
-    """Tools that may not be called are shown all the same: the prompt begins with them."""
+    """Tools that may not be called stay in the prompt, which begins with them."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     with_tools = command(tools=tools).conversation
     assert with_tools is not None
@@ -235,7 +235,7 @@ def test_tool_choice_none_leaves_the_prompt_as_it_is():
 
 
 def test_template_settings_go_before_the_shorthand():
-    """``chat_template_kwargs`` is the more precise of the two ways."""
+    """``chat_template_kwargs`` takes precedence, because it is more precise."""
     asked = command(enable_thinking=True, chat_template_kwargs={"enable_thinking": False})
     assert asked.conversation is not None
     assert {"enable_thinking": False} == asked.conversation.template
@@ -267,7 +267,7 @@ def test_stop(stop: Any, expected: tuple[str, ...]):
     ],
 )
 def test_logprobs(fields: dict[str, Any], expected: int | None):
-    """No log-probabilities, or those of the tokens, or also of alternatives."""
+    """No log-probabilities, those of the tokens, or also those of alternatives."""
     assert expected == command(**fields).top_logprobs
 
 
@@ -290,12 +290,12 @@ def test_session_name_in_any_script():
     ],
 )
 def test_group_headers(headers: dict[str, str], expected: str | None):
-    """The first header that can be a name is the group; none is a reason to refuse."""
+    """The first header with a valid name is the group; an invalid one is not refused."""
     assert expected == read(headers=headers).command.group
 
 
 def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
-    """A constant text stands in its place, and that is told."""
+    """A constant text replaces the image, and the answer reports it as ignored."""
 
     def asked(data: str) -> ChatRequest:
         image = {"type": "image_url", "image_url": {"url": data}}
@@ -312,7 +312,10 @@ def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
 
 
 def test_an_image_in_a_turn_that_was_answered():
-    """A constant text stands in its place, and that is told; what is asked about now is refused."""
+    """
+    A constant text replaces the image, and the answer reports it; in the current turn it is
+    refused.
+    """
     image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
     seen, said = {"role": "user", "content": image}, {"role": "assistant", "content": "A hill."}
     past = read(messages=[seen, said, {"role": "user", "content": "How high?"}])
@@ -326,7 +329,7 @@ def test_an_image_in_a_turn_that_was_answered():
 
 
 def test_unknown_parameters_are_ignored_and_named():
-    """What is not understood changes nothing; each answer names it, and the log has it once."""
+    """Unknown parameters change nothing; each answer names them, and the log names them once."""
     ignored = Ignored()
     body = json.dumps({"messages": HELLO, "user": "me", "best_of": 2}).encode()
     with structlog.testing.capture_logs() as logs:
@@ -339,7 +342,7 @@ def test_unknown_parameters_are_ignored_and_named():
 
 
 def test_a_null_that_is_not_understood_is_not_told():
-    """A parameter that nobody knows is told of where it has a value."""
+    """An unknown parameter is reported only if it has a value."""
     assert () == read(made_up=None).ignored
     assert ("made_up",) == read(made_up=False).ignored
 
@@ -357,7 +360,7 @@ def test_a_null_that_is_not_understood_is_not_told():
     ],
 )
 def test_settings_of_the_template_that_are_not_said(said: Any, settings: Any):
-    """The model's hold, unless the request has others."""
+    """The model's settings apply unless the request has its own."""
     facts = attrs.evolve(FACTS, template={"enable_thinking": False, "mood": "calm"})
     body = json.dumps({"messages": HELLO, **said}).encode()
     asked = read_chat_request(body, {}, Ignored(), facts).command.conversation
@@ -366,7 +369,7 @@ def test_settings_of_the_template_that_are_not_said(said: Any, settings: Any):
 
 
 def test_what_is_not_said_has_the_servers_defaults():
-    """What the model's makers recommend holds where a client says nothing, and only there."""
+    """The model's recommended values apply where a client leaves a field out, and only there."""
     defaults = Sampling(temperature=0.6, top_k=20, repetition_penalty=1.05)
     facts = attrs.evolve(FACTS, defaults=defaults)
 
@@ -398,7 +401,7 @@ def test_what_is_not_said_has_the_servers_defaults():
     ],
 )
 def test_a_misspelt_field_is_told_with_the_one_that_is_meant(sent: str, meant: str):
-    """It changes nothing, and both the answer and the log say what it should have been."""
+    """It has no effect, and both the answer and the log suggest the right name."""
     with structlog.testing.capture_logs() as logs:
         assert (f"{sent} (did you mean {meant}?)",) == read({}, **{sent: 1}).ignored
     assert [(sent, meant)] == [(entry["parameter"], entry["did_you_mean"]) for entry in logs]
@@ -412,7 +415,7 @@ def test_a_misspelt_field_is_told_with_the_one_that_is_meant(sent: str, meant: s
     ],
 )
 def test_a_field_that_is_like_none_has_no_hint(sent: str):
-    """Fields of other servers are not taken for slips, nor are paths into a known one."""
+    """Fields of other servers, and paths into a known field, are not taken for misspellings."""
     with structlog.testing.capture_logs() as logs:
         assert (sent,) == read({}, **{sent: 1}).ignored
     assert ["did_you_mean" in entry for entry in logs] == [False]
@@ -429,7 +432,7 @@ def test_a_field_that_is_like_none_has_no_hint(sent: str):
     ],
 )
 def test_a_field_that_is_missing_and_may_be_misspelt(sent: dict[str, Any], hint: str):
-    """The refusal names what may have been sent for it."""
+    """The refusal names the field that may have been sent instead."""
     with pytest.raises(ClientError) as failed:
         read_chat_request(json.dumps(sent).encode(), {}, Ignored(), FACTS)
     assert f"Missing required field `messages`{hint}" == failed.value.message
@@ -437,7 +440,7 @@ def test_a_field_that_is_missing_and_may_be_misspelt(sent: dict[str, Any], hint:
 
 
 def test_made_up_names_do_not_fill_the_answer():
-    """An answer names so many, and the beginning of each."""
+    """An answer names a limited number of them, each cut to a length."""
     fields: dict[str, Any] = {f"name-{number:03}" + "x" * 1000: 1 for number in range(100)}
     asked = read(**fields)
     assert 64 == len(asked.ignored)
@@ -445,7 +448,7 @@ def test_made_up_names_do_not_fill_the_answer():
 
 
 def test_made_up_names_do_not_fill_the_log():
-    """Beyond a number of names, further ones are not told."""
+    """Beyond a number of names, further ones are not logged."""
     ignored = Ignored(names_max=3)
     with structlog.testing.capture_logs() as logs:
         for number in range(10):
@@ -471,7 +474,7 @@ def test_made_up_names_do_not_fill_the_log():
     ],
 )
 def test_effort(switches: set[str], fields: Any, template: Any, told: tuple[str, ...]):
-    """It sets what the model's template heeds; otherwise it is told as ignored."""
+    """It sets what the model's template supports; otherwise it is reported as ignored."""
     facts = attrs.evolve(FACTS, switches=frozenset(switches))
     body = json.dumps({"messages": HELLO, **fields}).encode()
     found = read_chat_request(body, {}, Ignored(), facts)
@@ -480,7 +483,7 @@ def test_effort(switches: set[str], fields: Any, template: Any, told: tuple[str,
 
 
 def test_a_cache_key_is_a_group():
-    """Where no header names one, and where it is a name."""
+    """It is the group if no header names one and it is a valid name."""
     assert "talk-1" == command(prompt_cache_key="talk-1").group
     assert "one" == command(headers={"session-id": "one"}, prompt_cache_key="talk-1").group
     assert command(prompt_cache_key="x" * 201).group is None
@@ -488,7 +491,9 @@ def test_a_cache_key_is_a_group():
 
 
 def test_a_call_of_the_older_form_is_refused():
-    """It would be lost without a word; an empty one, which some clients send, is none."""
+    """
+    It would be lost silently, so it is refused; an empty one, which some clients send, is accepted.
+    """
     older = {"role": "assistant", "content": None, "function_call": {"name": "f"}}
     with pytest.raises(ClientError) as caught:
         read(messages=[*HELLO, older])
@@ -501,13 +506,13 @@ def test_a_call_of_the_older_form_is_refused():
 
 
 def test_several_answers():
-    """So many are asked for of the service."""
+    """The command asks the service for this many answers."""
     assert 16 == command(n=16).choices
     assert 1 == command(n=None).choices
 
 
 def test_all_that_the_official_client_has_names_for_is_taken():
-    """What is not acted on is told; nothing of it is a reason to refuse."""
+    """Parameters without effect are reported as ignored; none is refused."""
     found = read(
         model="m",
         audio={"format": "wav", "voice": "alloy"},

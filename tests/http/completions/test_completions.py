@@ -46,7 +46,7 @@ def read(**fields: Any) -> TextRequest:
     ],
 )
 def test_prompts(prompt: Any, expected: Any):
-    """A text or token ids, alone or as the only ones of a list."""
+    """A text or token ids, alone or as the only element of a list."""
     assert expected == read(prompt=prompt).command.prompt
 
 
@@ -73,14 +73,14 @@ def test_prompts(prompt: Any, expected: Any):
     ],
 )
 def test_what_cannot_be_used(fields: dict[str, Any], param: str, code: str):
-    """It is refused at its place."""
+    """Each is refused with its parameter."""
     with pytest.raises(ClientError) as refused:
         read(**fields)
     assert (param, code) == (refused.value.param, refused.value.code)
 
 
 def test_parameters():
-    """What is said is asked for, and what is not known is told."""
+    """Supported parameters are in the command, and unknown ones are reported."""
     found = read(
         prompt="a",
         temperature=0.5,
@@ -140,7 +140,10 @@ async def test_whole(serve: Serve):
 @pytest.mark.trio
 @pytest.mark.parametrize("stream", [False, True])
 async def test_tokens_that_are_part_of_a_character(serve: Serve, stream: bool):
-    """They are called by their bytes, so none covers another, and begin where it begins."""
+    """
+    They are named by their bytes, so that none replaces another, and begin where the character
+    begins.
+    """
 
     def part(token_id: int, raw: bytes) -> TokenInfo:
         top = (
@@ -176,7 +179,7 @@ async def test_tokens_that_are_part_of_a_character(serve: Serve, stream: bool):
 
 @pytest.mark.trio
 async def test_stream(serve: Serve):
-    """A stream adds up to the same, with offsets that go on."""
+    """A stream adds up to the same text, with continuous offsets."""
     url = await serve(FakeService(SCRIPT))
     asked: dict[str, Any] = {
         **ASK,
@@ -198,7 +201,7 @@ async def test_stream(serve: Serve):
 
 @pytest.mark.trio
 async def test_an_error_names_the_prompt():
-    """A prompt that is too long stands in the field that this protocol has for it."""
+    """The error for a prompt that is too long names this protocol's field."""
     service = FakeService(refusal=PromptTooLong(5000, 4096))
     response = await create_app(service).test_client().post("/v1/completions", data=json.dumps(ASK))
     error = json.loads(await response.get_data(as_text=True))["error"]
@@ -207,7 +210,7 @@ async def test_an_error_names_the_prompt():
 
 @pytest.mark.trio
 async def test_a_stream_that_waits_is_kept_alive():
-    """While the prompt waits or is prefilled, comments say how far it is."""
+    """While the prompt is queued or prefilled, comments report the progress."""
     script = (QUEUED, ACCEPTED, PREFILLING, FINISHED)
     client = create_app(FakeService(script)).test_client()
     response = await client.post(

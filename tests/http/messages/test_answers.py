@@ -94,7 +94,7 @@ async def whole(*script: Step, **fields: Any) -> dict[str, Any]:
 
 
 async def events(*script: Step, **fields: Any) -> list[dict[str, Any]]:
-    """The events of a stream, each of which is named by its type."""
+    """The events of a stream, each named by its type."""
     response = await post(FakeService(script), stream=True, **fields)
     assert (200, "text/event-stream; charset=utf-8") == (
         response.status_code,
@@ -110,7 +110,7 @@ async def events(*script: Step, **fields: Any) -> list[dict[str, Any]]:
 
 
 async def test_a_message_with_everything():
-    """Thoughts, words and calls are blocks in their order, and the usage adds up to the prompt."""
+    """Reasoning, text and calls are blocks in their order, and the usage adds up to the prompt."""
     assert {
         "id": "msg_req-1",
         "type": "message",
@@ -131,7 +131,7 @@ async def test_a_message_with_everything():
 
 
 async def test_events_of_a_stream():
-    """What stands in each event, to the letter: blocks begin, grow and end one after the other."""
+    """The exact content of each event: blocks begin, grow and end one after the other."""
     found = await events(*SCRIPT)
     start: dict[str, Any] = {
         "id": "msg_req-1",
@@ -202,7 +202,7 @@ async def test_events_of_a_stream():
         ({"stop_text": "END"}, (Said("x"),), "stop_sequence"),
         ({}, (GO,), "tool_use"),
         ({"stop_text": "END"}, (GO,), "tool_use"),
-        # A second call was cut off: to act on the first alone may be wrong.
+        # A second call was cut off, so acting on the first alone may be wrong.
         ({"ended_in_call": True}, (GO, Said("x")), "end_turn"),
         ({"ended_in_call": True, "stop_text": "END"}, (GO, Said("x")), "stop_sequence"),
         ({"finish_reason": "length", "completion_tokens": 100}, (Said("x"),), "max_tokens"),
@@ -217,7 +217,7 @@ async def test_events_of_a_stream():
 async def test_why_an_answer_ended(
     stream: bool, finished: dict[str, Any], parts: tuple[Any, ...], reason: str
 ):
-    """Calls that are whole go before a stop text, and an answer that was cut off before both."""
+    """Complete calls take precedence over a stop text, and a cut-off over both."""
     script = (ACCEPTED, Delta(parts=parts), attrs.evolve(FINISHED, **finished))
     told = (await events(*script))[-2]["delta"] if stream else await whole(*script)
     assert (reason, finished.get("stop_text")) == (told["stop_reason"], told["stop_sequence"])
@@ -235,7 +235,9 @@ async def test_an_answer_without_a_word(stream: bool):
 
 
 async def test_pings():
-    """Who waits, in the queue, in the prefill or in the midst of a block, has a ping each time."""
+    """
+    A ping is sent each time a client waits: in the queue, in prefill or in the middle of a block.
+    """
     found = await events(
         QUEUED, PREFILLING, ACCEPTED, PREFILLING, Delta(parts=(Said("x"),)), PREFILLING, FINISHED
     )
@@ -246,7 +248,7 @@ async def test_pings():
 
 
 async def test_ignored_parameters_are_told():
-    """In the object of Cairn's, in a stream with the first event."""
+    """In Cairn's object; in a stream, with the first event."""
     fields = {"metadata": {"user_id": "me"}, "cache_control": {"type": "ephemeral", "ttl": "2h"}}
     expected = ["cache_control.ttl", "metadata"]
     assert expected == (await whole(*ANSWER, **fields))["cairn"]["ignored"]
@@ -265,13 +267,13 @@ async def test_ignored_parameters_are_told():
     ids=["stream", "stream that waits", "whole", "whole that waits"],
 )
 async def test_headers(stream: bool, script: tuple[Step, ...], expected: dict[str, str]):
-    """The request's id is under both names, where it is known in time."""
+    """The request's id is sent under both names, once it is known."""
     response = await post(FakeService(script), stream=stream)
     assert expected == {name: response.headers[name] for name in KNOWN if name in response.headers}
 
 
 async def test_what_clients_send_besides():
-    """Keys, versions, betas and queries are accepted as they come."""
+    """Keys, versions, betas and queries are accepted in any form."""
     client = create_app(FakeService()).test_client()
     headers = {
         "x-api-key": "sk-any",
@@ -284,11 +286,13 @@ async def test_what_clients_send_besides():
     assert 200 == response.status_code
 
 
-# --- tokens that are counted -----------------------------------------------------------------
+# --- counting tokens -------------------------------------------------------------------------
 
 
 async def test_a_count_of_tokens():
-    """It is a number and nothing else, of the prompt that the same message would have."""
+    """
+    The answer is a number and nothing else: the length of the prompt that the message would have.
+    """
     service = FakeService()
     response = await post(service, COUNT, system="Be brief.", thinking={"type": "adaptive"})
     assert (200, {"input_tokens": 17}) == (
@@ -301,13 +305,13 @@ async def test_a_count_of_tokens():
 
 
 async def test_a_count_needs_no_limit_and_gives_no_stream():
-    """``max_tokens`` may be left out, and ``stream`` has no meaning."""
+    """``max_tokens`` may be left out, and ``stream`` has no effect."""
     response = await post(FakeService(), COUNT, max_tokens=None, stream=True)
     assert 200 == response.status_code
 
 
 async def test_a_history_that_ends_with_the_assistant():
-    """Its tokens are counted as it stands; asked for an answer, it is refused."""
+    """Its tokens are counted; a request for an answer is refused."""
     history = [*ASK["messages"], {"role": "assistant", "content": "Hello."}]
     assert 200 == (await post(FakeService(), COUNT, messages=history)).status_code
     error = await error_of(await post(FakeService(), messages=history))
@@ -318,7 +322,7 @@ async def test_a_history_that_ends_with_the_assistant():
 
 
 async def error_of(response: Any) -> dict[str, Any]:
-    """The error in an envelope, whose request is named in the headers too."""
+    """The error in an envelope, whose request the headers name too."""
     body = json.loads(await response.get_data(as_text=True))
     assert {"type", "error", "request_id"} == body.keys()
     assert "error" == body["type"]
@@ -330,7 +334,7 @@ async def error_of(response: Any) -> dict[str, Any]:
 
 
 def of_request(refusal: RefusalError) -> RefusalError:
-    """The refusal of a request that has an id."""
+    """A refusal that has a request id."""
     refusal.request = "req-9"
     return refusal
 
@@ -353,7 +357,7 @@ def of_request(refusal: RefusalError) -> RefusalError:
 async def test_refusals(
     path: str, refusal: RefusalError, status: int, kind: str, headers: dict[str, str]
 ):
-    """Each has the status and type that clients know, and says when to come back or that not to."""
+    """Each has the status and type that clients know, and says when to retry, or not to."""
     response = await post(FakeService(refusal=of_request(refusal)), path)
     error = await error_of(response)
     assert (status, kind, refusal.message) == (
@@ -367,7 +371,7 @@ async def test_refusals(
 
 
 async def test_a_prompt_that_is_too_long():
-    """The message has both numbers in the words that clients look for."""
+    """The message has both numbers in the wording that clients look for."""
     response = await post(FakeService(refusal=PromptTooLong(5000, 4096)))
     error = await error_of(response)
     assert error["message"].startswith("prompt is too long: 5000 tokens > 4095 maximum")
@@ -384,7 +388,7 @@ async def test_a_prompt_that_is_too_long():
     ],
 )
 async def test_errors_of_requests(path: str, body: bytes | None, status: int, kind: str, code: str):
-    """What is refused before any session has an id too, which stands in the log."""
+    """A request that is refused before it has a session has an id too, which the log contains."""
     client = create_app(FakeService()).test_client()
     with structlog.testing.capture_logs() as logs:
         response = await (client.get(path) if body is None else client.post(path, data=body))
@@ -395,7 +399,7 @@ async def test_errors_of_requests(path: str, body: bytes | None, status: int, ki
 
 
 async def test_names_of_hosts_and_models():
-    """Who may not call is told of a permission, who asks for another model that there is none."""
+    """A host that may not call is a permission error; an unknown model is not found."""
     client = create_app(FakeService(), strict_model_names=True).test_client()
     response = await client.post(MESSAGES, data=b"{}", headers={"host": "evil.example"})
     assert (403, "permission_error") == (
@@ -412,7 +416,7 @@ async def test_names_of_hosts_and_models():
 
 
 async def test_a_body_that_is_too_large():
-    """It has a type of its own."""
+    """It has an error type of its own."""
     response = await post(FakeService(refusal=RequestEntityTooLarge()))
     assert (413, "request_too_large") == (
         response.status_code,
@@ -421,7 +425,7 @@ async def test_a_body_that_is_too_large():
 
 
 async def test_an_error_that_nobody_foresaw():
-    """Nothing of it goes to the client but an id that stands in the log."""
+    """The client gets only an id that the log contains."""
     response = await post(FakeService(refusal=RuntimeError("secret")))
     error = await error_of(response)
     assert (500, "api_error", "false") == (
@@ -441,7 +445,7 @@ async def test_an_error_that_nobody_foresaw():
     ],
 )
 async def test_an_error_in_mid_stream(error: Exception, kind: str, code: str, request_id: str):
-    """The last event is the envelope: a stream that is not complete has no end."""
+    """The last event is the error envelope: an incomplete stream has no end event."""
     *_, last = await events(ACCEPTED, Delta(parts=(Said("x"),)), error)
     assert ("error", request_id, kind, code) == (
         last["type"],
@@ -457,7 +461,7 @@ async def test_an_error_in_mid_stream(error: Exception, kind: str, code: str, re
     ids=["no end", "no beginning", "neither"],
 )
 async def test_replies_that_are_not_complete(script: tuple[Step, ...]):
-    """They are no answer, whole or streamed: that is ours, and the log has it."""
+    """They never become an answer, whole or streamed: it is a server error, and it is logged."""
     with structlog.testing.capture_logs() as logs:
         response = await post(FakeService(script))
         *_, last = await events(*script)
@@ -467,7 +471,7 @@ async def test_replies_that_are_not_complete(script: tuple[Step, ...]):
 
 
 async def test_openai_s_addresses_keep_their_envelope():
-    """Each protocol has its own."""
+    """Each protocol has its own envelope."""
     response = await post(FakeService(refusal=NoMemory("none", 7)), "/v1/chat/completions")
     body = json.loads(await response.get_data(as_text=True))
     assert (503, {"error"}) == (response.status_code, body.keys())
@@ -477,7 +481,7 @@ async def test_openai_s_addresses_keep_their_envelope():
 
 
 async def test_over_a_socket(serve: Serve, client: httpx.AsyncClient):
-    """The status that only Anthropic has goes over a wire, and a stream comes as it is made."""
+    """The status that only Anthropic uses is sent, and a stream arrives as it is made."""
     hold = Hold()
     busy = FakeService(refusal=NoMemory("none", 7))
     refused = await client.post(await serve(busy) + MESSAGES, json=ASK)
@@ -494,7 +498,7 @@ async def test_over_a_socket(serve: Serve, client: httpx.AsyncClient):
 
 
 async def test_a_client_that_goes_away(serve: Serve, client: httpx.AsyncClient):
-    """Its request is left."""
+    """Its request is cancelled."""
     service = FakeService((ACCEPTED, Hold(), FINISHED))
     url = await serve(service)
     async with client.stream("POST", url + MESSAGES, json={**ASK, "stream": True}) as response:
@@ -505,7 +509,9 @@ async def test_a_client_that_goes_away(serve: Serve, client: httpx.AsyncClient):
 
 
 async def test_the_input_of_a_call_comes_in_pieces():
-    """One block for each call, whose pieces are its input; whole, it is the input."""
+    """
+    Each call is one block, whose pieces add up to its input; a whole answer has the same input.
+    """
 
     def more(index: int, id_: str, name: str, arguments: str) -> Calling:
         return Calling(index=index, id=id_, name=name, arguments=arguments)
@@ -536,7 +542,7 @@ async def test_the_input_of_a_call_comes_in_pieces():
 
 
 async def test_a_call_that_is_cut_off():
-    """Of half an object nothing can be told in a whole answer; a stream has the half."""
+    """A whole answer leaves half an object out; a stream has already sent the half."""
     cut = attrs.evolve(LOOK, arguments='{"city": "', cut="<tool_call>...")
     half = Calling(index=0, id="a1", name="look", arguments='{"city"')
     end = attrs.evolve(FINISHED, finish_reason="length", ended_in_call=True, completion_tokens=100)

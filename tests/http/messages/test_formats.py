@@ -1,4 +1,4 @@
-"""What Anthropic's clients want an answer held to: from the wire, and errors of it."""
+"""Constraints on answers to Anthropic's clients: from the wire, and errors in them."""
 
 from __future__ import annotations
 
@@ -68,11 +68,12 @@ LATER: dict[str, Any] = {
     ],
 )
 def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint | None):
-    """The format holds for answers in words, the choice says whether there may be any."""
+    """The format applies to answers in text; the choice decides whether text is allowed."""
     asked = read(**fields)
     assert expected == asked.command.constraint
     assert asked.command.conversation is not None
-    # A tool that is named stands among the others, so that the prompt is that of other turns.
+    # A named tool stays among the others, so that the prompt is the same as in other turns. So do
+    # all tools when none may be called.
     # So do all of them where none may be called.
     choice = fields.get("tool_choice", {"type": "auto"})["type"]
     shown = [tool["function"]["name"] for tool in asked.command.conversation.tools]
@@ -82,7 +83,7 @@ def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint 
 
 
 def test_a_tool_that_was_withdrawn_is_none_that_has_to_be_called():
-    """By the last word on it: one that is offered anew may be called again."""
+    """The last mention of a tool counts: one that is offered again may be called again."""
     named = {"type": "tool_reference", "name": "look"}
     removal, addition = (
         {"type": kind, "tool": named} for kind in ("tool_removal", "tool_addition")
@@ -99,7 +100,7 @@ def test_a_tool_that_was_withdrawn_is_none_that_has_to_be_called():
 
 
 def test_one_call_at_most_is_ignored_where_nothing_is_held():
-    """Only an answer that is held can be held to one call."""
+    """Only a constrained answer can be limited to one call."""
     names = ("tool_choice.disable_parallel_tool_use",)
     asked: dict[str, Any] = {"tools": [tool("look")], "tool_choice": {"type": "auto", **ONE}}
     assert names == read(**asked).ignored
@@ -109,7 +110,7 @@ def test_one_call_at_most_is_ignored_where_nothing_is_held():
 
 
 def test_a_format_beside_calls_that_have_to_be_is_told():
-    """The answer is calls then, so nothing comes of the format."""
+    """The answer is a call, so the format has no effect and is reported as ignored."""
     asked: dict[str, Any] = {"tools": TOOLS[:1], "tool_choice": {"type": "any"}}
     assert ("output_config.format",) == read(**asked, **CONFIG).ignored
     assert ("output_format",) == read(**asked, output_format=FORMAT).ignored
@@ -117,7 +118,9 @@ def test_a_format_beside_calls_that_have_to_be_is_told():
 
 
 def test_a_strict_tool():
-    """Where its calls are held it is held to the letter, and where they are free that is told."""
+    """
+    Its calls are constrained if they are required; otherwise ``strict`` is reported as ignored.
+    """
     asked: dict[str, Any] = {"tools": [tool("look", strict=True), tool("go", strict=False)]}
     free, held = read(**asked), read(**asked, tool_choice={"type": "any"})
     for found in (free, held):
@@ -131,7 +134,7 @@ def test_a_strict_tool():
 
 
 def test_the_order_of_properties_is_kept():
-    """It is the order in which they are written."""
+    """Properties are written in the order of the schema."""
     constraint = read(**CONFIG).command.constraint
     assert constraint is not None
     assert constraint.schema is not None
@@ -192,7 +195,7 @@ def test_the_order_of_properties_is_kept():
     ],
 )
 def test_what_asks_for_nothing_that_can_be(fields: dict[str, Any], code: str, param: str):
-    """A call without a tool for it, or a format that is none, is refused with its place."""
+    """A required call without a tool, or an unknown format, is refused with its path."""
     assert (code, param) == refused(**fields)
 
 
@@ -209,7 +212,7 @@ def test_what_asks_for_nothing_that_can_be(fields: dict[str, Any], code: str, pa
 async def test_what_cannot_be_held_is_the_clients_error(
     about: str, tool: tuple[int, str] | None, param: str
 ):
-    """It says what is wrong, and where in the body; a tool goes by its name."""
+    """The error says what is wrong, and where in the body; a tool is identified by its name."""
     service = FakeService(refusal=FormatRefused("it is odd", about, tool))
     response = await create_app(service).test_client().post("/v1/messages", data=body_of())
     error = json.loads(await response.get_data(as_text=True))["error"]
@@ -227,7 +230,7 @@ async def test_what_cannot_be_held_is_the_clients_error(
 
 @pytest.mark.trio
 async def test_an_answer_that_can_be_held_no_further():
-    """A stream ends with the error and does not stop: what was told of it is no JSON."""
+    """A stream ends with the error and no end event: the text so far is not JSON."""
     script = (ACCEPTED, DELTAS[0], FormatRefused("too much", "answer"))
     client = create_app(FakeService(script)).test_client()
     response = await client.post("/v1/messages", data=body_of(stream=True))
@@ -237,7 +240,7 @@ async def test_an_answer_that_can_be_held_no_further():
     assert "too much" in last["error"]["message"]
 
 
-# --- how much a request may bring ----------------------------------------------------------------
+# --- limits on a request ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -266,12 +269,14 @@ async def test_an_answer_that_can_be_held_no_further():
     ids=["messages", "results", "tools", "calls"],
 )
 def test_too_many(fields: dict[str, Any], param: str):
-    """What is over a limit of the server's is refused as in the other protocol."""
+    """A request over one of the server's limits is refused as in the other protocol."""
     assert ("invalid_value", param) == refused(**fields)
 
 
 def test_a_tool_that_is_named_again_and_again():
-    """Few bytes name a long definition; what they come to may not be longer than a body."""
+    """
+    A few bytes can name a long definition; all of them together may not be longer than a body.
+    """
     long = {"description": "x" * (1 << 20), "defer_loading": True}
     named = {"type": "tool_reference", "tool_name": "look"}
     asked: Any = {"tools": [tool("look", **long)]}

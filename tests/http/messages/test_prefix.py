@@ -1,6 +1,7 @@
 """
-What clients of Anthropic's move about from turn to turn, each habit in a generated conversation:
-the prompt is the one of a client that moves nothing, and what was sent before stays its beginning.
+How Anthropic's clients change a conversation from turn to turn, each habit in a generated
+conversation. The prompt is the one for a client that changes nothing, and earlier prompts stay its
+beginning.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def tool(name: str) -> Body:
 
 def calm(seed: int) -> Iterator[Body]:
     """
-    The requests of a conversation whose client moves nothing: words, thoughts, calls, and results
-    with words of the user's behind them; what the system says stands behind the first turn.
+    The requests of a client that changes nothing: text, reasoning, calls, and results followed by
+    text of the user; a system message follows the first turn.
     """
     draw = random.Random(seed)
 
@@ -86,19 +87,19 @@ def calm(seed: int) -> Iterator[Body]:
 
 
 def billing(body: Body, turn: int) -> None:
-    """A first block of the system prompt says for whom the client pays, each time another thing."""
+    """The first block of the system prompt is the billing header, different each time."""
     header = f"x-anthropic-billing-header: cc_version=2.1.{turn}; cch={turn * 7919:05x};"
     body["system"].insert(0, text(header))
 
 
 def billing_in_a_string(body: Body, turn: int) -> None:
-    """The same as the first line of a system prompt that is a string."""
+    """The first line of a system prompt in a string is the billing header."""
     words = "".join(block["text"] for block in body["system"])
     body["system"] = f"x-anthropic-billing-header: cc_version=2.1.{turn};\n{words}"
 
 
 def hints(body: Body, turn: int) -> None:
-    """The hint what to cache goes along with the last message, and moves in the head as well."""
+    """The cache hint moves along with the last message, and moves in the system prompt as well."""
     kept = {"cache_control": {"type": "ephemeral", "ttl": "1h"} if turn % 2 else None}
     body["system"][-1].update(kept)
     body["tools"][turn % 2].update(kept)
@@ -111,13 +112,13 @@ def hints(body: Body, turn: int) -> None:
 
 
 def _string(blocks: Any) -> Any:
-    """Blocks that are all text as a string."""
+    """Joins blocks that are all text into a string."""
     is_text = all(block["type"] == "text" for block in blocks)
     return "".join(block["text"] for block in blocks) if is_text else blocks
 
 
 def strings(body: Body, turn: int) -> None:
-    """Content is a string here and a list of blocks there, and not the same the next time."""
+    """Sends content as a string or as a list of blocks, differently each time."""
     for index, message in enumerate(body["messages"]):
         for block in message["content"]:
             if block["type"] == "tool_result" and (index + turn) % 3 == 0:
@@ -129,7 +130,7 @@ def strings(body: Body, turn: int) -> None:
 
 
 def inserted(body: Body, turn: int) -> None:
-    """What the system says on the way flips between string and blocks as the hint moves."""
+    """Switches inserted system messages between a string and blocks as the hint moves."""
     message = body["messages"][1]
     assert "system" == message["role"]
     if turn % 2:
@@ -139,20 +140,20 @@ def inserted(body: Body, turn: int) -> None:
 
 
 def deferred(body: Body, turn: int) -> None:
-    """Tools that are not to be shown yet are declared one after the other, in mid-list."""
+    """Declares deferred tools one after the other, in the middle of the list."""
     for number in range(turn):
         body["tools"].insert(1, {**tool(f"later_{number}"), "defer_loading": True})
 
 
 def forgets_thoughts(body: Body, turn: int) -> None:
-    """What was thought before the last answer is dropped."""
+    """Drops the reasoning before the last answer."""
     for message in body["messages"][:-2]:
         if message["role"] == "assistant":
             message["content"] = [one for one in message["content"] if one["type"] != "thinking"]
 
 
 def switches_thinking(body: Body, turn: int) -> None:
-    """Thinking is on in one turn and off in the next."""
+    """Turns thinking on in one turn and off in the next."""
     body["thinking"] = {"type": "adaptive" if turn % 2 else "disabled"}
 
 
@@ -164,7 +165,7 @@ HABITS: list[Habit] = [billing, billing_in_a_string, hints, strings, inserted, d
 
 @pytest.fixture(scope="module", name="tokenizer")
 def tokenizer_(model_directory: Path) -> Any:
-    """The random model's, with Pebble's template."""
+    """The tokenizer of the random model, with Pebble's template."""
     return load_tokenizer(model_directory)
 
 
@@ -176,7 +177,7 @@ def read(body: Body) -> Conversation:
 
 
 def with_habits(seed: int, *habits: Habit) -> list[Conversation]:
-    """The conversation turn by turn, by a client with these habits."""
+    """The conversation turn by turn, from a client with these habits."""
     found = []
     for turn, body in enumerate(calm(seed)):
         for habit in habits:
@@ -186,11 +187,12 @@ def with_habits(seed: int, *habits: Habit) -> list[Conversation]:
 
 
 def assert_grows(tokenizer: Any, turns: list[Conversation]) -> None:
-    """Each turn's parts and prompt are the beginning of the next one's."""
+    """Assert that each turn's parts and prompt are the beginning of the next turn's."""
     for one, other in itertools.pairwise(turns):
         parts = conversation_parts(one)
         assert parts == conversation_parts(other)[: len(parts)]
-        # Thoughts of earlier turns are left out by the template as soon as a user speaks, which no
+        # The template drops the reasoning of earlier turns as soon as the user sends a message,
+        # which no adapter can change: such turns are compared by their parts only.
         # adapter can help: they are looked at as parts only.
         said = [render(tokenizer, _without_thoughts(turn)) for turn in (one, other)]
         before, begins, _ = said[0].rpartition(BEGINNING)
@@ -206,7 +208,7 @@ def _without_thoughts(turn: Conversation) -> Conversation:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("habit", HABITS, ids=lambda habit: habit.__name__)
 def test_a_habit_changes_nothing(tokenizer: Any, habit: Habit, seed: int):
-    """Parts and prompt of every turn are those of the client that moves nothing."""
+    """Each turn has the same parts and prompt as with a client that changes nothing."""
     plain, moved = with_habits(seed), with_habits(seed, habit)
     assert TURNS == len(plain)
     assert_grows(tokenizer, plain)
@@ -220,8 +222,8 @@ def test_a_habit_changes_nothing(tokenizer: Any, habit: Habit, seed: int):
 @pytest.mark.parametrize("habit", [forgets_thoughts, switches_thinking])
 def test_it_is_the_same_conversation_all_the_same(tokenizer: Any, habit: Habit, seed: int):
     """
-    What a client drops or changes of thoughts and of thinking leaves the conversation what it was;
-    what it says is what it said.
+    The conversation is the same if a client drops or changes reasoning or thinking; the rest of its
+    content is unchanged.
     """
     plain, moved = with_habits(seed), with_habits(seed, habit)
     assert plain != moved
@@ -234,12 +236,12 @@ def test_it_is_the_same_conversation_all_the_same(tokenizer: Any, habit: Habit, 
 
 
 def test_all_habits_together_change_nothing():
-    """Clients have several."""
+    """Clients have several habits."""
     assert with_habits(7) == with_habits(7, hints, inserted, billing, deferred)
 
 
 def searching() -> Iterator[Body]:
-    """The requests of a client that searches for a tool, is shown it, and calls it."""
+    """The requests of a client that searches for a tool, is offered it, and calls it."""
     found = {**tool("weather"), "defer_loading": True}
     lists = [
         [tool("search"), tool("look")],
@@ -259,8 +261,8 @@ def searching() -> Iterator[Body]:
 
 def reading() -> Iterator[Body]:
     """
-    The requests of a client that has its tools read PDFs and images: the pages come behind the
-    result in a message of the user's, or beside it.
+    The requests of a client whose tools read PDFs and images: the pages come after the result, in
+    the same user message or in the next one.
     """
     pages = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
     image = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
@@ -293,7 +295,7 @@ def result(call_id: str, content: Any) -> Body:
 
 
 def test_a_deferred_tool_that_is_named_leaves_what_came_before(tokenizer: Any):
-    """It stands where it is named, as text, and stays there while the list of tools changes."""
+    """The text that offers it stays in its place while the list of tools changes."""
     found = [read(body) for body in searching()]
     assert_grows(tokenizer, found)
     assert [[], ["weather"], ["weather"]] == [
@@ -305,7 +307,7 @@ def test_a_deferred_tool_that_is_named_leaves_what_came_before(tokenizer: Any):
 
 
 def test_pages_that_come_along_with_a_result_leave_what_came_before(tokenizer: Any):
-    """They have a constant text in their place, in this turn and in those behind it."""
+    """A constant text replaces them, in this turn and in later ones."""
     found = [read(body) for body in reading()]
     assert_grows(tokenizer, found)
     assert [placeholders.DOCUMENT, placeholders.IMAGE] == [

@@ -1,4 +1,6 @@
-"""From a request of Anthropic's to a command: canonical form, parameters, what is ignored."""
+"""
+From a request to Anthropic's messages to a command: canonical form, parameters, ignored fields.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def conversation(**fields: Any) -> Conversation:
 
 
 def said(*blocks: Any, role: str = "user") -> tuple[Message, ...]:
-    """The messages that one of these blocks is, behind a user's."""
+    """The messages that one of these blocks becomes, after a user message."""
     wire = [*HELLO, {"role": role, "content": list(blocks)}, *HELLO]
     return conversation(messages=wire, tools=[LOOK]).messages[1:-1]
 
@@ -61,7 +63,9 @@ def refused(**fields: Any) -> tuple[str, str | None]:
 
 
 def test_plain_request():
-    """What was not said has the server's defaults; who says nothing of thinking gets none."""
+    """
+    Fields that are left out have the server's defaults; without ``thinking``, thinking is off.
+    """
     assert MessagesRequest(
         command=Generate(
             protocol="anthropic.messages",
@@ -80,7 +84,7 @@ def test_plain_request():
 
 
 def test_all_parameters():
-    """Each parameter that is understood stands in the command."""
+    """The command has each supported parameter."""
     found = read(
         headers={"x-claude-code-session-id": "group-1"},
         model="m",
@@ -128,7 +132,7 @@ def test_all_parameters():
 
 
 def test_null_is_absent():
-    """A null says no more than leaving the parameter out."""
+    """Null means the same as leaving the parameter out."""
     names = (
         "model system stream temperature top_p top_k stop_sequences thinking tools tool_choice "
         "output_config output_format cache_control seed cache_prompt session_id metadata"
@@ -147,7 +151,7 @@ def test_null_is_absent():
     ],
 )
 def test_thinking(wire: Any, thinks: bool):
-    """The template's setting follows the request, and leaves the model's other settings alone."""
+    """The template's setting follows the request; the model's other settings stay."""
     facts = attrs.evolve(FACTS, template={"enable_thinking": not thinks, "mood": "calm"})
     asked = read_messages_request(body_of(thinking=wire), {}, Ignored(), facts)
     assert asked.command.conversation is not None
@@ -155,7 +159,7 @@ def test_thinking(wire: Any, thinks: bool):
 
 
 def test_only_a_count_may_leave_the_limit_out():
-    """A message needs ``max_tokens``; a count of tokens does not, and takes it too."""
+    """A message needs ``max_tokens``; a count of tokens does not, but accepts it."""
     assert ("missing_required_parameter", "max_tokens") == refused(max_tokens=None)
     plain = read_count_request(json.dumps({"messages": HELLO}).encode(), {}, Ignored(), FACTS)
     assert plain.command.max_tokens is None
@@ -163,12 +167,12 @@ def test_only_a_count_may_leave_the_limit_out():
 
 
 def test_an_answer_of_no_tokens():
-    """So that the prompt is read only: it is asked for as it is, and no default takes its place."""
+    """Zero is a valid limit that only prefills the prompt; no default replaces it."""
     assert 0 == read(max_tokens=0).command.max_tokens
 
 
 def test_a_limit_that_is_misspelt():
-    """The refusal asks whether it is meant."""
+    """The refusal suggests the right name."""
     with pytest.raises(ClientError) as failed:
         read(max_tokens=None, maxTokens=100)
     hint = "Did you mean `max_tokens` instead of `maxTokens`?"
@@ -176,7 +180,7 @@ def test_a_limit_that_is_misspelt():
 
 
 def test_only_a_count_may_end_with_an_answer():
-    """A client that counts its history sends it as it stands; no answer goes on with a message."""
+    """A client may count a history that ends with an answer; a message must end with the user's."""
     history = [*HELLO, {"role": "assistant", "content": "The answer is ("}]
     counted = read_count_request(body_of(messages=history), {}, Ignored(), FACTS)
     assert counted.command.conversation is not None
@@ -198,7 +202,7 @@ def test_only_a_count_may_end_with_an_answer():
     ids=["one", "two", "hint"],
 )
 def test_content_as_string_or_blocks(role: str, blocks: list[Any]):
-    """A string and blocks of text are one conversation, with one chain of parts."""
+    """A string and text blocks are one conversation, with the same chain."""
     one = conversation(messages=[*HELLO, {"role": role, "content": "Hello"}, *HELLO])
     other = conversation(messages=[*HELLO, {"role": role, "content": blocks}, *HELLO])
     assert one == other
@@ -206,14 +210,14 @@ def test_content_as_string_or_blocks(role: str, blocks: list[Any]):
 
 
 def test_neighbours_of_one_role_stay_apart():
-    """What was said and not answered is what it was when more is said behind it."""
+    """A user message without an answer stays the same when another user message follows it."""
     before = conversation_parts(conversation(messages=HELLO))
     parts = conversation_parts(conversation(messages=[*HELLO, *HELLO]))
     assert (*before, *before) == parts
 
 
 def test_no_content_is_an_empty_text():
-    """A list without blocks is a message that says nothing."""
+    """A list without blocks is a message with empty text."""
     assert (Message(role="user", content=""),) == said()
     assert (Message(role="assistant", content=""),) == said(role="assistant")
 
@@ -232,13 +236,15 @@ def test_no_content_is_an_empty_text():
     ],
 )
 def test_the_system_prompt(system: Any, expected: str | None):
-    """It comes first, without the line of the billing; where nothing is left there is none."""
+    """It comes first, without the billing header; if nothing is left, there is none."""
     first = (Message(role="system", content=expected),) if expected is not None else ()
     assert (*first, Message(role="user", content="Hello")) == conversation(system=system).messages
 
 
 def test_an_assistants_blocks():
-    """Words, thoughts and calls stand apart; another model's sealed thoughts are left out."""
+    """
+    Reasoning, text and calls are read separately; sealed reasoning of other models is left out.
+    """
     assert (
         Message(
             role="assistant",
@@ -267,7 +273,7 @@ def test_an_assistants_blocks():
     "given", [{"a": 2**70}, {"a": json.loads("[" * 80 + "]" * 80)}], ids=["big", "deep"]
 )
 def test_a_call_that_templates_cannot_take_as_an_object(given: dict[str, Any]):
-    """Its arguments go on as text: they are the model's own words, which end no conversation."""
+    """Its arguments stay text: the model wrote them, so they must not end the conversation."""
     (found,) = said(
         {"type": "tool_use", "id": "1", "name": "look", "input": given}, role="assistant"
     )
@@ -276,7 +282,7 @@ def test_a_call_that_templates_cannot_take_as_an_object(given: dict[str, Any]):
 
 
 def user(*blocks: Any) -> list[Any]:
-    """One message of these blocks."""
+    """The only message with these blocks."""
     return [{"role": "user", "content": list(blocks)}]
 
 
@@ -313,7 +319,7 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
 def test_what_a_tool_gave_does_not_end_the_conversation(
     blocks: list[Any], expected: str, ignored: tuple[str, ...]
 ):
-    """A constant text stands in the place of what is no text, and that is told."""
+    """A constant text replaces what is not text, and the answer reports it as ignored."""
     asked = read(messages=user(result(blocks)))
     assert asked.command.conversation is not None
     assert [expected] == [one.content for one in asked.command.conversation.messages]
@@ -336,7 +342,9 @@ READ_RESULT = result("PDF file read")
     ids=["behind it", "both behind it", "beside it", "in front of it", "behind a system's"],
 )
 def test_pages_that_come_along_with_a_result(turn: list[list[Any]]):
-    """What a client puts among the user's own is what a tool gave, as it stands in its result."""
+    """
+    Pages that a client puts into the user message are treated like pages in the tool's result.
+    """
     messages = [message for part in turn for message in part]
     asked = read(messages=[*HELLO, *messages])
     assert asked.command.conversation is not None
@@ -354,7 +362,7 @@ def test_pages_that_come_along_with_a_result(turn: list[list[Any]]):
 
 
 def test_pages_that_are_a_users_own():
-    """Behind the assistant's next message, or without a result, they are refused."""
+    """After the next assistant message, or without a result, they are refused."""
     said = {"role": "assistant", "content": "I see."}
     for block in (PDF, IMAGE):
         assert "unsupported_content" == refused(messages=[*HELLO, *user(block)])[0]
@@ -366,7 +374,7 @@ def test_pages_that_are_a_users_own():
 
 @pytest.mark.parametrize(("block", "kind"), [(PDF, "document"), (IMAGE, "image")])
 def test_pages_in_a_turn_that_was_answered(block: Any, kind: str):
-    """A constant text stands in their place, and that is told."""
+    """A constant text replaces them, and the answer reports them as ignored."""
     said = {"role": "assistant", "content": "I see."}
     asked = read(messages=[*user(block), said, *HELLO])
     assert asked.command.conversation is not None
@@ -376,7 +384,7 @@ def test_pages_in_a_turn_that_was_answered(block: Any, kind: str):
 
 
 def test_blocks_that_are_shown_to_no_model():
-    """They become nothing, and that is told."""
+    """They become nothing, and the answer reports them as ignored."""
     blocks = [
         {"type": "mcp_tool_listing", "mcp_server_name": "s", "tools": [{"name": "look"}]},
         text("It "),
@@ -390,7 +398,7 @@ def test_blocks_that_are_shown_to_no_model():
 
 
 def test_a_conversation_with_the_tools_of_a_server_goes_on():
-    """What another server's tools did has constant texts in its place, whatever is in it."""
+    """Constant texts replace the blocks of another server's tools, whatever they contain."""
 
     def talk(data: str) -> MessagesRequest:
         call = {
@@ -460,7 +468,7 @@ def test_a_conversation_with_the_tools_of_a_server_goes_on():
     ],
 )
 def test_a_tools_result(block: dict[str, Any], expected: str):
-    """It is a message of the tool's; that it failed is said in words."""
+    """It becomes a tool message; a failure is marked in the text."""
     assert (Message(role="tool", content=expected, tool_call_id="toolu_1"),) == said(block)
 
 
@@ -473,7 +481,7 @@ def test_a_tools_result(block: dict[str, Any], expected: str):
     ],
 )
 def test_a_document_of_text(source: Any, expected: str):
-    """Its title, what is said of it, and its text stand apart from what is around it."""
+    """Its title, context and text are on lines of their own."""
     block = {"type": "document", "source": source, "title": "Notes", "context": "Old ones."}
     assert (Message(role="user", content=f"Notes\nOld ones.\n{expected}\nAnd?"),) == said(
         block, text("And?")
@@ -481,7 +489,7 @@ def test_a_document_of_text(source: Any, expected: str):
 
 
 def test_a_users_message_of_several_kinds():
-    """Results, words and what the system says become messages, in the order of the blocks."""
+    """Results, text and system text become messages of their own, in the order of the blocks."""
     roles = [
         (one.role, one.content)
         for one in said(
@@ -508,7 +516,7 @@ def test_a_users_message_of_several_kinds():
 
 
 def test_hints_of_tools_are_no_part_of_them():
-    """What a client says of caching, streaming and callers is not put into the prompt."""
+    """Fields about caching, streaming and callers are not in the prompt."""
     hints = {
         "cache_control": {"type": "ephemeral"},
         "eager_input_streaming": True,
@@ -523,7 +531,9 @@ def test_hints_of_tools_are_no_part_of_them():
 
 
 def test_tools_that_others_run_are_left_out():
-    """Tools of the server's side, and those that only other models know, are told as ignored."""
+    """
+    Tools that run on the server, and those that only other models know, are reported as ignored.
+    """
     found = read(
         tools=[
             {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
@@ -537,7 +547,7 @@ def test_tools_that_others_run_are_left_out():
 
 
 def test_no_choice_of_tools_leaves_the_prompt_as_it_is():
-    """Tools that may not be called are shown all the same, and a message that names one as well."""
+    """Tools that may not be called stay in the prompt, also in messages that name them."""
     asked: dict[str, Any] = {
         "tools": [LOOK, {**LOOK, "name": "later", "defer_loading": True}],
         "messages": [
@@ -554,7 +564,9 @@ def test_no_choice_of_tools_leaves_the_prompt_as_it_is():
 
 
 def test_a_deferred_tool_is_on_offer_where_it_is_named():
-    """It is no tool of the prompt's head; a result that names it has its definition as text."""
+    """
+    It is not in the tools of the prompt; a result that names it contains its definition as text.
+    """
     later = {**LOOK, "defer_loading": True}
     unnamed = conversation(tools=[later])
     assert ((), ()) == (unnamed.tools, unnamed.loaded_tools)
@@ -574,7 +586,7 @@ def addition(**tool: Any) -> dict[str, Any]:
 
 
 def test_tools_that_the_system_adds_and_takes_away():
-    """Additions, by name or whole, and removals stand as text where the system says them."""
+    """Additions, by name or by definition, and removals become text in the system message."""
     withdrawn = "This function cannot be called any more: look\n"
     definition = {**LOOK, "description": "Looks.", "cache_control": {"type": "ephemeral"}}
     looks = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
@@ -624,7 +636,7 @@ ASIDE = [{"role": "user", "content": [text("Hello", cache_control={"type": "ephe
 def test_thinking_that_the_template_has_no_switch_for(
     switches: set[str], fields: Any, told: tuple[str, ...]
 ):
-    """Is told as ignored, in a message and in a count."""
+    """It is reported as ignored, in a message and in a count."""
     facts = attrs.evolve(FACTS, switches=frozenset(switches))
     for reads in (read_messages_request, read_count_request):
         assert told == reads(body_of(**fields), {}, Ignored(), facts).ignored
@@ -666,7 +678,10 @@ AGE = {"cache_control": {"type": "ephemeral", "ttl": "1 age"}}
     ],
 )
 def test_what_is_not_acted_on_is_told(fields: dict[str, Any], expected: tuple[str, ...]):
-    """Where to cache is acted on always, how long to keep if it is 5m or 1h; others not."""
+    """
+    Cache hints are always followed, and their TTL if it is 5m or 1h; others are reported as
+    ignored.
+    """
     assert expected == read(**fields).ignored
 
 
@@ -681,13 +696,15 @@ def test_what_is_not_acted_on_is_told(fields: dict[str, Any], expected: tuple[st
     ],
 )
 def test_how_long_a_hint_counts_on_what_it_marks(fields: dict[str, Any], least_s: int):
-    """The longest of all hints; five minutes where it does not say. It is no life of its own."""
+    """
+    The longest of all hints applies; five minutes for one without a TTL. It is only a minimum.
+    """
     command = read(**fields).command
     assert (least_s, None) == (command.least_ttl_s, command.ttl_s)
 
 
 def test_each_ignored_name_is_logged_once():
-    """The log has what no answer before had."""
+    """The log has only names that no earlier answer reported."""
     ignored = Ignored()
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
@@ -790,7 +807,7 @@ def test_each_ignored_name_is_logged_once():
     ],
 )
 def test_what_cannot_be_used_is_refused(fields: dict[str, Any], code: str, param: str):
-    """The refusal says where it stands."""
+    """The refusal names the path."""
     assert (code, param) == refused(**fields)
 
 
@@ -803,14 +820,14 @@ def nested(depth: int) -> bytes:
 
 
 def test_results_within_results():
-    """What is in a result and no part of one is something that a tool gave, however deep it is."""
+    """A block within a result that cannot be part of one is replaced, at any depth."""
     asked = read_messages_request(nested(300), {}, Ignored(), FACTS)
     assert asked.command.conversation is not None
     assert [placeholders.UNKNOWN] == [one.content for one in asked.command.conversation.messages]
 
 
 def test_a_body_that_is_nested_too_deep():
-    """What is too deep to be read is refused."""
+    """A body that is nested too deeply to be read is refused."""
     with pytest.raises(ClientError) as found:
         read_messages_request(nested(100_000), {}, Ignored(), FACTS)
     assert "invalid_json" == found.value.code

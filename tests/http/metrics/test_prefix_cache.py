@@ -1,4 +1,4 @@
-"""Metrics of the prefix cache: what the committed events come to, in tokens."""
+"""Metrics of the prefix cache: the tokens that committed events add up to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RAN = extended("prefill", 1)
 
 
 def asked(prompt_tokens: int, path: Any, reason: str | None, **reuse: Any) -> tuple[Event, Event]:
-    """A request with so long a prompt, and what of it is reused."""
+    """A request with a prompt of this length, and the part of it that is reused."""
     return (
         evolve(received(), prompt_tokens=prompt_tokens),
         evolve(selected(path, reason), **reuse),
@@ -44,7 +44,7 @@ def asked(prompt_tokens: int, path: Any, reason: str | None, **reuse: Any) -> tu
 
 
 def test_every_series_is_there_from_the_start():
-    """A rate can be alerted on before the first event of its kind."""
+    """An alert on a rate needs the series to exist before the first event."""
     read = values()
     assert [0, 0, 0] == [read(HITS, tier=tier) for tier in ("slab", "memory", "disk")]
     assert 0 == read("cairn_prefix_cache_query_tokens_total")
@@ -55,8 +55,8 @@ def test_every_series_is_there_from_the_start():
 
 def test_tokens_by_tier():
     """
-    Two blocks lie in the slab, one is copied from memory and one from its file; of a block that was
-    read from its file for one request the next one finds a copy in memory.
+    Two blocks are in the slab, one is copied from memory and one from its file. A block that was
+    read from its file for one request is a copy from memory for the next.
     """
     copied = shared(1)
     read = values(
@@ -90,8 +90,8 @@ def test_tokens_by_tier():
 
 def test_a_block_that_was_read_for_another():
     """
-    A block that was read for one request, which did not come to copy it, is one of memory for the
-    next; so is one that left memory meanwhile and was sealed anew.
+    A block that was read for a request that did not copy it counts as memory for the next request;
+    so does one that was evicted in the meantime and sealed again.
     """
     read = values(
         evolve(LOADED, key="d"),
@@ -107,10 +107,7 @@ def test_a_block_that_was_read_for_another():
 
 
 def test_what_is_copied_ahead_is_no_hit():
-    """
-    Blocks that are copied for a turn that has not come are no prompt's: they are counted when it
-    comes.
-    """
+    """Blocks that are copied for the next turn are counted when that turn comes."""
     read = values(
         evolve(LOADED, key="d"),
         evolve(shared(1), request=None, keys=("d",)),
@@ -123,8 +120,8 @@ def test_what_is_copied_ahead_is_no_hit():
 
 def test_who_ends_before_its_first_pass_reuses_nothing():
     """
-    A request for which there was no slab, or whose client went away, counts neither as a query nor
-    as a hit.
+    A request that found no slab, or whose client disconnected, counts neither as a query nor as a
+    hit.
     """
     read = values(
         *asked(300, "new_session", "diverged", blocks_from_pool=1, reused_tokens=64),
@@ -139,8 +136,8 @@ def test_who_ends_before_its_first_pass_reuses_nothing():
 @pytest.mark.trio
 async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
     """
-    Over a journal with blocks that were copied ahead and requests for which there was no memory,
-    the tokens of all tiers are those that the answers said, and the ratio's.
+    In a journal with blocks copied ahead and requests without a slab, the tokens of all tiers add
+    up to those that the answers reported, and to the ratio.
     """
     monkeypatch.setattr(loading, "_start", started)
     setup = Journaled(model=Path("numbers"))
@@ -171,14 +168,14 @@ async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_who_wants_no_cache_makes_no_query():
-    """The cold path is no miss."""
+    """A request on the cold path is no miss."""
     read = values(*asked(300, "new_session", "cache_disabled"), RAN)
     assert 0 == read("cairn_prefix_cache_query_tokens_total")
     assert 0 == read("cairn_prefix_match_depth_tokens_count")
 
 
 def test_a_request_without_a_path_makes_no_query():
-    """A client that went away before its path was decided leaves nothing behind."""
+    """A client that disconnected before its path was decided leaves no state."""
     read = values(
         evolve(received(), prompt_tokens=300), cancelled(), selected("new_session", "diverged")
     )
@@ -186,7 +183,7 @@ def test_a_request_without_a_path_makes_no_query():
 
 
 def test_prompts_that_are_too_short_to_be_kept():
-    """Those below the operator's least one are counted, whatever path they take."""
+    """Prompts below the operator's minimum are counted, whatever their path."""
     prompts = [
         *asked(99, "new_session", "cold_start"),
         *asked(100, "new_session", "diverged"),

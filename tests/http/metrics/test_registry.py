@@ -1,4 +1,4 @@
-"""Metrics: what the committed events come to, and what a scrape reads."""
+"""Metrics: what committed events add up to, and what a scrape reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Labels = dict[str, str]
 
 
 def received(request: str = "r1") -> RequestReceived:
-    """A session takes a request in hand."""
+    """A session takes a request."""
     return RequestReceived(
         session="s1",
         request=request,
@@ -140,12 +140,12 @@ def finished(request: str = "r1", reason: Any = "stop") -> RequestFinished:
 
 
 def cancelled(request: str = "r1") -> RequestCancelled:
-    """A client went away."""
+    """A client disconnected."""
     return RequestCancelled(session="s1", request=request, stage="prefill")
 
 
 def violated(invariant: str, request: str | None = "r1") -> InvariantViolated:
-    """An invariant broke."""
+    """An invariant was violated."""
     return InvariantViolated(
         bug_id="b",
         invariant=invariant,
@@ -162,7 +162,7 @@ def violated(invariant: str, request: str | None = "r1") -> InvariantViolated:
 
 
 def sealed(again: bool = False) -> BlockSealed:
-    """A chunk becomes a block."""
+    """A chunk was sealed as a block."""
     return BlockSealed(
         session="s1",
         key="k",
@@ -198,7 +198,7 @@ def values(*events: Event, min_cache_tokens: int = 0) -> Any:
 
 
 def test_every_series_is_there_from_the_start():
-    """A rate can be alerted on before the first event of its kind."""
+    """An alert on a rate needs the series to exist before the first event."""
     read = values()
     for path in ("continuation", "new_session"):
         assert 0 == read("cairn_path_selection_total", path=path)
@@ -232,7 +232,7 @@ def test_every_series_is_there_from_the_start():
 
 
 def test_shadow_checks():
-    """What came of each chosen answer; a check that begins anew is not counted twice."""
+    """The result of each sampled answer; a check that starts again is not counted twice."""
 
     def ended(result: Any) -> ShadowEnded:
         of: dict[str, Any] = {"of_session": "s1", "request": "r1", "slab": 1, "bytes": 1}
@@ -296,7 +296,7 @@ def settling(session: str) -> CacheExtended:
 
 
 def begun_and_run(session: str, passes: int) -> list[Any]:
-    """An anticipation begins and runs some passes."""
+    """A prewarm that begins and runs some passes."""
     begun = PrewarmStarted(
         session=session,
         next_role="user",
@@ -314,8 +314,8 @@ def begun_and_run(session: str, passes: int) -> list[Any]:
 
 def test_anticipation():
     """
-    What is computed ahead is counted with each pass, whether it comes to its end or not, and what
-    of it is used. Settling of another kind is not counted.
+    Prewarm is counted with each pass, whether or not it completes, and so is what of it is used.
+    Other settling is not counted.
     """
     read = values(
         *begun_and_run("s1", 4),
@@ -339,7 +339,9 @@ def test_anticipation():
 
 
 def test_prefill_is_summed_until_the_first_token():
-    """Copies and prefill passes of one request are one observation; other passes are none."""
+    """
+    Copies and prefill passes of one request are one observation; other passes are not counted.
+    """
     read = values(
         received(),
         selected("continuation", None),
@@ -366,7 +368,7 @@ def test_prefill_is_summed_until_the_first_token():
 
 
 def test_prefill_of_an_answer_without_tokens():
-    """An answer that emits nothing is observed when it finishes."""
+    """An answer without tokens is observed when it finishes."""
     read = values(
         received(), selected("new_session", "evicted"), extended("prefill", 250_000), finished()
     )
@@ -378,7 +380,7 @@ def test_prefill_of_an_answer_without_tokens():
 
 
 def test_prefill_that_was_cut_off_is_no_observation():
-    """How long a prefill took that did not end says nothing."""
+    """The duration of a prefill that did not complete is not observed."""
     read = values(
         received(),
         selected("new_session", "cold_start"),
@@ -400,7 +402,7 @@ def test_prefill_that_was_cut_off_is_no_observation():
     ],
 )
 def test_outcomes(ends: tuple[Event, ...], outcome: str):
-    """A request has one outcome, however many invariants it broke."""
+    """A request has one outcome, however many invariants it violated."""
     read = values(received(), selected("new_session", "cold_start"), *ends)
     found = {
         name: read("cairn_requests_total", outcome=name)
@@ -410,7 +412,7 @@ def test_outcomes(ends: tuple[Event, ...], outcome: str):
 
 
 def test_rejected_requests():
-    """A request that no session took is an outcome too; by the client's will, a cancellation."""
+    """A rejected request is an outcome too; if the client disconnected, it is a cancellation."""
     read = values(RequestRejected(request="r1", tenant="local", status=429, code="queue_full"))
     assert 1 == read("cairn_requests_total", outcome="rejected")
     assert 0 == read("cairn_requests_total", outcome="cancelled")
@@ -427,7 +429,7 @@ def test_violation_without_a_request():
 
 
 def test_violation_before_a_path():
-    """A request that breaks before its path is decided is broken, and has no prefill."""
+    """A request that breaks before its path is decided counts as broken, and has no prefill."""
     read = values(received(), violated("CRASH"))
     assert 1 == read("cairn_requests_total", outcome="broken")
 
@@ -440,7 +442,7 @@ def test_blocks():
 
 
 def test_lives_that_are_over():
-    """What was removed for that made room for nobody."""
+    """Blocks whose TTL is over are counted as expired, not as evicted."""
     over = (evolve(EVICTED, reason="expired"), evolve(DROPPED, reason="expired"))
     read = values(*over, EVICTED, over[1])
     assert [1, 2] == [read("cairn_expired_total", what=what) for what in ("memory", "file")]
@@ -449,7 +451,7 @@ def test_lives_that_are_over():
 
 
 def test_block_files():
-    """Blocks written, read and removed are counted, and those rejected by the reason."""
+    """Blocks written, read and removed are counted, and rejected ones by their reason."""
     rejected = BlockFileRejected(key="k", reason="digest", moved_to="k.safetensors.rejected")
     read = values(SPILLED, LOADED, SPILLED, rejected, DROPPED, SPILLED)
     names = ("spilled", "loaded", "dropped")
@@ -459,7 +461,7 @@ def test_block_files():
 
 
 def test_reuse_by_tier():
-    """What a request reuses is counted by where it lay."""
+    """The tokens that a request reuses are counted by where they were."""
     path = evolve(
         selected("continuation", None, reused=192), blocks_from_slab=1, blocks_from_pool=2
     )
@@ -470,7 +472,7 @@ def test_reuse_by_tier():
 
 
 def test_gauges_are_read_at_the_scrape():
-    """Gauges are the server's figures at the time that somebody looks."""
+    """Gauges are the server's statistics at the time of the scrape."""
     service = FakeService()
     metrics = Metrics(service)
 
@@ -503,7 +505,7 @@ def test_gauges_are_read_at_the_scrape():
 
 @pytest.mark.trio
 async def test_scrape():
-    """The page has the names under which dashboards look, each with its type, and nothing twice."""
+    """The page has the names that dashboards use, each with its type, and no name twice."""
     service = FakeService()
     app = create_app(service)
     service.commit(received(), selected("continuation", None, reused=64), emitted(1), finished())
@@ -565,7 +567,7 @@ async def test_scrape():
 
 @pytest.mark.trio
 async def test_apps_do_not_share_metrics():
-    """Two servers in one process count for themselves."""
+    """Two servers in one process have separate counters."""
     one, other = FakeService(), FakeService()
     create_app(one)
     app = create_app(other)

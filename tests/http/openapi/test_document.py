@@ -1,4 +1,4 @@
-"""The server's description of itself: every route and body, and answers that are as described."""
+"""The server's description of itself: every route and body, and answers that match it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ KEPT = StoredTurn(
 
 
 def addresses() -> set[tuple[str, str]]:
-    """The methods and addresses that the application has."""
+    """The methods and addresses of the application."""
     rules = create_app(FakeService()).url_map.iter_rules()
     return {
         (method, re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule))
@@ -60,12 +60,12 @@ def addresses() -> set[tuple[str, str]]:
 
 
 async def test_every_route_is_described_and_no_other():
-    """The table of operations is that of the routes."""
+    """The table of operations has exactly the routes."""
     assert addresses() == set(OPERATIONS)
 
 
 def references(value: Any) -> Iterator[str]:
-    """What a document refers to."""
+    """The references in a document."""
     match value:
         case {"$ref": str(ref)}:
             yield ref
@@ -80,7 +80,7 @@ def references(value: Any) -> Iterator[str]:
 
 
 async def test_it_is_served_and_holds_together():
-    """It is JSON, names its version, and all that it refers to is there and nothing else."""
+    """It is JSON, has its version, and every reference resolves to a component that is used."""
     response = await create_app(FakeService()).test_client().get("/openapi.json")
     document = json.loads(await response.get_data(as_text=True))
     assert "3.1.0" == document["openapi"]
@@ -92,7 +92,7 @@ async def test_it_is_served_and_holds_together():
 
 
 async def test_fields_that_are_always_sent_are_required():
-    """A field with a default is sent too, so it is required; one that may be absent is not."""
+    """A field with a default is always sent, so it is required; one that may be absent is not."""
     chat = description(with_keys=False)["components"]["schemas"]["ChatCompletion"]
     assert set(chat["properties"]) == set(chat["required"])
     schemas = description(with_keys=False)["components"]["schemas"]
@@ -106,7 +106,7 @@ WITH_BODIES = [place for place, operation in OPERATIONS.items() if operation.bod
 
 
 def fields_told(method: str, address: str) -> set[str]:
-    """The fields of a body by the document that is served."""
+    """The fields of a body in the document that is served."""
     document = description(with_keys=False)
     body = document["paths"][address][method.lower()]["requestBody"]
     ref = body["content"]["application/json"]["schema"]["$ref"]
@@ -118,14 +118,14 @@ def fields_told(method: str, address: str) -> set[str]:
 
 @pytest.mark.parametrize(("method", "address"), WITH_BODIES)
 async def test_the_fields_of_a_body_are_those_that_are_read(method: str, address: str):
-    """The document has the fields of the struct that reads this body."""
+    """The document has the fields of the struct that reads the body."""
     body = OPERATIONS[method, address].body
     assert body is not None
     assert {field.name for field in msgspec.structs.fields(body)} == fields_told(method, address)
 
 
 async def test_what_is_the_agents_own_is_no_field_of_its_requests():
-    """What would be refused there, or comes to nothing, is not told; a fork may say nothing."""
+    """Fields that are refused or have no effect there are left out; a fork may be empty."""
     chat = fields_told("POST", "/v1/chat/completions")
     own = {"tools", "session_id", "n", "prompt_cache_key"}
     assert chat - own == fields_told("POST", f"{AGENT}/generate")
@@ -136,7 +136,7 @@ async def test_what_is_the_agents_own_is_no_field_of_its_requests():
 
 
 async def test_keys_are_described_where_they_are_needed():
-    """Either header will do."""
+    """A key may come in either header."""
     document = description(with_keys=True)
     assert [{"bearer": []}, {"key": []}] == document["security"]
     assert {"bearer", "key"} == set(document["components"]["securitySchemes"])
@@ -187,7 +187,7 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "ma
 async def test_an_answer_is_as_described(
     method: str, address: str, path: str, body: Any, script: Any
 ):
-    """Its shape has nothing that is missing, and where it is closed nothing stands besides."""
+    """An answer has all required fields, and no others where the schema is closed."""
     service = FakeService(script)
     service.turns[LOCAL, "r1"] = KEPT
     service.agents.have("notes", TURN)
@@ -214,7 +214,7 @@ async def test_an_answer_is_as_described(
     ],
 )
 async def test_a_refusal_is_as_described(path: str, body: Any, refusal: Any, shape: Any):
-    """Its status is among those of the operation, and its body of that shape."""
+    """Its status is listed for the operation, and its body has the described shape."""
     client = create_app(FakeService(refusal=refusal)).test_client()
     response = await client.post(path, data=json.dumps(body))
     text = await response.get_data(as_text=True)
@@ -226,7 +226,7 @@ async def test_a_refusal_is_as_described(path: str, body: Any, refusal: Any, sha
 
 
 async def test_who_has_no_key_hears_of_health_what_is_described():
-    """The short answer has the shape of the long one."""
+    """Without a key, the short answer of health has the described shape."""
     keys = Keys([("alice", "k" * 20)])
     response = await create_app(FakeService(), keys=keys).test_client().get("/health")
     msgspec.json.decode(await response.get_data(as_text=True), type=HealthWithoutKey)

@@ -115,7 +115,9 @@ def test_every_field_of_responses_is_described_and_no_other():
 
 
 def test_every_field_of_agents_is_described_and_no_other():
-    """The tables are what an agent is created with, forked by, and returned as."""
+    """
+    The tables have the fields to create an agent, to fork it, and of the agent that is returned.
+    """
     fields = agents._NewAgent.__struct_fields__
     assert sorted(fields) == sorted(names_of_rows("agents", "Create and fork"))
     text = section("agents", "Create and fork")
@@ -128,7 +130,7 @@ def test_every_field_of_agents_is_described_and_no_other():
 
 
 def test_every_event_of_a_responses_stream_is_described_and_no_other():
-    """The page names every event that streams have."""
+    """The page names every event of a stream."""
     named = set(re.findall(r"`(response\.[a-z_.]+)`", section("responses", "Streams")))
     assert {*TYPES, *SUMMARY_TYPES, "response.incomplete", "response.failed"} == named
 
@@ -141,7 +143,7 @@ def test_every_field_of_messages_is_described_and_no_other():
 
 
 def test_every_end_and_error_of_messages_is_described_and_no_other():
-    """The reasons to stop, and the types of errors with their statuses."""
+    """The tables have the reasons to stop, and the types of errors with their statuses."""
     reasons = get_args(StopReason)
     assert sorted(reasons) == sorted(names_of_rows("messages", "Answer"))
     cells = [row.split("|")[1:3] for row in rows("messages", "Errors")]
@@ -184,14 +186,14 @@ def test_every_group_header_is_named_in_order():
 
 
 def test_every_error_code_is_described_and_no_other():
-    """The table of errors is what the sources return."""
+    """The table of errors has the codes of the sources."""
     assert {"invalid_value", "not_found", "queue_full", "invalid_json"} <= codes()
     assert sorted(codes()) == sorted(names("errors", "Errors"))
 
 
 @pytest.mark.trio
 async def test_every_field_of_the_cairn_object_is_described_and_no_other():
-    """The table of the object is that of an answer to a request with an ignored field."""
+    """The table has the fields in the answer to a request with an ignored field."""
     client = create_app(FakeService()).test_client()
     ask = {"messages": [{"role": "user", "content": "Hello"}], "user": "me"}
     response = await client.post("/v1/chat/completions", data=json.dumps(ask))
@@ -201,7 +203,9 @@ async def test_every_field_of_the_cairn_object_is_described_and_no_other():
 
 @pytest.mark.trio
 async def test_every_field_of_health_is_described_and_no_other():
-    """The table is the endpoint's, in its order; the states of sessions are listed elsewhere."""
+    """
+    The table has the endpoint's fields in their order; the states of sessions are listed elsewhere.
+    """
     found = []
     for name, value in json.loads(await body("/health")).items():
         nested = isinstance(value, dict) and name != "sessions"
@@ -211,7 +215,7 @@ async def test_every_field_of_health_is_described_and_no_other():
 
 @pytest.mark.trio
 async def test_every_metric_is_described_with_its_type_and_no_other():
-    """The table is what a scrape returns, and the outcomes are those that are counted."""
+    """The table has the metrics of a scrape, and the outcomes that are counted."""
     lines = (await body("/metrics")).splitlines()
     types = dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
     text = section("metrics", "Metrics")

@@ -1,4 +1,4 @@
-"""OpenAI's responses over HTTP: the official client, unchanged, against a served app."""
+"""OpenAI's responses over HTTP: the official client, unmodified, against a served app."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ IDS = ["rs_req-1_0", "msg_req-1_1", "fc_req-1_2", "fc_req-1_3", "msg_req-1_4"]
 
 
 def kept(request: str = "req-1", previous: str | None = None, **form: Any) -> StoredTurn:
-    """A turn that is kept."""
+    """A stored turn."""
     return StoredTurn(
         request=request,
         previous=previous,
@@ -68,7 +68,7 @@ async def stream(url: str, **fields: Any) -> list[Any]:
 
 
 async def test_whole(serve: Serve):
-    """Items in the order in which they were written, the usage, and the path it took."""
+    """Items are in the order in which they were written, with the usage and the path."""
     url = await serve(FakeService(SCRIPT))
     tools: list[Any] = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
     answer: Any = await ask(
@@ -154,7 +154,7 @@ SUMMARY_TYPES = [
 
 
 async def test_stream(serve: Serve):
-    """Every event in its order and numbered; what is done is what the whole answer has."""
+    """All events in their order, numbered; the completed items are those of the whole answer."""
     url = await serve(FakeService(SCRIPT))
     events = await stream(url)
     assert TYPES == [event.type for event in events]
@@ -176,7 +176,7 @@ async def test_stream(serve: Serve):
 
 
 async def test_deltas_add_up(serve: Serve):
-    """The text of an item is that of its deltas, and each of them names its item."""
+    """The text of an item is that of its deltas, and each delta names its item."""
     url = await serve(FakeService(SCRIPT))
     events = await stream(url)
     grown: dict[str, str] = {}
@@ -188,7 +188,7 @@ async def test_deltas_add_up(serve: Serve):
 
 
 async def test_the_clients_own_sum(serve: Serve):
-    """What the client's helper makes of the stream is the answer."""
+    """The client's helper builds the answer from the stream."""
     url = await serve(FakeService(SCRIPT))
 
     def add_up(api: openai.OpenAI) -> Any:
@@ -202,7 +202,7 @@ async def test_the_clients_own_sum(serve: Serve):
 
 
 async def test_a_summary_that_is_asked_for(serve: Serve):
-    """Thoughts stand where their summary is looked for, in the stream too, and nowhere twice."""
+    """Reasoning is in the field of its summary, in the stream too, and nowhere twice."""
     url = await serve(FakeService(SCRIPT))
     reasoning = {"effort": "low", "summary": "auto"}
     whole: Any = await ask(url, lambda api: api.responses.create(**ASK, reasoning=reasoning))  # type: ignore[call-overload]
@@ -215,7 +215,7 @@ async def test_a_summary_that_is_asked_for(serve: Serve):
 
 
 async def test_sealed_thoughts(serve: Serve):
-    """Thoughts are given for the way back where they are asked for."""
+    """Reasoning is also sent sealed if the client asks for it."""
     url = await serve(FakeService(SCRIPT))
     include: list[Any] = ["reasoning.encrypted_content"]
     whole: Any = await ask(url, lambda api: api.responses.create(**ASK, include=include))
@@ -225,7 +225,9 @@ async def test_sealed_thoughts(serve: Serve):
 
 
 async def test_waiting_is_heard(serve: Serve):
-    """In the queue there are comments; behind that the state of the response, as an event."""
+    """
+    In the queue, comments keep the stream alive; after that, events with the response's state.
+    """
     script = (QUEUED, ACCEPTED, PREFILLING, Delta(parts=(Said("Gr"),)), PREFILLING, FINISHED)
     url = await serve(FakeService(script))
     events = await stream(url)
@@ -238,7 +240,7 @@ async def test_waiting_is_heard(serve: Serve):
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
 async def test_a_prompt_that_is_too_long(serve: Serve, is_streamed: bool):
-    """The place is that of this protocol."""
+    """The error names this protocol's field."""
     url = await serve(FakeService(refusal=PromptTooLong(5000, 4096)))
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(url, lambda api: api.responses.create(**ASK, stream=is_streamed))
@@ -253,7 +255,7 @@ async def test_a_prompt_that_is_too_long(serve: Serve, is_streamed: bool):
     ],
 )
 async def test_a_format_that_is_refused(serve: Serve, refusal: FormatRefused, where: str):
-    """The place is that of this protocol."""
+    """The error names this protocol's field."""
     url = await serve(FakeService(refusal=refusal))
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(url, lambda api: api.responses.create(**ASK))
@@ -261,7 +263,7 @@ async def test_a_format_that_is_refused(serve: Serve, refusal: FormatRefused, wh
 
 
 async def test_a_fault_in_mid_stream(serve: Serve):
-    """A response that failed says why, with what was done by then."""
+    """A response that failed says why, with the output until then."""
     fault = Broken("0f8fad5b-d9cb-469f-a165-70867728950e")
     url = await serve(FakeService((*SCRIPT[:5], fault)))
     events = await stream(url)
@@ -273,7 +275,7 @@ async def test_a_fault_in_mid_stream(serve: Serve):
 
 
 async def test_a_fault_in_the_queue(serve: Serve):
-    """Before there is a response there is an error of its own."""
+    """Before the response exists, the error is an event of its own."""
     url = await serve(FakeService((QUEUED, JournalFull())))
     (last,) = await stream(url)
     assert ("error", "journal_full", 0) == (last.type, last.code, last.sequence_number)
@@ -281,7 +283,7 @@ async def test_a_fault_in_the_queue(serve: Serve):
 
 @pytest.mark.parametrize("replies", [(), (ACCEPTED,)])
 async def test_an_answer_that_is_not_complete(replies: tuple[Reply, ...]):
-    """There is no response of it, and its stream has no end."""
+    """They never become a response, and the stream has no end event."""
     whole, chunks = ResponsesAnswer(FORM), ResponsesStream(FORM)
     for reply in replies:
         whole.take(reply)
@@ -292,11 +294,11 @@ async def test_an_answer_that_is_not_complete(replies: tuple[Reply, ...]):
         chunks.done()
 
 
-# --- what is kept --------------------------------------------------------------------------------
+# --- stored responses ---------------------------------------------------------------------------
 
 
 async def test_looked_up(serve: Serve):
-    """A kept answer has the items and the ids that it had, and what its request brought."""
+    """A stored answer has the same items and ids as before, with the input items of its request."""
     service = FakeService(ANSWER)
     service.turns["local", "req-1"] = kept(sealed=True)
     url = await serve(service)
@@ -310,7 +312,7 @@ async def test_looked_up(serve: Serve):
 
 
 async def test_no_stream_of_what_is_kept():
-    """Who waits for events hears that there are none, and does not get one object instead."""
+    """A client that asks for a stream gets an error, not one object."""
     service = FakeService()
     service.turns["local", "req-1"] = kept()
     client = create_app(service).test_client()
@@ -322,7 +324,7 @@ async def test_no_stream_of_what_is_kept():
 
 
 async def test_items_in_pages(serve: Serve):
-    """The client goes through all pages, in the order that it wants."""
+    """The client gets all pages, in the order that it asks for."""
     said = tuple(Message(role="user", content=str(number)) for number in range(5))
     call = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": {"a": 1}}}
     acted = Message(role="assistant", content="I look.", reasoning="Hm.", tool_calls=(call,))
@@ -353,7 +355,7 @@ BAD_PAGES = [
 
 @pytest.mark.parametrize("query", BAD_PAGES, ids=lambda query: query[:20])
 async def test_a_page_that_cannot_be_given(query: str):
-    """It is refused by the name of what is wrong."""
+    """It is refused, and the error names the parameter."""
     service = FakeService()
     service.turns["local", "req-1"] = kept()
     client = create_app(service).test_client()
@@ -364,7 +366,7 @@ async def test_a_page_that_cannot_be_given(query: str):
 
 @pytest.mark.parametrize("limit", ["2", "002", f"{'0' * 4400}2"], ids=["2", "002", "thousands"])
 async def test_a_page_has_as_many_as_are_asked_for(limit: str):
-    """However the number is written."""
+    """The number may be written in any form."""
     service = FakeService()
     said = tuple(Message(role="user", content=str(number)) for number in range(5))
     service.turns["local", "req-1"] = attrs.evolve(kept(), asked=said)
@@ -375,7 +377,7 @@ async def test_a_page_has_as_many_as_are_asked_for(limit: str):
 
 
 async def test_deleted(serve: Serve):
-    """A deleted response is found no more, by any way."""
+    """A deleted response is no longer found by any endpoint."""
     service = FakeService()
     service.turns["local", "req-1"] = kept()
     url = await serve(service)
@@ -399,7 +401,7 @@ async def test_deleted(serve: Serve):
 
 @pytest.mark.parametrize("sent", ["resp_req-1", "req-1", "that of before"])
 async def test_a_response_that_is_not_there_is_named_as_it_was_sent(serve: Serve, sent: str):
-    """Whoever sent another id than we give sees what it was."""
+    """The error has the id that the client sent, also if it is not in our form."""
     url = await serve(FakeService())
     with pytest.raises(openai.BadRequestError) as refused:
         await ask(url, lambda api: api.responses.create(**ASK, previous_response_id=sent))
@@ -407,7 +409,7 @@ async def test_a_response_that_is_not_there_is_named_as_it_was_sent(serve: Serve
 
 
 async def test_going_on(serve: Serve):
-    """Before the input stands all that was said, but no instructions of before."""
+    """The prompt begins with all earlier messages, but without earlier instructions."""
     service = FakeService()
     service.turns["local", "one"] = kept("one")
     service.turns["local", "two"] = kept("two", previous="one")
@@ -433,7 +435,7 @@ async def test_going_on(serve: Serve):
 
 
 async def test_a_history_with_a_gap(serve: Serve):
-    """What came before a response has to be there too."""
+    """Everything before a response must be stored too."""
     service = FakeService()
     service.turns["local", "two"] = kept("two", previous="one")
     url = await serve(service)
@@ -443,7 +445,7 @@ async def test_a_history_with_a_gap(serve: Serve):
 
 
 async def test_references(serve: Serve):
-    """An item that a client only names is the one that it was given."""
+    """An item that a client only refers to is the one that it received."""
     service = FakeService()
     service.turns["local", "req-1"] = kept()
     url = await serve(service)
@@ -464,7 +466,7 @@ async def test_references(serve: Serve):
 
 
 async def test_references_to_what_was_asked(serve: Serve):
-    """The ids that are listed of a request's input stand for its items as well."""
+    """The listed ids of a request's input items can be referred to as well."""
     call = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": {"a": 1}}}
     asked = (
         Message(role="system", content="Be brief."),
@@ -508,7 +510,9 @@ async def test_the_form_is_read_again():
 
 
 async def test_arguments_come_in_pieces(serve: Serve):
-    """One item for each call, whose pieces are its arguments; one that is cut off is incomplete."""
+    """
+    Each call is one item, whose pieces add up to its arguments; one that is cut off is incomplete.
+    """
 
     def more(index: int, id_: str, name: str, arguments: str) -> Calling:
         return Calling(index=index, id=id_, name=name, arguments=arguments)

@@ -1,6 +1,6 @@
 """
-What clients of OpenAI's responses make of an answer on its way back: the next prompt begins with
-what was asked and answered, whether a client sends all of it, item by item, or names the response.
+How clients of OpenAI's responses send an answer back: the next prompt begins with the earlier input
+and answer, whether a client sends all of it, item by item, or names the response.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NEXT = {"type": "message", "role": "user", "content": [{"type": "input_text", "t
 
 
 def draft(body: Body) -> Draft:
-    """What is read of a request."""
+    """A request that was read."""
     return read_responses_request(json.dumps(body).encode(), {}, Ignored(), FACTS)
 
 
@@ -60,7 +60,7 @@ def parts(command: Generate) -> tuple[tuple[str, bytes], ...]:
 
 
 def output(body: Body, told: tuple[AnswerPart, ...]) -> list[Body]:
-    """The items that a client is given."""
+    """The output items that a client receives."""
     whole = ResponsesAnswer(draft(body).form)
     replies: list[Reply] = [ACCEPTED, *(Delta(parts=(part,)) for part in told), FINISHED]
     for reply in replies:
@@ -70,7 +70,7 @@ def output(body: Body, told: tuple[AnswerPart, ...]) -> list[Body]:
 
 
 def results(told: tuple[AnswerPart, ...]) -> list[Body]:
-    """What a client sends behind an answer: the results of its calls, or more words."""
+    """What a client sends after an answer: the results of its calls, or another message."""
     calls = [part for part in told if isinstance(part, Called)]
     return [
         {"type": "function_call_output", "call_id": call.id, "output": "Rain."} for call in calls
@@ -79,8 +79,8 @@ def results(told: tuple[AnswerPart, ...]) -> list[Body]:
 
 def as_codex_keeps(item: Body) -> Body:
     """
-    An item as Codex has it in its history: no status, no id, and of a thought what is sealed and
-    its summary only.
+    An item as Codex keeps it in its history: no status, no id, and of reasoning only the sealed
+    text and the summary.
     """
     left_out = {"id", "status"} | ({"content"} if item["type"] == "reasoning" else set())
     kept = {key: value for key, value in item.items() if key not in left_out}
@@ -91,7 +91,7 @@ def as_codex_keeps(item: Body) -> Body:
 
 
 def as_the_sdk_sends(item: Body) -> Body:
-    """An item as OpenAI's libraries send it: all of it."""
+    """An item as OpenAI's libraries send it: with all fields."""
     return item
 
 
@@ -114,7 +114,7 @@ CLIENTS = [
 @pytest.mark.parametrize(("fields", "keeps"), CLIENTS)
 @pytest.mark.parametrize("told", ANSWERS, ids=range(len(ANSWERS)))
 def test_an_answer_that_is_sent_back(fields: Body, keeps: Any, told: tuple[AnswerPart, ...]):
-    """Item by item, it is the message that was anticipated, behind all that was asked."""
+    """Item by item, it is the message that settling expected, after everything before it."""
     body = {**ASKED, **fields, "input": [FIRST]}
     asked = draft(body).complete((), {}).command
     back = [keeps(item) for item in output(body, told)]
@@ -126,7 +126,7 @@ def test_an_answer_that_is_sent_back(fields: Body, keeps: Any, told: tuple[Answe
 
 @pytest.mark.parametrize("told", ANSWERS[:-1], ids=range(len(ANSWERS) - 1))
 def test_a_client_that_forgets_thoughts(told: tuple[AnswerPart, ...]):
-    """Without its thoughts an answer is the same, and so is one to which less was to be thought."""
+    """Without its reasoning an answer is the same, also after one with less reasoning effort."""
     body = {**ASKED, "input": [FIRST]}
     back = output(body, told)
     kept = [item for item in back if item["type"] != "reasoning"]
@@ -140,7 +140,10 @@ def test_a_client_that_forgets_thoughts(told: tuple[AnswerPart, ...]):
 
 @pytest.mark.parametrize("told", ANSWERS, ids=range(len(ANSWERS)))
 def test_an_answer_that_is_named(told: tuple[AnswerPart, ...]):
-    """A client that names the response goes on as one that sends all: the prompts are the same."""
+    """
+    A client that names the response continues like one that sends everything: the prompts are
+    equal.
+    """
     body = {**ASKED, "input": [FIRST]}
     asked = draft(body).complete((), {}).command
     keep = asked.keep
@@ -166,7 +169,7 @@ def test_an_answer_that_is_named(told: tuple[AnswerPart, ...]):
 
 
 def test_turns_as_text():
-    """Messages and parts come back as they were; words that follow each other as one."""
+    """Messages and parts are the same after storing them as text; consecutive texts become one."""
     for told in ANSWERS:
         assert message_of(told) == message_of(parts_of(parts_text(told)))
         said = (message_of(told), attrs.evolve(message_of(()), name="x", tool_call_id="y"))

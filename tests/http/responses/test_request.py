@@ -1,4 +1,4 @@
-"""OpenAI's responses: what a body becomes, what is ignored, and what is refused."""
+"""OpenAI's responses: the command that a body becomes, what is ignored, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ HELLO = {"type": "message", "role": "user", "content": "Hello"}
 
 
 def request(headers: dict[str, str] | None = None, **fields: Any) -> ResponsesRequest:
-    """What a request with these fields asks for."""
+    """The request with these fields, as it was read."""
     body = json.dumps({"input": "Hello", **fields}).encode()
     return read_responses_request(body, headers or {}, Ignored(), FACTS).complete((), {})
 
 
 def command(**fields: Any) -> Generate:
-    """The command of it."""
+    """The command of a request."""
     return request(**fields).command
 
 
@@ -43,14 +43,14 @@ def messages(*items: Any, **fields: Any) -> tuple[Message, ...]:
 
 
 def refused(**fields: Any) -> ClientError:
-    """How it is refused."""
+    """The error with which a request is refused."""
     with pytest.raises(ClientError) as caught:
         request(**fields)
     return caught.value
 
 
 def test_a_text_is_a_users_message():
-    """A string, a message of a string and one of parts are the same, with or without a type."""
+    """A string, a message with a string and one with parts are the same, with or without a type."""
     parts = [{"type": "input_text", "text": "Hel"}, {"type": "input_text", "text": "lo"}]
     found = [
         messages(HELLO),
@@ -62,7 +62,7 @@ def test_a_text_is_a_users_message():
 
 
 def test_instructions_come_first():
-    """Instructions, a system's and a developer's words are the system's, each in its place."""
+    """Instructions and system or developer messages become system messages, each in its place."""
     told = {"role": "developer", "content": "Today is a Sunday."}
     assert ["system:Be brief.", "user:Hello", "system:Today is a Sunday."] == [
         f"{one.role}:{one.content}" for one in messages(HELLO, told, instructions="Be brief.")
@@ -71,12 +71,12 @@ def test_instructions_come_first():
 
 
 def call(call_id: str, name: str = "look", arguments: str = '{"city": "Rom"}') -> dict[str, Any]:
-    """An item that is a call."""
+    """An item that is a function call."""
     return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
 
 
 def test_what_an_assistant_did_is_one_message():
-    """Thoughts, words and calls that follow each other are one message; results are a tool's."""
+    """Consecutive reasoning, text and calls are one message; results are tool messages."""
     found = messages(
         HELLO,
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
@@ -128,13 +128,16 @@ def test_what_an_assistant_did_is_one_message():
     ],
 )
 def test_thoughts_that_come_back(fields: dict[str, Any], thought: str | None):
-    """Ours are read from whatever a client kept of them; another's that are sealed are none."""
+    """
+    Our reasoning is read from any field that a client kept; other servers' sealed reasoning is left
+    out.
+    """
     _, found = messages(HELLO, {"type": "reasoning", **fields})
     assert ("assistant", "", thought) == (found.role, found.content, found.reasoning)
 
 
 def test_functions_are_put_into_the_prompt():
-    """Tools have the form of chat completions; fields that say nothing are not there."""
+    """Tools have the form of chat completions; empty fields are left out."""
     found = command(tools=[LOOK, GO]).conversation
     assert found is not None
     look = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
@@ -156,7 +159,7 @@ OTHERS: list[dict[str, Any]] = [
 
 
 def test_tools_that_are_not_run_here_are_left_out():
-    """They are no part of the prompt, and told as ignored."""
+    """They are not in the prompt, and are reported as ignored."""
     found = request(tools=[*OTHERS, LOOK])
     assert found.command.conversation == command(tools=[LOOK]).conversation
     assert (
@@ -168,7 +171,7 @@ def test_tools_that_are_not_run_here_are_left_out():
 
 
 def test_items_that_nobody_reads_are_left_out():
-    """What another server did stands in no prompt, and is told as ignored."""
+    """Items of other servers' tools are not in the prompt, and are reported as ignored."""
     other = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"a": 1}}
     shell = {"type": "local_shell_call_output", "output": {"stdout": "x"}}
     found = request(input=[HELLO, other, shell])
@@ -177,7 +180,7 @@ def test_items_that_nobody_reads_are_left_out():
 
 
 def test_where_no_tool_may_be_called():
-    """`none` leaves them in the prompt, which begins with them."""
+    """With `none` they stay in the prompt, which begins with them."""
     free = command(tools=[LOOK]).conversation
     assert free is not None
     assert attrs.evolve(free, calls=False) == command(tools=[LOOK], tool_choice="none").conversation
@@ -224,7 +227,7 @@ def test_where_no_tool_may_be_called():
     ],
 )
 def test_what_an_answer_is_held_to(fields: dict[str, Any], constraint: Constraint | None):
-    """Formats and choices become the one constraint of all protocols."""
+    """Formats and choices become the constraint that all protocols share."""
     assert constraint == command(**fields).constraint
 
 
@@ -232,14 +235,17 @@ def test_what_an_answer_is_held_to(fields: dict[str, Any], constraint: Constrain
     ("effort", "thinks"), [("none", False), ("minimal", True), ("high", True), (None, None)]
 )
 def test_effort(effort: str | None, thinks: bool | None):
-    """Whether the template lets the model think; who says nothing has the server's default."""
+    """
+    The effort decides whether the template lets the model think; without it, the server's default
+    applies.
+    """
     conversation = command(reasoning={"effort": effort}).conversation
     assert conversation is not None
     assert thinks == conversation.template.get("enable_thinking")
 
 
 def test_parameters():
-    """What is said of sampling, length, session and cache is asked for."""
+    """Sampling, length, session and cache settings are in the command."""
     found = command(
         temperature=0.5,
         top_p=0.25,
@@ -261,21 +267,21 @@ def test_parameters():
 
 
 def test_a_cache_key_names_a_group():
-    """A header goes before it, and what is no name is passed over."""
+    """A header takes precedence, and an invalid name is ignored."""
     assert "talk-1" == command(prompt_cache_key="talk-1").group
     assert "one" == command(headers={"session-id": "one"}, prompt_cache_key="talk-1").group
     assert command(prompt_cache_key="x" * 201).group is None
 
 
 def test_a_format_beside_calls_that_have_to_be_is_told():
-    """The answer is calls then, so nothing comes of the format."""
+    """The answer is a call, so the format has no effect and is reported as ignored."""
     asked: dict[str, Any] = {"tools": [LOOK], "text": {"format": {"type": "json_object"}}}
     assert ("text.format",) == request(**asked, tool_choice="required").ignored
     assert () == request(**asked).ignored
 
 
 def test_what_is_kept():
-    """All that a request brings is kept, but where it says otherwise."""
+    """The input of a request is stored, unless the request says otherwise."""
     assert command(store=False).keep is None
     for fields in ({}, {"store": True}, {"store": None}):
         keep = command(**fields).keep
@@ -290,13 +296,13 @@ def test_what_is_kept():
 
 @pytest.mark.parametrize("more", [{}, {"call_id": None}, {"call_id": ""}])
 def test_a_result_that_names_no_call(more: dict[str, Any]):
-    """It is a tool's message all the same; clients may leave the id out."""
+    """It is still a tool message; clients may leave the id out."""
     item = {"type": "function_call_output", "output": "Rain.", **more}
     assert (Message(role="tool", content="Rain."),) == messages(item)
 
 
 def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
-    """A constant text stands in its place, and that is told."""
+    """A constant text replaces the image, and the answer reports it as ignored."""
 
     def asked(data: str) -> ResponsesRequest:
         parts = [
@@ -326,7 +332,10 @@ def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
     ids=["words", "thoughts", "a call"],
 )
 def test_an_image_in_a_turn_that_was_answered(answer: list[Any]):
-    """A constant text stands in its place, and that is told; what is asked about now is refused."""
+    """
+    A constant text replaces the image, and the answer reports it; in the current turn it is
+    refused.
+    """
     seen = {"role": "user", "content": [{"type": "input_image", "image_url": "AAAA"}]}
     past = request(input=[seen, *answer, HELLO])
     assert past.command.conversation is not None
@@ -340,13 +349,13 @@ def test_an_image_in_a_turn_that_was_answered(answer: list[Any]):
 
 @pytest.mark.parametrize("output", [["x"], [{"type": []}], [{"type": "input_video"}]])
 def test_parts_of_a_tools_result_that_are_none(output: list[Any]):
-    """They are refused, and a list of anything is looked through."""
+    """They are refused, wherever they are in the list."""
     item = {"type": "function_call_output", "call_id": "a", "output": output}
     assert (refused(input=[HELLO, item]).param or "").startswith("input[1].output[0]")
 
 
 def test_what_is_ignored():
-    """What is not acted on is told, a part of a field by its path."""
+    """Fields without effect are reported as ignored; a part of a field by its path."""
     found = request(
         user="me",
         truncation="auto",
@@ -460,14 +469,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ("fields", "param", "code"), REFUSED, ids=[f"{row[1]}-{row[2]}" for row in REFUSED]
 )
 def test_what_is_refused(fields: dict[str, Any], param: str, code: str):
-    """The place is named, and in the message as well."""
+    """The error names the path, also in its message."""
     error = refused(**fields)
     assert (param, code) == (error.param, error.code)
     assert param.rpartition(".")[2] in error.message
 
 
 def test_an_input_that_is_misspelt():
-    """The refusal asks whether it is meant, also where there is something to go on from."""
+    """The refusal suggests the right name, also if there is an earlier response to continue."""
     for more in ({}, {"previous_response_id": "resp_1"}):
         error = refused(input=None, inptu="x", **more)
         assert error.message.endswith(". Did you mean `input` instead of `inptu`?")
@@ -486,7 +495,7 @@ def test_parameters_of_a_tool_that_are_nested_too_deeply():
 
 
 def test_a_reference_to_a_call_that_was_cut_off_is_its_text():
-    """What the model wrote of the call is text, as it is in an answer that is sent back."""
+    """The model's text of the call is text, as it is in an answer that is sent back."""
     turn = StoredTurn(
         request="r1",
         previous=None,

@@ -1,4 +1,4 @@
-"""What comes over a connection that is no request, or none that ends: it concerns nobody else."""
+"""Connections that send invalid requests, or requests that do not end: others are not affected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from tests.http.fake_service import ACCEPTED, ANSWER, FINISHED, FakeService, Hol
 pytestmark = pytest.mark.trio
 
 SOON_S = 30
-"""How long a connection may take to end that would otherwise be held for more than a minute."""
+"""
+How long a connection may take to end; one that is leaked stays open for more than a minute.
+"""
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -41,13 +43,13 @@ UPGRADE = (
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[trio.SocketStream]:
-    """A bare connection to a server."""
+    """A plain connection to a server."""
     async with await trio.open_tcp_stream("127.0.0.1", int(url.rsplit(":", 1)[1])) as stream:
         yield stream
 
 
 def head(target: str, *headers: str, method: str = "GET") -> bytes:
-    """The head of a request."""
+    """The headers of a request."""
     return "\r\n".join(
         [f"{method} {target} HTTP/1.1", "host: localhost", *headers, "", ""]
     ).encode()
@@ -55,7 +57,7 @@ def head(target: str, *headers: str, method: str = "GET") -> bytes:
 
 def http2(*, window: int = 65_535, pieces: int = 0, **changes: bytes) -> bytes:
     """
-    The beginning of HTTP/2 by a client that knows no rules, with a request.
+    The beginning of HTTP/2 from a client that ignores the rules, with a request.
 
     Args:
         window: so many bytes of an answer are taken.
@@ -67,7 +69,7 @@ def http2(*, window: int = 65_535, pieces: int = 0, **changes: bytes) -> bytes:
     )
     connection = h2.connection.H2Connection(config)
     connection.local_settings[h2.settings.SettingCodes.INITIAL_WINDOW_SIZE] = window
-    connection.local_settings.acknowledge()  # it is what is sent
+    connection.local_settings.acknowledge()  # this queues the bytes to send
     connection.initiate_connection()
     headers = [(f":{name}".encode(), value) for name, value in (fields | changes).items() if value]
     connection.send_headers(1, headers, end_stream=not pieces)
@@ -78,13 +80,13 @@ def http2(*, window: int = 65_535, pieces: int = 0, **changes: bytes) -> bytes:
 
 
 def question(*headers: str, **changes: Any) -> bytes:
-    """A whole request for an answer."""
+    """A complete request for an answer."""
     body = json.dumps(HELLO | changes).encode()
     return head(CHAT, f"content-length: {len(body)}", *headers, method="POST") + body
 
 
 async def everything(stream: trio.SocketStream) -> bytes:
-    """What comes until the other end closes."""
+    """Everything that is received until the other end closes."""
     found = b""
     while piece := await stream.receive_some():
         found += piece
@@ -97,8 +99,8 @@ def open_files() -> int:
 
 
 async def let_go(before: int) -> None:
-    """Wait until no more descriptors are held than before."""
-    while open_files() > before:  # noqa: ASYNC110 - nobody sets an event at a close
+    """Wait until no more descriptors are open than before."""
+    while open_files() > before:  # noqa: ASYNC110 - closing a descriptor sets no event
         await trio.sleep(0.01)
 
 
@@ -125,7 +127,9 @@ NO_REQUESTS = {
 
 @pytest.mark.parametrize("sent", NO_REQUESTS.values(), ids=NO_REQUESTS)
 async def test_no_request(serve: Serve, client: httpx.AsyncClient, sent: bytes):
-    """The server closes the connection, asks the service nothing, and answers the next one."""
+    """
+    The server closes the connection, does not call the service, and answers the next connection.
+    """
     service = FakeService()
     url = await serve(service)
     with trio.fail_after(SOON_S):
@@ -133,7 +137,7 @@ async def test_no_request(serve: Serve, client: httpx.AsyncClient, sent: bytes):
             await stream.send_all(sent)
             try:
                 answer = await everything(stream)
-            except trio.BrokenResourceError:  # closed before all of it was read
+            except trio.BrokenResourceError:  # closed before everything was read
                 answer = b""
     if answer.startswith(b"HTTP/1.1"):
         assert answer.split()[1] in (b"400", b"431", b"501")
@@ -142,7 +146,7 @@ async def test_no_request(serve: Serve, client: httpx.AsyncClient, sent: bytes):
 
 
 async def test_failed_connection_leaves_a_line(serve: Serve):
-    """What Hypercorn itself fails on is one warning."""
+    """A failure within Hypercorn is logged as one warning."""
     url = await serve(FakeService())
     with structlog.testing.capture_logs() as logs, trio.fail_after(SOON_S):
         async with connected(url) as stream:
@@ -154,7 +158,7 @@ async def test_failed_connection_leaves_a_line(serve: Serve):
 
 
 async def test_http2_is_served(serve: Serve):
-    """The control: the same bytes with nothing wrong in them are a request."""
+    """The control: the same bytes without the mistake are a request."""
     service = FakeService()
     url = await serve(service)
     with trio.fail_after(SOON_S):
@@ -180,7 +184,7 @@ ADDRESSES = {
 
 @pytest.mark.parametrize(("target", "headers", "status"), ADDRESSES.values(), ids=list(ADDRESSES))
 async def test_odd_addresses(serve: Serve, target: str, headers: tuple[str, ...], status: int):
-    """Whatever stands in the place of a path, it is answered; an error is an envelope."""
+    """Any text in place of a path is answered; errors are envelopes."""
     url = await serve(FakeService())
     with trio.fail_after(SOON_S):
         async with connected(url) as stream:
@@ -211,7 +215,7 @@ NO_HOSTS = [
 
 @pytest.mark.parametrize("host", NO_HOSTS)
 async def test_no_host(serve: Serve, host: str):
-    """What begins or ends like a name of the server's and is no host is refused, and quoted."""
+    """A host that only begins or ends like one of the server's names is refused, and quoted."""
     url = await serve(FakeService())
     with trio.fail_after(SOON_S):
         async with connected(url) as stream:
@@ -225,7 +229,7 @@ async def test_no_host(serve: Serve, host: str):
 
 
 async def test_closed_connections_are_let_go(serve: Serve):
-    """A client that closes its connection takes nothing of the server's with it for long."""
+    """After a client closes its connection, the server soon frees what it held for it."""
     url = await serve(FakeService())
     before = open_files()
     for _ in range(20):
@@ -242,7 +246,7 @@ async def test_closed_connections_are_let_go(serve: Serve):
 H2C = ("upgrade: h2c", "connection: Upgrade, HTTP2-Settings", "http2-settings: AAMAAABk")
 WHOLE, STREAM = question(), question(stream=True)
 
-#: A request, and what makes Hypercorn read no further until it is answered.
+#: A request, and bytes that make Hypercorn stop reading until the request is answered.
 READ_LATER = {
     "whole, then another": WHOLE + WHOLE,
     "whole, then a line": WHOLE + b"\r\n",
@@ -256,7 +260,7 @@ READ_LATER = {
 
 @pytest.mark.parametrize("sent", READ_LATER.values(), ids=READ_LATER)
 async def test_closed_midway_with_more_to_read(serve: Serve, sent: bytes):
-    """A close behind bytes whose turn has not come is seen, and the request is cancelled."""
+    """A close after bytes that are not yet read is noticed, and the request is cancelled."""
     hold = Hold()
     service = FakeService([ACCEPTED, hold])
     url = await serve(service)
@@ -273,7 +277,7 @@ async def test_closed_midway_with_more_to_read(serve: Serve, sent: bytes):
 
 @pytest.mark.parametrize("sent", READ_LATER.values(), ids=READ_LATER)
 async def test_shutdown_after_a_close_midway(sent: bytes):
-    """A server that stops does not wait for a client that went behind such bytes."""
+    """A server that stops does not wait for a client that disconnected after such bytes."""
     hold = Hold()
     service = FakeService([ACCEPTED, hold])
     shutdown = trio.Event()
@@ -288,7 +292,7 @@ async def test_shutdown_after_a_close_midway(sent: bytes):
 
 
 async def test_closed_behind_more_than_is_read_ahead(serve: Serve):
-    """Such a close is seen when something is sent."""
+    """Such a close is noticed when the server sends something."""
     megabyte = Delta(parts=(Said("x" * 2**20),))
     service = FakeService([ACCEPTED, *[megabyte] * 64, FINISHED])
     url = await serve(service)
@@ -315,7 +319,7 @@ AT_ONCE = {
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "later"])
 @pytest.mark.parametrize("sent", AT_ONCE.values(), ids=AT_ONCE)
 async def test_asked_and_closed(serve: Serve, sent: bytes, waits: bool):
-    """Who asks, once or more, and does not wait for an answer leaves nothing behind."""
+    """A client that disconnects without waiting for its answers leaves no open descriptors."""
     url = await serve(FakeService())
     before = open_files()
     with trio.fail_after(SOON_S):
@@ -328,7 +332,9 @@ async def test_asked_and_closed(serve: Serve, sent: bytes, waits: bool):
 
 
 async def test_closed_behind_a_body_that_nobody_reads(serve: Serve):
-    """A close is seen behind a body that comes when the answer is made, and is not taken."""
+    """
+    A close is noticed after a body that arrives once the answer is made, and that is never read.
+    """
     url = await serve(FakeService())
     before = open_files()
     sent = http2(window=0, path=b"/nowhere", pieces=20)
@@ -342,7 +348,7 @@ async def test_closed_behind_a_body_that_nobody_reads(serve: Serve):
 
 
 async def test_next_request_comes_early(serve: Serve):
-    """A request that is sent while another runs is read whole, and answered in its turn."""
+    """A request that is sent while another one runs is read completely, and answered next."""
     hold = Hold()
     service = FakeService([ACCEPTED, hold, *ANSWER[1:]], ANSWER)
     url = await serve(service)
@@ -366,7 +372,7 @@ async def test_next_request_comes_early(serve: Serve):
 
 
 async def test_shutdown_with_a_request_that_waits_its_turn():
-    """The request that runs is answered, the next one is not begun, and the server ends."""
+    """The running request is answered, the next one is not started, and the server ends."""
     hold = Hold()
     service = FakeService([ACCEPTED, hold, *ANSWER[1:]])
     shutdown = trio.Event()
@@ -386,7 +392,7 @@ async def test_shutdown_with_a_request_that_waits_its_turn():
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "deflate, gzip"])
 async def test_compressed_body(serve: Serve, client: httpx.AsyncClient, coding: str):
-    """A body that would have to be unpacked is 415, and the message names what packed it."""
+    """A compressed body is a 415, and the message names the encoding."""
     service = FakeService()
     url = await serve(service)
     response = await client.post(url + CHAT, json=HELLO, headers={"content-encoding": coding})
@@ -399,7 +405,7 @@ async def test_compressed_body(serve: Serve, client: httpx.AsyncClient, coding: 
 
 
 async def test_shutdown_cuts_who_does_not_read():
-    """A client that takes nothing more of its stream does not keep the server from ending."""
+    """A client that stops reading its stream does not keep the server from ending."""
     megabyte = Delta(parts=(Said("x" * 2**20),))
     script: list[Step] = [ACCEPTED, *[megabyte] * 64, FINISHED]
     service = FakeService(script)
@@ -427,8 +433,8 @@ UNREAD = {
 @pytest.mark.parametrize(("sent", "status"), UNREAD.values(), ids=UNREAD)
 async def test_refused_before_its_body_is_read(serve: Serve, sent: bytes, status: int):
     """
-    The answer says that the connection closes, and it does: the client's next request goes
-    elsewhere.
+    The answer says that the connection closes, and it does: the client's next request uses another
+    one.
     """
     url = await serve(FakeService())
     with trio.fail_after(SOON_S):
@@ -440,7 +446,7 @@ async def test_refused_before_its_body_is_read(serve: Serve, sent: bytes, status
 
 
 async def test_refused_after_its_body_is_read(serve: Serve):
-    """The control: a connection whose body was read stays, and takes the next request."""
+    """The control: a connection whose body was read stays open, and takes the next request."""
     url = await serve(FakeService())
     sent = head(CHAT, "content-length: 2", method="POST") + b"[]"
     with trio.fail_after(SOON_S):

@@ -1,4 +1,4 @@
-"""Serving: the socket, the address, and the way to stop."""
+"""Serving: the socket, its address, and stopping."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 
 
 def test_bound_socket_refuses_until_served():
-    """A port is held from the start and takes no connection before there is a server."""
+    """The port is held from the start and refuses connections until the server is ready."""
     with bind_socket("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         assert f"http://127.0.0.1:{port}" == url_of(listener)
@@ -31,7 +31,7 @@ def test_bound_socket_refuses_until_served():
 
 
 def test_port_in_use():
-    """A port that is served already is refused at once."""
+    """A port that is in use is refused at once."""
     with bind_socket("127.0.0.1", 0) as first:
         first.listen()
         with pytest.raises(OSError, match="in use"):
@@ -47,7 +47,7 @@ def test_port_in_use():
     ],
 )
 def test_url(host: str, start: str):
-    """The address is one that this machine's clients can use."""
+    """The URL can be used by clients on this machine."""
     try:
         listener = bind_socket(host, 0)
     except OSError:
@@ -70,7 +70,9 @@ def test_url(host: str, start: str):
     ],
 )
 def test_loopback(host: str, expected: bool):
-    """An address of the loopback is reached from this machine alone; one for all is not."""
+    """
+    A loopback address is reached from this machine only; the address of all interfaces is not.
+    """
     try:
         listener = bind_socket(host, 0)
     except OSError:
@@ -80,7 +82,7 @@ def test_loopback(host: str, expected: bool):
 
 
 def test_name_with_two_addresses(monkeypatch: pytest.MonkeyPatch):
-    """A name that stands for both kinds of address is bound where clients look first."""
+    """A name with an IPv4 and an IPv6 address is bound to the one that clients try first."""
     kind = socket.SOCK_STREAM
     both = [
         (socket.AF_INET6, kind, 6, "", ("::1", 0, 0, 0)),
@@ -93,7 +95,7 @@ def test_name_with_two_addresses(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.trio
 async def test_ready_means_answering(serve: Serve, client: httpx.AsyncClient):
-    """Once the address is told, a request to it is answered."""
+    """Once the address is reported, a request to it is answered."""
     url = await serve(FakeService())
     response = await client.get(url + "/health")
     assert 200 == response.status_code
@@ -114,7 +116,7 @@ async def test_more_than_a_thousand_requests_on_a_connection(
 
 @pytest.mark.trio
 async def test_shutdown_lets_a_stream_end(client: httpx.AsyncClient):
-    """A stream in hand runs to its end while new connections are refused; then serving ends."""
+    """A running stream ends normally while new connections are refused; then serving ends."""
     hold = Hold()
     service = FakeService((ACCEPTED, hold, *DELTAS, FINISHED))
     shutdown, ended = trio.Event(), trio.Event()
@@ -144,7 +146,7 @@ async def test_shutdown_lets_a_stream_end(client: httpx.AsyncClient):
 @pytest.mark.trio
 @pytest.mark.parametrize("path", ["/health", "/nothing", None], ids=["page", "error", "unused"])
 async def test_shutdown_does_not_wait_for_idle_connections(path: str | None):
-    """A connection that its client keeps for later is closed at once when the server stops."""
+    """An idle connection is closed at once when the server stops."""
     shutdown = trio.Event()
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
@@ -162,7 +164,7 @@ async def test_shutdown_does_not_wait_for_idle_connections(path: str | None):
 
 @pytest.mark.trio
 async def test_idle_connections_time_out(monkeypatch: pytest.MonkeyPatch):
-    """A connection that nobody uses any more is closed."""
+    """A connection without requests is closed after a while."""
     monkeypatch.setattr(serving, "KEEP_ALIVE_S", 0.1)
     shutdown = trio.Event()
     with trio.fail_after(5):
@@ -177,7 +179,7 @@ async def test_idle_connections_time_out(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.trio
 async def test_shutdown_cuts_what_lasts_too_long(client: httpx.AsyncClient):
-    """After the grace a stream is cut, its request is left, and serving ends."""
+    """After the grace period a stream is cut, its request is cancelled, and serving ends."""
     service = FakeService((ACCEPTED, Hold()))
     shutdown = trio.Event()
     with trio.fail_after(20):
@@ -196,7 +198,7 @@ async def test_shutdown_cuts_what_lasts_too_long(client: httpx.AsyncClient):
 async def test_serving_is_quiet(
     serve: Serve, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, capfd: Any
 ):
-    """In normal times nothing is written by the web server: no access log, no greeting."""
+    """The web server itself writes nothing: no access log, no startup message."""
     caplog.set_level(logging.INFO)
     url = await serve(FakeService())
     await client.get(url + "/health")

@@ -1,7 +1,7 @@
 """
-Bodies that cannot be used, and what the answer says; and odd ones that can.
+Bodies that cannot be used, with the error for each; and unusual ones that can.
 
-The tables are tried against the scripted service and against a server of its own process.
+The tables are tested against the scripted service and against a server in its own process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
 
 @attrs.frozen
 class Bad:
-    """A body that is refused with 400; what the answer names, and what its message has."""
+    """
+    A body that is refused with 400; the field that the error names, and a part of its message.
+    """
 
     name: str
     body: bytes
@@ -27,7 +29,7 @@ class Bad:
     text: str
 
     def check(self, status: int, answer: Any) -> None:
-        """The answer is the envelope of this refusal."""
+        """Assert that the answer is the envelope of this refusal."""
         assert {"error"} == answer.keys(), answer
         error = answer["error"]
         assert {"message", "type", "param", "code"} == error.keys()
@@ -46,7 +48,7 @@ def say(**fields: Any) -> bytes:
 
 
 def streamed(body: bytes) -> bytes:
-    """The same body, of a client that wants a stream, where it says so nowhere."""
+    """The same body from a client that wants a stream, unless it says otherwise."""
     if body.startswith(b'{"messages"') and body.endswith(b"}") and b'"stream"' not in body:
         return body[:-1] + b',"stream":true}'
     return body
@@ -58,12 +60,12 @@ def messages(*messages: Any) -> bytes:
 
 
 def user(content: Any) -> bytes:
-    """A body with one message of a user."""
+    """A body with one user message."""
     return messages({"role": "user", "content": content})
 
 
 def raw(field: bytes) -> bytes:
-    """A body with one good message and a field as it is written."""
+    """A body with one good message and a field as raw JSON."""
     return b'{"messages":[{"role":"user","content":"x"}],%s}' % field
 
 
@@ -86,18 +88,18 @@ def tool(**fields: Any) -> bytes:
 
 
 def choose(choice: Any) -> bytes:
-    """A body with one tool, and a choice."""
+    """A body with one tool, and a tool choice."""
     return say(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice=choice)
 
 
 def schema(schema: Any, **more: Any) -> bytes:
-    """A body that wants JSON of a schema."""
+    """A body that asks for JSON of a schema."""
     wanted = {"name": "a", "schema": schema, **more}
     return say(response_format={"type": "json_schema", "json_schema": wanted})
 
 
 def tool_call(function: Any) -> bytes:
-    """A body with one call of an assistant."""
+    """A body with one tool call of an assistant."""
     return messages(*HELLO, {"role": "assistant", "tool_calls": [{"function": function}]})
 
 
@@ -752,7 +754,7 @@ BAD = [
 ]
 
 
-# What looks like a mistake and is none, or is none of the server's business.
+# Bodies that look like mistakes but are valid, or that the server does not check.
 ODD: dict[str, bytes] = {
     "unknown field": raw(b'"x":1'),
     "unknown field, 500 deep": raw(b'"x":' + deep(500)),

@@ -1,4 +1,4 @@
-"""What cannot be used is a 400 in the envelope that says where, and reaches no session."""
+"""A body that cannot be used is a 400 with its path in the envelope, and reaches no session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.trio
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("bad", BAD, ids=[bad.name for bad in BAD])
 async def test_bad_body(bad: Bad, stream: bool):
-    """Each is refused with 400, its parameter and a message, before the service hears of it."""
+    """Each is refused with 400, its parameter and a message, before the service is called."""
     service = FakeService()
     client = create_app(service).test_client()
     body = streamed(bad.body) if stream else bad.body
@@ -28,7 +28,7 @@ async def test_bad_body(bad: Bad, stream: bool):
 
 @pytest.mark.parametrize("body", [say(), *ODD.values()], ids=["good", *ODD])
 async def test_odd_body_is_served(body: bytes):
-    """The control: what the table varies is served as it is, and so is what only looks wrong."""
+    """The control: valid bodies are served, and so are those that only look wrong."""
     service = FakeService()
     client = create_app(service).test_client()
     response = await client.post("/v1/chat/completions", data=body)

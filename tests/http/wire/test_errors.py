@@ -15,7 +15,7 @@ class NewRefusal(RefusalError):
 
 
 def test_a_refusal_that_is_not_in_the_table_is_an_internal_error():
-    """It is a 500 with an error id in the message, and keeps the id of its request."""
+    """It is a 500 with an error id in the message, and keeps its request id."""
     error = NewRefusal("it is new")
     error.request = "req-7"
     answer = describe(error)
@@ -27,7 +27,7 @@ def test_a_refusal_that_is_not_in_the_table_is_an_internal_error():
 
 
 def test_other_errors_of_http_keep_their_status():
-    """Their code is the general one, and their message the library's."""
+    """Their code is the generic one, and their message is the library's."""
     answer = describe(ImATeapot())
     assert (418, "invalid_request_error", "http_error") == (
         answer.status,
@@ -38,6 +38,6 @@ def test_other_errors_of_http_keep_their_status():
 
 
 def test_a_group_of_one_is_the_error_within():
-    """A nursery on the way changes nothing."""
+    """An error that a nursery wrapped is treated like the error itself."""
     group = ExceptionGroup("nursery", [ExceptionGroup("inner", [ImATeapot()])])
     assert 418 == describe(group).status

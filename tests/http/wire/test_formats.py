@@ -1,4 +1,4 @@
-"""What an answer is held to: from the wire to a constraint, and what a client hears of it."""
+"""Constraints on answers: from the wire to a constraint, and the errors that a client gets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 
 
 def wanted(schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
-    """A format that wants JSON of a schema."""
+    """A format that asks for JSON of a schema."""
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **more}}
 
 
@@ -67,11 +67,12 @@ GO = {"type": "function", "function": {"name": "go"}}
     ],
 )
 def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint | None):
-    """The format holds for answers in words, the choice says whether there may be any."""
+    """The format applies to answers in text; the choice decides whether text is allowed."""
     asked = command(**fields)
     assert expected == asked.constraint
     assert asked.conversation is not None
-    # A tool that is named stands among the others, so that the prompt is that of other turns.
+    # A named tool stays among the others, so that the prompt is the same as in other turns. So do
+    # all tools when none may be called.
     # So do all of them where none may be called.
     assert len(fields.get("tools", ())) == len(asked.conversation.tools)
     assert (fields.get("tool_choice") != "none") == asked.conversation.calls
@@ -88,7 +89,7 @@ def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint 
     ],
 )
 def test_one_call_at_most_is_ignored_where_nothing_is_held(fields: dict[str, Any], ignored: bool):
-    """It is told where there may be several calls all the same."""
+    """It is reported as ignored where several calls are still possible."""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], **fields}).encode()
     expected = ("parallel_tool_calls",) if ignored else ()
     assert expected == read_chat_request(body, {}, Ignored(), FACTS).ignored
@@ -101,7 +102,7 @@ def allowed(mode: Any, *names: str) -> dict[str, Any]:
 
 
 def test_a_choice_of_several_tools():
-    """Calls that have to be are of these; where they are free, the list is told as ignored."""
+    """Required calls are limited to these; if calls are free, the list is reported as ignored."""
     found = read(tools=TOOLS, tool_choice=allowed("required", "go"))
     assert Constraint(calls=("go",)) == found.command.constraint
     assert () == found.ignored
@@ -124,14 +125,14 @@ def test_a_choice_of_several_tools():
     ],
 )
 def test_a_choice_of_several_tools_that_is_none(choice: Any, param: str):
-    """It is refused, and the place is named."""
+    """It is refused, and the error names the path."""
     with pytest.raises(ClientError) as caught:
         read(tools=TOOLS, tool_choice=choice)
     assert param == caught.value.param
 
 
 def test_a_format_beside_calls_that_have_to_be_is_told():
-    """The answer is calls then, so nothing comes of the format."""
+    """The answer is a call, so the format has no effect and is reported as ignored."""
     asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
     for given in (wanted(), {"type": "json_object"}):
         found = read(response_format=given, **asked)
@@ -141,7 +142,7 @@ def test_a_format_beside_calls_that_have_to_be_is_told():
 
 
 def test_the_order_of_properties_is_kept():
-    """It is the order in which they are written."""
+    """Properties are written in the order of the schema."""
     constraint = command(response_format=wanted()).constraint
     assert constraint is not None
     assert constraint.schema is not None
@@ -162,7 +163,7 @@ def test_the_order_of_properties_is_kept():
 async def test_what_cannot_be_held_is_the_clients_error(
     about: str, tool: tuple[int, str] | None, param: str
 ):
-    """It says what is wrong, and where in the body."""
+    """The error says what is wrong, and where in the body."""
     service = FakeService(refusal=FormatRefused("it is odd", about, tool))
     response = await (
         create_app(service)
@@ -184,7 +185,7 @@ async def test_what_cannot_be_held_is_the_clients_error(
 
 @pytest.mark.trio
 async def test_an_answer_that_can_be_held_no_further():
-    """A stream ends with the error and is not done: what was told of it is no JSON."""
+    """A stream ends with the error and is not done: the text so far is not JSON."""
     script = (ACCEPTED, DELTAS[0], FormatRefused("too much", "answer"))
     ask = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
     client = create_app(FakeService(script)).test_client()
@@ -207,12 +208,14 @@ async def test_an_answer_that_can_be_held_no_further():
     ],
 )
 def test_a_strict_tool_whose_calls_are_free_is_told(fields: dict[str, Any], told: tuple[str, ...]):
-    """Free calls are held to no schema; where they are held, strict is acted on."""
+    """
+    Free calls are not constrained to a schema; if calls are constrained, strict has an effect.
+    """
     strict = [{"type": "function", "function": {"name": "look", "strict": True}}, GO]
     assert told == read(tools=strict, **fields).ignored
 
 
 def test_a_format_beside_free_calls_is_not_the_fault_of_a_choice():
-    """The hint names what the client can leave out: it sent no choice."""
+    """The hint names what the client can leave out: it did not send a choice."""
     error = describe(FormatRefused("it is odd", "calls_beside"))
     assert "send response_format without tools, or tools without it" in error.message

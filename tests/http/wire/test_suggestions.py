@@ -1,4 +1,4 @@
-"""Fields that are spelt otherwise: which is asked for where a required one is missing."""
+"""Misspelt fields: which one is suggested for a missing required field."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ REQUIRED = [
 async def test_a_required_field_that_is_missing(
     address: str, body: dict[str, Any], wanted: str, slip: str
 ):
-    """The refusal names it, and what may have been sent for it; nothing reaches a session."""
+    """
+    The refusal names it, and the field that was probably sent instead; the service is not called.
+    """
     service = FakeService()
     service.agents.have("notes")
     client = create_app(service).test_client()
@@ -54,7 +56,7 @@ async def test_a_required_field_that_is_missing(
 
 
 class Counting(dict[str, Any]):
-    """Fields that count how many of them were looked at."""
+    """Fields that count how many of them were read."""
 
     looked = 0
 
@@ -70,7 +72,7 @@ class Counting(dict[str, Any]):
 
 @pytest.mark.slow
 def test_a_body_of_very_many_fields():
-    """So many are looked at, however many there are; those with long names are not."""
+    """Only a limited number is compared, and none with a long name."""
     noise: Mapping[str, Any] = {f"x{number}": 1 for number in range(20_000)}
     assert "inptu" == slip_for("input", {"inptu": 1, **noise}, ())
     fields = Counting(noise)
