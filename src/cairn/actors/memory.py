@@ -40,8 +40,7 @@ from cairn.journal import events as ev
 from cairn.journal import eviction
 from cairn.journal.checkpoints import STATES_A_SLAB, Checkpoints
 from cairn.journal.errors import BugError
-from cairn.journal.lifecycle import SessionState
-from cairn.journal.state import Session, SessionId, State
+from cairn.journal.state import SessionId
 
 log = structlog.get_logger("cairn")
 
@@ -123,7 +122,7 @@ class Memory:
                 if await self.wait_spare_slab():
                     continue
                 state = self._sequencer.state
-                victim = eviction.slab_to_release(state) or _settling(state)
+                victim = eviction.slab_to_release(state) or eviction.settling_slab_to_release(state)
                 if victim is None:
                     return False
                 await self._give_up(victim.id, "room for another session")
@@ -596,16 +595,3 @@ class Memory:
 
 def _noop(report: object) -> None:
     """Nothing to record: the journal never knew of it."""
-
-
-def _settling(state: State) -> Session | None:
-    """
-    The least recently used session that settles and has a slab. Its next request computes what is
-    missing.
-    """
-    found = (
-        session
-        for session in state.sessions.values()
-        if session.slab is not None and session.state is SessionState.SETTLING
-    )
-    return min(found, key=lambda session: session.last_used, default=None)

@@ -1,1 +1,1 @@
-"""The engine: models, prompts, schedule, caches and sampling. Only mlx_* modules know MLX."""
+"""The engine: models, prompts, schedule, caches and sampling. Only ``mlx/`` calls MLX."""

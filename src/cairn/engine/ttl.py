@@ -1,4 +1,12 @@
-"""Times to live as clients and operators write them."""
+"""
+Parses times to live (TTL) as clients and operators write them.
+
+*How does a TTL work?* ``http/wire/parameters.py`` reads it from a request, and
+``http/messages/request.py`` from Anthropic's cache hints; ``actors/requests/limits.py`` has the
+default. ``actors/sessions/claim.py`` chooses one and records it. ``journal/state.py``
+(``_renewed``) derives when that expires, ``journal/eviction.py`` says what has expired, and
+``actors/idle/expiry.py`` removes it.
+"""
 
 from __future__ import annotations
 

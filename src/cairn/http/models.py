@@ -76,10 +76,10 @@ def model_object(model: ListedModel) -> ModelObject:
 
 def listed(name: str, models: Sequence[ListedModel]) -> ListedModel:
     """
-    The served model with a name or an alias.
+    Find a served model by its name or an alias.
 
     Raises:
-        ClientError: there is no such model.
+        ClientError: no served model has this name.
     """
     for model in models:
         if name in (model.facts.model, *model.aliases):

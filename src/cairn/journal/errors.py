@@ -8,6 +8,8 @@ The errors of the journal, by whose fault they are::
       |    |- HeadMoved    another writer's: it appended, so this one must stop
       |    |- StoreFull    the world's: there is no room now; the same append may be tried again
       |- BugError          ours: an invariant is broken; carries the bug id that replay takes
+
+``actors/errors.py`` says how a ``BugError`` becomes an HTTP error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 Decides what to evict from memory and disk. Pure decisions over the journal's fold.
 
-The order of least recent use is the order of the journal, so a replay sees the same one. Callers
-that decide often pass an ``Order`` that has followed the events. Without one, it is built from the
-state, which takes longer the more blocks there are.
+The order of least recent use is the order of the journal, so a replay sees the same one. It is in
+``eviction_order.py``: callers that decide often pass an ``Order`` that has followed the events.
+Without one, it is built from the state, which takes longer the more blocks there are.
 """
 
 from __future__ import annotations
@@ -233,6 +233,20 @@ def slab_to_release(state: State) -> Session | None:
         if session.slab is not None and session.state is SessionState.IDLE
     ]
     return min(resting, key=lambda session: session.last_used, default=None)
+
+
+def settling_slab_to_release(state: State) -> Session | None:
+    """
+    The least recently used session that settles and has a slab, or None.
+
+    Its next request computes what is missing.
+    """
+    settling = (
+        session
+        for session in state.sessions.values()
+        if session.slab is not None and session.state is SessionState.SETTLING
+    )
+    return min(settling, key=lambda session: session.last_used, default=None)
 
 
 def slab_will_come(state: State) -> bool:

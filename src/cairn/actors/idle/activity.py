@@ -2,9 +2,9 @@
 What is going on in the server: requests in flight, sessions at work, and the moments without any.
 
 Pure bookkeeping. The server and its sessions report here; work that has to wait for an idle server
-asks here. Two kinds of work do: that of a session after its answer (``idle_time.py``), which waits
-until no request is in flight, and the server's own upkeep (expiry and shadow checks), which also
-waits until no session is at work.
+asks here. Two kinds of work do: that of a session after its answer (``sessions/idle_time.py``),
+which waits until no request is in flight, and the server's own upkeep (expiry and shadow checks),
+which also waits until no session is at work.
 """
 
 from __future__ import annotations

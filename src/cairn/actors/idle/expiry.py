@@ -1,8 +1,9 @@
 """
 Removes expired conversations and blocks while the server is idle.
 
-The journal says when they expire: each request gives a TTL to what it uses and leaves, from its
-last use on. The clock is read here alone, and what follows is on record.
+Each request gives a TTL to the conversation and the blocks that it uses, counted from their last
+use. ``journal/state.py`` derives when they expire, ``journal/eviction.py`` selects the expired
+ones, and ``engine/ttl.py`` lists every step of a TTL. What is removed is recorded.
 """
 
 from __future__ import annotations

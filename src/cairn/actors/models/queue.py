@@ -1,4 +1,8 @@
-"""The queue of requests whose model is not loaded."""
+"""
+The queue of requests whose model is not loaded.
+
+``requests/admission.py`` lists all places where a request can wait.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +96,7 @@ class ModelQueue:
         return list(itertools.takewhile(lambda waiter: waiter.choice is choice, self._waiters))
 
     def begin_in(self, nursery: trio.Nursery) -> None:
-        """Run the tasks that admit requests in this nursery."""
+        """Set the nursery in which requests are admitted."""
         self._nursery = nursery
 
     def join(self, waiter: Waiter[Any], rows: int) -> None:
@@ -156,7 +160,7 @@ class ModelQueue:
         return refusal
 
     def admit(self, waiters: Iterable[Waiter[Any]], server: ModelServer) -> None:
-        """Hand some requests to the server over their model."""
+        """Take these requests out of the queue and pass them to their model's server."""
         assert self._nursery is not None
         entering = list(waiters)
         for waiter in entering:

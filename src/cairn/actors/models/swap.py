@@ -457,7 +457,7 @@ class Models:
             self._run.sequencer.append(ev.SessionClosed(session=session, reason=reason))
 
     def _count_out(self, server: ModelServer) -> None:
-        """Keep the totals of a server, and drop it."""
+        """Add a server's totals to those of earlier servers, and forget the server."""
         then, (encoded, cached) = server.statistics(), self._gone_characters
         self._gone_characters = (
             encoded + then.encoded_characters,

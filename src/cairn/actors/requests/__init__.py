@@ -1,1 +1,5 @@
-"""From a request that comes to its replies, up to the session that serves it."""
+"""
+The way of a request, from its arrival to the session that serves it, and of its replies.
+
+``admission`` lists all places where a request can wait.
+"""

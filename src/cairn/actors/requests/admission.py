@@ -1,5 +1,5 @@
 """
-Admission: whether a request may come in. And the list of all places where a request can wait.
+Admission: whether a request may come in; and the list of all places where a request can wait.
 
 *Why does my request wait?* In this order:
 
@@ -12,16 +12,23 @@ Admission: whether a request may come in. And the list of all places where a req
  5. For the session that it names, which serves one request at a time: ``ModelServer._dispatch``.
  6. For a row: ``decode_rows`` requests run at a time: ``ModelServer._in_turn``.
  7. For the session to leave its idle-time work: ``sessions/inbox.py``.
- 8. For blocks that are read from files: ``Memory.load`` in ``memory.py``.
- 9. For a slab, while others are evicted: ``memory.py``.
+ 8. For blocks that are read from files, and for other sessions that load or evict
+    (``eviction_lock``): ``sessions/claim.py`` and ``Memory.load`` in ``memory.py``.
+ 9. For a slab, while others are evicted: ``memory.py``; a further answer (``n``) also in
+    ``sessions/generate.py``.
 10. For the engine's thread, between the passes of other sessions: ``threads/scheduling.py``.
-11. For the journal, because a reply leaves after its events are committed:
+11. For room for each block that its prompt seals, while others are written to files and evicted:
+    ``Memory.seal`` in ``memory.py``.
+12. For the journal, because a reply leaves after its events are committed:
     ``requests/replies.py`` and ``threads/writer.py``.
 
-All of it together lasts ``Limits.request_s`` at most. Places 1 to 6 are bounded in number, by the
-functions here: a request that finds no place is refused at once, as is one that comes while the
-server stops, the journal is full or a bug has closed admission. An agent that is busy refuses in
-``agents/``, and a slab for which there is no room in ``sessions/generate.py``.
+Before all of them, a request that continues stored turns waits until these are read from the
+journal: ``agents/stored_turns.py``.
+
+The twelve places together last ``Limits.request_s`` at most. Places 1 to 6 are bounded in number,
+by the functions here: a request that finds no place is refused at once, as is one that comes while
+the server stops, the journal is full or a bug has closed admission. An agent that is busy refuses
+in ``agents/``, and a slab for which there is no room in ``sessions/generate.py``.
 """
 
 from __future__ import annotations

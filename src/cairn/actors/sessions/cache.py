@@ -101,7 +101,7 @@ class SessionCache:
 
     @property
     def slab_id(self) -> int:
-        """The slab that it holds."""
+        """The number of the session's slab."""
         slab = self.session.slab
         assert slab is not None
         return slab.id

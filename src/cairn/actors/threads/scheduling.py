@@ -1,6 +1,8 @@
 """
 Which job the engine runs next. Pure: no clock, no thread, no model.
 
+``requests/admission.py`` lists all places where a request can wait; this is one of them.
+
 Rules of this module:
 
 1. A job that has begun runs to its end; the choice is made between two jobs.

@@ -1,4 +1,4 @@
-"""Threads that work for trio's thread: the engine's and the journal's."""
+"""Worker threads that run jobs for trio's thread: the engine's and the journal writer's."""
 
 from __future__ import annotations
 

@@ -9,9 +9,10 @@ Turns every exception into an HTTP error. The exceptions are named by whose faul
 The body is OpenAI's, ``{"error": {"message", "type", "param", "code"}}``; ``messages/errors.py``
 makes Anthropic's of the same answer. No part of a traceback is sent to a client.
 
-A violated invariant gets here in two steps: the session that finds it puts the bug on record and
-ends its request with ``Broken``, a ``RefusalError`` with the bug's id; ``_REFUSALS`` below turns it
-into a 500 with the code ``kv_cache_inv_violation``.
+A violated invariant gets here in three steps. The ledger records the bug and raises ``BugError``.
+The session that was at work ends its request with ``Broken``, a ``RefusalError`` with the bug's id
+(``actors/sessions/session.py``). ``_REFUSALS`` below answers it with 500 and the code
+``kv_cache_inv_violation``.
 """
 
 from __future__ import annotations

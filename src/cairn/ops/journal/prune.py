@@ -109,25 +109,25 @@ def prune(
     close_quarantined: bool,
 ) -> None:
     """
-    Remove old rows from the journal: its beginning, and whole closed sessions only.
+    Remove the oldest rows of the journal. Only whole, closed sessions are removed.
 
-    Rows go from the first one on, up to the last at which all are older than DATE and no session
-    would be cut in two. What stays is as it was; in the place of the rest stands a base: their last
-    position and hash, and what follows from them, without texts. The prune is an event itself
+    Removes rows from the first one up to the last row where all are older than DATE and no session
+    is split. The other rows are unchanged. A base replaces the removed rows: their last position
+    and hash, and the state that they imply, without texts. The prune is an event itself
     (`journal_pruned`), and `ops verify` checks the base against it. Token ids that a later decision
-    was compared with stay in the base until the next prune. Block files (`blocks` in the data
-    directory) that no conversation that is left needs are removed too, unless a server uses that
-    directory with another journal.
+    was compared with stay in the base until the next prune. Also removes block files (`blocks` in
+    the data directory) that no remaining conversation needs, unless a server uses that directory
+    with another journal.
 
-    What was removed cannot be had back: `ops export` first keeps it. The server has to be stopped,
-    but for --dry-run. Until it is done, it takes up to twice as much free space as the journal has
-    on its disk, or as much there and as much in $SQLITE_TMPDIR, where you set that. If it ends
-    before, the same command goes on.
+    Removed rows cannot be restored; run `ops export` first to keep a copy. Stop the server first,
+    except for --dry-run. A prune needs up to twice as much free space as the journal has on its
+    disk, or as much there and as much in $SQLITE_TMPDIR if that is set. If it is interrupted, run
+    the same command again to finish.
 
     \b
     Exit code
-      0  done, or there is nothing to do, and why
-      2  refused: a server runs, or the journal does not hold; nothing was changed
+      0  done, or nothing to do; the output says why
+      2  refused: a server runs, or the journal failed verification; nothing was changed
     """
     from cairn.journal.store_sql import SqlStore
 

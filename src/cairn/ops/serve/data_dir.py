@@ -74,7 +74,7 @@ class Holder:
 
     @classmethod
     def of(cls, text: str) -> Holder:
-        """What a lock's file says."""
+        """Parse the text of a lock file."""
         process, _, who = text.strip().partition(" ")
         # Other commands are of several words.
         name, _, address = who.partition(" ")
