@@ -1,6 +1,5 @@
 """
-The block files in a folder, by their names: which are Cairn's, and which run wrote them. Reads no
-KV.
+Finds the block files in a folder by their names, and which run wrote each. Reads no KV.
 
 A file is at ``<fingerprint>/<first two of the key>/<key>.safetensors``. While it is written its
 name is ``<key>.<run>.unfinished``, and ``<key>.safetensors.rejected`` after it was set aside.
@@ -9,7 +8,7 @@ Rules of this module:
 
 1. Only a regular file with such a name, at the place that belongs to it, can be Cairn's. No link is
 followed below the folder, and no other directory is entered.
-2. Nothing here removes or renames a file. It says whose a file is; the caller decides what to do.
+2. Nothing here removes or renames a file. It reports who wrote a file; the caller decides.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NAMES = re.compile(
 )
 _HEAD_MOST = 1024 * 1024
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK
-"""How to open what should be a file, and may be a link or a pipe."""
+"""Flags to open a path that should be a regular file but may be a link or a pipe."""
 
 
 @attrs.frozen(kw_only=True)
@@ -93,7 +92,7 @@ def is_file(path: Path) -> bool:
 
 def run_of(path: Path, fingerprint: str, key: str) -> str | None:
     """
-    The run that wrote a block's file, by its metadata; None if they are not those of this block.
+    The run that wrote a block's file, by its metadata; None if they do not name this block.
     """
     metadata = _metadata(path)
     run = metadata.get("run")

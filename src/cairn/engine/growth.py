@@ -1,6 +1,4 @@
-"""
-How much memory growing caches take at most for a number of tokens, known in advance. Pure.
-"""
+"""The most memory that growing caches take for a number of tokens, known in advance. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ STEP_TOKENS = 256
 
 
 def steps(tokens: int) -> int:
-    """How many steps a number of tokens takes, the last one begun or full."""
+    """How many steps a number of tokens takes, including a partial last one."""
     return -(-tokens // STEP_TOKENS)
 
 
@@ -23,8 +21,8 @@ class LayerGrowth:
     Attributes:
         constant_bytes: independent of the number of tokens.
         step_bytes: for each ``STEP_TOKENS`` tokens begun.
-        until_tokens: it grows up to this many tokens; None if without end.
-        most_bytes: its size beyond ``until_tokens``, and its largest.
+        until_tokens: it grows up to this many tokens; None if it grows without end.
+        most_bytes: its size beyond ``until_tokens``, which is its largest.
     """
 
     constant_bytes: int = 0

@@ -1,6 +1,6 @@
 """
-What an engine is given and what it measured. Plain values: sessions put reports into events, and
-invariants compare them.
+The arguments and the measured reports of an engine. Plain values: sessions put reports into events,
+and invariants compare them.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class PassReport:
     A pass was run.
 
     Attributes:
-        start, end: the positions whose KV it added.
+        start, end: the range of positions whose KV it added.
         ran: the token ids that the pass ran, read back from the device.
         coverage: what each layer holds afterwards.
         drawn: the token drawn from its last row; None if none was to be drawn.

@@ -1,8 +1,8 @@
 """
-How a token is drawn: the parameters, and the random key of a token. Pure; ``mlx.sampling`` draws.
+Sampling parameters, and the random key of each token. Pure; ``mlx.sampling`` draws the tokens.
 
-Sampling is counter-based: the key of a token follows from (seed, choice, position) and from nothing
-else, so the same token is drawn however many others are drawn before it or in other rows.
+Sampling is counter-based: the key of a token depends only on (seed, choice, position). The same
+token is therefore drawn regardless of how many others are drawn before it or in other rows.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 COLDEST = 1e-5
-"""Below this temperature the likeliest token is as good as certain, and its inverse overflows."""
+"""Below this temperature drawing is greedy: its inverse would overflow."""
 
 BIASES_MAX = 1024
-"""So many tokens may have a bias of their own."""
+"""The most tokens that a request may bias."""
 
 
 def _biases(
@@ -60,7 +60,7 @@ class Sampling:
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (off) or more, not {self.top_k}")
         _between("min_p", self.min_p, 0, 1)
-        # Outside of these a logit may no longer be a finite number of 32 bits.
+        # Outside these ranges a logit may overflow float32.
         _between("repetition_penalty", self.repetition_penalty, 0.01, 100)
         _between("presence_penalty", self.presence_penalty, -2, 2)
         _between("frequency_penalty", self.frequency_penalty, -2, 2)

@@ -47,8 +47,8 @@ def copies(places: Sequence[int], most: int, every: int = 1) -> Iterator[Sequenc
     Args:
         places: the indices of the blocks in their sequence, ascending.
         most: the most blocks in a part, as far as ``every`` allows.
-        every: parts end only after a multiple of so many blocks of the sequence, and at the end: a
-            slab can continue only from there.
+        every: parts end only after a multiple of this many blocks of the sequence, and at the end,
+            because a slab can continue only from there.
     """
     part: list[int] = []
     group: list[int] = []

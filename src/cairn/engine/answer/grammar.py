@@ -27,36 +27,35 @@ from cairn.engine.answer.markers import THINKING, Markers
 from cairn.engine.answer.parts import AnswerForm
 
 GRAMMAR_BYTES_MAX = 128 * 1024
-"""The longest grammar, most of it schemas. It is on record with each request that has one."""
+"""The longest grammar, most of which is schemas. The journal records it with each request."""
 
 _MULTIPLES_MAX = 10_000
 """
-How large the numbers may be of which others shall be multiples. The library goes through all
-remainders of each, and where two are about one value, through those of their common multiple. Its
-own limits let numbers of five digits take seconds each, and two of four digits are not seen to end.
+The largest value for ``multipleOf``. The library enumerates all remainders of each value, and if
+two apply to the same number, those of their least common multiple. Within its own limits a value of
+five digits takes seconds, and two values of four digits did not finish.
 """
 
 _OPTIONAL_MAX = 480
 """
-How many properties of an object may be left out. The library has four items of its parser for each,
-all at once when the object begins, and takes 2,000: more would end the answer there.
+The most optional properties of an object. The library's parser needs four items for each, all at
+the beginning of the object, and is limited to 2,000. More would end the answer there.
 """
 
-#: Keywords whose values are values, and those whose values are schemas by names of their own.
+#: Keywords whose values are not schemas, with lists of schemas, and with schemas by name.
 _VALUES = frozenset({"const", "default", "enum", "examples"})
 _ALTERNATIVES = frozenset({"allOf", "anyOf", "oneOf"})
 _NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 
 ANY_OBJECT: Mapping[str, Any] = MappingProxyType({"type": "object"})
 
-#: A space, or the end of a line and what indents the next: models that lose their way write white
-#: space without end.
+#: One space, or a newline and its indentation. Unlimited white space would let a model that has
+#: lost its way write it forever.
 _FREELY = {"whitespace_pattern": r"\x20|\x0D?\x0A[\x20\x09]{0,40}"}
-#: As Python's ``json.dumps`` does, and with it the templates.
+#: As Python's ``json.dumps``, which templates use.
 _AS_TEMPLATES = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
-#: Rules are found by what stands in the text, not forced: a forced text is tokenised by the
-#: library, which has no tokenizer here.
+#: No forced text: the library would have to tokenise it, and it has no tokenizer here.
 _HEAD = '%llguidance {"no_forcing": true}'
 
 
@@ -66,7 +65,7 @@ class Constraint:
     What an answer must be after its thoughts: JSON, tool calls, or one of the two.
 
     Attributes:
-        schema: of the JSON; None if it must be calls.
+        schema: the schema of the JSON; None if the answer must be calls.
         strict: refuse a schema that cannot be enforced as a whole. Otherwise the rest of it is
             ignored.
         calls: names of the tools that may be called.
@@ -194,16 +193,16 @@ def grammar_of(constraint: Constraint, form: AnswerForm) -> Grammar:
 
 
 def _thoughts(form: AnswerForm) -> tuple[str, Sequence[str]]:
-    """What may stand before the body, and the rules for it."""
+    """The part of the start rule before the body, and the rules that it uses."""
     markers = form.markers
     if markers.thinking is None or not (form.begins == THINKING or form.may_think):
         return "", ()
     opens, closes = markers.thinking
     thought = f"/(?s:.*){_pattern(closes)}/"
     if form.tools and markers.calling is not None:
-        # What looks like a call is read as one, also in a thought.
+        # The beginning of a call is read as one even in a thought.
         thought += f" & ~/(?s:.*){_pattern(markers.calling[0])}(?s:.*)/"
-    # A lexeme that ends as soon as it can: at the first marker, and not at the last.
+    # A lazy lexeme ends as early as possible: at the first marker, not at the last.
     rules = (f"THOUGHT: {thought}", "thought[lazy]: THOUGHT", r"GAP: /\n{0,2}/")
     if form.begins == THINKING:
         return "thought GAP ", rules
@@ -219,8 +218,8 @@ _FORMATS: Mapping[str, Callable[[str, tuple[str, str]], tuple[str, str]]] = Mapp
     {"json_tools": _hermes}
 )
 """
-By the name of mlx-lm's parser: from a tool's name and the markers of calls to what stands before
-and behind the arguments, which are JSON.
+Functions by the name of mlx-lm's parser. Each takes a tool's name and the markers of calls, and
+returns the text before and after the arguments, which are JSON.
 """
 
 
@@ -237,7 +236,7 @@ def _around(name: str, markers: Markers) -> tuple[str, str]:
 
 
 def _parameters(function: Mapping[str, Any], place: int) -> Mapping[str, Any]:
-    """The schema of a tool's arguments. They are an object, whether the schema says so or not."""
+    """The schema of a tool's arguments, which are an object even if the schema does not say so."""
     given = function.get("parameters")
     if given is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -247,7 +246,7 @@ def _parameters(function: Mapping[str, Any], place: int) -> Mapping[str, Any]:
 
 
 def _multiples(schema: Any) -> set[Decimal]:
-    """The numbers that stand at ``multipleOf``, wherever that is a keyword."""
+    """The values of all ``multipleOf`` keywords in a schema."""
     found = set[Decimal]()
     waiting = [schema]
     values = frozenset[str]() if _refers_to_values(schema) else _VALUES
@@ -255,7 +254,7 @@ def _multiples(schema: Any) -> set[Decimal]:
         value = waiting.pop()
         if isinstance(value, Mapping):
             number = value.get("multipleOf")
-            # True is an integer to Python. What is none, the library refuses.
+            # True is an int in Python. The library refuses values that are not positive numbers.
             if isinstance(number, int | float) and number is not True and 0 < number < math.inf:
                 found.add(Decimal(str(number)).normalize())
             waiting.extend(_within(value, values))
@@ -266,10 +265,10 @@ def _multiples(schema: Any) -> set[Decimal]:
 
 def _within(schema: Mapping[str, Any], values: Collection[str]) -> Iterator[Any]:
     """
-    What stands in a schema and may be one, or a list of some.
+    The values in a schema that may be schemas, or lists of schemas.
 
     Args:
-        values: keywords that have none.
+        values: the keywords whose values are not schemas.
     """
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, Mapping):
@@ -280,8 +279,8 @@ def _within(schema: Mapping[str, Any], values: Collection[str]) -> Iterator[Any]
 
 def _refers_to_values(schema: Any) -> bool:
     """
-    Whether a reference may lead into a value, which is a schema then. Taken for one that does is
-    each that is no plain path.
+    Whether a reference may lead into a plain value, which is then a schema. Every reference that is
+    not a plain path counts as one that may.
     """
     waiting = [schema]
     while waiting:
@@ -300,8 +299,8 @@ def _refers_to_values(schema: Any) -> bool:
 
 def _optional(schema: Any) -> tuple[int, int]:
     """
-    How many properties may be left out where an object of this schema begins, with those of its
-    alternatives, and the most of that in it or below.
+    The number of optional properties at the beginning of an object of this schema, including its
+    alternatives, and the largest such number in the schema or below it.
     """
     if isinstance(schema, list):
         found = [_optional(one) for one in schema]
@@ -325,7 +324,7 @@ def _optional(schema: Any) -> tuple[int, int]:
 
 
 def _is_countable(numbers: Collection[Decimal]) -> bool:
-    """Whether somebody can go through the remainders of these, and of what they have in common."""
+    """Whether the remainders of these, and of their least common multiple, can be enumerated."""
     places = max((-_exponent(number) for number in numbers), default=0)
     whole = [int(number.scaleb(max(places, 0))) for number in numbers]
     common = str(math.lcm(*whole)).rstrip("0")
@@ -335,15 +334,15 @@ def _is_countable(numbers: Collection[Decimal]) -> bool:
 
 def _exponent(number: Decimal) -> int:
     exponent = number.as_tuple().exponent
-    assert isinstance(exponent, int)  # JSON has no other
+    assert isinstance(exponent, int)  # JSON has no infinite numbers
     return exponent
 
 
 def _text(text: str) -> str:
-    """A text as a grammar has it."""
+    """A text as a string literal of a grammar."""
     return json.dumps(text)
 
 
 def _pattern(text: str) -> str:
-    """A regular expression of one text."""
+    """A regular expression that matches exactly this text."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)

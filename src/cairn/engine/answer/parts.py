@@ -28,10 +28,11 @@ from cairn.engine.answer.text import unfinished
 from cairn.engine.answer.tool_calls import Call, NoCall, is_json, read_calls
 from cairn.journal.events import CallFault
 
-#: Templates of some families take ids of just so many letters and digits.
+#: The templates of some families only take ids with exactly this many letters and digits.
 _ID_LENGTH = 9
 
-#: After so many in one answer, what looks like a call is text: each is read again, and on record.
+#: After this many rejected calls in one answer, text that looks like a call is treated as text,
+#: because each rejected call is read again and recorded.
 _REJECTED_MAX = 64
 
 
@@ -44,7 +45,7 @@ class Said:
 
 @attrs.frozen
 class Thought:
-    """Text of the thoughts before it."""
+    """Text of the thoughts before the answer's words."""
 
     text: str
 
@@ -107,7 +108,7 @@ class Released:
     What a piece of text released, in order. The text of a rejected call is among the parts.
 
     Attributes:
-        calling: what came of a call that is still open, after the parts.
+        calling: what has arrived of a call that is still open, after the parts.
     """
 
     parts: tuple[AnswerPart, ...] = ()
@@ -141,7 +142,7 @@ class AnswerParts:
     def __init__(self, form: AnswerForm, *, name: str) -> None:
         """
         Args:
-            name: of the answer, unique; the ids of calls are made of it.
+            name: a unique name of the answer, from which the ids of calls are derived.
         """
         self._form = form
         self._name = name
@@ -150,7 +151,8 @@ class AnswerParts:
         self._text = ""
         self._segment = _Segment(fresh=form.begins != SAYING)
         self._last: dict[type[Said | Thought], _Segment] = {}
-        # What stands in a state of the format's own, until a marker shows that the format is kept.
+        # The text in a state of the format's own, until a marker shows that the model keeps to the
+        # format.
         self._unmarked: list[str] | None = []
         self._call: _OpenCall | None = None
         self._calls = 0
@@ -229,7 +231,7 @@ class AnswerParts:
             self._call = _OpenCall(state=self._state, marker=edge.marker)
             self._state = CALLING
         elif edge.shown or (edge.opens and self._segment.has_words):
-            # Thoughts begin before words: in the midst of them the marker is only spoken of.
+            # Thoughts come before words. After words, the marker is only mentioned.
             self._state = SAYING
             self._pass(edge.marker)
         else:
@@ -237,15 +239,16 @@ class AnswerParts:
             self._state, self._segment = edge.to, _Segment(fresh=True)
 
     def _leave(self, *, before_call: bool) -> None:
-        """Of the white space before a marker, the lines' ends belong to it."""
+        """Release the white space before a marker, without the newlines that belong to it."""
         space = self._segment.take_space()
         if self._segment.has_words:
-            # Between words and a call templates put one, if any. Around thoughts they strip all.
+            # Templates put at most one newline between words and a call. Around thoughts they strip
+            # all of them.
             one = before_call and self._state == SAYING
             self._emit(space.removesuffix("\n") if one else space.rstrip("\n"))
 
     def _grow(self, call: _OpenCall, text: str) -> None:
-        """More of the call that is open."""
+        """Add text to the open call."""
         call.words.append(text)
         if not self._form.held:
             return
@@ -253,13 +256,13 @@ class AnswerParts:
             call.named.take(text)
         elif (named := _named("".join(call.words))) is not None:
             call.named = named
-            # From here on it can be nothing else.
+            # From here on it is certainly a call.
             self._state = call.says
             self._leave(before_call=True)
             self._state = CALLING
 
     def _calling(self) -> Calling | None:
-        """What came of the open call since the last time. Changes the state."""
+        """What has arrived of the open call since the last time. Changes the state."""
         named = self._call.named if self._call is not None else None
         if named is None:
             return None
@@ -269,7 +272,7 @@ class AnswerParts:
         return Calling(index=self._calls, id=self._id(None), name=named.name, arguments=came)
 
     def _end_named(self, call: _OpenCall, named: _Named, *, complete: bool) -> None:
-        """End a call that can be nothing else."""
+        """End a call whose function is named."""
         cut = None
         if not (complete and named.is_whole):
             cut = call.marker + "".join(call.words)
@@ -311,8 +314,8 @@ class AnswerParts:
     def _read(self, words: str, complete: bool, *, ended: bool) -> tuple[Call, ...]:
         """
         Args:
-            complete: whether the answer was not cut off in it.
-            ended: whether a marker stood behind it.
+            complete: False if the answer was cut off in it.
+            ended: whether a marker followed it.
         """
         if not complete:
             raise NoCall("truncated", "the answer was cut off in it")
@@ -320,7 +323,7 @@ class AnswerParts:
         assert markers.calling is not None
         assert markers.parse is not None
         if not ended and markers.calling[1] and not is_json(words):
-            # Of a half, parsers of other formats make a call with fewer arguments.
+            # Parsers of other formats turn an incomplete call into one with fewer arguments.
             raise NoCall("truncated", "the answer ended in it, without the marker behind a call")
         return read_calls(markers.parse, words, self._form.tools)
 
@@ -329,7 +332,7 @@ class AnswerParts:
         The id of the next call.
 
         Args:
-            given: where the model itself gave one.
+            given: the id that the model gave it, if any.
         """
         if given is not None and given not in self._ids:
             return given
@@ -343,13 +346,13 @@ class AnswerParts:
         self._ids.add(call_id)
 
     def _emit(self, text: str) -> None:
-        """Put text to the part that it belongs to."""
+        """Add text to the part that it belongs to."""
         if not text:
             return
         kind = Thought if self._state == THINKING else Said
         if text.strip():
             if self._last.get(kind, self._segment) is not self._segment:
-                # Clients join what is of one kind: words on both sides of a marker stay apart.
+                # Clients join parts of one kind, so keep the text before and after a marker apart.
                 text = (self._segment.dropped or "\n") + text
             self._last[kind] = self._segment
         last = self._parts[-1] if self._parts else None
@@ -361,27 +364,27 @@ class AnswerParts:
 
 class _Segment:
     """
-    Text between two markers, without the lines' ends that templates put around it.
+    Text between two markers, without the newlines that templates put around it.
 
     Attributes:
-        has_words: whether there was more than white space by now.
-        dropped: the lines' ends that stood in front.
+        has_words: whether it has had more than white space so far.
+        dropped: the newlines that were dropped from its beginning.
     """
 
     def __init__(self, *, fresh: bool) -> None:
         """
         Args:
-            fresh: whether a marker stands before it.
+            fresh: whether it follows a marker.
         """
         self._fresh = fresh
-        # At its end so far: it may belong to a marker.
+        # White space at its end so far, which may belong to a marker.
         self._space = ""
         self.has_words = False
         self.dropped = ""
 
     def take(self, text: str, *, holds: bool) -> str:
         """
-        Take in text; gives what is certain to belong here. Changes the state.
+        Add text, and return what certainly belongs to the segment. Changes the state.
 
         Args:
             holds: whether a marker may follow.
@@ -410,8 +413,8 @@ class _OpenCall:
     Attributes:
         state: the state in which it began.
         marker: the marker that began it.
-        words: what came since.
-        named: what is known of it, if it can be nothing else.
+        words: the text since then.
+        named: its name and arguments so far, if its function is named; else None.
     """
 
     state: str
@@ -422,15 +425,16 @@ class _OpenCall:
     @property
     def says(self) -> str:
         """
-        The state that it is left to. A format may begin calls in one in which text is for nobody.
+        The state in which its text is shown if it is rejected. A format may begin calls in a state
+        whose text is not shown.
         """
         return self.state if self.state in (SAYING, THINKING) else SAYING
 
 
 class _Named:
     """
-    A call that an answer is held to, from its arguments on. They are followed to their end by their
-    brackets, since they are JSON.
+    A constrained call whose function is named. Its arguments are JSON, so counting brackets finds
+    their end.
 
     Attributes:
         is_whole: whether the arguments are complete.
@@ -440,17 +444,17 @@ class _Named:
         self.name = name
         self.is_whole = False
         self._came: list[str] = []
-        self._reported: int | None = None  # pieces; None before the first time
+        self._reported: int | None = None  # in pieces; None before the first report
         self._depth = 0
         self._in_text = self._escaped = False
 
     @property
     def arguments(self) -> str:
-        """As far as they came."""
+        """The arguments so far."""
         return "".join(self._came)
 
     def take(self, text: str) -> None:
-        """Take in text. What stands behind the arguments is none of them. Changes the state."""
+        """Add text. Text after the end of the arguments is ignored. Changes the state."""
         if self.is_whole:
             return
         for place, character in enumerate(text):
@@ -461,7 +465,7 @@ class _Named:
         self._came.append(text)
 
     def fresh(self) -> str | None:
-        """What came since the last time; None for nothing. Changes the state."""
+        """The arguments since the last call; None if nothing was added. Changes the state."""
         since, self._reported = self._reported, len(self._came)
         if since is not None and since == len(self._came):
             return None
@@ -482,12 +486,12 @@ class _Named:
             self.is_whole = self._depth == 0
 
 
-#: How a call begins behind its marker, in the one format that grammars of calls are made of.
+#: How a call begins after its marker, in the only format that calls are constrained to.
 _NAME = re.compile(r'\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
 
 
 def _named(words: str) -> _Named | None:
-    """The call that words begin; None where that is not certain yet."""
+    """The call that the words begin; None if its function is not named yet."""
     found = _NAME.match(words)
     if found is None:
         return None
@@ -498,8 +502,8 @@ def _named(words: str) -> _Named | None:
 
 def _first(text: str, edges: Sequence[Edge]) -> tuple[int, Edge] | None:
     """
-    The marker that ends first, and of several the longest: the one that is met where the text comes
-    a character at a time.
+    The marker that ends first, and of several that end there the longest. This is the marker that
+    would be found if the text came one character at a time.
     """
     found = [
         (place + len(edge.marker), place, edge)

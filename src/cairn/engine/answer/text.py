@@ -16,7 +16,7 @@ import attrs
 if TYPE_CHECKING:
     from cairn.engine.contract import Detokenizer
 
-#: Stands in the place of a prompt that a text goes on from.
+#: Stands in for the prompt whose text the answer continues.
 _BEFORE = "."
 
 
@@ -61,7 +61,7 @@ class AnswerText:
         self._stop = tuple(text for text in stop if text)
         self._taken = 0
         if goes_on and "text" in vars(self._detokenizer):
-            # mlx-lm's take a space off where there is no text so far.
+            # mlx-lm's detokenizers remove a leading space if there is no text yet.
             self._detokenizer.text, self._taken = _BEFORE, len(_BEFORE)
         self._waiting = ""
         self._tokens = 0

@@ -38,12 +38,12 @@ def bytes_of_tokens(tokenizer: Any) -> list[bytes]:
     except Exception as error:  # the libraries raise nothing narrower
         raise NotRead(f"this model's tokens cannot be read: {error}") from error
     except BaseException as error:
-        # What panics in Rust is no Exception, and no fault of the server's.
+        # A panic in Rust is not an Exception, and not the server's fault.
         if type(error).__name__ != "PanicException":
             raise
         raise NotRead("this model's tokens cannot be read") from error
     added = backend.get_added_tokens_decoder()
-    # The library takes any added token in angle brackets for special; many are words to us.
+    # The library treats any added token in angle brackets as special; here many of them are words.
     return [
         added[id_].content.encode() if id_ in added else known.decode_bytes([id_])
         for id_ in range(known.vocab_size)

@@ -1,8 +1,8 @@
 """
-From the words of a tool call to the call itself, by the parser that mlx-lm has for the model.
+Reads tool calls from the text of an answer, with the parser that mlx-lm has for the model.
 
-A parser is the library's code over a model's words: whatever it gives or raises, what comes out of
-here is either calls that a client can act on, or ``NoCall``. Nothing here knows MLX.
+A parser is library code that runs on arbitrary model output. Whatever it returns or raises, this
+module returns calls that a client can act on, or raises ``NoCall``. It does not import MLX.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from cairn.journal.events import CallFault
 
 _DETAIL_MAX = 500
 
-#: Of these tags so many may stand open. Parsers look for the end of each through all that follows,
-#: some for each beginning again: a model that repeats itself would hold up the server.
+#: The most tags of one name that may be open at once. Parsers search all of the following text for
+#: the end of each, some again for each beginning, so a model that repeats itself would block the
+#: server.
 _OPEN_MAX = 64
 _TAG = re.compile(
     r"<(/?)((?:longcat_)?arg_(?:key|value)|function|parameter|param|(?:atem:)?(?:invoke|parameter))\b"
@@ -28,19 +29,19 @@ _TAG = re.compile(
 
 Parser = Callable[[str, Any], Any]
 """
-mlx-lm's ``parse_tool_call``: the text between the markers and the tools on offer, to a call or
-several, each with ``name``, ``arguments``, and an ``id`` in some formats.
+mlx-lm's ``parse_tool_call``: takes the text between the markers and the available tools, and
+returns one call or a list, each with ``name``, ``arguments`` and, in some formats, ``id``.
 """
 
 
 @attrs.frozen(kw_only=True)
 class Call:
     """
-    A call of a tool.
+    A tool call.
 
     Attributes:
         arguments: a JSON object, as text.
-        id: where the model itself gave one.
+        id: the id that the model gave it, if any.
     """
 
     name: str
@@ -50,11 +51,11 @@ class Call:
 
 class NoCall(Exception):
     """
-    What began as a call is none. ``AnswerParts`` gives it to the client as text.
+    Text that began like a call is not one. ``AnswerParts`` passes it to the client as text.
 
     Attributes:
         reason: for the public part of the journal.
-        detail: what is wrong, in Unicode; may hold words of the answer.
+        detail: what is wrong, in Unicode; may contain words of the answer.
     """
 
     def __init__(self, reason: CallFault, detail: str) -> None:
@@ -65,10 +66,10 @@ class NoCall(Exception):
 
 def read_calls(parse: Parser, text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[Call, ...]:
     """
-    The calls that a text makes, at least one. Changes nothing.
+    The calls in a text, at least one. Modifies nothing.
 
     Raises:
-        NoCall: it makes none, or one of them is none.
+        NoCall: it contains no call, or one of them is invalid.
     """
     if not is_json(text) and (tag := _running_away(text)) is not None:
         raise NoCall("unparsable", f"<{tag}> stands open in it more than {_OPEN_MAX} times")
@@ -84,7 +85,7 @@ def read_calls(parse: Parser, text: str, tools: Sequence[Mapping[str, Any]]) -> 
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is a whole JSON value, so that nothing can be missing at its end."""
+    """Whether a text is a complete JSON value, which cannot have been cut off."""
     try:
         json.loads(text.strip())
     except (ValueError, RecursionError):
@@ -93,7 +94,10 @@ def is_json(text: str) -> bool:
 
 
 def _running_away(text: str) -> str | None:
-    """A tag that stands open too often, at the end or on the whole."""
+    """
+    A tag that is open too often: by all its beginnings and ends, or by the beginnings after its
+    last end. None if there is none.
+    """
     balance, at_end = Counter[str](), Counter[str]()
     for closes, tag in _TAG.findall(text):
         balance[tag] += -1 if closes else 1
@@ -103,8 +107,8 @@ def _running_away(text: str) -> str | None:
 
 def _for_parser(tool: Mapping[str, Any]) -> dict[str, Any]:
     """
-    A tool as every parser takes it: with an object where clients may leave one out, and schemas
-    that are objects. Some parsers fail on others, which would be no fault of the model's.
+    A tool in a form that every parser accepts: ``parameters`` is present, and all schemas are
+    objects. Some parsers would fail otherwise, and the model would be blamed for it.
     """
     function = tool["function"]
     parameters = function.get("parameters")
@@ -132,7 +136,8 @@ def _call(found: Any, text: str, offered: Mapping[str, Mapping[str, Any]]) -> Ca
         raise NoCall("no_name", "it names no function")
     if arguments is None and ("arguments" in found or found.keys() <= {"name", "id"}):
         arguments = {}
-    # The parser of GLM's format makes a call of any words: of one, or of one and the rest as "raw".
+    # The parser of GLM's format makes a call of any text: the first word is the name, and the rest,
+    # if any, an argument "raw".
     is_raw = isinstance(arguments, dict) and arguments.keys() == {"raw"}
     if is_raw and "raw" not in offered.get(name, ()):
         raise NoCall("unparsable", "the parser found no arguments in it")
@@ -143,13 +148,13 @@ def _call(found: Any, text: str, offered: Mapping[str, Mapping[str, Any]]) -> Ca
 
 
 def _arguments(found: Any) -> str:
-    """Arguments as JSON."""
+    """Arguments as JSON text."""
     try:
         value = json.loads(found) if isinstance(found, str) else found
         if not isinstance(value, dict):
             raise NoCall("invalid_arguments", f"its arguments are no JSON object: {found}")
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        # Half a pair of surrogates is JSON only as an escape.
+        # An unpaired surrogate can only be written as an escape.
         return text if _is_unicode(text) else json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise NoCall("invalid_arguments", f"its arguments are no JSON: {error}") from error

@@ -1,10 +1,11 @@
 """
-Memory that was freed goes back to the system.
+Returns freed memory to the operating system.
 
-The C library of Linux keeps what is freed for what is allocated next. On a CPU blocks are cut from
-a slab into the same heap, so what a slab leaves are holes between them, which nothing fills while a
-server is idle. And each thread has a heap of its own, of whose free end up to 64 MiB are never
-given back; what a slab's arrays are freed on is not the thread that made them.
+The C library on Linux keeps freed memory for later allocations. On a CPU, blocks are allocated in
+the same heap as the slab that they are copied from, so a released slab leaves holes between them
+that an idle server does not fill. In addition each thread has its own heap, which keeps up to
+64 MiB at its end forever, and a slab's arrays are freed on a different thread than they were
+allocated on.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _M_ARENA_MAX = -8
 
 def use_one_heap() -> None:
     """
-    Have all threads of this process allocate from one heap. Before they begin; nothing happens
-    where the C library is not glibc.
+    Make all threads of this process allocate from one heap. Call it before they start; does nothing
+    unless the C library is glibc.
     """
     if (library := _glibc()) is not None:
         library.mallopt(_M_ARENA_MAX, 1)
@@ -26,8 +27,8 @@ def use_one_heap() -> None:
 
 def give_back_free_memory() -> None:
     """
-    Have the C library give whole pages that are free back to the system, wherever they lie in its
-    heaps. Takes some milliseconds for a large slab; nothing happens where it is not glibc.
+    Return all free pages of the C library's heaps to the system. Takes a few milliseconds for a
+    large slab; does nothing unless the C library is glibc.
     """
     if (library := _glibc()) is not None:
         library.malloc_trim(ctypes.c_size_t(0))
@@ -37,4 +38,4 @@ def _glibc() -> ctypes.CDLL | None:
     if sys.platform != "linux":
         return None
     library = ctypes.CDLL(None)
-    return library if hasattr(library, "malloc_trim") else None  # musl has none
+    return library if hasattr(library, "malloc_trim") else None  # musl has no malloc_trim

@@ -56,7 +56,7 @@ def memory_fault(*, weights_bytes: int, memory_bytes: int, budgets: Budgets) -> 
 
 def machine_memory(root: Path = Path("/")) -> int:
     """
-    The machine's memory in bytes, or what this process may have of it where that is less.
+    The machine's memory in bytes, or the limit of this process if that is less.
 
     Args:
         root: where ``proc`` and ``sys`` are.
@@ -67,10 +67,10 @@ def machine_memory(root: Path = Path("/")) -> int:
 
 def device_memory(machine_bytes: int, device: Mapping[str, Any]) -> int:
     """
-    What a device may have: of the machine's memory where it shares that, else its own.
+    The memory that a device can use: a share of the machine's if it uses that, else its own.
 
     Args:
-        told: what MLX says of the device.
+        device: MLX's description of the device.
     """
     if share := device.get("max_recommended_working_set_size"):  # Metal
         return min(machine_bytes, int(share))
@@ -82,13 +82,13 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
     try:
         # A group may have any name.
         listed = (root / "proc/self/cgroup").read_text("utf-8", errors="surrogateescape")
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return
     mounts = root / "sys/fs/cgroup"
     for line in listed.splitlines():
         _, *rest = line.split(":", 2)
         if len(rest) != 2:
-            continue  # nothing that a kernel writes
+            continue  # not a line that the kernel writes
         controllers, group = rest
         if not controllers:
             yield from _limits(mounts, group, _V2_NAME)
@@ -97,19 +97,19 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
 
 
 def _limits(mount: Path, group: str, name: str) -> Iterable[int]:
-    # Within a container the group's own folder may not be there under its name; those above it are.
+    # In a container the group's own folder may be missing under its name; its parents exist.
     parts = [part for part in group.split("/") if part]
     for depth in range(len(parts), -1, -1):
         try:
             text = mount.joinpath(*parts[:depth], name).read_bytes().strip()
-        except (OSError, ValueError):  # a name that no file can have is a ValueError
+        except (OSError, ValueError):  # an impossible file name raises ValueError
             continue
-        if text.isdigit():  # "max" is no limit
+        if text.isdigit():  # "max" means no limit
             yield int(text)
 
 
 def _size(size: int) -> str:
-    """Bytes for people."""
+    """A number of bytes, readable."""
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")):
         if size >= unit:
             return f"{size / unit:.1f} {name}"

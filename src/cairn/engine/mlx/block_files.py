@@ -1,17 +1,17 @@
 """
-Block files: the sealed blocks that are on disk, one file each.
+Block files: the sealed blocks on disk, one file each.
 
 Rules of this module:
 
-1. A file has its name only when all of it is written and on the disk. Before, it has another one.
-2. What is read is checked before anybody gets it: the file says which block it is, and its KV has
-   the digest that the journal has of that block. A file that fails is set aside and counts no more.
-3. Nothing here decides: what is written, read and removed comes from outside.
-4. What is not on record and was not written by this journal's runs is not touched: not removed, not
-   renamed, not replaced. A file says which run wrote it. ``block_folder`` says where files lie and
-   how they are called.
+1. A file gets its final name only after it was written completely and synced to disk.
+2. A block is checked before it is returned: the file must name the block's key and fingerprint, and
+   its KV must have the digest that the journal recorded. A file that fails is set aside and no
+   longer counts.
+3. Nothing here decides. The caller says what to write, read and remove.
+4. Files that the journal has no record of and that none of its runs wrote are not removed, renamed
+   or replaced. Each file says which run wrote it. ``block_folder`` defines paths and names.
 
-No key is in the folders of two fingerprints, since a key covers its fingerprint.
+A key never occurs under two fingerprints, because the fingerprint is part of the key.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from cairn.engine.reports import RejectReport, ScanReport
 from cairn.journal.events import FileFault
 
 ASIDE_MOST = 16
-"""How many files that were set aside are kept for people to look at; a further one is removed."""
+"""How many rejected files are kept for inspection; any more are removed."""
 
 RESERVE_BYTES = 64 * 1024 * 1024
-"""What block files leave free on their disk, where the journal may lie too."""
+"""The free space that block files leave on their disk, which may hold the journal too."""
 
 
 class Rejected(Exception):
-    """A file is not what was written. It was set aside."""
+    """A file is not as it was written. It was set aside."""
 
     def __init__(self, report: RejectReport) -> None:
         super().__init__(f"block {report.key}: {report.reason}")
@@ -56,20 +56,20 @@ class Rejected(Exception):
 
 
 class NoRoom(Exception):
-    """The file would be over the budget. Nothing of it was kept."""
+    """The file would exceed the budget. No part of it was kept."""
 
 
 class BlockFiles:
-    """The files of one folder, and their sizes as they were found or written."""
+    """The block files in a folder, with their sizes when they were found or written."""
 
     def __init__(
         self, folder: Path, fingerprint: str, run: str, earlier: Collection[str] = ()
     ) -> None:
         """
         Args:
-            fingerprint: under which files are written.
-            run: which run of the server writes them.
-            earlier: the runs of this journal before.
+            fingerprint: the fingerprint that files are written under.
+            run: the id of this run of the server.
+            earlier: the ids of earlier runs on this journal.
         """
         self._folder = folder
         self._fingerprint = fingerprint
@@ -83,19 +83,19 @@ class BlockFiles:
         return key in self._files
 
     def measure(self) -> tuple[int, int]:
-        """(files, their bytes), as they were found or written."""
+        """(files, their bytes), by their sizes when they were found or written."""
         return len(self._files), self._bytes
 
     def scan(
         self, on_record: Mapping[str, int], known: Collection[str] = (), *, keep_aside: bool = True
     ) -> ScanReport:
         """
-        Look for the files that are on record, by name and size, and remove what runs of this
-        journal left besides. Everything else stays, and is counted.
+        Find the files that the journal knows of, by name and size, and remove other files that runs
+        of this journal left. All other files stay, and are counted.
 
         Args:
-            on_record: key to the size of its file.
-            known: the keys of all blocks on record, with a file or without.
+            on_record: the size of each file that the journal knows of, by key.
+            known: the keys of all blocks that the journal knows of, with or without a file.
             keep_aside: whether files that were set aside stay.
         """
         named, others = files_in(self._folder)
@@ -128,17 +128,17 @@ class BlockFiles:
         self, key: str, block: SealedBlock, digest: str, span: tuple[int, int], most_bytes: int
     ) -> int:
         """
-        Write a block's file, and give its size.
+        Write a block's file and return its size.
 
         Args:
-            digest: of the block.
-            span: the tokens that it covers.
-            most_bytes: what all files may take after it.
+            digest: the block's digest.
+            span: the range of tokens that it covers.
+            most_bytes: the most that all files may take afterwards.
 
         Raises:
             NoRoom: they would take more.
-            OSError: the file cannot be written, or would not leave the disk its reserve, or a file
-                that is not this journal's has its place. Nothing of it is left.
+            OSError: the file cannot be written, would leave less free space than the reserve, or
+                its path is taken by a file that this journal did not write. No part of it remains.
         """
         path = place_of(self._folder, self._fingerprint, key)
         try:
@@ -147,15 +147,13 @@ class BlockFiles:
         except (NoRoom, OSError):
             raise
         except Exception as error:
-            # What MLX says of an array or of a file that it cannot write is an error of its own.
+            # MLX raises its own errors for arrays and files that it cannot write.
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
         self._count(key, path, size)
         return size
 
     def _make_way(self, path: Path, key: str, size: int) -> None:
-        """
-        Make the folders of a file, and see that nothing is in its place and the disk has room.
-        """
+        """Make a file's folders; check that its path is free and that the disk has room."""
         for folder in (self._folder, path.parents[1], path.parent):
             folder.mkdir(exist_ok=True, mode=0o700)
             if folder != self._folder and folder.is_symlink():
@@ -187,7 +185,7 @@ class BlockFiles:
         }
         if block.state_tokens:
             metadata["state_tokens"] = str(block.state_tokens)
-        # Whoever has put something in its place keeps it.
+        # O_EXCL: never overwrite an existing file.
         opened = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600)
         try:
             with os.fdopen(opened, "wb") as file:
@@ -213,16 +211,16 @@ class BlockFiles:
             digest_due: the digest that its KV must have.
 
         Raises:
-            Rejected: the file is not what was written. It is set aside.
-            KeyError: there is none.
+            Rejected: the file is not as it was written. It was set aside.
+            KeyError: the block has no file.
         """
         path, size = self._files[key]
         try:
-            if not is_file(path):  # MLX would follow a link, and wait for who writes into a pipe
+            if not is_file(path):  # MLX would follow a link, and block on a pipe
                 raise OSError(errno.EINVAL, "no file")
-            if path.lstat().st_size != size:  # else all of it is in memory before it is hashed
+            if path.lstat().st_size != size:  # checked first: reading it could fill the memory
                 raise OSError(errno.EFBIG, "it has another size than was written")
-            # MLX reads when it evaluates: what is wrong with the bytes may show only then.
+            # MLX reads lazily, so damaged bytes may raise only in mx.eval.
             loaded: Any = mx.load(str(path), return_metadata=True)
             arrays, metadata = loaded
             states = range(sum(name.startswith("states.") for name in arrays))
@@ -247,11 +245,11 @@ class BlockFiles:
 
     def drop(self, key: str) -> int:
         """
-        Remove a block's file, and give its size. One that is gone already is removed too.
+        Remove a block's file and return its size. It is not an error if the file is gone already.
 
         Raises:
-            KeyError: there is none.
-            OSError: it cannot be removed; it is there still, and counts.
+            KeyError: the block has no file.
+            OSError: the file cannot be removed. It still exists and counts.
         """
         path, size = self._files[key]
         path.unlink(missing_ok=True)
@@ -259,11 +257,11 @@ class BlockFiles:
         return size
 
     def _set_aside(self, key: str, reason: FileFault) -> RejectReport:
-        """Count a file no more, and give it a name under which nobody takes it for a block."""
+        """Stop counting a file, and rename it so that it is not taken for a block again."""
         path, _ = self._forget(key)
         aside = path.with_name(path.name + ASIDE)
         where = None
-        # What cannot be touched, or is no file, stays as it is; it counts no more either way.
+        # If it cannot be renamed, or is not a regular file, it stays; it no longer counts anyway.
         with contextlib.suppress(OSError):
             if not is_file(path):
                 pass
@@ -277,8 +275,8 @@ class BlockFiles:
 
     def _is_ours(self, one: Named, known: Collection[str]) -> bool:
         """
-        Whether a file without a record is this journal's. One that was set aside may be damaged
-        where it says whose it is, so that its key has to do.
+        Whether a file that is not on record belongs to this journal. For a file that was set aside
+        its key decides, because its metadata may be damaged.
         """
         match one.kind:
             case "draft":
@@ -289,7 +287,7 @@ class BlockFiles:
                 return self._wrote(one.path, one.fingerprint, one.key)
 
     def _wrote(self, path: Path, fingerprint: str, key: str) -> bool:
-        """Whether a run of this journal wrote a block's file, by what the file says."""
+        """Whether a run of this journal wrote a block's file, by the file's metadata."""
         return is_file(path) and run_of(path, fingerprint, key) in self._runs
 
     def _count(self, key: str, path: Path, size: int) -> None:
@@ -303,7 +301,7 @@ class BlockFiles:
 
 
 def _size_of(path: Path) -> int | None:
-    """The size of a file; None where the disk does not tell."""
+    """The size of a file; None if it cannot be determined."""
     try:
         return path.stat().st_size
     except OSError:

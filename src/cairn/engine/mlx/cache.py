@@ -232,7 +232,7 @@ class SinkCache(SlabCache):
         position alone.
         """
         first, end = self._policy.first(place), self.row_of(self.offset)
-        if first == self._policy.sinks:  # nothing lies between
+        if first == self._policy.sinks:  # no gap after the sinks
             return array[..., :end, :]
         window = array[..., self.row_of(first) : end, :]
         if not self._policy.sinks:
@@ -403,7 +403,7 @@ class HeldSlab:
 
 
 _WHOLE = (KVCache, RotatingKVCache, ChunkedKVCache)
-"""What they leave behind a pass is cut from nothing."""
+"""Classes whose arrays after a pass are not slices of larger ones."""
 
 
 def _cut_loose(value: Any) -> Any:

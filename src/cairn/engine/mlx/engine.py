@@ -99,7 +99,7 @@ class MlxEngine(Engine):
             together=loaded.together,
         )
         self._grows = not loaded.shapes
-        # Where a slab lets tokens go, each block is hashed while all of it is there.
+        # If a slab drops tokens, each block is hashed while it is still complete.
         self._at_once = 1 if policy is not None else None
         self.blocks = BlockStore()
         self.files: BlockFiles | None = None
@@ -410,8 +410,8 @@ class MlxEngine(Engine):
         except NoRoom:
             return None
         except (OSError, MemoryError, RuntimeError, ValueError, TypeError) as error:
-            # Nobody's answer hangs on it. What MLX says of an array that cannot be read is no error
-            # of the system's.
+            # No answer depends on this file. MLX raises errors of its own for an array that it
+            # cannot read, not an OSError.
             said = error.strerror if isinstance(error, OSError) else None
             return UnwrittenReport(
                 key=key,
@@ -495,7 +495,7 @@ class MlxEngine(Engine):
 
 Allowed = npt.NDArray[np.bool_] | None
 Pending = tuple[mx.array, mx.array, mx.array | None]
-"""(token, its log-probability, all log-probabilities where they are asked for), not evaluated."""
+"""(token, its log-probability, all log-probabilities if requested), not evaluated."""
 
 
 def _allowed(draw: DrawSpec) -> Allowed:
@@ -507,8 +507,7 @@ def _allowed(draw: DrawSpec) -> Allowed:
 
 
 def _pending(logits: mx.array, draw: DrawSpec, allowed: Allowed, position: int) -> Pending:
-    # What is reported is what the model says; penalties and grammars have a say in the choice
-    # alone.
+    # The reported log-probabilities are the model's; penalties and grammars affect only the choice.
     logprobs = log_probabilities(logits)
     chosen_from = logprobs
     if draw.sampling.changes_logits or allowed is not None:

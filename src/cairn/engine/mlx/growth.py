@@ -1,10 +1,10 @@
 """
-Finding out what the caches take that grow as they will, before anybody relies on it.
+Measures how much memory growing caches take, before any budget relies on it.
 
-Of mlx-lm's own classes it is known how they grow: a chunk tells how large a row is, and what bounds
-the number of rows stands in the cache. Of a class that a model brings along nothing is known. Two
-prompts tell then what it takes for a token, and what besides. They end one token short of a step:
-what is gathered until a group is full is most there.
+How mlx-lm's own classes grow is known: one chunk gives the size of a row, and the cache says what
+bounds the number of rows. A class of the model's own is measured with two prompts, which give its
+size for each token and its constant size. They end one token before a step, because a cache that
+collects tokens into groups is largest there.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from cairn.engine.schedule import passes
 _SHORT, _LONG = STEP_TOKENS - 1, 3 * STEP_TOKENS - 1
 _MARGIN, _CONSTANT_MARGIN = 64, 16
 """
-A step of what was only tried is taken for a sixty-fourth larger than it was found, and a sixteenth
-of one is added once: groups of tokens need not fill it evenly.
+Margins for caches that were only measured: a step counts as 1/64 larger than measured, and 1/16 of
+a step is added once, because groups of tokens need not fill it evenly.
 """
 
 
 def measured_growth(loaded: LoadedModel, block_tokens: int) -> Growth:
     """
-    What mlx-lm's own caches of a model take, found by running it. Changes nothing.
+    How much memory a model's own caches take, measured by running it. Modifies nothing.
 
     Raises:
-        ModelRefused: its code failed on that, or keeps what cannot be counted.
+        ModelRefused: its code failed, or a cache cannot be measured.
     """
     try:
         return _measured(loaded, block_tokens)
@@ -82,15 +82,15 @@ def _after(model: Any, tokens: int, block_tokens: int) -> list[Any]:
 
 
 def _known(cache: Any, block_tokens: int) -> LayerGrowth | None:
-    """How a cache of mlx-lm's own classes grows, told after a chunk; None for others."""
+    """How a cache of one of mlx-lm's classes grows, derived after one chunk; None for others."""
     if type(cache) is ArraysCache:
         return LayerGrowth(constant_bytes=bytes_of(cache))
     if type(cache) not in (KVCache, RotatingKVCache, ChunkedKVCache) or cache.keys is None:
         return None
     row = bytes_of(cache) // cache.keys.shape[2]
     step = STEP_TOKENS * row
-    # Rows come in steps behind those that are there. Where these are whole steps, as all chunks
-    # make them, there are no more than the tokens need.
+    # A cache adds rows in steps after the existing ones. If chunks are whole steps, or steps whole
+    # chunks, it has no more rows than the tokens need.
     whole = STEP_TOKENS % block_tokens == 0 or block_tokens % STEP_TOKENS == 0
     constant = 0 if whole else step
     if type(cache) is KVCache:
@@ -102,7 +102,7 @@ def _known(cache: Any, block_tokens: int) -> LayerGrowth | None:
             until_tokens=cache.chunk_size,
             most_bytes=(cache.chunk_size + steps(block_tokens) * STEP_TOKENS) * row,
         )
-    return LayerGrowth(  # it has as many rows as a prompt, and a step besides in decode passes
+    return LayerGrowth(  # as many rows as the prompt, and one more step in decode passes
         constant_bytes=step,
         step_bytes=step,
         until_tokens=cache.max_size,
@@ -112,10 +112,10 @@ def _known(cache: Any, block_tokens: int) -> LayerGrowth | None:
 
 def _fitted(lengths: list[int], sizes: list[int]) -> LayerGrowth:
     """
-    How a cache grows that took so many bytes for prompts of so many tokens. A window that is longer
-    than the second of them counts as growing on: too much, and never too little.
+    How a cache grows that had these sizes after prompts of these lengths. A window longer than the
+    longest prompt counts as growing without end: an overestimate, never an underestimate.
     """
-    if lengths[-1] < _LONG:  # the context is no longer, and too short for a slope
+    if lengths[-1] < _LONG:  # the context is too short to measure a slope
         return LayerGrowth(constant_bytes=max(sizes) + max(sizes) // 8)
     _, short, long = map(steps, lengths)
     step = max(0, sizes[2] - sizes[1]) // (long - short)

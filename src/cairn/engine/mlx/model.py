@@ -115,11 +115,11 @@ class LoadedModel:
 
 
 def _no_progress(what: str, done: int, total: int) -> None:
-    """Ignore it."""
+    """Ignore progress."""
 
 
 def _accept_any_size(size: int) -> None:
-    """Any size is accepted."""
+    """Accept any size."""
 
 
 def _keep_dtype(model: Any) -> str:
@@ -158,7 +158,7 @@ def load_model(
     try:
         return _loaded(where, directory, over, files, name, progress, fits, settle_dtype)
     except Exception:
-        # What fails then may be sound before and after.
+        # Loading may have failed only because the files were changing.
         _refuse_changed(directory, over, files)
         raise
 
@@ -178,7 +178,7 @@ def _loaded(
     progress(_LOADING, 0, 1)
     try:
         model, tokenizer, config = mlx_lm.load(str(directory), lazy=True, return_config=True)
-    except (Exception, SystemExit) as error:  # it can be broken in any way, and mlx-lm says how
+    except (Exception, SystemExit) as error:  # a broken model may raise anything in mlx-lm
         raise ModelRefused(
             f"{where} cannot be loaded as a model: {_fact(error)}. A model directory of mlx-lm "
             "holds config.json, *.safetensors and a tokenizer."
@@ -251,7 +251,7 @@ def _directory(where: str, progress: Progress) -> Path:
     if not is_path(where):
         try:
             place = str(download(where, progress, mlx_lm.utils.snapshot_download))
-        except Exception as error:  # the hub client has many ways to say that it cannot
+        except Exception as error:  # the hub client raises many kinds of errors
             raise ModelRefused(
                 f"{where} is no directory here, and no hub gave a model of that name: {error}"
             ) from error
@@ -275,7 +275,7 @@ def _adapt(model: Any, adapter: Path, where: str) -> None:
     try:
         mlx_lm.utils.load_adapters(model, str(adapter))
         there: dict[str, Any] = dict(tree_flatten(model.parameters()))
-        # Older versions of mlx-lm pass over what the model has no place for.
+        # Older versions of mlx-lm ignore weights that the model has no parameter for.
         given: Any = mx.load(str(adapter / ADAPTER_WEIGHTS))
         strange = [name for name in given if name not in there]
         if not given:
@@ -310,7 +310,7 @@ def _read_weights(model: Any, progress: Progress) -> None:
 
 def _fact(error: BaseException) -> str:
     """The text of an error, on one line."""
-    if isinstance(error, SystemExit):  # a family of mlx-lm's ends the process for what it misses
+    if isinstance(error, SystemExit):  # a family in mlx-lm exits if a package is missing
         return "mlx-lm's class for it wants a package that is not installed, as it says above"
     said = " ".join(str(error).split()).rstrip(".")
     return said[:300] or type(error).__name__

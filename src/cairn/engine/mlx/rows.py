@@ -1,18 +1,18 @@
 """
 Decoding with a fixed number of rows: W sessions in one pass, each over its own KV.
 
-The bits of a row of a matrix product depend on how many rows there are, and neither on its place
-nor on its neighbours. So a decode pass always has W rows: linear layers run over all of them
-together, empty rows are dummies, and attention runs for each session over its own keys and
-values, through the one function that mlx-lm's models import by name. That function is replaced, in
-the model's module, by ``attend``, which knows rows by the type of their keys.
+The bits of a row of a matrix product depend on the number of rows, but not on its position or its
+neighbours. A decode pass therefore always has W rows. Linear layers run over all of them together,
+with dummies for empty rows. Attention runs for each session over its own keys and values, through
+the one function that mlx-lm's models import by name. ``install`` replaces that function in the
+model's module by ``attend``, which recognises rows by the type of their keys.
 
-Latent attention (DeepSeek's) scores a part of each query itself, by one product with the keys
-turned over, and hands the scores to that function as its mask: ``RowsTurned`` makes that product
-row by row.
+Latent attention (DeepSeek's) computes the scores of a part of each query itself, as one product
+with the transposed keys, and passes the scores to that function as its mask. ``RowsTurned``
+computes that product row by row.
 
-Whatever asks more of the cache than this meets ``RowsOnly``, which is no array, and raises: such a
-model decodes with one row (``mlx_selftest`` finds out).
+A model that uses the keys in any other way fails, because ``RowsOnly`` is not an array. Such a
+model decodes with one row; the self-test (``mlx.selftest``) detects it.
 """
 
 from __future__ import annotations
@@ -29,31 +29,36 @@ _plain_attention = base.scaled_dot_product_attention
 
 
 class RowsOnly:
-    """The keys, or the values, of the sessions in a pass: arrays of different lengths. No array."""
+    """
+    The keys or the values of the sessions in a pass: one array for each row, of different lengths.
+    Not an array itself.
+    """
 
     def __init__(self, rows: list[mx.array | None]) -> None:
         self.rows = rows
 
     def swapaxes(self, one: int, other: int) -> RowsTurned:
-        """The same with two axes exchanged, good for a product from the left."""
+        """The same with two axes exchanged; supports only ``queries @ this``."""
         return RowsTurned(self.rows, (one, other))
 
 
 class RowsTurned(mx.array):
     """
-    Keys turned over. ``queries @ this`` gives the scores row by row; Python asks the right operand
-    first only where its class is derived from the left one's, hence an array. One without an
-    element, so that another use of it fails or gives nothing.
+    Transposed keys. ``queries @ this`` gives the scores row by row.
+
+    It derives from ``mx.array`` because Python calls ``__rmatmul__`` of the right operand first
+    only if its class is a subclass of the left one's. The array is empty, so that any other use of
+    it fails or gives nothing.
     """
 
     def __new__(cls, rows: list[mx.array | None], axes: tuple[int, int]) -> RowsTurned:
-        """An array that is not filled yet."""
+        """An array without contents; ``__init__`` fills it."""
         made: RowsTurned = mx.array.__new__(cls)
         return made
 
     def __init__(self, rows: list[mx.array | None], axes: tuple[int, int]) -> None:
         super().__init__([])
-        # MLX's arrays have no place for further attributes but this one.
+        # An attribute of an MLX array can only be set through __dict__.
         self.__dict__["turned"] = [None if row is None else row.swapaxes(*axes) for row in rows]
 
     def __rmatmul__(self, queries: mx.array) -> RowsScores:  # type: ignore[misc]  # no array's product
@@ -71,14 +76,17 @@ class RowsTurned(mx.array):
 
 
 class RowsScores:
-    """Scores that a model made before it attends, for each row of another length. No array."""
+    """
+    Scores that a model computed before attention: one array for each row, of different lengths. Not
+    an array itself.
+    """
 
     def __init__(self, rows: list[mx.array | None]) -> None:
         self.rows = rows
 
 
 class RowsCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
-    """One layer's view of the caches of W sessions; None where a row is a dummy."""
+    """One layer's view of the caches of W sessions; None for a dummy row."""
 
     def __init__(self, caches: Sequence[Any | None]) -> None:
         super().__init__()
@@ -87,7 +95,7 @@ class RowsCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
 
     @property
     def offset(self) -> mx.array:
-        """The position of each row, ``(W,)``: rotary embeddings take one offset a row."""
+        """The position of each row, ``(W,)``; rotary embeddings take one offset for each row."""
         return self._offsets
 
     @offset.setter
@@ -99,10 +107,10 @@ class RowsCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
         self, rows: int, return_array: bool = False, window_size: int | None = None
     ) -> None:
         """
-        One query a row sees all keys that its session's cache shows: no mask.
+        No mask: the one query of each row attends to all keys that its session's cache shows.
 
         Raises:
-            TypeError: the model wants less than that to be seen.
+            TypeError: the model's window differs from that of the cache.
         """
         for cache in self._caches:
             held = getattr(cache, "window", None)
@@ -113,7 +121,7 @@ class RowsCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowsOnly, RowsOnly]:
         """
-        Add one token to each session's own cache. Changes them.
+        Add one token to the cache of each session. Modifies the caches.
 
         Args:
             keys: (W, kv_heads, 1, head_dim).
@@ -140,8 +148,8 @@ def attend(
     **kwargs: Any,
 ) -> mx.array:
     """
-    ``mlx_lm.models.base.scaled_dot_product_attention``, row by row where the keys are rows. Takes
-    its arguments by place too, as some models give them.
+    ``mlx_lm.models.base.scaled_dot_product_attention``, but row by row if the keys are rows. Takes
+    its arguments by position too, because some models pass them so.
     """
     if not isinstance(keys, RowsOnly):
         plain: mx.array = _plain_attention(
@@ -174,7 +182,7 @@ def attend(
 
 
 def install() -> None:
-    """Put ``attend`` in the place of mlx-lm's attention in all model modules that are loaded."""
+    """Replace mlx-lm's attention by ``attend`` in all loaded model modules."""
     for name, module in list(sys.modules.items()):
         models = name.startswith("mlx_lm.models.") and module is not base
         if models and getattr(module, "scaled_dot_product_attention", None) is _plain_attention:
@@ -186,7 +194,7 @@ def row_caches(slabs: Sequence[Sequence[Any] | None]) -> list[RowsCache]:
     The caches of a pass: for each layer a view over the sessions' caches of that layer.
 
     Args:
-        slabs: W lists of layer caches, None for a dummy row; at least one is not None.
+        slabs: W lists of layer caches; None for a dummy row. At least one is not None.
     """
     layers = len(next(caches for caches in slabs if caches is not None))
     return [

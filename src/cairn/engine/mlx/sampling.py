@@ -1,11 +1,12 @@
 """
-Drawing tokens on the device. Each row of logits is drawn from by itself, so that the draw of one
-session depends on nothing of another's.
+Draws tokens on the device. Each row of logits is processed separately, so that one session's draw
+does not depend on any other session.
 
-What a request chooses is never a constant of a function under ``mx.compile``, as it is in mlx-lm's
-``apply_top_p`` and its neighbours. There each new value is traced anew and kept for good, and on a
-CPU it runs a C++ compiler on the engine's thread while everybody waits; what is beneath the wrapper
-cannot be reached. The small functions below give the same numbers from plain operations.
+A request's parameters are never constants of a function under ``mx.compile``, as they are in
+mlx-lm's ``apply_top_p`` and similar functions. Those trace again for each new value and keep the
+result forever, and on a CPU they run a C++ compiler on the engine's thread while all requests wait.
+The functions inside the wrapper are not accessible. The small functions below compute the same
+numbers with plain operations.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ def log_probabilities(logits: mx.array) -> mx.array:
 
 def adjusted(logits: mx.array, draw: DrawSpec) -> mx.array:
     """
-    The logits that a token is drawn from, in float32: those of the model with biases and penalties.
-    They follow from the row and from the tokens before it, whatever else is in the pass.
+    The logits that a token is drawn from, in float32: the model's, with biases and penalties
+    applied. They depend only on the row and the tokens before it, not on other rows of the pass.
 
     Args:
-        logits: ``(vocabulary,)``; not changed.
-        draw: with the tokens of prompt and answer.
+        logits: ``(vocabulary,)``; not modified.
+        draw: includes the tokens of prompt and answer that the penalties need.
     """
     sampling = draw.sampling
     row = logits.astype(mx.float32)[None]
     answer = mx.array(draw.answer, dtype=mx.uint32)
     both = mx.array((*draw.prompt, *draw.answer), dtype=mx.uint32)
-    # mlx-lm looks back 20 tokens, the field over everything: a window as long as what there is.
+    # mlx-lm's default context is 20 tokens; most other servers use all, so the window covers all.
     over_both = make_logits_processors(
         logit_bias=dict(sampling.logit_bias),
         repetition_penalty=_unless(sampling.repetition_penalty, 1.0),
@@ -61,11 +62,11 @@ def adjusted(logits: mx.array, draw: DrawSpec) -> mx.array:
 
 def only(logits: mx.array, allowed: npt.NDArray[np.bool_]) -> mx.array:
     """
-    The logits in float32, with all that may not be drawn at minus infinity.
+    The logits in float32, with minus infinity for all tokens that are not allowed.
 
     Args:
-        logits: ``(vocabulary,)``; not changed.
-        allowed: likewise.
+        logits: ``(vocabulary,)``; not modified.
+        allowed: ``(vocabulary,)``; not modified.
     """
     return mx.where(mx.array(allowed), logits.astype(mx.float32), -math.inf)
 
@@ -83,7 +84,7 @@ def draw_token(logprobs: mx.array, sampling: Sampling, key: int) -> mx.array:
         key: the 64-bit key of this token, ``sampling.token_key``.
 
     Returns:
-        The token id, an array without dimensions, not evaluated.
+        The token id, as a scalar array that is not evaluated yet.
     """
     if sampling.temperature < COLDEST:
         return mx.argmax(logprobs)
@@ -93,8 +94,8 @@ def draw_token(logprobs: mx.array, sampling: Sampling, key: int) -> mx.array:
 
 def candidates(logprobs: mx.array, sampling: Sampling) -> mx.array:
     """
-    The row with all that may not be drawn at minus infinity: by ``top_p``, then ``min_p``, then
-    ``top_k``, each on what the one before it left.
+    The row with minus infinity for all tokens that are excluded by ``top_p``, then ``min_p``, then
+    ``top_k``, each applied to what the previous one left.
     """
     left = logprobs
     if sampling.top_p < 1.0:
@@ -108,9 +109,7 @@ def candidates(logprobs: mx.array, sampling: Sampling) -> mx.array:
 
 
 def _likeliest_share(row: mx.array, share: float) -> mx.array:
-    """
-    Keep the likeliest tokens that have this share of the probability together, and their equals.
-    """
+    """Keep the likeliest tokens that together have this share of the probability, and ties."""
     ascending = mx.sort(row)
     masses = mx.exp(ascending)
     above = mx.cumsum(masses, reverse=True, inclusive=False)
@@ -120,7 +119,7 @@ def _likeliest_share(row: mx.array, share: float) -> mx.array:
 
 
 def likeliest(logprobs: mx.array, count: int) -> tuple[tuple[int, float], ...]:
-    """The ``count`` likeliest tokens of a row with their log-probabilities; by id among equals."""
+    """The ``count`` likeliest tokens of a row with their log-probabilities; ties by token id."""
     if count == 0:
         return ()
     row = np.array(logprobs)

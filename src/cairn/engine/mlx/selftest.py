@@ -1,10 +1,10 @@
 """
 The engine's self-test at start, on the loaded model and this device.
 
-It shows that the canonical schedule is bitwise stable (cold equals warm, whatever the slab; a row
-of a decode pass depends on neither its place nor its neighbours), whether the naive way would have
-been, and that the numbers are right. Stable bits alone are not enough, because a wrong computation
-can be perfectly stable.
+It checks that the canonical schedule is bitwise stable (warm equals cold, the slab's size makes no
+difference, and a row of a decode pass depends on neither its position nor its neighbours), whether
+the naive schedule would have been, and that the numbers are right. Stable bits are not enough,
+because a wrong computation can be perfectly stable.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _GREEDY = DrawSpec(sampling=Sampling(temperature=0.0), seed=0, top=_TOP)
 
 TOLERANCE = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 8e-2}
 """
-The largest relative difference from mlx-lm's plain pass that counts as the same numbers. A wrong
-computation is off by tens of percent; rounding of the activations is what is allowed for.
+The largest relative difference from mlx-lm's plain pass that counts as the same numbers. It allows
+for rounding of the activations; a wrong computation is off by tens of percent.
 """
 
 
@@ -55,7 +55,7 @@ CHECKS = (
     "numbers_are_right",
     "naive_differs",
 )
-"""What is looked at, in order."""
+"""The checks, in order."""
 
 
 def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> SelfTestReport:
@@ -63,20 +63,20 @@ def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> 
     Test the schedule on a loaded model. Leaves no slab and no block in the engine.
 
     Raises:
-        ModelRefused: the model's code needs something of its cache that Cairn's does not have.
+        ModelRefused: the model's code needs a cache method that Cairn's caches do not have.
     """
     began = time.perf_counter_ns()
     findings: dict[str, bool] = {}
     if not loaded.is_simple:
         try:
             return _found(_Test(loaded, engine, block_tokens), findings, began)
-        except Exception as error:  # whatever a model's code may raise; nothing may be reused then
+        except Exception as error:  # a model's code may raise anything; nothing is reused then
             check = next(name for name in CHECKS if name not in findings)
             return _ended({**findings, check: False}, SelfTestFault.of(error), began)
     try:
         test = _Test(loaded, engine, block_tokens)
     except Exception as error:  # likewise
-        if engine.decode_rows > 1:  # one row may do, on the caches as they are
+        if engine.decode_rows > 1:  # it may work with one row
             return _ended({"rows_do_not_matter": False}, SelfTestFault.of(error), began)
         raise loaded.cannot_run(error) from error
     return _found(test, findings, began)
@@ -95,8 +95,8 @@ def _ended(
 
 def _found(test: _Test, findings: dict[str, bool], began: int) -> SelfTestReport:
     """
-    Run all checks in order. Each finding is put into ``findings`` at once, so that it survives a
-    failure of the next.
+    Run all checks in order. Each finding is put into ``findings`` at once, so that it is kept if
+    the next check raises.
     """
     findings["warm_equals_cold"] = test.warm_equals_cold()
     findings["slab_size_does_not_matter"] = test.slab_size()
@@ -108,7 +108,7 @@ def _found(test: _Test, findings: dict[str, bool], began: int) -> SelfTestReport
 
 
 def _tolerance(loaded: LoadedModel) -> float:
-    # A state may be of a wider dtype than what is computed from it.
+    # A state may have a wider dtype than the values that are computed from it.
     dtypes = {dtype for shape in loaded.shapes for dtype in shape.dtypes} or {mx.float32}
     names = [str(dtype).removeprefix("mlx.core.") for dtype in dtypes]
     return max(TOLERANCE.get(name, TOLERANCE["bfloat16"]) for name in names)
@@ -117,7 +117,7 @@ def _tolerance(loaded: LoadedModel) -> float:
 @attrs.frozen
 class _Answer:
     """
-    The tokens of a greedy answer with their log-probabilities, and a digest of the KV of all of it.
+    The tokens of a greedy answer with their log-probabilities, and a digest of its whole KV.
     """
 
     drawn: tuple[Drawn, ...]
@@ -126,10 +126,10 @@ class _Answer:
 
 class _Test:
     """
-    The checks, over one synthetic prompt of two and a half chunks.
+    The checks, on one synthetic prompt of two and a half chunks.
 
     Attributes:
-        fault: what ended a check, if others were run after it.
+        fault: the exception that ended a check, if others ran after it; else None.
     """
 
     def __init__(self, loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> None:
@@ -149,9 +149,9 @@ class _Test:
         self.cold = self._answer(self.prompt)
 
     def warm_equals_cold(self) -> bool:
-        """A prompt on a block that was sealed from another slab gives the bits of a cold one."""
+        """A prompt that reuses a block sealed from another slab gives the bits of a cold one."""
         if not self.loaded.shapes:
-            return self._answer(self.prompt) == self.cold  # nothing is reused; twice is the same
+            return self._answer(self.prompt) == self.cold  # nothing is reused; compare two runs
         states = bool(self.loaded.state_bytes) or None
         slab = self.engine.open_slab(self.capacity).slab
         self._prefill(slab, self.prompt[: self.block_tokens], 0)
@@ -167,7 +167,7 @@ class _Test:
         return self._answer(self.prompt, capacity=2 * self.capacity) == self.cold
 
     def rows(self) -> bool:
-        """The last row of a pass, and a row among others, give the bits of the first row alone."""
+        """The last row alone, and the first row among others, give the bits of the first alone."""
         width = self.engine.decode_rows
         if width == 1:
             return True
@@ -191,15 +191,16 @@ class _Test:
             scale = max(1e-6, float(np.abs(plain).max()))
             worst = max(worst, *(abs(plain[word] - value) / scale for word, value in drawn.top))
             sequence.append(drawn.token)
-        # What is no number is as wrong as can be, and the journal takes numbers only.
+        # A value that is not finite counts as the largest error; the journal takes numbers only.
         return float(worst) if math.isfinite(worst) else sys.float_info.max
 
     def naive_differs(self) -> bool:
         """
-        Whether the naive way (the new tokens in one pass, on KV of other passes) would have changed
-        bits here. Reported, not required: on some devices it changes nothing.
+        Whether the naive schedule (the new tokens in one pass, on KV from other passes) would have
+        changed bits here. Reported but not required: on some devices it changes nothing.
         """
-        # In halves, or the last token alone as decoding has it: one may hide what the other shows.
+        # Two cuts: in the middle, and before the last token as in decoding. A difference may show
+        # in only one of them.
         cuts = (self.block_tokens // 2 + 1, len(self.prompt) - 1)
         return any(self._answer(self.prompt, naive_cut=cut) != self.cold for cut in cuts)
 
@@ -220,7 +221,7 @@ class _Test:
         Args:
             cut_back: continue from the first two chunks of the prompt after cutting a slab with
                 other tokens back to them.
-            naive_cut: run the prompt in two passes that meet there, as no schedule does.
+            naive_cut: run the prompt in two passes that meet there, against the schedule.
         """
         engine, width = self.engine, self.engine.decode_rows
         slab = engine.open_slab(capacity or self.capacity).slab
@@ -236,7 +237,7 @@ class _Test:
             if naive_cut is None:
                 trace = [_drawn(self._prefill(slab, prompt, held))]
             else:
-                # Caches that grow are known for canonical passes alone.
+                # The size of growing caches is only known for canonical passes.
                 engine.pool.get(slab).set_apart_bytes = sys.maxsize
                 engine.run_chunk(slab, prompt[:naive_cut], None)
                 trace = [_drawn(engine.run_chunk(slab, prompt[naive_cut:], _GREEDY))]
@@ -273,8 +274,8 @@ class _Test:
 
     def _cut_back(self, slab: int) -> int:
         """
-        Bring a slab by detours to the first two chunks of the prompt. Returns how many tokens these
-        are.
+        Fill a slab with the first two chunks of the prompt by way of several trims. Returns their
+        number of tokens.
         """
         engine, end = self.engine, 2 * self.block_tokens
         self._prefill(slab, self.words[-self.block_tokens - 3 :], 0)

@@ -130,11 +130,11 @@ def start_engine(
     if (kv_cache == "mlx-lm" and (windows or not loaded.is_simple)) or not (
         reuse or loaded.is_simple
     ):
-        # Its classes for those forget what a cut back would need, so that nothing can be reused.
+        # mlx-lm's classes for such layers drop what trimming would need, so nothing can be reused.
         loaded = loaded.served_cold()
     block_tokens = block_tokens or default_block_tokens()
     policy = _policy(loaded, window, block_tokens, kv_cache) if window is not None else None
-    # Rows need caches that can be looked at one token at a time.
+    # Several rows need caches that can be read one token at a time.
     apart = bool(loaded.shapes) and loaded.is_simple
     rows = (decode_rows or default_decode_rows()) if apart else 1
     rule = _checkpoints(loaded, block_tokens, state_blocks)
@@ -143,8 +143,8 @@ def start_engine(
     started = attrs.evolve(started, tight=tight)
     if started.self_test is None or started.self_test.passed or (rows == 1 and loaded.is_simple):
         return started
-    # Where a model or a device does not keep rows apart, W is 1 there, and the fingerprint says so.
-    # Where one does not go on from a state with the same bits, nothing is reused.
+    # If rows affect each other with this model or device, W becomes 1, and the fingerprint says so.
+    # If continuing from a recurrent state changes bits, nothing is reused.
     less = loaded if loaded.is_simple else loaded.served_cold()
     single = _with_rows(less, block_tokens, 1, kv_cache, policy, None, *more)
     narrowed = (started.facts.fingerprint, started.self_test)
@@ -153,10 +153,10 @@ def start_engine(
 
 def freed_memory() -> int:
     """
-    Return freed memory to the operating system; the bytes that MLX still has in arrays. Must run on
-    the engine's thread.
+    Return freed memory to the operating system. Returns the bytes of the arrays that MLX still
+    holds. Must run on the engine's thread.
     """
-    gc.collect()  # modules of a model hold each other
+    gc.collect()  # the modules of a model reference each other
     mx.clear_cache()
     give_back_free_memory()
     return mx.get_active_memory()
@@ -229,7 +229,7 @@ def _with_rows(
             ),
         )
     except OSError:
-        loaded.refuse_changed()  # a file that went meanwhile, most likely
+        loaded.refuse_changed()  # most likely a file was removed in the meantime
         raise
     loaded.refuse_changed()
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
@@ -326,8 +326,8 @@ def _checkpoints(loaded: LoadedModel, block_tokens: int, blocks: int | None) -> 
 
 def _states(loaded: LoadedModel, rule: Checkpoints | None) -> dict[str, Any] | None:
     """
-    What the fingerprint covers of layers that keep more than keys and values, or several caches
-    each. None if there are none.
+    The fingerprint's field for layers that keep more than keys and values, or several caches each.
+    None if there are none.
     """
     if loaded.is_simple:
         return None
@@ -343,14 +343,14 @@ def _context(
     loaded: LoadedModel, policy: SinkWindow | None, pool_bytes: int, block_tokens: int
 ) -> int:
     """
-    The longest sequence: limited by the model, and by what a slab of fixed arrays within the budget
+    The longest sequence that the model takes and that a slab of fixed arrays within the budget
     holds.
     """
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
     pool_bytes -= STATES_A_SLAB * loaded.state_bytes
     if pool_bytes < 0:
         return 0
-    if not token_bytes:  # states alone
+    if not token_bytes:  # only states
         return loaded.context_tokens
     if policy is not None and policy.rows * token_bytes <= pool_bytes:
         return loaded.context_tokens

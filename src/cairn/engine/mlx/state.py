@@ -1,8 +1,8 @@
 """
-The recurrent state of a layer, in the slab of a session.
+The recurrent state of a layer in the slab of a session.
 
-``StateCache`` is mlx-lm's ``ArraysCache`` for a layer with a recurrent state, which every pass puts
-another one in the place of. It can be cut back to where a copy was kept, and nowhere else.
+``StateCache`` is mlx-lm's ``ArraysCache`` for a layer with a recurrent state, which every pass
+replaces. It can be cut back only to a position at which a copy was kept.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class StateShape:
 
     @property
     def window(self) -> None:
-        """It attends to nothing."""
+        """None: such a layer does not attend."""
         return
 
     @property
     def token_bytes(self) -> int:
-        """A further token takes nothing."""
+        """0: the size does not depend on the number of tokens."""
         return 0
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state."""
+        """The size of the state in bytes."""
         return sum(math.prod(shape) * dtype.size for shape, dtype in self.arrays)
 
     @property
     def dtypes(self) -> tuple[mx.Dtype, ...]:
-        """Those of its arrays."""
+        """The dtypes of its arrays."""
         return tuple(dtype for _, dtype in self.arrays)
 
 
@@ -53,13 +53,13 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
     """
     One layer's state, and a copy of an earlier one.
 
-    Models see None until they have put a state in, as in mlx-lm's class. So that what is counted is
-    held, arrays of its size lie there until then.
+    Models see None until they have written a state, as in mlx-lm's class. Until then placeholders
+    of the same size are allocated, so that the memory that is counted is in use.
 
     Attributes:
-        start: 0; a state is of all tokens.
-        tokens: of how many tokens the state is. It moves with a pass that has put another state
-            into every place, and with no other.
+        start: 0, because a state covers all tokens.
+        tokens: how many tokens the state covers. Only a pass that wrote every array of the state
+            changes it.
     """
 
     start = 0
@@ -81,10 +81,10 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
 
     def passed(self, rows: int) -> None:
         """
-        A pass over so many rows is done, but for its evaluation.
+        Take note of a pass over this many rows, before it is evaluated.
 
         Raises:
-            EngineFault: it left a state as it was, or one of another form than was counted.
+            EngineFault: it did not write every array of the state, or changed a shape or dtype.
         """
         found = [(one.shape, one.dtype) if one is not None else None for one in self.cache]
         if self._written != set(range(len(found))) or found != list(self._shape.arrays):
@@ -92,27 +92,28 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
         if self.lengths is not None or self.left_padding is not None:
             raise EngineFault("a state was told of padding")
         self._written.clear()
-        # A slice would hold on to all that it was cut from; and what a block brings has no gaps.
+        # A slice would keep the whole array alive that it was taken from. States from a block are
+        # contiguous too.
         self.cache = [mx.contiguous(array) for array in self.arrays]
         self._spare = []
         self.tokens += rows
 
     def keep(self) -> None:
-        """Keep the state as it is, to be cut back to, in the place of what was kept before."""
+        """Keep a copy of the current state to cut back to. Replaces the previous copy."""
         if not self.tokens:
             return
-        # Other objects: a model may write into those that it finds.
+        # Copies, because a model may modify the arrays that it gets.
         self._stored = [mx.contiguous(array) for array in self.arrays]
         mx.eval(self._stored)
         self._stored_tokens = self.tokens
         self._spare_stored = []
 
     def can_be_cut_back(self, end: int) -> bool:
-        """Whether a state of so many tokens is there."""
+        """Whether the state of the first ``end`` tokens is available."""
         return end in (0, self.tokens) or (bool(self._stored) and end == self._stored_tokens)
 
     def cut_back(self, end: int) -> None:
-        """Go back to the state of so many tokens, which must be there."""
+        """Go back to the state of the first ``end`` tokens, which must be available."""
         if end == self.tokens:
             return
         self._written.clear()
@@ -126,10 +127,10 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
 
     def put(self, arrays: Sequence[mx.array], end: int) -> None:
         """
-        Have the state of so many tokens that a block carries, and keep it.
+        Replace the state by one from a block, which covers ``end`` tokens, and keep a copy.
 
         Raises:
-            EngineFault: it is of another form.
+            EngineFault: its shapes or dtypes are different.
         """
         found = tuple((one.shape, one.dtype) for one in arrays)
         if found != self._shape.arrays:
@@ -142,7 +143,7 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The state; empty where it is of no token."""
+        """The arrays of the state; empty if it covers no token."""
         return [array for array in self.cache if array is not None]
 
     @property
@@ -152,7 +153,7 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
 
     @property
     def nbytes(self) -> int:
-        """The size of the state, of the copy, and of what lies in their places."""
+        """The size of the state, of the copy, and of the placeholders for them."""
         held = [*self.arrays, *self._stored, *self._spare, *self._spare_stored]
         return sum(array.nbytes for array in held)
 

@@ -1,6 +1,6 @@
 """
-Where Pebble is, the small model that comes with Cairn. README.md beside its weights is its model
-card.
+The location of Pebble, the small model that comes with Cairn. Its model card is README.md in the
+same directory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def builtin_fault() -> str | None:
 
 def still_at(directory: str) -> str:
     """
-    Where a model that the journal names is now. Pebble is wherever Cairn is installed; its
-    fingerprint says whether it is the same one.
+    The current directory of a model that the journal names. Pebble moves with the installation of
+    Cairn; its fingerprint shows whether it is the same model.
     """
     here = builtin_directory()
     moved = Path(directory).parts[-2:] == here.parts[-2:] and not Path(directory).is_dir()

@@ -21,7 +21,7 @@ _CONVERT = (
 )
 _SHOWN_MAX = 80
 _OFFSET_END = 1 << 63
-_HEADER_BYTES_MAX = 100_000_000  # as the safetensors library has it
+_HEADER_BYTES_MAX = 100_000_000  # the limit of the safetensors library
 
 
 def is_path(where: str) -> bool:
@@ -212,7 +212,7 @@ def _so(question: Callable[[], bool]) -> bool:
 
 
 def _fact(error: OSError | RuntimeError) -> str:
-    # The path stands in the sentence already, and it may be what is too long.
+    # Without the path: the sentence has it already, and it may be what is too long.
     return (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
 
 

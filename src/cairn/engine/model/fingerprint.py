@@ -1,8 +1,8 @@
 """
 The fingerprint: everything that may change a bit of an answer, and the hash that names it.
 
-A block, a session's cache and a bug record belong to one fingerprint. Nothing here imports MLX:
-what only the device can tell comes in as an argument.
+A block, a session's cache and a bug record belong to one fingerprint. This module does not import
+MLX; the properties of the device are arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cairn.engine.model.file_names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from cairn.journal.windows import SinkWindow
 
 ENGINE_VERSION = 1
-"""Raised with every change of Cairn's engine that may change a bit."""
+"""Incremented with every change of Cairn's engine that may change a bit."""
 
 TAIL_RULE = "exact"
 
@@ -40,7 +40,7 @@ STEERING = (
     "MLX_CUDA_USE_CUDNN_SDPA",
     "MLX_METAL_FAST_SYNCH",
 )
-"""Environment variables that steer kernels."""
+"""Environment variables that affect kernels."""
 
 _WEIGHTS = ("*.safetensors", "config.json", "generation_config.json")
 _ADAPTER = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
@@ -81,14 +81,14 @@ def collect(
     The fields of a fingerprint. Reads the model's files.
 
     Args:
-        directory: of the model.
-        device: what MLX says of the device.
+        directory: the model's.
+        device: MLX's description of the device.
         dtypes: how many parameters have which dtype.
         context_tokens: the longest sequence that is served.
-        windows: of the layers that have one in Cairn's cache; None for those that have none.
-        policy: what a token attends to; None for what the model's layers say.
-        states: what layers keep besides keys and values, and where; None where they keep those
-            alone, or nothing is reused.
+        windows: the window of each layer in Cairn's cache; None for a layer without one.
+        policy: what a token attends to; None for what the model's layers define.
+        states: what layers keep apart from keys and values, and where; None if they keep nothing
+            else, or nothing is reused.
         adapter: the directory of an adapter over the weights.
         progress: called with (bytes hashed, bytes in all).
     """
@@ -105,7 +105,7 @@ def collect(
         "mlx": importlib.metadata.version("mlx"),
         "mlx_libraries": hash_libraries(mlx_folders()),
         "mlx_lm": importlib.metadata.version("mlx-lm"),
-        # It says which tokens may come next in an answer that is held to a grammar.
+        # It decides which tokens may come next in a constrained answer.
         "llguidance": importlib.metadata.version("llguidance"),
         "cairn_engine": ENGINE_VERSION,
         "device": dict(sorted(device.items())),
@@ -120,7 +120,7 @@ def collect(
         "kv_policy": "full" if policy is None else f"sink_window {policy.sinks}+{policy.window}",
         "kv_cache": kv_cache,
         "shards": 1,
-        # Where an answer must end; on a small machine sooner than the model would have it.
+        # An answer must end there, on a small machine earlier than the model's own context.
         "context_tokens": context_tokens,
     }
 
@@ -153,8 +153,7 @@ def hash_files(
 
 def mlx_folders() -> tuple[Path, ...]:
     """
-    Where MLX is installed. Several packages put their files into one folder, and none of them is
-    imported for this.
+    The folders in which MLX is installed. Several packages share one folder. Imports none of them.
     """
     spec = importlib.util.find_spec("mlx")
     return tuple(Path(one) for one in (spec and spec.submodule_search_locations) or ())
@@ -162,9 +161,9 @@ def mlx_folders() -> tuple[Path, ...]:
 
 def hash_libraries(folders: Sequence[Path]) -> str:
     """
-    One hash over the names and contents of MLX's own libraries: a build of one's own, or a backend
-    of another build, has the same version and may have other bits. What is read once is not read
-    again while the system knows the files by the same.
+    One hash over the names and contents of MLX's own libraries, because a custom build, or a
+    backend from a different build, has the same version and may give different bits. The files are
+    read again only if their metadata changes.
     """
     found = [(one, path) for one in folders for path in _files(one, _LIBRARIES)]
     return _hash_libraries(
@@ -183,9 +182,9 @@ def _hash_libraries(found: tuple[tuple[str, Path, tuple[int, ...]], ...]) -> str
 
 def seen(directory: Path, adapter: Path | None = None) -> Seen:
     """
-    The files that a fingerprint reads, each with what the system knows it by, read from no file.
-    Two looks that are equal had the same bytes before them, and whoever read in between, too. The
-    time of the last change is asked for beside that of the last writing, which tools set back.
+    The files that a fingerprint reads, with their metadata. Does not read their contents. If two
+    calls return the same, the files did not change in between. The time of the last status change
+    is included because tools can reset the modification time.
     """
     paths = _files(directory, _WEIGHTS + _TEXT)
     if adapter is not None:
@@ -198,7 +197,7 @@ def _files(directory: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def _known_by(path: Path) -> tuple[int, ...]:
-    """Nothing of a file that went since it was found."""
+    """The metadata that identifies a file's state; empty if the file no longer exists."""
     try:
         of = path.stat()
     except OSError:

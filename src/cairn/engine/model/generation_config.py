@@ -41,7 +41,7 @@ def read_defaults(directory: Path) -> Sampling:
 def read_template_settings(directory: Path) -> Mapping[str, Any]:
     """
     The template settings of a request that sets none: the file's ``chat_template_kwargs``, named as
-    in a request. No other engine reads them there.
+    in a request. This is an extension of Cairn; no other engine reads them there.
 
     Raises:
         GenerationConfigFault: the file exists and cannot be used.

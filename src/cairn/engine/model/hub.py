@@ -23,7 +23,7 @@ FILES = (
     "*.jsonl",
     "*.jinja",
 )
-"""What mlx-lm reads of a model."""
+"""The files of a model that mlx-lm reads."""
 
 
 def download(name: str, progress: Progress, snapshot: Callable[..., str]) -> Path:
@@ -39,14 +39,14 @@ def download(name: str, progress: Progress, snapshot: Callable[..., str]) -> Pat
 
 def bars(progress: Progress) -> type[tqdm]:
     """
-    A class of tqdm's bars that draw nothing and report their bytes. The hub has several at a time,
-    of files, of bytes received and of bytes written, and not all of them move on every way.
+    A subclass of tqdm that draws nothing and reports bytes. The hub's client shows several bars at
+    a time (files, bytes received, bytes written), and how it downloads decides which of them move.
     """
     counted: list[tqdm] = []
 
     class Reported(tqdm):  # type: ignore[misc]  # tqdm has no types
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("name", None)  # the hub's own class has it
+            kwargs.pop("name", None)  # only the hub's own class takes it
             if kwargs.get("unit") == "B":
                 counted.append(self)
             super().__init__(*args, **{**kwargs, "disable": True})

@@ -1,33 +1,34 @@
 """
-Where a text may be cut so that its pieces give, one after the other, the token ids of the whole.
+Finds where a text may be cut so that the token ids of its pieces, joined, are those of the whole.
 
-A tokenizer of the library ``tokenizers`` goes through a text in this order:
+A tokenizer of the library ``tokenizers`` processes a text in this order:
 
-1. The added tokens that are matched before normalisation (``normalized: false``) are looked for
-   from left to right, at each place the longest. What lies between them are stretches.
-2. Each stretch is normalised, cut into words and encoded by itself. No step gets to see more than
-   its stretch, and where that begins.
-3. The post-processor adds its tokens around the result, where it is asked to.
+1. It searches from left to right for the added tokens that are matched before normalisation
+   (``normalized: false``), and takes the longest at each position. The text between two of them is
+   a stretch.
+2. It normalises each stretch, splits it into words and encodes it. A step sees only its own
+   stretch, and whether that is the first one.
+3. The post-processor adds its tokens around the result, if the caller requests it.
 
-So a text can be cut in front of such a token, and a piece begins with it. Why the pieces give the
-same ids as the whole:
+A text can therefore be cut before such a token, so that a piece begins with it. The pieces give the
+same ids as the whole for these reasons:
 
-- *The same tokens are found.* A search from left to right knows nothing of what it has passed, so
-  from the cut on it finds the same. Nothing that was found in front of the cut goes past it, or
-  the token at the cut would not have been found; and what would go past it and was not found is no
-  match without its end either. Two things look past the end of a match: a token that strips the
-  white space behind it, which stops at the cut, since no token at which we cut begins with white
-  space; and one that has to be a single word, and where there is one nothing is cut.
-- *A token that strips on its left* takes white space away from the stretch in front of it. There a
-  cut is made only where no white space is.
-- *The same stretches follow.* Some steps ask whether a stretch is the beginning of the text, to put
-  a space there (Metaspace, ``prepend_scheme: first``). That is why a piece begins with the token in
-  place of ending with it: a stretch behind a token is the beginning neither of text nor of piece.
-  What is put in front of every stretch (Prepend, ByteLevel's prefix) is put there all the same.
+- *The same tokens are found.* A search from left to right does not depend on the text before its
+  position, so it finds the same tokens from the cut on. No match before the cut extends past it,
+  because the token at the cut would not have been found then. A candidate that extends past the
+  cut and did not match the whole text does not match the piece either. Two kinds of tokens look
+  past their own end. One that strips the white space after it stops at the cut, because no token
+  at which we cut begins with white space. One that must be a single word rules out all cuts.
+- *A token that strips on its left* removes white space from the stretch before it. Before such a
+  token we cut only if there is no white space.
+- *The same stretches follow.* Some steps add a space to a stretch if it begins the text (Metaspace,
+  ``prepend_scheme: first``). That is why a piece begins with the token instead of ending with it:
+  a stretch after a token begins neither the text nor a piece. What a step adds to every stretch
+  (Prepend, ByteLevel's prefix) does not depend on cuts.
 
-This was read out of the library's source, from 0.22 to 0.23. It holds for the components listed
-here; where there is another one, or chance has a say (dropout), nothing is cut. `encoding` also
-tries it out on every tokenizer before it relies on it.
+This follows from the library's source, versions 0.22 to 0.23. It holds for the components listed
+here; with any other component, or with randomness (dropout), nothing is cut. ``encoder`` also tests
+it on every tokenizer before relying on it.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ _MODELS: Final = frozenset({"BPE", "Unigram", "WordLevel", "WordPiece"})
 
 _DEPTH_MAX: Final = 128
 """
-How many tokens may begin like others, one within the next: the search is nested as deep. Runs of
-white space, the deepest that vocabularies have, are some thirty.
+The longest series of tokens of which each is a prefix of the next. The search is nested that deep.
+The longest ones in vocabularies are runs of white space, about thirty.
 """
 
 _ENCODING_METHODS: Final = frozenset(
@@ -71,21 +72,21 @@ _ENCODING_METHODS: Final = frozenset(
     }
 )
 """
-What turns a text into ids in transformers. A model's own class that has one of these may do
-anything to the text before the library sees it, as mlx-lm's NewlineTokenizer does.
+The methods that turn a text into ids in transformers. A model's own class that overrides one of
+them may change the text before the library sees it, as mlx-lm's NewlineTokenizer does.
 """
 
 
 class NotShown(Exception):
     """
-    It cannot be shown that a tokenizer treats the two sides of any token apart. Nobody's fault: its
-    texts are encoded as a whole.
+    It cannot be shown that a tokenizer treats the text before and after a token independently. This
+    is not an error: its texts are encoded as a whole.
     """
 
 
 @attrs.frozen
 class AddedToken:
-    """One of a tokenizer's added tokens, as far as cuts depend on it."""
+    """The properties of an added token that cuts depend on."""
 
     content: str
     single_word: bool
@@ -102,7 +103,7 @@ class _Model:
 
 @attrs.frozen
 class _Serialized:
-    """A ``tokenizer.json``, without what is large in it."""
+    """A ``tokenizer.json`` without its large parts."""
 
     added_tokens: tuple[AddedToken, ...]
     normalizer: Mapping[str, Any] | None
@@ -117,11 +118,11 @@ class Cuts:
     def __init__(self, tokens: Collection[AddedToken]) -> None:
         """
         Args:
-            tokens: all that are matched before normalisation; also those at which no cut is made,
-                since they may lie over one.
+            tokens: all that are matched before normalisation, including those at which no cut is
+                made, because they may overlap one.
 
         Raises:
-            NotShown: a cut in front of any of them could be seen.
+            NotShown: a cut before any of them could change the ids.
         """
         if any(token.single_word for token in tokens):
             raise NotShown("an added token has to be a single word, and looks at what is beside it")
@@ -134,11 +135,11 @@ class Cuts:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The tokens in front of which texts are cut."""
+        """The tokens before which texts are cut."""
         return tuple(self._cutting)
 
     def pieces(self, text: str) -> list[str]:
-        """A text in pieces, none empty. The ids of the pieces, joined, are those of the text."""
+        """The pieces of a text, none empty. Their ids, joined, are those of the text."""
         starts = list(self._starts(text))
         return [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True) if a < b]
 
@@ -153,14 +154,14 @@ class Cuts:
 
 def cuts_of(tokenizer: Any) -> tuple[Cuts, Any]:
     """
-    Where texts may be cut for a tokenizer, and the library's object that encodes the pieces.
-    Changes nothing.
+    Where a tokenizer's texts may be cut, and the library's object that encodes the pieces. Modifies
+    nothing.
 
     Args:
         tokenizer: mlx-lm's wrapper. It must not be changed afterwards.
 
     Raises:
-        NotShown: with the reason.
+        NotShown: its texts cannot be cut; the message has the reason.
     """
     backend = _backend(tokenizer)
     try:
@@ -188,10 +189,10 @@ def cuts_of(tokenizer: Any) -> tuple[Cuts, Any]:
 
 def longest_of(words: Sequence[str]) -> str:
     """
-    A regular expression that matches the longest of some words that begins at a place.
+    A regular expression that matches the longest of the words at a position.
 
-    It is a tree by first characters, so that a text which begins like many words costs no more than
-    one of them: a vocabulary may have thousands of added tokens.
+    It is a tree by first characters, because a vocabulary may have thousands of added tokens: a
+    text that shares its beginning with many of them is matched as fast as with one.
 
     Args:
         words: at least one, none empty.
@@ -205,9 +206,9 @@ def longest_of(words: Sequence[str]) -> str:
 def _tree(words: Sequence[str], at: int, depth: int) -> str:
     """
     Args:
-        words: sorted, and alike up to a place. Words of their own are not cut out of them, which
-            would hold each as often as the tree is deep.
-        at: that place.
+        words: sorted, with the same first ``at`` characters. They are passed whole, because passing
+            their ends would copy each word once for each level of the tree.
+        at: the index from which they are matched.
     """
     if depth > _DEPTH_MAX:
         raise NotShown("the added tokens are nested too deep")
@@ -220,31 +221,32 @@ def _tree(words: Sequence[str], at: int, depth: int) -> str:
     if not branches:
         return ""
     joined = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
-    # Greedy: the word that ends here is the answer only where no longer one matches.
+    # Greedy: the word that ends here matches only if no longer one does.
     return f"(?:{joined})?" if len(words[0]) == at else joined
 
 
 def _stem(first: str, last: str) -> str:
-    """
-    How far two words agree; if they are the first and the last in order, all between them do too.
-    """
+    """The common prefix of two words. If they are sorted, all words between them share it."""
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     return "".join(character for character, _ in alike)
 
 
 def library_object(tokenizer: Any) -> Any:
-    """The library's tokenizer behind transformers' and mlx-lm's; None where there is none."""
+    """The library's tokenizer inside transformers' and mlx-lm's; None if there is none."""
     return getattr(_owner(tokenizer), "backend_tokenizer", None)
 
 
 def _owner(tokenizer: Any) -> Any:
-    """transformers' tokenizer behind mlx-lm's."""
+    """transformers' tokenizer inside mlx-lm's."""
     return getattr(getattr(tokenizer, "encode", None), "__self__", None)
 
 
 def _backend(tokenizer: Any) -> Any:
     """
-    The library's tokenizer behind transformers' and mlx-lm's, where these two do nothing to a text.
+    The library's tokenizer inside transformers' and mlx-lm's.
+
+    Raises:
+        NotShown: there is none, or these two may change a text.
     """
     backend = library_object(tokenizer)
     if backend is None:
@@ -265,10 +267,10 @@ def _only(
     component: Mapping[str, Any] | None, inner: str, known: frozenset[str]
 ) -> list[Mapping[str, Any]]:
     """
-    The steps of a component, sequences taken apart.
+    The steps of a component, with sequences flattened.
 
     Raises:
-        NotShown: one of them is not among the known ones.
+        NotShown: one of them is unknown.
     """
     if component is None:
         return []
@@ -280,7 +282,7 @@ def _only(
 
 
 def _takes_once(processor: Mapping[str, Any]) -> None:
-    """Refuse a template that leaves out the text's ids, or has them twice."""
+    """Raise NotShown for a template that does not contain the text's ids exactly once."""
     if processor["type"] != "TemplateProcessing":
         return
     sequences = [part["Sequence"]["id"] for part in processor["single"] if "Sequence" in part]

@@ -29,7 +29,7 @@ CACHE_BYTES: Final = 64 * 2**20
 """About fifty conversations of 100,000 tokens."""
 
 _ENTRY_BYTES: Final = 256
-"""What an entry takes beside text and ids: key, links, and a part of the table."""
+"""What an entry takes apart from text and ids: key, links, and its share of the table."""
 
 _PROBED_TOKENS: Final = 16
 
@@ -107,8 +107,8 @@ class Encoder:
 
     def _is_plain(self) -> bool:
         """
-        Whether the library's object does what transformers would make it do: others may have set
-        it to cut off or to fill up.
+        Whether the library's object is set up as transformers would do it. Other callers may have
+        enabled truncation or padding.
         """
         backend = self._backend
         return (
@@ -121,8 +121,8 @@ class Encoder:
         """
         The ids of pieces, each once.
 
-        One call for all, since the library lets other threads run meanwhile only in this form, and
-        takes pieces side by side. Without offsets it gives the same ids, sooner.
+        One call for all of them: only this form of the library's call releases other threads and
+        encodes pieces in parallel. Without offsets it gives the same ids, but faster.
         """
         distinct = list(dict.fromkeys(pieces))
         if not distinct:
@@ -134,10 +134,10 @@ class Encoder:
 
     def _probe(self, cuts: Cuts) -> None:
         """
-        Try out what `cuts` argues, on texts with everything in them that a step may look at.
+        Test the argument of ``cuts`` on texts that contain everything that a step may depend on.
 
         Raises:
-            NotShown: the pieces give other ids than the whole.
+            NotShown: the pieces give different ids than the whole.
         """
         tokens = cuts.tokens
         for place, token in enumerate(tokens[:_PROBED_TOKENS]):
@@ -151,7 +151,7 @@ class Encoder:
             except Exception as error:  # the library raises nothing narrower
                 raise NotShown(f"a probe cannot be tokenised: {error}") from error
             except BaseException as error:
-                # What panics in Rust is no Exception. It is this text's fault, not the server's.
+                # A panic in Rust is not an Exception. The text is at fault, not the server.
                 if type(error).__name__ != "PanicException":
                     raise
                 raise NotShown(f"the library fails on a probe: {error}") from error
@@ -168,7 +168,7 @@ class Encoder:
 
 
 class _PieceCache:
-    """The ids of pieces by tenant and text, as many as fit."""
+    """The ids of pieces by tenant and text, within a budget of bytes."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
-# Two messages that share no beginning, not even behind a template that strips them. One begins with
-# an end of line, with which a tokenizer may join the one before it.
+# Two messages that have no common prefix, even after a template strips them. One begins with a
+# newline, which a tokenizer may join with the newline before it.
 _NEXT_TEXTS = ("\nAnd then?", "7 more")
 
 
@@ -65,7 +65,7 @@ class Conversation:
     Attributes:
         tools: as the template takes them.
         loaded_tools: tools that are available from a later message on. They are text in that
-            message, so they are no part of their own and the template does not get them.
+            message, so they are not a separate part and the template does not get them.
         calls: whether tools may be called. If not, they are in the prompt all the same, because
             leaving them out would change it from its first tokens on; what looks like a call is
             text then.
@@ -99,7 +99,7 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
             tokenize=False,
             **conversation.template,
         )
-    except Exception as error:  # the template is the model's code: anything may come out of it
+    except Exception as error:  # the template is the model's code and may raise anything
         raise TemplateError(
             f"the chat template cannot render this conversation: {error}"
         ) from error

@@ -1,6 +1,6 @@
 """
-Turns of a conversation as text, and back: how messages and the parts of an answer are kept. Fields
-may be added to both, never renamed: text of earlier versions is read for as long as it is kept.
+Converts messages and the parts of answers to JSON text for storage, and back. Fields of either may
+be added but never renamed, because text that earlier versions stored must stay readable.
 """
 
 from __future__ import annotations
@@ -18,31 +18,39 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def messages_text(messages: Sequence[Message]) -> str:
-    """Messages as text."""
+    """Messages as JSON text."""
     return msgspec.json.encode(list(messages)).decode()
 
 
 def messages_of(text: str) -> tuple[Message, ...]:
-    """The messages that a text is. Raises ``msgspec.MsgspecError`` where it is none of ours."""
+    """
+    The messages of a stored text.
+
+    Raises:
+        msgspec.MsgspecError: the text has a different form.
+    """
     return msgspec.json.decode(text, type=tuple[Message, ...])
 
 
 def parts_text(parts: Sequence[AnswerPart]) -> str:
-    """The parts of an answer as text; those of one kind that follow each other as one."""
+    """The parts of an answer as JSON text. Consecutive parts of the same kind are joined."""
     return msgspec.json.encode([{_NAMES[type(one)]: one} for one in joined(parts)]).decode()
 
 
 def parts_of(text: str) -> tuple[AnswerPart, ...]:
     """
-    The parts that a text is. Raises ``msgspec.MsgspecError`` or ``KeyError`` where it is none of
-    ours.
+    The parts of a stored answer.
+
+    Raises:
+        msgspec.MsgspecError: the text has a different form.
+        KeyError: it has a part of an unknown kind.
     """
     found = msgspec.json.decode(text, type=list[dict[str, dict[str, Any]]])
     return tuple(msgspec.convert(part, _KINDS[name]) for one in found for name, part in one.items())
 
 
 def joined(parts: Sequence[AnswerPart]) -> tuple[AnswerPart, ...]:
-    """The same parts, with words that follow each other as one, and thoughts likewise."""
+    """The same parts, with consecutive words joined into one part, and consecutive thoughts too."""
     whole: list[AnswerPart] = []
     for part in parts:
         match whole[-1] if whole else None, part:
