@@ -1,14 +1,15 @@
 """
-The journal's core a second time, the slow and simple way, and a server without a server.
+A second implementation of the journal's core, slow and simple, and a simulated server.
 
-``World`` is what ``state.apply`` gives, in dicts and lists that are changed in place; ``chosen``
-and ``decided`` are path selection by looking at every session: no index, no fold, no cleverness.
-They are written from the design's words and share no code with ``state`` and ``paths``.
+``World`` computes what ``state.apply`` does, in dicts and lists that are changed in place;
+``chosen`` and ``decided`` are path selection by looking at every session: no index, no fold,
+nothing clever. They are written from the text of the design and share no code with ``state`` and
+``paths``.
 
-``Driver`` makes legal histories. It plays clients, session actors, engine and store, reading a
-tape of bytes wherever there is a choice. Its KV is made of numbers, each of which depends on all
-before it and on the shape of the pass that made it; so what it measures is measured, and it sees
-for itself whether a warm cache holds what a cold one would.
+``Driver`` makes legal histories. It plays clients, session actors, engine and store, and reads a
+tape of bytes for every choice. Its KV consists of numbers, each of which depends on all before it
+and on the shape of the pass that made it. So its measurements are real, and it can check whether a
+warm cache holds what a cold one would.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ FAULTS: tuple[ev.FileFault, ...] = ("missing", "unreadable", "foreign", "digest"
 
 
 def plain(state: State) -> dict[str, Any]:
-    """A state as ``World.seen`` shows one."""
+    """A state in the form of ``World.seen``."""
     shown = attrs.asdict(state, recurse=False)
     shown["model"] = attrs.asdict(state.model) if state.model else None
     shown["pool"] = attrs.asdict(state.pool)
@@ -77,7 +78,7 @@ def plain(state: State) -> dict[str, Any]:
 
 
 def _spread(sessions: Any, blocks: Any, uses: Any, pins: Any) -> None:
-    """What stands once for a chain, or for a session, written at each block that it is of."""
+    """What is stored once for a chain, or for a session, repeated for each block in it."""
     for session in sessions.values():
         session["pins"] = ()
     for block in blocks.values():
@@ -168,13 +169,13 @@ class World:
         }
 
     def take(self, recorded: ev.Recorded) -> None:
-        """One more event."""
+        """Apply one more event."""
         self.pass_over(recorded)
         event = recorded.event
         getattr(self, "_" + event.kind)(event)
 
     def pass_over(self, recorded: ev.Recorded) -> None:
-        """One more row, which broke an invariant."""
+        """Count one more row, which broke an invariant."""
         self.position = recorded.position
         self.time_us = max(self.time_us, recorded.time_us)
         self.streams[recorded.stream] = recorded.seq
@@ -250,7 +251,9 @@ class World:
         }
 
     def _due(self, session: dict[str, Any], *others: int | None) -> int | None:
-        """When what a session uses now is over, the last of this and of what others gave it."""
+        """
+        When what a session uses now expires: the latest TTL that this or any other use gave it.
+        """
         if session["ttl_s"] is not None:
             others = (*others, self.time_us + 1_000_000 * session["ttl_s"])
         return max((due for due in others if due is not None), default=None)
@@ -479,7 +482,9 @@ def _empty(session: dict[str, Any]) -> None:
 
 
 def _goes_on(last: dict[str, Any], chain: Sequence[tuple[str, str]]) -> bool:
-    """The conversation is the last one, then what came of its answer, if it had one."""
+    """
+    Whether the conversation is the last one, followed by what its answer became, if it had one.
+    """
     if len(chain) < len(last["chain"]):
         return False
     for held, asked in zip(last["chain"], chain, strict=False):
@@ -507,7 +512,7 @@ def _by_length(session: dict[str, Any]) -> tuple[int, int]:
 
 
 def chosen(world: World, ask: paths.Ask) -> str | None:
-    """The session that serves, by looking at all of them."""
+    """The session that serves the request, found by looking at all of them."""
     if ask.session_name is not None:
         for name, session in world.sessions.items():
             if name == ask.session_name and session["tenant"] == ask.tenant:
@@ -527,7 +532,7 @@ def chosen(world: World, ask: paths.Ask) -> str | None:
 
 
 def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
-    """The path, by looking at all sessions and all blocks."""
+    """The path, found by looking at all sessions and all blocks."""
     ask = paths.ask_of(request.ask, request.chain)
     mine = world.sessions[name]
     nearest = _nearest(world, mine, ask)
@@ -619,7 +624,7 @@ def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[i
     needed = request.ask.prompt_tokens + request.ask.max_tokens
     roomy = mine["slab"] is not None and mine["slab"]["capacity_tokens"] >= needed
     chunk = world.model["block_tokens"]
-    # The last prompt token always runs.
+    # The last prompt token is always computed.
     keys = [
         key
         for place, key in enumerate(request.prompt_keys, 1)
@@ -630,14 +635,14 @@ def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[i
 
 
 def stones_ahead(world: World, name: str, begun: ev.PrewarmStarted) -> tuple[int, int]:
-    """What is there of the blocks that a session prewarms, by looking at each."""
+    """Which of the blocks that a session prewarms exist, found by looking at each."""
     mine = world.sessions[name]
     keys = (*mine["last"]["prompt_keys"][: begun.base_keys], *begun.new_keys)
     return _lying(world, mine["slab_keys"], keys)
 
 
 def _lying(world: World, slab_keys: tuple[str, ...], keys: Sequence[str]) -> tuple[int, int]:
-    """How many blocks from the front lie in a slab, and how many more in memory."""
+    """How many blocks from the front are in a slab, and how many more in memory."""
     kept = shared = 0
     for place, key in enumerate(keys):
         block = world.blocks.get(key)
@@ -651,7 +656,7 @@ def _lying(world: World, slab_keys: tuple[str, ...], keys: Sequence[str]) -> tup
             break
     assert world.model is not None
     if every := world.model["state_blocks"]:
-        if kept < len(slab_keys):  # no state of what is kept is there
+        if kept < len(slab_keys):  # no state of what is reused exists
             return _lying(world, (), keys)
         while shared and (kept + shared) % every:
             shared -= 1
@@ -673,13 +678,13 @@ def _changed_part(held: Sequence[tuple[str, str]], chain: Sequence[tuple[str, st
 
 def leaving(world: dict[str, dict[str, Any]], there: Iterable[str]) -> list[tuple[str, int]]:
     """
-    The order in which blocks can be done without, and when each was last of use. Of those that
-    nothing among them is built on any more, the one goes first that was of use longest ago; of use
-    is what is used, or has something among them built on it that is.
+    The order in which blocks are evicted, and when each was last of use. Of the blocks that no
+    other of them is built on, the one that was of use longest ago goes first. A block is of use
+    when it is used, or when a block in memory that is built on it is.
 
     Args:
         world: all blocks by key.
-        there: those among which it is asked.
+        there: the blocks to order.
     """
     among = list(there)
     above = {key: _above(world, key) for key in among}
@@ -698,7 +703,7 @@ def leaving(world: dict[str, dict[str, Any]], there: Iterable[str]) -> list[tupl
 
 
 def _above(world: dict[str, dict[str, Any]], key: str) -> set[str]:
-    """What a block is built on."""
+    """The blocks that a block is built on."""
     parent = world[key]["parent"]
     return {parent, *_above(world, parent)} if parent in world else set()
 
@@ -707,7 +712,7 @@ def _above(world: dict[str, dict[str, Any]], key: str) -> set[str]:
 
 
 def tape(seed: int, size: int) -> bytes:
-    """A tape that is the beginning of the longer ones with its seed, so that a failure shrinks."""
+    """A tape that is a prefix of all longer ones with its seed, so that a failure shrinks."""
     return random.Random(seed).randbytes(600)[:size]
 
 
@@ -734,7 +739,7 @@ def played(
     kind: type[Driver] | None = None,
     state_blocks: int = 0,
 ) -> Driver:
-    """The history on a tape, whose first bytes tell how much memory there is."""
+    """The history on a tape, whose first bytes say how much memory there is."""
     return (kind or Driver)(
         data[3:],
         crashes=crashes,
@@ -764,7 +769,7 @@ class Talk:
 
 @attrs.define
 class Slab:
-    """KV that is really there: a number a token."""
+    """Simulated KV: one number per token."""
 
     id: int
     capacity_tokens: int
@@ -773,7 +778,7 @@ class Slab:
 
 def run_pass(rows: list[int], fingerprint: str, ids: Sequence[int], *, decode: bool) -> None:
     """
-    Add the KV of one pass. It depends on what is there, on the tokens and on the pass's shape.
+    Add the KV of one pass. It depends on the existing KV, on the tokens and on the pass's shape.
     """
     past, salt = tuple(rows), sum(fingerprint.encode())
     for place in range(len(ids)):
@@ -781,7 +786,7 @@ def run_pass(rows: list[int], fingerprint: str, ids: Sequence[int], *, decode: b
 
 
 def cold_rows(fingerprint: str, ids: Sequence[int]) -> list[int]:
-    """Canonical KV: what a cold prefill leaves."""
+    """Canonical KV: what a cold prefill computes."""
     rows: list[int] = []
     chunk = CHUNKS[fingerprint]
     for start in range(0, len(ids), chunk):
@@ -796,7 +801,7 @@ def digest_of(rows: Sequence[int]) -> str:
 
 def rendered(parts: Sequence[Part]) -> tuple[int, ...]:
     """
-    A prompt's token ids. A thought (a token of 90 to 99) is dropped from answers of earlier turns.
+    The token ids of a prompt. A thought (a token of 90 to 99) is dropped from earlier answers.
     """
     ids: list[int] = []
     for label, content in parts:
@@ -806,7 +811,7 @@ def rendered(parts: Sequence[Part]) -> tuple[int, ...]:
 
 
 class Tape:
-    """Choices, read off bytes; after its end every choice is the first."""
+    """Choices, read from bytes; after the end every choice is the first."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -814,7 +819,7 @@ class Tape:
 
     @property
     def over(self) -> bool:
-        """Whether all was read."""
+        """Whether all of it was read."""
         return self._at >= len(self._data)
 
     def below(self, count: int) -> int:
@@ -842,12 +847,12 @@ class Driver:
     Makes a history. ``play`` it, then look at ``rows`` and ``ledger``.
 
     Attributes:
-        damage: what to make of each event before it is proposed; of a legal one, nothing.
+        damage: changes each event before it is proposed; a legal history changes none.
         rows: what was stored, with ``recorded`` and the ``states`` after each append.
         bugs: the ids of all violations and crashes.
-        work: the sessions that are at work.
-        foresees: whether every answer is followed by an anticipation; else the tape tells.
-        lives: what requests say of how long to keep what they use, one after the other.
+        work: the sessions that are working.
+        foresees: whether a prewarm follows every answer; otherwise the tape decides.
+        lives: the TTLs that requests ask for, one after the other.
     """
 
     def __init__(
@@ -915,10 +920,10 @@ class Driver:
 
     def propose(self, *events: ev.Event, undo: Callable[[], object] = lambda: None) -> None:
         """
-        Take events into the journal, with the sequence number that their owner thinks is due.
+        Propose events to the journal, with the sequence number that their owner expects.
 
         Args:
-            undo: takes back what was done already, where the journal does not take it.
+            undo: reverts what was done already if the journal refuses the events.
         """
         events = tuple(self.damage(event) for event in events)
         due = self._seqs.get(events[0].stream, 0) + 1
@@ -985,7 +990,7 @@ class Driver:
         self.find()
 
     def find(self) -> None:
-        """The files of earlier runs are looked for. Some have been lost, or damaged."""
+        """Look for the files of earlier runs. Some have been lost, or damaged."""
         for key in sorted(self.files):
             if self.tape.below(5) == 4:
                 self.reject(key, self.tape.one_of(("missing", "unreadable")))
@@ -996,7 +1001,7 @@ class Driver:
         )
 
     def end_run(self, kind: str) -> None:
-        """The server stops, is lost, or unloads its model; all that was in memory is gone."""
+        """The server stops, is lost, or unloads its model; everything in memory is gone."""
         boot = f"boot-{self._counts['boot']}"
         if kind == "stopped":
             self.propose(ev.ServerStopped(boot=boot, reason="signal"))
@@ -1023,7 +1028,9 @@ class Driver:
         room: int = 4,
         based: bool = True,
     ) -> str | None:
-        """A client sends its conversation. The session that took it, or None where none could."""
+        """
+        A client sends its conversation. Returns the session that took it, or None if none could.
+        """
         chain, ids = self.chain(talk), rendered(talk.parts)
         ask = self.asked(talk, cache_prompt=cache_prompt, cache_mode=cache_mode)
         name = paths.choose_session(self.state, ask)
@@ -1111,7 +1118,7 @@ class Driver:
         if self.state.admission_bug is not None:
             return False
         if name is not None:
-            return self.state.session(name).free  # a named one may be at work, or quarantined
+            return self.state.session(name).free  # a named one may be working, or quarantined
         return talk.name not in self.state.sessions  # it may be another tenant's
 
     def _open(self, talk: Talk) -> str:
@@ -1200,7 +1207,7 @@ class Driver:
         return {"memory_blocks": len(self.store), "memory_bytes": len(self.store) * BLOCK_BYTES}
 
     def evict(self, key: str) -> None:
-        """A block leaves memory, and may be written to a file before."""
+        """A block is evicted from memory, and may be written to a file before."""
         if key not in self.files and self.tape.below(2):
             self.spill(key)
         block = self.store.pop(key)
@@ -1213,9 +1220,7 @@ class Driver:
         return {"disk_blocks": len(self.files), "disk_bytes": len(self.files) * FILE_BYTES}
 
     def spill(self, key: str) -> None:
-        """
-        A block in memory is written to a file; another file is removed for it if there must be.
-        """
+        """A block in memory is written to a file; another file is dropped for it if necessary."""
         if not self._files_kept or self.tape.below(9) == 8:
             self.propose(ev.BlockSpillFailed(key=key, reason="No space left on device"))
             return
@@ -1230,11 +1235,11 @@ class Driver:
         )
 
     def spillable(self) -> list[str]:
-        """The blocks in memory that no file has."""
+        """The blocks in memory that have no file."""
         return [key for key in sorted(self.store) if key not in self.files]
 
     def drop(self, key: str) -> None:
-        """A block's file is removed."""
+        """A block's file is dropped."""
         block = self.files.pop(key)
         self.propose(
             ev.BlockFileRemoved(key=key, bytes=FILE_BYTES, **self._filed(), reason="space"),
@@ -1247,11 +1252,11 @@ class Driver:
         self.propose(ev.BlockFileRejected(key=key, reason=reason, moved_to=None))
 
     def load(self, key: str) -> None:
-        """A block is read from its file; another one leaves memory for it if there must be."""
+        """A block is read from its file; another one is evicted for it if necessary."""
         if len(self.store) >= self._blocks_kept:
             self.evict(self.evictable()[0])
         if key not in self.files:
-            return  # removed for the file of the one that left
+            return  # dropped for the file of the evicted one
         self.store[key] = self.files[key]
         self.propose(
             ev.BlockLoaded(
@@ -1265,7 +1270,7 @@ class Driver:
         )
 
     def loadable(self) -> list[str]:
-        """The blocks that could be read now."""
+        """The blocks that could be loaded now."""
         if len(self.store) >= self._blocks_kept and not self.evictable():
             return []
         return [
@@ -1275,7 +1280,7 @@ class Driver:
         ]
 
     def evictable(self) -> list[str]:
-        """The blocks that nobody holds on to."""
+        """The blocks that no session uses."""
         return [key for key in self.store if not self.state.is_pinned(key)]
 
     def release(self, session: str) -> None:
@@ -1289,7 +1294,7 @@ class Driver:
         )
 
     def checkable(self) -> list[str]:
-        """The sessions whose last answer could be computed once more."""
+        """The sessions whose last answer could be recomputed."""
         if self.check is not None or len(self.slabs) >= self._pool_slabs:
             return []
         return [
@@ -1300,7 +1305,7 @@ class Driver:
         ]
 
     def begin_check(self, session: str) -> None:
-        """A slab is opened to compute a session's last answer once more; or it is not."""
+        """Open a slab to recompute a session's last answer, if that is possible."""
         held = self.state.session(session)
         assert held.last is not None
         of: dict[str, Any] = {"of_session": session, "request": held.last.request}
@@ -1319,7 +1324,7 @@ class Driver:
         self.check = None
 
     def end_check(self, result: str) -> None:
-        """The check in hand gives its slab back, having come to its end or not."""
+        """The current check releases its slab, whether it finished or not."""
         check, shadow = self.check, self.state.shadow
         assert check is not None
         assert shadow is not None
@@ -1327,7 +1332,7 @@ class Driver:
         held = self.state.sessions.get(SessionId(shadow.of_session))
         last = held.last if held is not None else None
         if result in ("same", "differs") and (last is None or last.request != shadow.request):
-            result = "failed"  # the model keeps no older answer
+            result = "failed"  # the model has no older answer
         try:
             if result in ("same", "differs"):
                 assert held is not None
@@ -1373,12 +1378,12 @@ class Driver:
         )
 
     def releasable(self) -> list[str]:
-        """The sessions at rest, or out of service, that hold a slab."""
+        """The idle or quarantined sessions that hold a slab."""
         rest = ("idle", "quarantined")
         return [name for name in self.slabs if self.state.session(name).state in rest]
 
     def acquire(self, session: str, capacity_tokens: int) -> bool:
-        """A session gets a slab, if need be that of the check in hand, else another session's."""
+        """A session gets a slab, if necessary that of the current check, else another session's."""
         if self._pool()["pool_slabs"] >= self._pool_slabs and self.check is not None:
             self.end_check("interrupted")
         if self._pool()["pool_slabs"] >= self._pool_slabs:
@@ -1400,7 +1405,7 @@ class Driver:
         return True
 
     def trim(self, session: str, end: int, reason: str) -> None:
-        """A session's KV is cut back."""
+        """A session's KV is trimmed."""
         rows = self.slabs[session].rows
         held = len(rows)
         del rows[end:]
@@ -1416,8 +1421,8 @@ class Driver:
 
     def parts(self, session: str, keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """
-        The parts in which blocks are copied into a slab: two at a time, or as many as there are
-        from one that has states to the next.
+        The parts in which blocks are copied into a slab: two at a time, or all blocks from one that
+        has states to the next.
         """
         begin, held = 0, len(self.slabs[session].rows) // self.chunk
         for place in range(1, len(keys) + 1):
@@ -1477,7 +1482,7 @@ class Driver:
         )
 
     def seal(self, session: str, key: str) -> None:
-        """The last chunk of a slab becomes a block; room for it is made if it can be."""
+        """The last chunk of a slab becomes a block; room is made for it if possible."""
         rows = self.slabs[session].rows
         block = tuple(rows[-self.chunk :])
         known = self.state.blocks.get(key)
@@ -1504,7 +1509,7 @@ class Driver:
             undo=lambda: self.store.pop(key, None) if fresh else None,
         )
 
-    # what a session does: each yield is a place where others may come in between
+    # what a session does: at each yield, other sessions may run
 
     def _serve(
         self, session: str, request: str, talk: Talk, answer: tuple[int, ...]
@@ -1739,7 +1744,7 @@ class Driver:
         return True
 
     def step(self, session: str) -> None:
-        """A session does what is next for it."""
+        """A session takes its next step."""
         try:
             next(self.work[session])
         except StopIteration:
@@ -1754,12 +1759,12 @@ class Driver:
         self.hurried.discard(session)
 
     def finish(self, session: str) -> None:
-        """A session works until it rests."""
+        """A session works until it is idle."""
         while session in self.work:
             self.step(session)
 
     def serve(self, talk: Talk, **kwargs: Any) -> str:
-        """A request from its arrival to the session at rest."""
+        """Serve a request from its arrival until the session is idle."""
         session = self.ask(talk, **kwargs)
         assert session is not None
         self.finish(session)
@@ -1773,7 +1778,7 @@ class Driver:
     # histories
 
     def play(self) -> Driver:
-        """A history as the tape has it."""
+        """Play the history on the tape."""
         self.start()
         while not self.tape.over:
             self._move()

@@ -1,4 +1,4 @@
-"""Which agents there are, and what their histories are: what the journal's events make of it."""
+"""Which agents exist, and what their histories are, according to the journal's events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOST = ev.ServerLost(boot="b")
 
 
 def created(name: str = "notes", tenant: str = "t1", **changes: Any) -> ev.AgentCreated:
-    """An agent that comes to be."""
+    """An agent is created."""
     usual: dict[str, Any] = {
         "model": "",
         "max_context": None,
@@ -35,17 +35,17 @@ def created(name: str = "notes", tenant: str = "t1", **changes: Any) -> ev.Agent
 
 
 def deleted(name: str = "notes", tenant: str = "t1") -> ev.AgentDeleted:
-    """An agent that goes."""
+    """An agent is deleted."""
     return ev.AgentDeleted(agent=name, tenant=tenant)
 
 
 def turn(request: str, previous: str | None = None, agent: str = "notes") -> tuple[ev.Event, ...]:
-    """A turn of an agent, from when it is kept to its end."""
+    """A turn of an agent, from the row that stores it to its end."""
     return kept(request, previous, agent=agent), finished(request)
 
 
 def seen(*events: ev.Event) -> tuple[Agents, Turns]:
-    """The two folds of events, which stand at the positions from 1 on."""
+    """The two folds of events whose positions start at 1."""
     turns = Turns()
     agents = Agents(turns)
     for position, event in enumerate(events, 1):
@@ -55,7 +55,7 @@ def seen(*events: ev.Event) -> tuple[Agents, Turns]:
 
 
 def found(agents: Agents, name: str = "notes") -> Agent:
-    """An agent that has to be there."""
+    """An agent that must exist."""
     agent = agents.find(name, "t1")
     assert agent is not None
     return agent
@@ -67,7 +67,9 @@ def requests(agents: Agents, turns: Turns, name: str = "notes") -> list[str]:
 
 
 def test_an_agent_goes_on_by_its_turns():
-    """Each that has finished is its head; it has their number, their tokens and their time."""
+    """
+    Each finished turn becomes the head; the agent has their number, their tokens and their time.
+    """
     agents, _ = seen(created(), *turn("r1"), *turn("r2", "r1"))
     agent = found(agents)
     assert ("r2", 2, 5_000_000) == (agent.head, agent.turns, agent.used_us)
@@ -89,7 +91,7 @@ def test_an_agent_goes_on_by_its_turns():
     ids=["cancelled", "lost", "violated", "under way"],
 )
 def test_a_turn_that_came_to_nothing_changes_nothing(end: tuple[ev.Event, ...]):
-    """Whatever it ended by, the agent is as it was; and it goes on from there."""
+    """However the turn ended, the agent is unchanged, and continues from there."""
     before = (created(), *turn("r1"))
     agents, turns = seen(*before, kept("r2", "r1", agent="notes"), *end)
     assert found(seen(*before)[0]) == found(agents)
@@ -99,14 +101,17 @@ def test_a_turn_that_came_to_nothing_changes_nothing(end: tuple[ev.Event, ...]):
 
 
 def test_what_breaks_elsewhere_takes_no_turn_back():
-    """A bug of another session's is recorded at the last row, which may be a turn's end."""
+    """A bug of another session is recorded at the last row, which may be the end of a turn."""
     for request in ("other", None):
         agents, turns = seen(created(), *turn("r1"), *turn("r2", "r1"), violated(5, request))
         assert ["r1", "r2"] == requests(agents, turns)
 
 
 def test_a_turn_from_elsewhere_is_no_agents():
-    """One that does not go on from the head, of another tenant's, or of no agent that is there."""
+    """
+    A turn does not count if it does not continue from the head, is of another tenant, or names an
+    agent that does not exist.
+    """
     agents, turns = seen(
         created(),
         *turn("r1"),
@@ -119,7 +124,9 @@ def test_a_turn_from_elsewhere_is_no_agents():
 
 
 def test_a_fork_shares_what_came_before():
-    """It has the turns up to its head and goes on by itself; so does the one that it came from."""
+    """
+    A fork has the turns up to its head and continues on its own; so does the agent it came from.
+    """
     agents, turns = seen(
         created(),
         *turn("r1"),
@@ -143,7 +150,10 @@ def test_a_fork_shares_what_came_before():
 
 
 def test_what_is_deleted_is_forgotten():
-    """Its turns go, but for those with which another begins; a new one of its name has none."""
+    """
+    The turns of a deleted agent go, except those that another agent begins with; a new agent of its
+    name has none.
+    """
     agents, turns = seen(
         created(),
         *turn("r1"),
@@ -162,14 +172,14 @@ def test_what_is_deleted_is_forgotten():
 
 @pytest.mark.parametrize("end", [STOPPED, LOST])
 def test_what_does_not_persist_ends_with_the_server(end: ev.Event):
-    """Stopped or lost; and its turns with it."""
+    """Such an agent and its turns end when the server stops or is lost."""
     agents, turns = seen(created(persist=False), *turn("r1"), created("stays"), end)
     assert ["stays"] == [agent.name for agent in agents.of("t1")]
     assert 0 == len(turns)
 
 
 def test_names():
-    """What stands in an address and in the name of a session without a sign that means more."""
+    """A name has no character with a meaning in a URL or in the name of a session."""
     for name in ("a", "Notes-2.b_c", "7", "a" * 64):
         assert is_agent_name(name)
     for name in ("", "-a", ".", "..", "a/b", "a b", "a@b", "ä", "a\n", "a" * 65):
@@ -236,7 +246,9 @@ def state(*, slab: bool = False, present: bool = False, file: bool = False) -> S
 
 
 def test_status():
-    """Hot with a slab or a block in memory, warm with a file, else cold; other models are cold."""
+    """
+    Hot with a slab or a block in memory, warm with a file, else cold; after other models, cold.
+    """
     agents, _ = seen(created(), *turn("r1"))
     agent = found(agents)
     for given, due in (
@@ -254,7 +266,7 @@ def test_status():
 
 
 def test_a_fork_is_where_its_source_was():
-    """As long as it has no session of its own."""
+    """A fork has the status of its source as long as it has no session of its own."""
     agents, _ = seen(
         created(),
         attrs.evolve(kept("r1", agent="notes"), session="@t1/agent/notes"),
@@ -269,8 +281,8 @@ def test_a_fork_is_where_its_source_was():
 
 def test_a_fork_of_an_agent_whose_row_was_pruned():
     """
-    Its turns are there, and only the row that made it is not: a stop, and its deletion, take none
-    of them from a fork that is told of further on.
+    The agent's turns are there, only the row that created it is not: neither a stop nor its
+    deletion takes any of them from a fork that is created later.
     """
     agents, turns = seen(
         *turn("r1"),
@@ -286,12 +298,12 @@ def test_a_fork_of_an_agent_whose_row_was_pruned():
 
 
 def opened(session: str) -> ev.SessionOpened:
-    """A session that comes to be."""
+    """A session is opened."""
     return ev.SessionOpened(session=session, tenant="t1", fingerprint="f", group=None, named=False)
 
 
 def plan(*events: ev.Event) -> Any:
-    """What may be cut, where each row is old enough and the session s0 has come and gone."""
+    """What may be cut, if each row is old enough and the session s0 was opened and closed."""
     survey, fold = Survey(2**60), EMPTY
     gone = Session(id=SessionId("s0"), tenant="t1", fingerprint="f", group=None, named=False)
     for position, event in enumerate(
@@ -304,10 +316,10 @@ def plan(*events: ev.Event) -> Any:
 
 
 def test_rows_of_an_agent_are_not_cut():
-    """From the first that it needs on; those of one that is gone may go."""
+    """Rows from the first one that an agent needs stay; those of a deleted agent may go."""
     held = plan(STOPPED, created(), *turn("r1"))
     assert (3, "notes") == (held.cut, held.agent.name)
-    # The fork needs a turn that stands before its own row.
+    # The fork needs a turn from before its own row.
     forked = plan(created(), *turn("r1"), created("aside", head="r1"), deleted())
     assert (3, "aside") == (forked.cut, forked.agent.name)
     free = plan(created(), *turn("r1"), deleted())
@@ -317,7 +329,7 @@ def test_rows_of_an_agent_are_not_cut():
 
 
 def test_the_context_of_an_agent():
-    """Its own limit, and never more than the model takes."""
+    """The agent's own limit, and never more than the model's."""
     assert 9 == found(seen(created())[0]).context(9)
     assert [4, 3] == [found(seen(created(max_context=4))[0]).context(most) for most in (9, 3)]
 

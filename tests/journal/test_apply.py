@@ -35,7 +35,7 @@ HELLO = ("user", (10, 11))
 @profile(100)
 @given(TAPES)
 def test_the_fold_equals_the_model(data: bytes):
-    """After every append the state is what the model gives for the same events."""
+    """After every append, the state is what the model gives for the same events."""
     driver = played(data)
     world = World()
 
@@ -63,7 +63,8 @@ def test_a_state_stays_as_it_was(data: bytes):
 
 def test_a_block_is_pinned_by_the_state_that_is_asked():
     """
-    Whichever was asked before: one after it, before it, or with the same keys in another session.
+    Whatever state was read before: a later one, an earlier one, or one with the same keys in
+    another session.
     """
     one, other = SessionId("one"), SessionId("other")
     first = Map({one: ("a", "b"), other: ("c",)})
@@ -78,8 +79,8 @@ def test_a_block_is_pinned_by_the_state_that_is_asked():
 
 def adds_up(driver: Driver, state: State) -> None:
     """
-    What the state says of memory is what there is, by a count of the driver's own slabs, blocks and
-    files, and pins are those of the sessions at work.
+    The state's memory accounts equal a count of the driver's own slabs, blocks and files, and pins
+    are those of the working sessions.
     """
     for name, session in state.sessions.items():
         at_work = session.state in (
@@ -110,37 +111,37 @@ def adds_up(driver: Driver, state: State) -> None:
 
 
 class Counting(Driver):
-    """Counts what there is after each append."""
+    """Counts memory after each append."""
 
     def take(self, outcome: Outcome) -> None:
-        """Keep an outcome's rows, which leave memory as it is."""
+        """Keep an outcome's rows, which leave memory unchanged."""
         super().take(outcome)
-        if self.state.model is not None:  # at the end of a run, memory is emptied behind the row
+        if self.state.model is not None:  # at the end of a run, memory is emptied after the row
             adds_up(self, self.state)
 
 
 @profile(60)
 @given(TAPES)
 def test_memory_adds_up(data: bytes):
-    """After each append, what is counted is what is there."""
+    """After each append, the accounts equal the memory in use."""
     driver = played(data, kind=Counting)
     assert len(driver.rows) > 20
     adds_up(driver, driver.state)
 
 
 def without_a_pin(state: State) -> State:
-    """A session holds on to all but one of its blocks."""
+    """A session pins all but one of its blocks."""
     name, keys = next(iter(state.pins.items()))
     return attrs.evolve(state, pins=state.pins.set(name, keys[1:]))
 
 
 def with_a_session_that_forgot(state: State) -> State:
-    """A session works, and holds on to nothing."""
+    """A session works, and pins nothing."""
     return attrs.evolve(state, pins=Map())
 
 
 def with_a_session_that_holds_on(state: State) -> State:
-    """One that rests holds on to its blocks."""
+    """An idle session still pins its blocks."""
     sessions = {
         name: attrs.evolve(s, state=SessionState.IDLE) for name, s in state.sessions.items()
     }
@@ -148,25 +149,25 @@ def with_a_session_that_holds_on(state: State) -> State:
 
 
 def with_another_size(state: State) -> State:
-    """A block is said to be larger than it is."""
+    """A block is recorded as larger than it is."""
     block = next(block for block in state.blocks.values() if block.present)
     return with_block(state, attrs.evolve(block, bytes=block.bytes + 1))
 
 
 def with_a_block_that_is_gone(state: State) -> State:
-    """A block in memory counts as not there."""
+    """A block in memory is recorded as missing."""
     block = next(block for block in state.blocks.values() if block.present)
     return with_block(state, attrs.evolve(block, present=False))
 
 
 def with_a_file_that_is_not(state: State) -> State:
-    """A block counts as written that was not."""
+    """A block without a file is recorded as written."""
     block = next(block for block in state.blocks.values() if block.file_bytes is None)
     return with_block(state, attrs.evolve(block, file_bytes=FILE_BYTES))
 
 
 def with_block(state: State, block: Block) -> State:
-    """The state with a block as it is not."""
+    """The state with one block recorded wrongly."""
     return attrs.evolve(state, blocks=state.blocks.set(block.key, block))
 
 
@@ -195,7 +196,7 @@ def with_one_more(name: str) -> Callable[[State], State]:
     ids=lambda damaged: damaged.__name__,
 )
 def test_control_what_does_not_add_up_is_seen(damaged: Callable[[State], State]):
-    """The control: one count that is wrong, of a session at work, and the sum does not hold."""
+    """The control: with one wrong count of a working session, the accounts do not add up."""
     driver = Driver(blocks_kept=40)
     driver.start()
     talk = Talk(tenant="t1", group=None, name=None, parts=(("user", tuple(range(10, 30))),))
@@ -227,7 +228,7 @@ def test_reuse_gives_the_bits_of_a_cold_prefill(data: bytes):
 
 
 def test_every_kind_of_event_is_played():
-    """The histories above hold every kind of event, so that no arm of the fold goes untested."""
+    """The histories above have every kind of event, so that no arm of the fold is untested."""
     elsewhere = {"blocks_quarantined", "admission_closed", "journal_stalled", "journal_pruned"}
     wanted = {kind.kind for kind in ev.ALL_EVENTS} - elsewhere
     seen: set[str] = set()
@@ -239,7 +240,7 @@ def test_every_kind_of_event_is_played():
 
 
 def _busy_sessions(count: int) -> Driver:
-    """Sessions that all have the same conversation in hand."""
+    """Sessions that are all serving the same conversation."""
     driver = Driver(pool_slabs=count)
     driver.start()
     for _ in range(count):
@@ -250,8 +251,8 @@ def _busy_sessions(count: int) -> Driver:
 @pytest.mark.parametrize("kind", ["stopped", "lost"])
 def test_requests_end_in_the_order_in_which_they_came(kind: str):
     """
-    What the end of a run leaves behind does not follow from the order in which a map lists its
-    keys, which is another one in every process.
+    The state after a run does not depend on the order of a map's keys, which differs in every
+    process.
     """
     driver = _busy_sessions(9)
     driver.end_run(kind)
@@ -262,7 +263,7 @@ def test_requests_end_in_the_order_in_which_they_came(kind: str):
 
 
 def test_the_end_of_a_run_takes_the_model_with_it():
-    """Between two runs nothing is loaded, held or open, and sealed digests are still known."""
+    """Between two runs nothing is loaded, held or open, but sealed digests are still known."""
     driver = _busy_sessions(2)
     driver.finish("s1")
     driver.end_run("lost")
@@ -276,7 +277,7 @@ def test_the_end_of_a_run_takes_the_model_with_it():
 
 
 def test_a_quarantine_ends_the_request_in_hand():
-    """A session that is taken out of service has no request any more, nor any pin."""
+    """A quarantined session has no request any more, nor any pin."""
     driver = _busy_sessions(1)
     driver.crash("s1")
     session = driver.state.session("s1")
@@ -292,7 +293,7 @@ def test_a_quarantine_ends_the_request_in_hand():
 
 
 def test_an_event_that_does_not_fit_raises():
-    """The fold of an event that was not checked raises, and the state is as it was."""
+    """Folding an event that was not checked raises, and the state is unchanged."""
     driver = _busy_sessions(1)
     before = plain(driver.state)
     for event in (
@@ -310,7 +311,7 @@ def test_an_event_that_does_not_fit_raises():
 
 
 def test_a_lengthened_state_has_one_more_row_and_nothing_else():
-    """A violating event takes its place in the journal and in its stream, and has no effect."""
+    """A violating event has a position in the journal and in its stream, and no effect."""
     driver = _busy_sessions(1)
     place = ev.Recorded(
         position=driver.state.position + 1,

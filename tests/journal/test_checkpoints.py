@@ -1,4 +1,6 @@
-"""Models with recurrent states: some blocks carry them, and nothing goes on from anywhere else."""
+"""
+Models with recurrent states: some blocks contain them, and no pass continues from anywhere else.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SYSTEM, HELLO = ("system", tuple(range(1, 9))), ("user", tuple(range(10, 20)))
     [(10, 1, 1), (10, 640, 1), (10, 641, 2), (10, 64_000_000, MOST_BLOCKS), (0, 1, MOST_BLOCKS)],
 )
 def test_how_often_a_block_carries_states(token_bytes: int, state_bytes: int, blocks: int) -> None:
-    """They take no more than keys and values do, but for states so large that work counts more."""
+    """
+    States take no more memory than keys and values, unless they are so large that work counts more.
+    """
     rule = Checkpoints.of(64, token_bytes, state_bytes)
 
     assert blocks == rule.blocks
@@ -37,9 +41,9 @@ def test_how_often_a_block_carries_states(token_bytes: int, state_bytes: int, bl
 @given(TAPES)
 def test_histories_go_on_from_states_alone(blocks: int, data: bytes) -> None:
     """
-    Whatever is asked, evicted and lost: a slab is cut back to the end of its last block or emptied,
-    what is shared ends where a block carries states, and each decision is what looking at every
-    block finds.
+    Whatever is asked, evicted and lost: a slab is trimmed to the end of its last block or emptied,
+    shared blocks end at one that contains states, and each decision equals a search over every
+    block.
     """
     driver = played(data, state_blocks=blocks)
     world = World()
@@ -57,11 +61,11 @@ def test_histories_go_on_from_states_alone(blocks: int, data: bytes) -> None:
     found = {
         r.event.invariant for r in driver.recorded if isinstance(r.event, ev.InvariantViolated)
     }
-    assert found <= {"CRASH"}  # sessions fall, as tapes have it
+    assert found <= {"CRASH"}  # sessions fail where the tapes say so
 
 
 def _settling(driver: Driver) -> str:
-    """A session whose answer is done, with sealed blocks in its slab."""
+    """A session that has answered, with sealed blocks in its slab."""
     driver.start()
     talk = Talk(tenant="t1", group=None, name=None, parts=(SYSTEM, HELLO))
     name = driver.ask(talk)
@@ -74,7 +78,7 @@ def _settling(driver: Driver) -> str:
 
 @pytest.mark.parametrize("states", [0, 1])
 def test_a_slab_cut_back_to_where_no_state_was_kept(states: int) -> None:
-    """INV-1 sees it; without states there is nothing to see."""
+    """INV-1 detects it; without states there is nothing to detect."""
     driver = Driver(pool_slabs=4, blocks_kept=40, spare_tokens=60, state_blocks=states)
     name = _settling(driver)
     if not states:
@@ -89,7 +93,7 @@ def test_a_slab_cut_back_to_where_no_state_was_kept(states: int) -> None:
 
 
 def test_blocks_without_states_are_not_gone_on_from() -> None:
-    """Four blocks are there, and each third carries states: three are reused, or none of two."""
+    """Of four blocks, every third contains states: three are reused, and of two blocks, none."""
     driver = Driver(pool_slabs=4, blocks_kept=40, spare_tokens=60, state_blocks=3)
     name = _settling(driver)
     keys = driver.state.session(name).slab_keys
@@ -101,7 +105,7 @@ def test_blocks_without_states_are_not_gone_on_from() -> None:
 
 
 def state_with(blocks: int, count: int, *, slab: bool = True) -> State:
-    """A session at rest over so many blocks in memory."""
+    """An idle session on so many blocks in memory."""
     stones = chain("a", count, 100)
     keys = tuple(block.key for block in stones)
     session = attrs.evolve(held(*keys), state=SessionState.IDLE, cached_tokens=4 * count)
@@ -113,7 +117,7 @@ def state_with(blocks: int, count: int, *, slab: bool = True) -> State:
 
 
 def test_a_slab_is_spared_where_a_block_has_its_states() -> None:
-    """The states of an end that no block carries would have to be computed again."""
+    """The states of an end that no block contains would have to be computed again."""
 
     def spared(blocks: int, count: int) -> bool:
         state = state_with(blocks, count)
@@ -126,7 +130,9 @@ def test_a_slab_is_spared_where_a_block_has_its_states() -> None:
 
 
 def test_states_in_memory_count_once() -> None:
-    """Those of blocks, and of the end of a slab where no block in memory carries them."""
+    """
+    States of blocks count, and those at the end of a slab if no block in memory contains them.
+    """
     assert [0, 3, 2, 2] == [
         states_held(state_with(blocks, count)) for blocks, count in ((0, 3), (1, 3), (2, 3), (2, 4))
     ]

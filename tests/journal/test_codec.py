@@ -1,4 +1,4 @@
-"""Every event comes back from its row as it was; a row that does not make one is refused."""
+"""Every event can be read from its row unchanged; a row that does not make an event is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cairn.journal.errors import DamagedRow, UnknownEvent
 from tests.journal.model import profile
 
 HASH = "a" * 64
-TEXTS = st.text(max_size=12)  # no half characters: a border of its own refuses them
+TEXTS = st.text(max_size=12)  # no lone surrogates: they are refused elsewhere
 NATURALS = st.one_of(st.integers(0, 200), st.integers(0, 2**80))
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
@@ -60,7 +60,7 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
 
 
 def of_kind(kind: type[ev.Event]) -> st.SearchStrategy[ev.Event]:
-    """Events of one kind, with whatever its fields may hold."""
+    """Events of one kind, with any values that its fields may have."""
     fields = {field.name: BY_TYPE[str(field.type)] for field in attrs.fields(kind)}
 
     def made(**values: Any) -> ev.Event:
@@ -72,7 +72,7 @@ def of_kind(kind: type[ev.Event]) -> st.SearchStrategy[ev.Event]:
 
 
 def placed(event: ev.Event, position: int = 7) -> ev.Recorded:
-    """An event at some place."""
+    """An event at any position."""
     return ev.Recorded(
         position=position, stream=event.stream, seq=3, event_id="id-1", time_us=5, event=event
     )
@@ -113,7 +113,7 @@ def test_kinds_are_one_each():
 
 
 def test_private_fields_are_stored_apart():
-    """Text and token ids stand in the private payload and nowhere else."""
+    """Text and token ids are in the private payload and nowhere else."""
     row = encode(placed(EMITTED), HASH)
 
     assert {"ids": [1, 2], "text": "Grüße 🪨"} == json.loads(row.private or b"")
@@ -124,7 +124,7 @@ def test_private_fields_are_stored_apart():
 
 @pytest.mark.parametrize("number", [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, 1e22, -1e-7])
 def test_floats_are_exact(number: float):
-    """A log-probability comes back bit for bit."""
+    """A log-probability is read back bit for bit."""
     event = ev.CacheExtended(
         session="s1",
         request="r1",
@@ -146,7 +146,7 @@ def test_floats_are_exact(number: float):
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_is_refused(number: float):
-    """JSON would have it as null, and nobody could read the row again."""
+    """JSON would store it as null, and the row could not be read again."""
     event = ev.CacheExtended(
         session="s1",
         request=None,
@@ -164,7 +164,7 @@ def test_what_is_no_number_is_refused(number: float):
 
 
 def test_the_word_null_is_a_word():
-    """Text that says null, and fields that are None, are stored as they are."""
+    """Text that says null, and fields that are None, are stored unchanged."""
     event = attrs.evolve(EMITTED, text="null, inf and nan")
     assert event == decode(encode(placed(event), HASH)).event
     opened = ev.SessionOpened(session="s", tenant="t", fingerprint="f", group=None, named=False)
@@ -172,7 +172,7 @@ def test_the_word_null_is_a_word():
 
 
 def test_token_ids_of_prompts_are_shared():
-    """The ids of two prompts that are read are the same objects: they are kept for long."""
+    """The ids of two decoded prompts are the same objects, because they are kept for long."""
     begun = ev.PrewarmStarted(
         session="s1",
         rules_version=1,
@@ -198,7 +198,7 @@ def test_token_ids_of_prompts_are_shared():
 
 @pytest.mark.parametrize(("kind", "version"), [("no_such_kind", 1), ("session_closed", 2)])
 def test_an_event_of_a_newer_cairn(kind: str, version: int):
-    """A kind or a version that is not known yet is the operator's to hear of."""
+    """A kind or version that is not known yet is an error for the operator."""
     with pytest.raises(UnknownEvent):
         decode(attrs.evolve(closed(), kind=kind, version=version))
 
@@ -219,7 +219,7 @@ def test_an_event_of_a_newer_cairn(kind: str, version: int):
     ],
 )
 def test_a_damaged_payload(public: bytes):
-    """A payload that makes no event is refused, with the row's position."""
+    """A payload that does not make an event is refused, with the row's position."""
     with pytest.raises(DamagedRow) as caught:
         decode(attrs.evolve(closed(), public=public))
 
@@ -235,7 +235,7 @@ def test_a_payload_that_makes_no_legal_event():
 
 @pytest.mark.parametrize("private", [b"", b"[]", b"{}", b"null", b'{"ids":["1"],"text":""}'])
 def test_a_damaged_private_payload(private: bytes):
-    """Likewise where the damage is in the private part."""
+    """The same, with the damage in the private part."""
     row = encode(placed(EMITTED), HASH)
     with pytest.raises(DamagedRow):
         decode(attrs.evolve(row, private=private))
@@ -243,7 +243,7 @@ def test_a_damaged_private_payload(private: bytes):
 
 @pytest.mark.parametrize("version", [0, -1])
 def test_a_version_that_never_was(version: int):
-    """A version before the first has no steps up, and is a damaged row."""
+    """A version below 1 has no upcasts, and is a damaged row."""
     with pytest.raises(DamagedRow):
         decode(attrs.evolve(closed(), version=version))
 
@@ -252,7 +252,7 @@ def test_a_version_that_never_was(version: int):
 
 
 def test_a_forgotten_payload():
-    """Without its private part a row is still a link of the chain, though not an event."""
+    """Without its private part, a row is still a link of the chain, though not an event."""
     row = encode(placed(EMITTED), HASH)
     forgotten = attrs.evolve(row, private=None)
 
@@ -263,14 +263,14 @@ def test_a_forgotten_payload():
 
 
 def test_a_private_payload_that_came_from_nowhere():
-    """A row that had none cannot be given one."""
+    """A private payload cannot be added to a row that had none."""
     assert None is not chain_fault(attrs.evolve(closed(), private=b"{}"), HASH)
 
 
 @profile(60)
 @given(TEXTS)
 def test_no_byte_moves_from_column_to_column(joined: str):
-    """Rows whose columns differ have other hashes, though the columns joined are the same."""
+    """Rows whose columns differ have different hashes, even if the joined columns are the same."""
     seen = {
         row_hash(attrs.evolve(closed(), event_id=joined[:cut], kind=joined[cut:]))
         for cut in range(len(joined) + 1)
@@ -279,7 +279,7 @@ def test_no_byte_moves_from_column_to_column(joined: str):
 
 
 def test_no_byte_moves_from_the_payload_to_the_digest():
-    """Likewise for the last two columns."""
+    """The same for the last two columns."""
     row = encode(placed(EMITTED), HASH)
     moved = attrs.evolve(
         row, public=row.public + row.private_digest.encode(), private=None, private_digest=""
@@ -288,7 +288,9 @@ def test_no_byte_moves_from_the_payload_to_the_digest():
 
 
 def test_every_column_is_in_the_hash():
-    """A row with any one column changed has another hash, the private text by its digest."""
+    """
+    A row with any one column changed has a different hash; the private text counts by its digest.
+    """
     row = encode(placed(EMITTED), HASH)
     for field in attrs.fields(Row):
         value = getattr(row, field.name)
@@ -309,7 +311,7 @@ def test_the_same_event_elsewhere_has_another_hash():
 @pytest.mark.parametrize("column", ["position", "seq", "version", "time_us"])
 @pytest.mark.parametrize("value", [-1, 2**64])
 def test_a_number_out_of_its_range(column: str, value: int):
-    """Such a number is a broken chain, and no error of ours."""
+    """Such a number is a broken chain, and not an error of Cairn's."""
     changed: Any = {column: value}
     fault = chain_fault(attrs.evolve(closed(), **changed), HASH)
 
@@ -333,7 +335,9 @@ class ClosedLater(ev.Event):
 
 
 def test_old_rows_are_brought_up_step_by_step(monkeypatch: pytest.MonkeyPatch):
-    """A row of version 1 goes through each step to today's version; the row stays as it was."""
+    """
+    A row of version 1 goes through each step to the current version; the row itself is unchanged.
+    """
     row = closed()
     steps = {
         ("session_closed", 1): lambda payload: {**payload, "by": "server"},
@@ -350,7 +354,7 @@ def test_old_rows_are_brought_up_step_by_step(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_step_that_is_missing(monkeypatch: pytest.MonkeyPatch):
-    """Where a step up is missing, or fails on the payload, the row is refused."""
+    """If an upcast is missing, or fails on the payload, the row is refused."""
     monkeypatch.setitem(codec._KINDS, "session_closed", ClosedLater)
     with pytest.raises(DamagedRow):
         decode(closed())

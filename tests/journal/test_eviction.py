@@ -1,5 +1,6 @@
 """
-What leaves memory and disk first: what was used longest ago, but no block before those built on it.
+What is evicted from memory and disk first: what was used longest ago, but never before the blocks
+that are built on it.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ def chain(name: str, length: int, used: int) -> list[Block]:
 
 def state_of(*blocks: Block, pinned: tuple[str, ...] = ()) -> State:
     """
-    A state with these, and a budget of 80 bytes in memory and on disk.
+    A state with these blocks, and a budget of 80 bytes in memory and on disk.
 
     Args:
-        pinned: those that a session works with.
+        pinned: the blocks that a session is using.
     """
     there = [block for block in blocks if block.present]
     filed = [block for block in blocks if block.file_bytes is not None]
@@ -92,7 +93,9 @@ def fresh(block: Block) -> Block:
 
 @pytest.mark.parametrize("what", ["memory", "disk"])
 def test_the_end_of_a_chain_goes_first(what: str):
-    """Room is made from the end of the chain that was used longest ago; its front stays of use."""
+    """
+    Room is made from the end of the chain that was used longest ago; its beginning stays of use.
+    """
     old, new = chain("a", 6, 100), chain("b", 3, 200)
     state = state_of(*old, *new[:2], fresh(attrs.evolve(new[2], present=False)))
     if what == "memory":
@@ -102,7 +105,7 @@ def test_the_end_of_a_chain_goes_first(what: str):
 
 
 def test_the_front_is_of_use_as_long_as_its_end():
-    """What is built on a block and was used of late keeps it, however long ago it was made."""
+    """A block stays if one that is built on it was used lately, however long ago it was sealed."""
     old, new = chain("a", 4, 100), chain("b", 4, 50)
     old[3] = attrs.evolve(old[3], last_used=300)
     state = state_of(*old, *new)
@@ -112,7 +115,7 @@ def test_the_front_is_of_use_as_long_as_its_end():
 
 
 def test_no_file_is_written_at_the_cost_of_what_it_is_built_on():
-    """A chain longer than the budget keeps the files of its front, and no more are written."""
+    """A chain longer than the budget keeps the files of its beginning, and no more are written."""
     whole = (longer := chain("a", 10, 100))[:9]
     state = state_of(*whole[:8], fresh(whole[8]))
     assert None is eviction.room_for_file(state, fresh(whole[8]), 10)
@@ -121,14 +124,14 @@ def test_no_file_is_written_at_the_cost_of_what_it_is_built_on():
 
 
 def test_what_is_older_makes_no_room_for_what_is_older_still():
-    """A block that was used before all that have files takes none of them away."""
+    """A block that was used before all those with files does not displace any of them."""
     state = state_of(*chain("a", 8, 100))
     (old,) = chain("b", 1, 50)
     assert None is eviction.room_for_file(state, fresh(old), 10)
 
 
 def test_what_is_to_stay_stays():
-    """Neither what is pinned nor what the caller keeps is chosen."""
+    """Neither pinned blocks nor those that the caller keeps are chosen."""
     old = chain("a", 8, 100)
     state = state_of(*old, pinned=("a7",))
     assert ("a5", "a4") == eviction.room_for_block(state, 10, {"a6"})
@@ -137,7 +140,9 @@ def test_what_is_to_stay_stays():
 
 
 def test_a_large_memory_frees_no_share_of_itself():
-    """Who seals waits for what leaves: that is sixteen blocks besides, however many there are."""
+    """
+    The session that seals waits for the eviction: that is sixteen more blocks, whatever the budget.
+    """
     blocks = chain("a", 1000, 100)
     model = attrs.evolve(MODEL, blocks_bytes=10 * len(blocks))
     state = attrs.evolve(state_of(*blocks), model=model, disk_budget=10 * len(blocks))
@@ -166,7 +171,7 @@ def with_sessions(state: State, *sessions: Session) -> State:
 
 
 def test_what_is_held_ready_is_what_lies_in_slabs():
-    """The blocks of all sessions, and no others."""
+    """The blocks of all sessions' slabs, and no others."""
     state = with_sessions(
         state_of(*chain("a", 4, 100), *chain("b", 2, 200)),
         held("a0", "a1"),
@@ -176,7 +181,9 @@ def test_what_is_held_ready_is_what_lies_in_slabs():
 
 
 def test_what_is_foreseen_takes_no_room_from_who_is_ready():
-    """What is in no slab leaves for it. Where all is in slabs, only a request makes room."""
+    """
+    A prewarm evicts blocks that are in no slab. If all are in slabs, only a request can evict them.
+    """
     full = state_of(*chain("a", 6, 100), *chain("b", 2, 200))
     ready = held(*(f"a{place}" for place in range(6)))
     assert ("b1", "b0") == eviction.room_for_prewarm(with_sessions(full, ready), 10)
@@ -186,14 +193,14 @@ def test_what_is_foreseen_takes_no_room_from_who_is_ready():
 
 
 def test_what_is_foreseen_comes_in_where_there_is_room():
-    """Nothing leaves, whoever is ready; and no block comes in that is larger than the memory."""
+    """If there is room, nothing is evicted; a block that is larger than the memory is refused."""
     state = with_sessions(state_of(*chain("a", 6, 100)), held("a0"))
     assert () == eviction.room_for_prewarm(state, 20)
     assert eviction.room_for_prewarm(state, 90) is None
 
 
 def test_whose_life_is_over():
-    """Ends of chains first; neither what is pinned nor what something is built on that lives on."""
+    """Ends of chains first; neither pinned blocks nor those that an unexpired block is built on."""
     short, long = chain("a", 4, 100), chain("b", 2, 200)
     blocks = [attrs.evolve(block, expires_us=10) for block in short]
     blocks += [attrs.evolve(long[0], expires_us=5), attrs.evolve(long[1], expires_us=20)]
@@ -208,14 +215,16 @@ def test_whose_life_is_over():
 
 
 def test_no_moment_is_before_the_last_row():
-    """A clock that was set back is read as the time of the last row."""
+    """A clock that was set back counts as the time of the last row."""
     state = attrs.evolve(state_of(), time_us=100)
     assert 100 == eviction.moment_us(state, 7)
     assert 101 == eviction.moment_us(state, 101)
 
 
 def test_which_sessions_are_over():
-    """Those at rest whose time has come, the least recently used first; and when the next comes."""
+    """
+    Idle sessions whose TTL is over, the least recently used first; and when the next one expires.
+    """
     lives: list[tuple[str, SessionState, int | None]] = [
         ("young", SessionState.IDLE, 10),
         ("works", SessionState.DECODING, 5),
@@ -244,8 +253,8 @@ Blocks = dict[str, dict[str, Any]]
 
 def moments(data: bytes) -> Iterator[tuple[State, Blocks]]:
     """
-    Some states of the history on a tape in which there is a model and a block, each with all of its
-    blocks as the slow fold shows them.
+    Some states of the history on a tape that have a model and a block, each with all of its blocks
+    as the slow fold shows them.
     """
     states = [state for state in played(data).states if state.model is not None and state.blocks]
     for state in states[:: 1 + len(states) // 10]:
@@ -256,7 +265,7 @@ def freeing(
     order: Sequence[str], size_of: Mapping[str, int], wanted: int, ample: int
 ) -> tuple[str, ...] | None:
     """
-    As many from the front as free what is ample; None where all of them do not free what is wanted.
+    As many from the front as free the ample amount; None if all of them do not free what is needed.
     """
     chosen: list[str] = []
     for key in order:
@@ -266,7 +275,7 @@ def freeing(
 
 
 def in_doubt(state: State, keys: Collection[str]) -> State:
-    """The state with a bug in some of its blocks."""
+    """The state with some of its blocks quarantined."""
     doubted = {key: attrs.evolve(state.blocks[key], bug_id="a bug") for key in keys}
     return attrs.evolve(state, blocks=state.blocks.update(doubted))
 
@@ -288,7 +297,10 @@ def room_due(
 def files_due(
     blocks: Blocks, budget: int, size: int, order: Sequence[tuple[str, int]], used: int
 ) -> tuple[str, ...] | None:
-    """Whose files must go for one of ``size`` bytes of a block that was last used then."""
+    """
+    The blocks whose files must go for a file of ``size`` bytes, of a block last used at that
+    position.
+    """
     sizes = {key: block["file_bytes"] or 0 for key, block in blocks.items()}
     over = sum(sizes.values()) + size - budget
     if over <= 0:
@@ -303,7 +315,7 @@ def files_due(
 @given(TAPES)
 @example(bytes(range(200)))
 def test_what_leaves_memory_is_what_the_model_says(data: bytes):
-    """The same blocks in the same order, whatever is pinned or held ready, and no one too many."""
+    """The same blocks in the same order, whatever is pinned or held ready, and not one too many."""
     for state, blocks in moments(data):
         assert state.model is not None
         there = [key for key, block in blocks.items() if block["present"]]
@@ -324,8 +336,8 @@ def test_what_leaves_memory_is_what_the_model_says(data: bytes):
 @example(bytes(range(200)))
 def test_whose_file_is_removed_is_what_the_model_says(data: bytes):
     """
-    The same files in the same order: of blocks that were of use before the new one, until it fits;
-    and where the budget is smaller than it was, until it is kept.
+    The same files in the same order: those of blocks that were last of use before the new one,
+    until it fits; and if the budget has become smaller, until the files fit it.
     """
     for state, blocks in moments(data):
         filed = [key for key, block in blocks.items() if block["file_bytes"] is not None]
@@ -350,8 +362,8 @@ def test_whose_file_is_removed_is_what_the_model_says(data: bytes):
 @example(bytes(range(200)))
 def test_what_is_written_is_what_the_model_says(data: bytes):
     """
-    All that may be shared and has no file, the last used first, but each behind what it is built
-    on: a block is worth what is worth most of those that are built on it.
+    All usable blocks without a file, the last used first, but each after the blocks that it is
+    built on: a block is worth as much as the most valuable block that is built on it.
     """
     for whole, _ in moments(data):
         state = in_doubt(whole, list(whole.blocks)[::5])
@@ -377,7 +389,7 @@ def test_what_is_written_is_what_the_model_says(data: bytes):
 
 
 def test_the_histories_have_something_to_choose():
-    """Among a few of them there is, for each question, one whose answer is several blocks."""
+    """For each question, at least one of these histories has an answer of several blocks."""
     most = [0, 0, 0, 0]
     for seed in range(8):
         for state, _ in moments(tape(seed, 600)):
@@ -400,7 +412,7 @@ def test_the_histories_have_something_to_choose():
 
 
 def at_rest(name: str, used: int, *keys: str, size: int = 30) -> Session:
-    """A session at rest whose slab holds these blocks."""
+    """An idle session whose slab holds these blocks."""
     return Session(
         id=SessionId(name),
         tenant="t",
@@ -416,8 +428,8 @@ def at_rest(name: str, used: int, *keys: str, size: int = 30) -> Session:
 
 def test_a_slab_that_comes():
     """
-    Whoever waits for one waits for a request in hand whose session has one; not for a request that
-    waits likewise, nor for a session that has none.
+    A slab becomes free with a request in progress whose session has one; not with a request that is
+    waiting for a slab itself, nor with a session that has none.
     """
     works, waits = at_rest("works", 1), attrs.evolve(at_rest("waits", 2), slab=None)
 
@@ -437,8 +449,9 @@ def test_a_slab_that_comes():
 
 def test_the_slab_that_can_be_spared():
     """
-    The least recently used at rest whose KV lies in blocks in memory too, and only where it makes
-    room alone: what nobody waits for costs nobody a pass, and no two their slabs.
+    The slab of the least recently used idle session whose KV is in blocks in memory too, and only
+    if it alone makes enough room: a prewarm must not cost a request a pass, nor two sessions their
+    slabs.
     """
     blocks = chain("a", 3, 100)
     only_in_a_file = attrs.evolve(blocks[1], present=False)
@@ -471,7 +484,7 @@ def test_without_a_model_there_are_no_slabs():
 
 
 def test_whether_a_slab_fits():
-    """There is one left, and enough bytes for it."""
+    """There is a slab left, and enough bytes for it."""
     model = attrs.evolve(MODEL, pool_slabs=2, pool_bytes=100)
     for slabs, taken, expected in ((0, 0, True), (1, 50, True), (1, 51, False), (2, 0, False)):
         state = State(model=model, pool=Pool(slabs=slabs, slab_bytes=taken))
@@ -479,7 +492,7 @@ def test_whether_a_slab_fits():
 
 
 def test_which_slab_is_released():
-    """That of the least recently used session that is idle; None if all of them work."""
+    """That of the least recently used session that is idle; None if all of them are working."""
     older, newer = at_rest("older", 1), at_rest("newer", 2)
     working = attrs.evolve(at_rest("working", 0), state=SessionState.DECODING)
     state = with_sessions(State(model=MODEL), newer, working, older)
@@ -497,7 +510,7 @@ def test_which_session_is_closed_where_there_are_too_many():
 
 
 def test_without_a_window_none_are_released():
-    """Blocks leave a conversation only where a window does not reach back to them."""
+    """Blocks of a conversation are released only if no window reaches back to them."""
     state = with_sessions(state_of(*chain("a", 2, 1)), held("a0", "a1"))
     (session,) = state.sessions.values()
     assert () == eviction.release_idle(state, session)

@@ -1,7 +1,4 @@
-"""
-The order in which blocks can be done without, kept event by event, is the one that is found by
-looking at all of them.
-"""
+"""The eviction order that is kept event by event equals the one found by looking at all blocks."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ def shown(ends: Ends) -> Shown:
 
 
 def both(order: Order) -> tuple[Shown, Shown]:
-    """Of the blocks in memory, and of those in files."""
+    """The order of the blocks in memory, and that of the blocks in files."""
     return shown(order.memory), shown(order.files)
 
 
 def ending(world: dict[str, dict[str, Any]], keys: list[str]) -> dict[str, int]:
-    """When each of these blocks is over: it, and all among them that is built on it."""
+    """When each of these blocks expires: the latest TTL of it and all that are built on it."""
     ends = dict.fromkeys(keys, 0)
     for key in keys:
         at: str | None = key
@@ -46,17 +43,17 @@ def ending(world: dict[str, dict[str, Any]], keys: list[str]) -> dict[str, int]:
 
 class Watched(Driver):
     """
-    A history that looks at the order that its ledger keeps: after each event at what a new one
-    would be, after some at what the slow model says.
+    A history that checks the order of its ledger: after each event against a freshly built one,
+    after some against the slow model.
 
     Attributes:
         compared: how many blocks were compared with the slow model's, in memory and in files.
-        kinds: of the events that came between two looks.
-        mortal: how many of them had a life that ends.
+        kinds: of the events that came between two checks.
+        mortal: how many of the blocks had a TTL.
     """
 
     def play(self) -> Watched:
-        """As of any history, but the order is there from the beginning."""
+        """Play any history, with an order from the beginning."""
         assert both(self.ledger.order) == ([], [])
         self.compared = [0, 0]
         self.kinds: set[str] = set()
@@ -65,7 +62,7 @@ class Watched(Driver):
         return self
 
     def take(self, outcome: Outcome) -> None:
-        """Look once more."""
+        """Check once more."""
         self.kinds.update(recorded.event.kind for recorded in outcome.recorded)
         kept = both(self.ledger.order)
         assert both(Order(self.state)) == kept
@@ -98,7 +95,7 @@ def test_the_order_kept_is_the_order_found(data: bytes):
 
 
 def test_the_histories_have_an_order_to_keep():
-    """Among a few of them there is all that changes it."""
+    """These few histories have everything that changes the order."""
     driven = [played(tape(seed, 600), kind=Watched) for seed in range(6)]
     kinds = set().union(*(one.kinds for one in driven if isinstance(one, Watched)))
     most = [one.compared for one in driven if isinstance(one, Watched)]
@@ -121,7 +118,7 @@ def test_the_histories_have_an_order_to_keep():
 
 
 def test_what_stands_between_two_is_passed_over():
-    """A block that left from the midst of a chain leaves its order as it was."""
+    """A block that left from the middle of a chain does not change the chain's order."""
     blocks = chain("a", 5, 100)
     for place in (1, 2):
         blocks[place] = attrs.evolve(blocks[place], present=False)
@@ -130,8 +127,8 @@ def test_what_stands_between_two_is_passed_over():
 
 def test_a_use_is_one_of_all_that_a_chain_is_built_on():
     """
-    It stands at the end that the chain had. Whatever leaves before its time, what is left of the
-    chain was of use then, and lives as long; a shorter chain that was used later goes later.
+    A use is recorded at the end that the chain had. Whatever is evicted early, the rest of the
+    chain was of use then, and has the same TTL; a shorter chain that was used later goes later.
     """
     uses = Map({"a3": Use(position=500, expires_us=90), "a1": Use(position=900, expires_us=70)})
     blocks = [attrs.evolve(block, expires_us=50) for block in chain("a", 5, 100)]
@@ -148,7 +145,7 @@ def test_a_use_is_one_of_all_that_a_chain_is_built_on():
 
 
 def test_looking_changes_nothing():
-    """An order that is looked at half is the same afterwards."""
+    """Reading part of an order does not change it."""
     order = Order(state_of(*chain("a", 4, 100), *chain("b", 3, 50)))
     looking = order.memory.in_order()
     halves = [next(looking)[0].key for _ in range(4)]
@@ -157,7 +154,7 @@ def test_looking_changes_nothing():
 
 
 def test_what_is_used_again_and_again_is_kept_once():
-    """Ends that are none any more do not gather: what is kept is as large as what there is."""
+    """Former ends do not accumulate: the order is as large as the number of blocks."""
     blocks = {block.key: block for block in chain("a", 3, 0)}
     ends = Ends(lambda block: block.present)
     ends.follow(Map(blocks), blocks)
@@ -169,7 +166,7 @@ def test_what_is_used_again_and_again_is_kept_once():
 
 
 def test_a_model_that_leaves_takes_the_blocks_in_memory_along():
-    """What has files is in their order as before."""
+    """Blocks with files keep their order."""
     full = state_of(*chain("a", 2, 100))
     gone = Map({key: attrs.evolve(block, present=False) for key, block in full.blocks.items()})
     order = Order(full)
@@ -182,7 +179,7 @@ def test_a_model_that_leaves_takes_the_blocks_in_memory_along():
 
 
 def test_an_event_that_cannot_be_stored_leaves_the_order():
-    """What was taken in with it is taken back, in the order as in the fold."""
+    """Its effect is taken back, in the order as in the fold."""
     driver = next(one for seed in range(20) if (one := played(tape(seed, 600))).files)
     state, before = driver.state, both(driver.ledger.order)
     block = state.blocks[min(driver.files)]
@@ -200,7 +197,7 @@ def test_an_event_that_cannot_be_stored_leaves_the_order():
 
 
 def test_a_block_that_comes_again_is_one():
-    """One that leaves and is sealed again stands where its last use puts it."""
+    """A block that is evicted and sealed again is placed by its last use."""
     blocks = {block.key: block for block in (*chain("a", 2, 10), *chain("b", 1, 50))}
     ends = Ends(lambda block: block.present)
     ends.follow(Map(blocks), blocks)

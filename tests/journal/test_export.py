@@ -1,4 +1,4 @@
-"""An export gives back the rows it was made of, byte for byte, whatever is in them."""
+"""Reading an export gives back the rows it was made of, byte for byte, whatever is in them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.journals import BREAKABLE, broken, healthy, tampered
 
 @pytest.mark.parametrize("name", ["healthy", "tampered", *BREAKABLE])
 def test_rows_come_back(name: str, tmp_path: Path):
-    """All rows of a journal come back as they were, of a broken one as well."""
+    """All rows of a journal come back unchanged, even those of a broken one."""
     rows = {"healthy": healthy, "tampered": tampered}.get(name, lambda: broken(name)[0])()
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"".join(map(to_line, rows)))
@@ -59,7 +59,10 @@ PAYLOADS = st.one_of(
 
 @given(public=PAYLOADS, private=st.none() | PAYLOADS, time_us=st.integers(-(2**63), 2**63 - 1))
 def test_any_bytes_come_back(public: bytes, private: bytes | None, time_us: int):
-    """Payloads that are no JSON, or not as we write it, and times of no calendar come back too."""
+    """
+    Payloads that are not JSON, or not as Cairn writes it, and times outside the calendar come back,
+    too.
+    """
     row = attrs.evolve(healthy()[0], public=public, private=private, time_us=time_us)
     line = to_line(row)
     assert 1 == line.count(b"\n")
@@ -86,7 +89,7 @@ def test_contents_left_out():
     ],
 )
 def test_a_line_that_is_none(tmp_path: Path, line: bytes):
-    """What is no row of an export is refused by the number of its line."""
+    """A line that is not a row of an export is refused, with its number."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(to_line(healthy()[0]) + line + b"\n")
     with pytest.raises(StoreError, match="line 2"):
@@ -94,7 +97,7 @@ def test_a_line_that_is_none(tmp_path: Path, line: bytes):
 
 
 def test_no_file(tmp_path: Path):
-    """A file that is not there is an error of the store."""
+    """A missing file is an error of the store."""
     with pytest.raises(StoreError, match="No such file"):
         list(read_export(tmp_path / "none.jsonl"))
 
@@ -104,7 +107,7 @@ BASE = Base(position=7, head="h" * 64, state=b'{"version":1}', state_digest="d" 
 
 @pytest.mark.parametrize("state", [BASE.state, None])
 def test_a_base_comes_back(tmp_path: Path, state: bytes | None):
-    """The first line of a pruned journal, with its state or without; the rows follow it."""
+    """The first line of a pruned journal, with or without its state; the rows follow it."""
     base = attrs.evolve(BASE, state=state)
     path = tmp_path / "journal.jsonl"
     path.write_bytes(base_to_line(base) + b"".join(map(to_line, healthy())))

@@ -1,4 +1,4 @@
-"""What is held in memory by the journal's account: each token once."""
+"""What the journal counts as held in memory: each token once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.journal.test_eviction import MODEL, chain, held
 
 def test_a_token_counts_once():
     """
-    Blocks count each; of slabs what lies in no block: the tail that no chunk has, and chunks whose
-    block has left memory. Two slabs with the same blocks add nothing to them.
+    Tokens of blocks count. Of slabs, tokens in no block count: the tail after the last chunk, and
+    chunks whose block was evicted. Two slabs with the same blocks add nothing to them.
     """
     blocks = chain("a", 3, 100)
     blocks[2] = attrs.evolve(blocks[2], present=False)
@@ -39,7 +39,7 @@ def test_a_token_counts_once():
 
 
 def test_what_a_window_has_let_go_is_not_held():
-    """Of a slab that lets tokens go, its sinks and what begins at its window count."""
+    """Of a slab that drops tokens, its sinks and what begins at its window count."""
     model = attrs.evolve(MODEL, kv_sinks=2, kv_window=16, kv_rows=28)
     session = attrs.evolve(held(), cached_tokens=40, window_start=20)
     state = State(model=model, sessions=Map({session.id: session}))
@@ -47,7 +47,7 @@ def test_what_a_window_has_let_go_is_not_held():
 
 
 def test_nothing_is_held_without_a_model():
-    """Between two runs of a server nothing is in memory."""
+    """Between two runs of a server, nothing is in memory."""
     assert 0 == tokens_held(State())
 
 

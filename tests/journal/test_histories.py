@@ -150,7 +150,7 @@ def test_a_recorded_base_is_read():
     assert session.last is not None
     assert 64 == len(session.last.prompt_ids)
     assert state.pool.blocks == sum(block.present for block in state.blocks.values()) > 0
-    # A history of a later version gets a name of its own, beside this one.
+    # A history of a later version gets a name of its own, next to this one.
     assert 1 == json.loads(base.state or b"{}")["version"]
 
 

@@ -1,4 +1,6 @@
-"""Names that follow from content: the same content has the same name, and no other has it."""
+"""
+Names that follow from content: equal content has the same name, and different content never does.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ SECRET = b"a secret"
 
 
 def keys(ids: list[int], block_tokens: int = 4, **other: object) -> tuple[str, ...]:
-    """The keys of a sequence, with something else than usual."""
+    """The keys of a sequence, with one thing changed."""
     given: dict[str, object] = {"secret": SECRET, "fingerprint": "fp", "tenant": "t", **other}
     return block_keys(ids=ids, block_tokens=block_tokens, **given)  # type: ignore[arg-type]
 
 
 def part(**other: object) -> str:
-    """The name of a part, with something else than usual."""
+    """The name of a part, with one thing changed."""
     given: dict[str, object] = {
         "secret": SECRET,
         "tenant": "t",
@@ -41,7 +43,7 @@ def part(**other: object) -> str:
 @profile(150)
 @given(IDS, CHUNKS, st.integers(0, 10))
 def test_known_keys_save_work_and_change_nothing(ids: list[int], chunk: int, known: int):
-    """The keys behind a beginning whose keys are known are those of the whole computation."""
+    """Keys computed after a beginning with known keys equal those of the whole computation."""
     whole = keys(ids, chunk)
 
     assert len(ids) // chunk == len(whole)
@@ -51,12 +53,12 @@ def test_known_keys_save_work_and_change_nothing(ids: list[int], chunk: int, kno
 @profile(100)
 @given(IDS, CHUNKS, OTHERS)
 def test_keys_of_another_secret_are_not_taken(ids: list[int], chunk: int, other: dict[str, Any]):
-    """Keys that these tokens had under another secret, or of somebody else, are computed anew."""
+    """Keys of these tokens under another secret, or of another tenant, are computed again."""
     assert keys(ids, chunk) == keys(ids, chunk, known=keys(ids, chunk, **other))
 
 
 def test_known_keys_are_not_computed(monkeypatch: pytest.MonkeyPatch):
-    """Of what is known, the first is looked at, and no other."""
+    """Of the known keys, only the first is checked."""
     ids, hashed = list(range(40)), []
     whole = keys(ids)
     new = hmac.new
@@ -73,7 +75,7 @@ def test_known_keys_are_not_computed(monkeypatch: pytest.MonkeyPatch):
 @profile(150)
 @given(IDS, IDS, CHUNKS)
 def test_keys_agree_as_far_as_the_tokens(one: list[int], other: list[int], chunk: int):
-    """Two sequences share a key exactly where all their tokens up to the chunk's end are equal."""
+    """Two sequences share a key exactly if all their tokens up to the chunk's end are equal."""
     for first, second in ((one, other), (one, one[: len(one) // 2] + other)):
         mine, theirs = keys(first, chunk), keys(second, chunk)
         for place, (a, b) in enumerate(zip(mine, theirs, strict=False)):
@@ -83,7 +85,7 @@ def test_keys_agree_as_far_as_the_tokens(one: list[int], other: list[int], chunk
 
 
 def test_a_key_covers_what_came_before():
-    """The same chunk behind another beginning, or at another place, has another key."""
+    """The same chunk after a different beginning, or at a different place, has a different key."""
     same = [7, 7, 7, 7]
     assert len(set(keys(same * 6))) == 6
     assert keys([1, 2, 3, 4, *same])[1] != keys([1, 2, 3, 5, *same])[1]
@@ -93,7 +95,7 @@ def test_a_key_covers_what_came_before():
     "other", [{"secret": b"another"}, {"fingerprint": "other"}, {"tenant": "other"}]
 )
 def test_everything_about_a_block_matters(other: dict[str, object]):
-    """Another secret, fingerprint or tenant gives another key to the same tokens."""
+    """A different secret, fingerprint or tenant gives different keys to the same tokens."""
     ids = list(range(8))
     assert not set(keys(ids)) & set(keys(ids, 4, **other))
 
@@ -101,7 +103,7 @@ def test_everything_about_a_block_matters(other: dict[str, object]):
 @profile(100)
 @given(st.text(max_size=6), st.text(max_size=6))
 def test_no_byte_moves_from_fingerprint_to_tenant(fingerprint: str, tenant: str):
-    """Fields that are the same when joined, but not each, give other keys."""
+    """Fields that are equal only when joined give different keys."""
     ids = list(range(4))
     joined = fingerprint + tenant
     seen = {
@@ -119,7 +121,7 @@ def test_an_incomplete_chunk_has_no_key():
 
 def test_a_key_is_what_it_always_was():
     """
-    The keys of stored blocks may not change from version to version: MAC over length-framed
+    The keys of stored blocks must not change from version to version: a MAC over length-framed
     fields, written out here.
     """
 
@@ -150,13 +152,16 @@ def test_a_key_is_what_it_always_was():
     ],
 )
 def test_everything_about_a_part_matters(other: dict[str, object]):
-    """Another secret, tenant, beginning, label or content gives another name; so do moved bytes."""
+    """
+    A different secret, tenant, beginning, label or content gives a different name; so do moved
+    bytes.
+    """
     assert part() == part()
     assert part() != part(**other)
 
 
 def test_a_part_is_no_block():
-    """The two kinds of names cannot be taken for each other."""
+    """The two kinds of names cannot be confused."""
     assert part() not in keys(list(range(8)))
     assert 32 == len(part())
     assert {64} == {len(key) for key in keys(list(range(8)))}
@@ -165,7 +170,7 @@ def test_a_part_is_no_block():
 @profile(100)
 @given(IDS, IDS)
 def test_ids_are_named_by_their_order(one: list[int], other: list[int]):
-    """Runs of token ids have one name exactly when they are equal."""
+    """Sequences of token ids have the same name exactly if they are equal."""
     assert (one == other) == (ids_hash(one) == ids_hash(other))
     assert ids_hash(one) == ids_hash(tuple(one))
     assert struct.pack(f"<{len(one)}i", *one) == ids_bytes(one)
@@ -173,6 +178,6 @@ def test_ids_are_named_by_their_order(one: list[int], other: list[int]):
 
 @pytest.mark.parametrize("token", [2**31, -(2**31) - 1])
 def test_a_token_id_has_32_bits(token: int):
-    """What does not fit is refused, and not cut off."""
+    """An id that does not fit is refused, and not truncated."""
     with pytest.raises(OverflowError):
         ids_hash([token])
