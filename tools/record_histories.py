@@ -2,14 +2,14 @@
 Record the histories that the tests replay: a journal of each drill, and of healthy conversations of
 each kind.
 
-``python -P tools/record_histories.py`` records all of them again into ``tests/histories``; names
-after it record those alone. It runs each on a private server, which takes a few minutes in all.
-``expected.json`` beside them says which invariants break in each, at which row, and whether that is
-on record and breaks again. Review its diff before you commit.
+``python -P tools/record_histories.py`` records all of them again into ``tests/histories``; names as
+arguments select some. It runs each on a private server, which takes a few minutes in all.
+``expected.json`` next to them says which invariants break in each, at which row, and whether that
+is on record and breaks again. Review its diff before you commit.
 
-Until 0.1.0 is released, record them again whenever a format changes. After that a history stays as
-it is, because it shows that journals of released versions are still read in the same way; record
-only what is new.
+Until 0.1.0 is released, record them again whenever a format changes. After that a history must not
+change, because it shows that journals of released versions are still read in the same way; record
+only new ones.
 
 Ids and times are those of the recording. Directories of this machine are removed, and the hash
 chain is computed again over the result. A drill that changes stored rows runs on the history
@@ -118,7 +118,7 @@ class Talk:
 
 @contextlib.asynccontextmanager
 async def talking(directory: Path, model: Path, **changes: Any) -> AsyncIterator[Talk]:
-    """A private server and a client of it."""
+    """A private server and a client for it."""
     async with private_server(directory, model, **changes) as private:
         yield Talk(private)
 
@@ -190,7 +190,7 @@ async def evicted(directory: Path, model: Path) -> None:
 
 
 async def windowed(directory: Path, model: Path) -> None:
-    """A conversation outgrows its window, so its slab cannot be cut back after the first answer."""
+    """A conversation outgrows its window, so its slab cannot be trimmed after the first answer."""
     async with talking(directory, model, window=(4, 64)) as talk:
         first = [GUIDE, user("Where do we start? " * 8)]
         second = onward(first, await talk.ask(first, max_tokens=24), "And then?")

@@ -680,7 +680,7 @@ def leaving(world: dict[str, dict[str, Any]], there: Iterable[str]) -> list[tupl
     """
     The order in which blocks are evicted, and when each was last of use. Of the blocks that no
     other of them is built on, the one that was of use longest ago goes first. A block is of use
-    when it is used, or when a block in memory that is built on it is.
+    when it is used, or when one of them that is built on it is.
 
     Args:
         world: all blocks by key.

@@ -1,4 +1,4 @@
-"""The ledger numbers, checks, chains and folds; a refused event leaves the state as it was."""
+"""The ledger numbers, checks, chains and folds; a refused event does not change the state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTLED = ev.SessionSettled(session="s1", canonical_tokens=0, complete=True)
 
 @pytest.fixture
 def ledger() -> Ledger:
-    """A ledger with counted ids and times."""
+    """A ledger with predictable ids and times."""
     count = iter(range(1, 10_000))
     return Ledger(
         Clock(new_id=lambda: f"id-{next(count)}", now_us=lambda: next(count), version="0.1")
@@ -55,7 +55,10 @@ def test_nothing_proposed_is_nothing_changed(ledger: Ledger):
 
 
 def test_what_comes_after_a_violation_is_dropped(ledger: Ledger):
-    """Events before the violating one are in, it has no effect, those after it are not recorded."""
+    """
+    Events before the violating one are recorded, it has no effect, and those after it are not
+    recorded.
+    """
     ledger.propose([OPEN])
     outcome = ledger.propose([NOTE, SETTLED, NOTE, ev.SessionClosed(session="s1", reason="-")])
 
@@ -72,9 +75,7 @@ def test_what_comes_after_a_violation_is_dropped(ledger: Ledger):
 
 
 def test_a_place_that_is_taken(ledger: Ledger):
-    """
-    A writer that comes too late cannot even be recorded: its event is nowhere, the violation is.
-    """
+    """A late writer's event is not even recorded, only the violation is."""
     ledger.propose([OPEN])
     before = ledger.state
     outcome = ledger.propose([SETTLED], expected_seq=1)
@@ -88,7 +89,7 @@ def test_a_place_that_is_taken(ledger: Ledger):
 
 
 def test_a_place_beyond_the_next(ledger: Ledger):
-    """A gap in a stream is recorded as one; the stream goes on behind it."""
+    """A gap in a stream is recorded as one; the stream continues after it."""
     ledger.propose([OPEN])
     outcome = ledger.propose([ev.SessionClosed(session="s1", reason="-")], expected_seq=5)
 
@@ -99,7 +100,7 @@ def test_a_place_beyond_the_next(ledger: Ledger):
 
 
 def test_the_due_place_is_accepted(ledger: Ledger):
-    """Events at the places that their owner expects are taken, several in a row."""
+    """Events at the places that their owner expects are accepted, several in a row."""
     ledger.propose([OPEN], expected_seq=1)
     outcome = ledger.propose([ev.SessionClosed(session="s1", reason="-"), OPEN], expected_seq=2)
 
@@ -125,8 +126,8 @@ def test_the_due_place_is_accepted(ledger: Ledger):
 )
 def test_what_cannot_be_stored_leaves_the_ledger_as_it_was(ledger: Ledger, unstorable: ev.Event):
     """
-    An event that JSON cannot say raises, and nothing of the proposal is in the ledger: its state
-    never runs ahead of the rows that it gave out.
+    An event that JSON cannot represent raises, and nothing of the proposal is in the ledger: its
+    state is never ahead of the rows that it returned.
     """
     ledger.propose([NOTE])
     state, head = ledger.state, ledger.head
@@ -138,7 +139,7 @@ def test_what_cannot_be_stored_leaves_the_ledger_as_it_was(ledger: Ledger, unsto
 
 
 def test_a_crash_takes_its_session_out_of_service():
-    """A crash is on record with its request; the session serves no more, another one goes on."""
+    """A crash is recorded with its request. The session is quarantined, another one continues."""
     driver = Driver(pool_slabs=3)
     driver.start()
     hello, bye = ("user", (10,)), ("user", (11,))
@@ -160,7 +161,7 @@ def test_a_crash_takes_its_session_out_of_service():
 
 
 def test_a_crash_of_a_session_that_is_not_open(ledger: Ledger):
-    """It is on record, and concerns nobody."""
+    """The crash is recorded, and affects no session."""
     outcome = ledger.record_crash(session="nobody", message="it fell", trace="here")
 
     assert ["invariant_violated"] == kinds(outcome)
@@ -169,7 +170,7 @@ def test_a_crash_of_a_session_that_is_not_open(ledger: Ledger):
 
 @pytest.mark.parametrize("steps", range(1, 14))
 def test_a_crash_at_any_step_ends_that_session(steps: int):
-    """Wherever a session stands when it falls, the table has a step out of service for it."""
+    """Whatever the state of a session that crashes, the table has a step to quarantine."""
     driver = Driver()
     driver.start()
     talk = Talk(tenant="t1", group=None, name=None, parts=(("user", tuple(range(10, 19))),))
@@ -216,7 +217,7 @@ def test_memory_that_does_not_add_up_closes_admission_even_without_a_session():
 
 
 def test_what_is_broken_by_a_block():
-    """Only a block that is known, and whose digest differs, throws doubt on what follows it."""
+    """Only a known block with a different digest quarantines the blocks that are built on it."""
     driver = Driver(blocks_kept=40)
     driver.start()
     talk = Talk(tenant="t1", group=None, name=None, parts=(("user", tuple(range(10, 24))),))
@@ -250,7 +251,7 @@ def test_what_is_broken_by_a_block():
 @profile(25)
 @given(TAPES)
 def test_a_ledger_goes_on_from_state_and_head(data: bytes):
-    """A ledger that is given state and head of another takes what that one would take."""
+    """A ledger that is given the state and head of another accepts what that one would accept."""
     driver = played(data)
     other = Ledger(
         Clock(new_id=lambda: "same", now_us=lambda: 5, version="0"),

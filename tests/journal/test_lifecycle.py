@@ -1,4 +1,4 @@
-"""The table of legal steps is whole, and nothing happens that is not in it."""
+"""The table of legal steps is complete, and no other step happens."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ OPEN = ev.SessionOpened(session="s1", tenant="t1", fingerprint="fp-a", group=Non
 
 
 def at(session_state: SessionState) -> Driver:
-    """A history in which session s1 has come to a state."""
+    """A history in which session s1 has reached a state."""
     driver = Driver()
     driver.start()
     if session_state is SessionState.COLD:
@@ -185,14 +185,14 @@ LIVING = [
 
 
 def test_the_table_is_closed():
-    """It has a row for every state, leads to no other, and knows only events that there are."""
+    """It has a row for every state, leads to no others, and has only events that exist."""
     assert set(SessionState) == set(STEPS)
     assert set(SessionState) >= {after for steps in STEPS.values() for after in steps.values()}
     assert set(SAMPLES) >= {name for steps in STEPS.values() for name in steps}
 
 
 def test_every_life_can_be_reached_and_left():
-    """Each session_state is reached from cold; each but the last has a step out of it."""
+    """Each state can be reached from cold; each but the last has a step out of it."""
     reached = {SessionState.COLD}
     while (
         more := {after for session_state in reached for after in STEPS[session_state].values()}
@@ -207,7 +207,7 @@ def test_every_life_can_be_reached_and_left():
 
 
 def test_a_violation_is_legal_wherever_one_stands():
-    """Whatever a session does, a violation can be recorded and can take it out of service."""
+    """Whatever a session's state, a violation can be recorded and can quarantine the session."""
     for session_state in LIVING:
         after = next_state(session_state, "invariant_violated")
         assert after is not None
@@ -217,7 +217,7 @@ def test_a_violation_is_legal_wherever_one_stands():
 
 
 def test_nothing_wakes_a_quarantined_session():
-    """From quarantine a session can only be closed."""
+    """A quarantined session can only be closed."""
     assert {SessionState.QUARANTINED, SessionState.CLOSED} == set(
         STEPS[SessionState.QUARANTINED].values()
     )
@@ -225,7 +225,7 @@ def test_nothing_wakes_a_quarantined_session():
 
 
 def test_all_events_of_a_session_are_in_the_table():
-    """Each event that carries a session, but its opening, is a trigger; no other event is."""
+    """Each event with a session, except its opening, is a trigger; no other event is."""
     of_sessions = {
         event.kind for event in ev.ALL_EVENTS if "session" in {f.name for f in attrs.fields(event)}
     }
@@ -246,8 +246,8 @@ REFUSED = [
 @pytest.mark.parametrize(("session_state", "name"), REFUSED)
 def test_a_step_that_is_not_in_the_table(session_state: SessionState, name: str):
     """
-    It is recorded as a violation of INV-6 without effect; the session serves no more, unless it was
-    out of service already.
+    Such a step is recorded as a violation of INV-6 without effect. The session is quarantined,
+    unless it was already.
     """
     driver = at(session_state)
     before = driver.state
@@ -270,7 +270,7 @@ def test_a_step_that_is_not_in_the_table(session_state: SessionState, name: str)
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_nothing_follows_a_closing(name: str):
-    """On a session that is closed, or never was, every event is a violation of INV-6."""
+    """On a session that is closed, or never existed, every event is a violation of INV-6."""
     driver = at(SessionState.COLD)
     driver.propose(ev.SessionClosed(session="s1", reason="-"))
     before = plain(driver.state)
@@ -284,7 +284,7 @@ def test_nothing_follows_a_closing(name: str):
 
 
 def test_a_closed_session_may_be_opened_again():
-    """Its name is free, its stream goes on."""
+    """Its name is free, and its stream continues."""
     driver = at(SessionState.COLD)
     driver.propose(ev.SessionClosed(session="s1", reason="-"))
     driver.propose(OPEN)
@@ -295,7 +295,7 @@ def test_a_closed_session_may_be_opened_again():
 
 @pytest.mark.slow
 def test_every_step_of_the_table_is_taken():
-    """No step stands in the table that no history takes, but those that only a fault takes."""
+    """Every step in the table is taken by some history, except those that only a fault takes."""
     taken: set[tuple[str, str]] = set()
     for seed in range(60):
         session_state: dict[str, SessionState] = {}

@@ -1,4 +1,4 @@
-"""Path selection is total, and equals a look at every session and every block."""
+"""Path selection is total, and equals a search over every session and every block."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def talk(*parts: tuple[str, tuple[int, ...]], **of: Any) -> Talk:
 
 
 def started(**kwargs: Any) -> Driver:
-    """A server that runs, with room for four slabs that have room for another turn."""
+    """A running server, with room for four slabs that have room for another turn."""
     driver = Driver(**{"pool_slabs": 4, "blocks_kept": 40, "spare_tokens": 60, **kwargs})
     driver.start()
     return driver
 
 
 def path_of(driver: Driver, name: str | None) -> ev.PathSelected:
-    """The decision on the request that a session has in hand."""
+    """The decision on the current request of a session."""
     assert name is not None
     request = driver.state.session(name).request
     assert request is not None
@@ -90,7 +90,10 @@ def _request(driver: Driver, asked: Talk, max_tokens: int, **how: Any) -> OpenRe
 
 
 def _asks(driver: Driver, world: World) -> Iterator[tuple[Talk, dict[str, Any]]]:
-    """Conversations that were had, parts of them, more than them, and others; from everybody."""
+    """
+    Earlier conversations, parts of them, continuations of them, and different ones; of every
+    tenant.
+    """
     heard = driver.talks[-6:]
     for had in heard:
         answer = had.answer or (77,)
@@ -121,8 +124,8 @@ def _asks(driver: Driver, world: World) -> Iterator[tuple[Talk, dict[str, Any]]]
 @given(TAPES)
 def test_every_request_on_every_state_gets_the_models_decision(data: bytes):
     """
-    Whatever was asked before and whatever is asked now, there is a decision, and it is what one
-    finds by looking at everything. The session is another's, a new one or the right one.
+    Whatever was asked before and is asked now, there is a decision, and it equals a search over
+    everything. The session that serves is an existing one, a new one or the named one.
     """
     driver = played(data)
     world = World()
@@ -153,8 +156,8 @@ def test_every_request_on_every_state_gets_the_models_decision(data: bytes):
 @given(TAPES)
 def test_keys_on_record_are_the_keys_of_the_tokens(data: bytes):
     """
-    Whoever asks whatever on whatever was asked before: what the fold knows of a prompt's keys is
-    what is computed of its tokens, in this tenant and under this fingerprint.
+    For any request after any others: the keys of a prompt in the fold are those computed from its
+    tokens, in this tenant and under this fingerprint.
     """
     driver = played(data)
     for asked, _ in _asks(driver, World()):
@@ -168,8 +171,8 @@ def test_keys_on_record_are_the_keys_of_the_tokens(data: bytes):
 @given(TAPES)
 def test_every_decision_of_a_history_is_the_models(data: bytes):
     """
-    Each session that took a request, each path in a history, and what was there of what was
-    anticipated, is what the model gives.
+    The model agrees on each session that took a request, each path in a history, and how many
+    prewarmed blocks exist.
     """
     driver = played(data)
     world = World()
@@ -196,7 +199,7 @@ def test_every_decision_of_a_history_is_the_models(data: bytes):
 @profile(60)
 @given(TAPES)
 def test_a_tenant_sees_nothing_of_another(data: bytes):
-    """No decision names another tenant's session, and no block goes from one to the other."""
+    """No decision names another tenant's session, and no block is shared between tenants."""
     driver = played(data)
     owner: dict[str, str] = {}
     made: dict[str, str] = {}
@@ -215,7 +218,7 @@ def test_a_tenant_sees_nothing_of_another(data: bytes):
 
 
 def test_all_reasons_are_given():
-    """The histories above give every reason there is, so that none goes untested."""
+    """The histories above give every reason there is, so that none is untested."""
     seen: set[str | None] = set()
     for seed in range(40):
         for recorded in played(tape(seed, 600)).recorded:
@@ -401,7 +404,7 @@ def _name_only(driver: Driver) -> str | None:
 
 
 PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str, Any]]] = {
-    # how it comes about: (steps, session, reason, what else the event says)
+    # how it comes about: (steps, session, reason, other fields of the event)
     "first request": (_cold, "s1", "cold_start", {"nearest": None, "reused_tokens": 0}),
     "the next turn": (_continued, "s1", None, {"blocks_from_slab": 3, "rerendered_tokens": 0}),
     "another answer than was given": (_reworded, "s1", None, {"rerendered_tokens": 2}),
@@ -497,7 +500,9 @@ def test_each_path_leaves_its_event(case: str):
 
 @pytest.mark.parametrize(("least", "reason"), [(13, "too_short"), (10, None), (0, None)])
 def test_a_conversation_of_which_nothing_was_kept(least: int, reason: str | None):
-    """It goes on anew, with the reason, while its prompt was shorter than the least one."""
+    """
+    It is computed from the beginning, with the reason, if its prompt was shorter than the minimum.
+    """
     driver = started(min_cache_tokens=least)
     driver.serve(talk(*PARTS), answer=(50,))
     path = path_of(driver, driver.ask(talk(*PARTS, ("assistant", (50,)), MORE)))
@@ -509,7 +514,7 @@ def test_a_conversation_of_which_nothing_was_kept(least: int, reason: str | None
 
 
 def test_the_longest_chain_goes_on():
-    """Of two conversations that this one continues, the longer one does; a shorter one is left."""
+    """If this conversation continues two others, the longer one is continued."""
     driver = started()
     driver.serve(talk(*PARTS))
     driver.serve(talk(*FOLLOWED, group="g1"), cache_prompt=False)
@@ -520,7 +525,7 @@ def test_the_longest_chain_goes_on():
 
 
 def test_the_last_used_of_equals_goes_on():
-    """Of two sessions with the same conversation the one that was used last goes on."""
+    """Of two sessions with the same conversation, the most recently used one is continued."""
     driver = started()
     driver.serve(talk(*PARTS), cache_prompt=False)
     driver.serve(talk(*PARTS), cache_prompt=False)
@@ -531,7 +536,7 @@ def test_the_last_used_of_equals_goes_on():
 
 
 def test_a_settling_session_is_there_for_its_next_request():
-    """A request does not wait for settling, nor goes elsewhere because of it."""
+    """A request neither waits for settling nor uses another session because of it."""
     driver = started()
     driver.serve(talk(*PARTS))
     driver.ask(talk(*FOLLOWED), answer=tuple(range(50, 70)), room=30)
@@ -545,7 +550,7 @@ def test_a_settling_session_is_there_for_its_next_request():
 
 
 def test_a_name_is_found_only_within_its_tenant():
-    """A tenant that gives the name of another's session does not get that session."""
+    """A tenant that gives the name of another tenant's session does not get that session."""
     driver = started()
     driver.serve(talk(*PARTS, name="n"))
 
@@ -555,7 +560,7 @@ def test_a_name_is_found_only_within_its_tenant():
 
 
 def test_a_chain_is_compared_only_within_its_tenant():
-    """Another tenant's conversation is not found by its chain, should it come to be the same."""
+    """Another tenant's conversation is not found by its chain, even if the chain were the same."""
     driver = started()
     driver.serve(talk(*PARTS))
     ask = driver.asked(talk(*FOLLOWED))
@@ -571,8 +576,8 @@ def test_a_chain_is_compared_only_within_its_tenant():
 
 def test_a_closed_session_is_forgotten_wherever_it_was_known():
     """
-    A session that was named, had one conversation and then another, and was closed, is found by
-    none of the parts that it ever had: a decision on them is made without it.
+    A session that was named, had one conversation and then another, and was closed, is not found by
+    any of its former parts: decisions on them do not consider it.
     """
     for name in ("n", None):
         driver = started()
@@ -588,8 +593,8 @@ def test_a_closed_session_is_forgotten_wherever_it_was_known():
 
 def test_the_nearest_conversation_is_one_that_may_be_seen():
     """
-    A named session with the same words, another group's, or one that was closed since, does not
-    hide the conversation that this request diverged from.
+    A named session with the same words, one of another group, or one that was closed since, does
+    not hide the conversation that this request diverged from.
     """
 
     def named(driver: Driver) -> None:
@@ -617,8 +622,8 @@ def test_the_nearest_conversation_is_one_that_may_be_seen():
 
 def test_what_a_conversation_had_is_known():
     """
-    The keys of what a prompt has in common with the conversation that shares its first parts, or
-    that it names; none of another tenant's, though it gives the name.
+    Known keys are those of the prompt's common part with the conversation that shares its first
+    parts, or that it names; none of another tenant's, even if the request gives its name.
     """
     driver = started()
     driver.serve(talk(*PARTS))
@@ -636,7 +641,7 @@ def test_what_a_conversation_had_is_known():
 
 @pytest.mark.parametrize("tokens", range(1, 14))
 def test_the_last_prompt_token_is_always_run(tokens: int):
-    """At most floor((n - 1) / C) blocks are reused, though all chunks of the prompt are there."""
+    """At most floor((n - 1) / C) blocks are reused, even if all chunks of the prompt are stored."""
     driver = started()
     same = talk(("user", tuple(range(100, 100 + tokens))))
     driver.serve(same)
@@ -648,7 +653,7 @@ def test_the_last_prompt_token_is_always_run(tokens: int):
 
 
 def test_a_slab_that_is_too_small_is_exchanged():
-    """What lies in a slab without room for prompt and answer is taken from the store instead."""
+    """If a slab has no room for prompt and answer, its blocks are copied from the store instead."""
     driver = started()
     driver.serve(talk(*PARTS))
     event = path_of(driver, driver.ask(talk(*FOLLOWED), room=400))
@@ -673,8 +678,8 @@ def test_nothing_is_reused_beyond_a_gap():
 @pytest.mark.parametrize(("mode", "reused"), [("full", (3, 0)), ("prefix", (0, 3))])
 def test_who_goes_on_from_none_has_all_of_it_loaded(mode: ev.CacheMode, reused: tuple[int, int]):
     """
-    Also what lies in the slab of the session that it names, as none of it is kept. For who goes on
-    from there nothing is.
+    Blocks in the slab of the named session are loaded, too, because nothing of that slab is reused:
+    a request that cannot continue from it starts with an empty slab.
     """
     driver = started()
     driver.serve(talk(*PARTS, name="n"))
@@ -690,7 +695,7 @@ def test_who_goes_on_from_none_has_all_of_it_loaded(mode: ev.CacheMode, reused: 
 
 
 def test_a_model_whose_cache_cannot_be_cut_reuses_nothing():
-    """Where no blocks can be made, each request runs from its first token."""
+    """If blocks cannot be sealed, each request runs from its first token."""
     driver = started(reusable=False)
     driver.serve(talk(*PARTS))
     event = path_of(driver, driver.ask(talk(*FOLLOWED)))
@@ -704,7 +709,10 @@ def test_a_model_whose_cache_cannot_be_cut_reuses_nothing():
     [((), ()), ((1,), ()), ((1, 2, 3), (1, 2, 3)), ((1, 2, 3), (1, 2)), ((1, 2, 3), (4, 2, 3))],
 )
 def test_common_length(one: tuple[int, ...], other: tuple[int, ...]):
-    """The common beginning of two sequences is as long as a walk along them finds it."""
+    """
+    The length of the common beginning of two sequences equals that of an element-by-element
+    comparison.
+    """
     walked = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
     expected = min(len(one), len(other)) if walked is None else walked
 
@@ -713,7 +721,7 @@ def test_common_length(one: tuple[int, ...], other: tuple[int, ...]):
 
 
 class Watched(tuple[int, ...]):
-    """Counts how much of it is looked at."""
+    """Counts how many of its elements are read."""
 
     looked = 0
 
@@ -724,7 +732,7 @@ class Watched(tuple[int, ...]):
 
 
 def test_common_length_looks_at_little():
-    """Wherever two sequences part, each is looked at three times over at most."""
+    """Wherever two sequences part, each is read at most three times over."""
     for place in range(0, 1000, 13):
         one = Watched(range(1000))
         other = (*range(place), -1, *range(place + 1, 1000))
@@ -733,7 +741,7 @@ def test_common_length_looks_at_little():
 
 
 def test_common_length_wherever_they_part():
-    """Every place at which two long sequences part is found."""
+    """Every index at which two long sequences part is found."""
     one = tuple(range(100))
     for place in range(100):
         assert place == paths.common_length(one, (*one[:place], -1, *one[place + 1 :]))

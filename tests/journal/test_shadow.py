@@ -1,4 +1,4 @@
-"""Which answers are checked once more, and what is compared of them."""
+"""Which answers are checked a second time, and what is compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.journal.model import Driver, Talk, Violated
 
 
 def test_a_share_is_kept():
-    """Of many ids about the share is chosen; of none with 0, of all with 1."""
+    """Of many ids, about the share is chosen; none with 0, all with 1."""
     ids = [str(uuid.UUID(int=place)) for place in range(4000)]
     for share in (0.01, 0.25, 0.5):
         chosen = sum(is_chosen(one, share) for one in ids)
@@ -32,7 +32,7 @@ def test_a_share_is_kept():
 
 
 def test_who_is_chosen_stays_chosen():
-    """The choice follows from the id alone, and a larger share has all of a smaller one."""
+    """The choice follows from the id alone, and a larger share includes all of a smaller one."""
     ids = [str(uuid.UUID(int=place)) for place in range(500)]
     few = {one for one in ids if is_chosen(one, 0.1)}
     assert few == {one for one in ids if is_chosen(one, 0.1)}
@@ -40,7 +40,7 @@ def test_who_is_chosen_stays_chosen():
 
 
 def test_who_is_chosen_can_be_told_by_hand():
-    """As docs/how-to/shadow-check.md tells it: just above the number of an id it is chosen."""
+    """As docs/how-to/shadow-check.md says: an id is chosen at any share just above its number."""
     request = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
     digest = hashlib.sha256(b"cairn shadow check/" + request.encode()).hexdigest()
     share = int(digest[:16], 16) / 2**64
@@ -50,7 +50,10 @@ def test_who_is_chosen_can_be_told_by_hand():
 
 
 def test_a_name_of_what_was_drawn_has_every_bit():
-    """Another token, another last bit of a log-probability, one more or less: another name."""
+    """
+    A different token, a different last bit of a log-probability, one more or less: a different
+    hash.
+    """
     names = {
         drawn_hash((1, 2), (-0.5, -1.0)),
         drawn_hash((1, 3), (-0.5, -1.0)),
@@ -63,7 +66,7 @@ def test_a_name_of_what_was_drawn_has_every_bit():
 
 
 def test_the_first_that_differs():
-    """By token or log-probability; where one is longer, the first that the other lacks."""
+    """By token or log-probability; if one is longer, the first that the other lacks."""
     due = [(1, -0.5), (2, -1.0)]
     assert None is first_difference(due, list(due))
     assert 1 == first_difference(due, [(1, -0.5), (2, -1.5)])
@@ -76,7 +79,7 @@ def test_the_first_that_differs():
 
 
 def test_a_name_of_what_was_drawn_is_of_no_machine():
-    """The name is fixed in every byte, so that a journal is read alike on another machine."""
+    """Every byte of the hash is fixed, so that a journal gives the same result on any machine."""
     packed = (1).to_bytes(8, "little") + (7).to_bytes(4, "little") + bytes(6) + b"\xe0\xbf"
     assert hashlib.sha256(packed).hexdigest()[:32] == drawn_hash((7,), (-0.5,))
 
@@ -107,8 +110,8 @@ ANSWER = (5, 6, 7)
 
 def state_of_two(**changes: Any) -> State:
     """
-    Two blocks, the second built on the first, and a third on nothing; a session that gave an answer
-    on the first two, and its check in hand.
+    Two blocks, the second built on the first, and a third on nothing; a session that answered on
+    the first two, and its current check.
     """
     blocks = State().blocks
     for key, parent, start in (("a", None, 0), ("b", "a", CHUNK), ("c", None, 0)):
@@ -146,7 +149,7 @@ def state_of_two(**changes: Any) -> State:
 
 
 def checked(**changes: Any) -> ev.ShadowChecked:
-    """A check in which all was as it should be."""
+    """A check that found no difference."""
     fine: dict[str, Any] = {
         "of_session": "s1",
         "request": "r1",
@@ -165,7 +168,7 @@ def checked(**changes: Any) -> ev.ShadowChecked:
 
 
 def found(event: ev.Event, **changes: Any) -> list[tuple[str, str]]:
-    """What the checks say of an event: (invariant, message)."""
+    """What the checks report for an event: (invariant, message)."""
     place = ev.Recorded(position=1, stream="server", seq=1, event_id="e", time_us=0, event=event)
     return [(one.invariant, one.message) for one in check(state_of_two(**changes), place)]
 
@@ -218,20 +221,20 @@ def test_what_is_as_it_should_be_breaks_nothing():
 def test_what_differs_breaks_the_invariant(
     changes: dict[str, Any], words: str, keys: tuple[str, ...]
 ):
-    """INV-3; in doubt are the blocks that differ and those built on them, and no others."""
+    """INV-3; the blocks that differ and those built on them are quarantined, and no others."""
     event = checked(**changes)
     assert ("INV-3", words) == found(event)[0]
     assert keys == broken_keys(state_of_two(), event)
 
 
 def test_a_check_of_a_block_that_nobody_sealed():
-    """A key that is not on record is no legal step."""
+    """A key that is not on record is not a legal step."""
     ((invariant, message),) = found(checked(keys=("a", "x")))
     assert ("INV-6", "shadow_checked of a block that was never sealed") == (invariant, message)
 
 
 def slab(**changes: Any) -> dict[str, Any]:
-    """The figures of a check's slab."""
+    """The measures of a check's slab."""
     figures = {"slab": 1, "bytes": 8, "pool_slabs": 1, "pool_bytes": 8}
     return {"of_session": "s1", "request": "r1", **figures, **changes}
 
@@ -244,7 +247,7 @@ def test_a_check_without_a_model():
 
 
 def test_a_check_beside_another():
-    """One at a time."""
+    """Only one check runs at a time."""
     began = ev.ShadowStarted(capacity_tokens=4, **slab(slab=2, pool_slabs=2, pool_bytes=16))
     assert [("INV-6", "a shadow check started during another")] == found(began)
     assert [] == found(began, shadow=None)
@@ -252,7 +255,7 @@ def test_a_check_beside_another():
 
 @pytest.mark.parametrize("other", [{"request": "r2"}, {"of_session": "s2"}])
 def test_a_result_of_another_check(other: dict[str, Any]):
-    """What is told of a check is of the one in hand; where there is none, nothing is."""
+    """A result must belong to the current check; without a check, no result is legal."""
     ended = ev.ShadowEnded(result="failed", **slab(pool_slabs=0, pool_bytes=0))
     for event in (checked(), ended):
         assert [] == found(event)
@@ -262,7 +265,7 @@ def test_a_result_of_another_check(other: dict[str, Any]):
 
 
 def test_a_check_ends_as_it_went():
-    """It ends with the same, once, where that was found, and with nothing else."""
+    """A check has one result, and its end reports that result and no other."""
     in_hand = state_of_two().shadow
     assert in_hand is not None
     done = attrs.evolve(in_hand, checked=True)
@@ -287,7 +290,7 @@ def test_a_check_ends_as_it_went():
     ],
 )
 def test_the_slab_of_a_check_is_the_one_that_it_had(changes: dict[str, Any], message: str):
-    """INV-5: what is given back is what was acquired, by name and by size."""
+    """INV-5: the slab that is released is the one that was acquired, by name and by size."""
     right = slab(pool_slabs=0, pool_bytes=0)
     assert [] == found(ev.ShadowEnded(result="failed", **right))
     wrong = ev.ShadowEnded(result="failed", **{**right, **changes})
@@ -299,8 +302,9 @@ def test_the_slab_of_a_check_is_the_one_that_it_had(changes: dict[str, Any], mes
 
 def test_the_session_in_doubt():
     """
-    The one that gave another answer, unless a block of its prompt accounts for it: who reuses that
-    is cut off there. A block over the answer, or one that changed in memory alone, does not.
+    The session with the different answer is quarantined, unless a block of its prompt explains it:
+    any request that reuses that block is cut off there. A block that covers the answer, or one that
+    changed only in memory, does not explain it.
     """
     differs = checked(drawn="other", first_difference=0)
     assert "s1" == quarantined_session(state_of_two(), differs)
@@ -317,9 +321,9 @@ def test_the_session_in_doubt():
 
 def test_the_session_goes_in_the_same_append():
     """
-    The row that breaks INV-3, the violation and the end of the session's service are one append,
-    whatever the session does at the time: a server lost after it is started on a journal that says
-    so. A replay finds the same, and names the session.
+    The row that breaks INV-3, the violation and the quarantine of the session are one append,
+    whatever the session does at the time. If the server is lost after it, the next start finds all
+    of them. A replay finds the same, and names the session.
     """
     driver = Driver()
     driver.start()

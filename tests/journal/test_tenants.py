@@ -1,4 +1,4 @@
-"""What is a tenant's own has a name that no other tenant can arrive at."""
+"""Everything that belongs to a tenant has a name that no other tenant can arrive at."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.journal.model import profile
 
 ROOT = b"a root secret"
 TENANTS = st.sampled_from([LOCAL, "a", "a.b", "alice", "bob", "Alice", "local2"])
-# Names in which everything may stand that means something in an id.
+# Names with any characters that have a meaning in an id.
 NAMES = st.text(st.sampled_from("@/.-ab9 ü"), max_size=8) | st.sampled_from(
     ["@alice/x", "alice/x", "/x", "@local/x", "@@", "local", "3f0c-77"]
 )
@@ -36,7 +36,7 @@ def keys_of(tenant: str, ids: list[int]) -> tuple[str, ...]:
 
 
 def test_two_tenants_share_no_key():
-    """The same tokens and the same words have other names for another tenant."""
+    """The same tokens and the same words have different names for different tenants."""
     ids = list(range(32))
     assert not set(keys_of("alice", ids)) & set(keys_of("bob", ids))
     assert not set(keys_of("alice", ids)) & set(keys_of(LOCAL, ids))
@@ -54,7 +54,7 @@ def test_two_tenants_share_no_key():
 
 
 def test_one_tenant_shares_its_keys():
-    """The control: within a tenant the same tokens have the same names, as far as they go."""
+    """The control: within a tenant, the same tokens have the same names, as far as they agree."""
     ids = list(range(32))
     assert keys_of("alice", ids) == keys_of("alice", ids)
     assert keys_of("alice", ids)[:4] == keys_of("alice", ids[:16] + [7] * 16)[:4]
@@ -62,7 +62,7 @@ def test_one_tenant_shares_its_keys():
 
 @pytest.mark.slow
 def test_the_secret_alone_keeps_tenants_apart():
-    """Even under one name, what two secrets give has nothing in common."""
+    """Even under one name, two secrets give nothing in common."""
     ids = list(range(8))
 
     def keys(tenant: str) -> set[str]:
@@ -74,8 +74,8 @@ def test_the_secret_alone_keeps_tenants_apart():
 
 def test_a_secret_is_what_it_always_was():
     """
-    It follows from the data directory's and the name alone, so that a restart, another API key or
-    another version changes no name: a MAC over length-framed fields, written out here.
+    It follows from the data directory's secret and the name alone, so that a restart, a new API key
+    or a different version changes no name: a MAC over length-framed fields, written out here.
     """
     fields = struct.pack("<Q", 12) + b"cairn tenant" + struct.pack("<Q", 5) + b"alice"
     assert hmac.new(ROOT, fields, hashlib.sha256).digest() == tenant_secret(ROOT, "alice")
@@ -92,7 +92,7 @@ def test_an_id_is_of_one_tenant_and_one_name(one: str, name: str, other: str, ca
 
 
 def test_ids_without_keys_are_the_names():
-    """Who uses no keys finds its sessions under the ids that they always had."""
+    """A server without keys finds its sessions under the ids that they always had."""
     for name in ("the one", "a/b", "me@home", "größe", "3f2a1b00-0000-4000-8000-000000000000"):
         assert name == session_id(LOCAL, name)
     assert "@alice/a/b" == session_id("alice", "a/b")
@@ -116,5 +116,5 @@ def test_ids_without_keys_are_the_names():
     ],
 )
 def test_names_of_tenants(name: str, expected: bool):
-    """They have no sign that means something in an id, and nothing that steers a terminal."""
+    """They have no character with a meaning in an id, and no control characters."""
     assert expected == is_tenant(name)

@@ -1,4 +1,4 @@
-"""Which turns are kept: what the journal's events make of it."""
+"""Which turns are stored, according to the journal's events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def kept(
     texts: Mapping[str, str] = MappingProxyType({}),
     texts_at: Mapping[str, int] = MappingProxyType({}),
 ) -> ev.TurnStored:
-    """A turn that is to be kept."""
+    """A turn that is to be stored."""
     return ev.TurnStored(
         session=session,
         request=request,
@@ -49,7 +49,9 @@ def finished(request: str) -> ev.RequestFinished:
 
 
 def violated(position: int, request: str | None) -> ev.InvariantViolated:
-    """What says that the event there broke an invariant, with the request that was open then."""
+    """
+    The report that the event at a row broke an invariant, with the request that was open then.
+    """
     return ev.InvariantViolated(
         bug_id="b",
         invariant="INV-1",
@@ -78,7 +80,7 @@ def recorded(position: int, event: ev.Event) -> ev.Recorded:
 
 
 def seen(*events: ev.Event) -> Turns:
-    """The fold of events, which stand at the positions from 1 on."""
+    """The fold of events whose positions start at 1."""
     turns = Turns()
     for position, event in enumerate(events, 1):
         turns.see(recorded(position, event))
@@ -86,7 +88,7 @@ def seen(*events: ev.Event) -> Turns:
 
 
 def test_a_turn_is_there_once_its_request_has_finished():
-    """Before that it is not; and its two rows are known then."""
+    """Before that it is not found; afterwards both of its rows are known."""
     assert seen(kept("r1")).place("r1", "t1") is None
     turns = seen(finished("r0"), kept("r1"), finished("r1"))
     due = Place(
@@ -103,7 +105,7 @@ def test_a_turn_is_there_once_its_request_has_finished():
 
 
 def test_a_request_that_does_not_finish_leaves_nothing():
-    """Cancelled, or lost with the server: its turn is never there."""
+    """If it is cancelled, or lost with the server, its turn is never found."""
     cancelled = ev.RequestCancelled(session="s1", request="r1", stage="decode")
     for end in (cancelled, ev.ServerLost(boot="b")):
         assert 0 == len(seen(kept("r1"), end, finished("r1")))
@@ -111,8 +113,8 @@ def test_a_request_that_does_not_finish_leaves_nothing():
 
 def test_an_end_that_broke_an_invariant_keeps_nothing():
     """
-    The violation stands behind it; one that is about another row takes nothing back, and neither
-    does what another session broke when that row was the last.
+    The violation follows it. A violation of another row takes nothing back, and neither does one of
+    another session that was recorded when that row was the last.
     """
     for row, request, left in ((2, "r1", 0), (1, "r1", 1), (2, "r2", 1), (2, None, 1)):
         turns = seen(kept("r1"), finished("r1"), violated(row, request))
@@ -120,7 +122,7 @@ def test_an_end_that_broke_an_invariant_keeps_nothing():
 
 
 def test_an_agents_turn_is_looked_up_by_nobody():
-    """Not by its request, and no history goes over it; as an agent's it is there."""
+    """It is not found by its request, and is in no history; it is found as the agent's."""
     turns = seen(
         *(kept("r1", agent="notes"), finished("r1")),
         *(kept("r2", "r1"), finished("r2")),
@@ -134,7 +136,7 @@ def test_an_agents_turn_is_looked_up_by_nobody():
 
 
 def test_another_tenants_turn_is_none():
-    """It is not found, and no history goes over it."""
+    """It is not found, and is in no history."""
     turns = seen(kept("r1", tenant="t2"), finished("r1"), kept("r2", "r1"), finished("r2"))
     assert turns.place("r1", "t1") is None
     assert turns.place("r1", "t2") is not None
@@ -142,7 +144,7 @@ def test_another_tenants_turn_is_none():
 
 
 def test_a_history_is_told_from_its_beginning():
-    """Each turn names the one before it; two may go on from the same."""
+    """Each turn names the one before it; two may continue from the same one."""
     turns = seen(
         *(kept("r1"), finished("r1")),
         *(kept("r2", "r1"), finished("r2")),
@@ -156,7 +158,7 @@ def test_a_history_is_told_from_its_beginning():
 
 
 def test_a_forgotten_turn_is_no_part_of_a_history():
-    """Neither it nor what goes on from it is found any more; what came before it is."""
+    """Neither it nor what continues from it is found any more; earlier turns are."""
     gone = ev.TurnForgotten(of_request="r2", tenant="t1")
     turns = seen(
         *(kept("r1"), finished("r1")),
@@ -176,7 +178,7 @@ BRIEF, TOOLS = {"instructions": "Be brief."}, {"tools": "[1]"}
 def test_texts_that_a_session_has():
     """
     By name and word for word, in the row of the turn that brought them, whatever became of that
-    turn; another session has its own.
+    turn. Each session has its own.
     """
     turns = seen(
         *(kept("r1", texts={**BRIEF, **TOOLS}), finished("r1")),
@@ -195,7 +197,7 @@ def test_texts_that_a_session_has():
 
 
 def test_texts_end_with_their_session():
-    """One that is opened under the same name later has rows that are pruned apart from those."""
+    """A session that is opened under the same name later has rows that are pruned separately."""
     closed = ev.SessionClosed(session="s1", reason="-")
     turns = seen(kept("r1", texts=TOOLS), kept("r2", session="s2", texts=TOOLS), closed)
     assert {} == turns.noted("s1", TOOLS)
@@ -203,7 +205,9 @@ def test_texts_end_with_their_session():
 
 
 def test_where_the_texts_of_a_note_stand():
-    """The place of a turn says so; of those that it brought itself it says nothing."""
+    """
+    The place of a turn has the rows of earlier texts, and none for those that it brought itself.
+    """
     turns = seen(
         *(kept("r1", texts=TOOLS), finished("r1")),
         *(kept("r2", "r1", texts=BRIEF, texts_at={"tools": 1}), finished("r2")),

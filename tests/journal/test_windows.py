@@ -17,7 +17,7 @@ POLICY = SinkWindow.of(2, 16, 4)
 
 
 def test_what_the_next_token_attends_to_is_copied():
-    """Wherever it stands and however many sinks there are, none of it is left out."""
+    """Wherever it is and however many sinks there are, none of it is left out."""
     for sinks in (0, 2, 4, 7):
         policy = SinkWindow.of(sinks, 16, 4)
         for blocks in range(1, 40):
@@ -32,7 +32,7 @@ def test_what_the_next_token_attends_to_is_copied():
 
 
 def windowed(session: Session, blocks: int, *gone: int) -> State:
-    """A chain of which some blocks have left memory, and the session that has it."""
+    """A chain with some blocks evicted from memory, and the session that has it."""
     found = [
         attrs.evolve(block, present=place not in gone)
         for place, block in enumerate(chain("a", blocks, 100))
@@ -50,7 +50,7 @@ def windowed(session: Session, blocks: int, *gone: int) -> State:
     [((), 20), (range(1, 16), 20), ((16,), 16), ((17, 16), 16), ((0,), 0), ((19,), 19)],
 )
 def test_a_chain_whose_middle_has_left_goes_on(gone: tuple[int, ...], due: int):
-    """Up to the last place at which sinks and window are there."""
+    """It continues up to the last place at which sinks and window exist."""
     keys = tuple(f"a{place}" for place in range(20))
     empty = attrs.evolve(held(), slab=None)
     state = windowed(empty, 20, *gone)
@@ -58,7 +58,7 @@ def test_a_chain_whose_middle_has_left_goes_on(gone: tuple[int, ...], due: int):
 
 
 def test_what_no_window_needs_may_leave():
-    """The middle, but for what another conversation has in its window."""
+    """The middle, except what another conversation has in its window."""
     keys = tuple(f"a{place}" for place in range(20))
     session = held(*keys)
     state = windowed(session, 20)
@@ -83,7 +83,7 @@ def test_the_blocks_that_a_slab_needs_are_those_that_would_be_copied():
 
 
 def test_a_slab_whose_window_has_moved_on_is_not_reused():
-    """It could not be cut back to where the next prompt differs."""
+    """It cannot be trimmed to where the next prompt differs."""
     keys = tuple(f"a{place}" for place in range(20))
     session = attrs.evolve(held(*keys), cached_tokens=80, window_start=60)
     state = windowed(session, 20)
